@@ -1,0 +1,58 @@
+"""Weighted test-time augmentation by variational Bayes.
+
+Views in, weights out: a model's predictions under K augmentations and the label sets of a
+calibration sample go in; a policy comes out, which turns the same views of a new input into one
+predictive distribution. Public names load on first use, so that importing the package needs NumPy
+and SciPy only.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vbtta._version import __version__
+
+if TYPE_CHECKING:
+    from vbtta.fit import fit_policy
+    from vbtta.labels import LabelSets
+    from vbtta.policy import ConvergenceWarning, Policy
+    from vbtta.predictions import ViewPredictions
+    from vbtta.specs import EM, CategoricalLatent, CategoricalMixture, GaussianLatent, GaussianMixture
+
+__all__ = [
+    "EM",
+    "CategoricalLatent",
+    "CategoricalMixture",
+    "ConvergenceWarning",
+    "GaussianLatent",
+    "GaussianMixture",
+    "LabelSets",
+    "Policy",
+    "ViewPredictions",
+    "__version__",
+    "fit_policy",
+]
+
+_HOME = {
+    "EM": "specs",
+    "CategoricalLatent": "specs",
+    "CategoricalMixture": "specs",
+    "ConvergenceWarning": "policy",
+    "GaussianLatent": "specs",
+    "GaussianMixture": "specs",
+    "LabelSets": "labels",
+    "Policy": "policy",
+    "ViewPredictions": "predictions",
+    "fit_policy": "fit",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'vbtta' has no attribute {name!r}")
+    value = getattr(import_module(f"vbtta.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

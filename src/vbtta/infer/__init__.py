@@ -1,0 +1,1 @@
+"""The inference: functions of arrays, one model a file."""
