@@ -1,0 +1,47 @@
+"""Optional packages: load one, or say which pip command installs it."""
+
+__all__ = ["missing_extra", "require"]
+
+from importlib import import_module
+from types import ModuleType
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional module, or fail with the command that installs it.
+
+    Parameters
+    ----------
+    module : str
+        What to import, for example "kornia.enhance".
+    extra : str
+        The extra of vbtta that brings it, for example "torch".
+
+    Returns
+    -------
+    module
+        The imported module.
+
+    Examples
+    --------
+    >>> require("json", "torch").dumps([1])
+    '[1]'
+    >>> require("no_such_package", "torch")
+    Traceback (most recent call last):
+        ...
+    ImportError: no_such_package is needed for this and is not installed: pip install "vbtta[torch]"
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        # A package that is there but lacks something of its own is broken, not missing.
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise missing_extra(module, extra) from error
+
+
+def missing_extra(module: str, extra: str) -> ImportError:
+    """Make the error for an optional module that is not installed."""
+    package = module.split(".")[0]
+    return ImportError(
+        f'{package} is needed for this and is not installed: pip install "vbtta[{extra}]"', name=package
+    )

@@ -1,0 +1,192 @@
+"""Row-keyed random streams: the numbers of a row do not depend on the batch it is in."""
+
+__all__ = ["RowStreams"]
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+FloatArray = npt.NDArray[np.float64]
+WordArray = npt.NDArray[np.uint64]
+
+# Philox4x64-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_ROUNDS = 10
+_WORDS_PER_BLOCK = 4
+_LOW_HALF = np.uint64(0xFFFFFFFF)
+_HALF_BITS = np.uint64(32)
+
+# NumPy's own Philox, set to each row in turn, gives the same words and is faster for few rows or long ones.
+_FEW_ROWS = 64
+_LONG_ROW = 16  # blocks
+# Counters worked on at once: the temporaries of a round stay in the second-level cache.
+_CHUNK = 4096
+
+
+class RowStreams:
+    """Independent random streams for the rows of a batch, keyed by (seed, view, draw, row).
+
+    The numbers are those of the counter-based generator Philox4x64-10, with the key taken from a hash of
+    (seed, view, draw) and the counter holding the row and the position in the row's stream. No state is
+    carried from row to row, so a row receives the same numbers whatever batch, order or process it is in.
+    Each call takes the next numbers of every row's stream.
+
+    Parameters
+    ----------
+    seed : int
+        The seed of the run.
+    view : str
+        The name of the view that draws.
+    draw : int
+        Which draw of the view this is.
+    rows : array of int, shape (N,)
+        Row numbers in the whole data set (not in the batch), none negative.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> whole = RowStreams(0, "noise(0.1)", 0, range(6)).normal((2,))
+    >>> part = RowStreams(0, "noise(0.1)", 0, [4, 5]).normal((2,))
+    >>> whole.shape, np.array_equal(whole[4:], part)
+    ((6, 2), True)
+    """
+
+    def __init__(
+        self, seed: int, view: str, draw: int, rows: Sequence[int] | range | npt.NDArray[np.integer]
+    ) -> None:
+        row_numbers = np.asarray(rows)
+        if row_numbers.ndim != 1 or (row_numbers.size and row_numbers.dtype.kind not in "iu"):
+            raise ValueError(
+                f"rows must be a one-dimensional array of whole numbers; got shape {row_numbers.shape}, "
+                f"type {row_numbers.dtype}."
+            )
+        if row_numbers.size and row_numbers.min() < 0:
+            raise ValueError(
+                f"rows must not be negative; got {row_numbers.min()}. Count from the first row of the data."
+            )
+        self.rows: WordArray = row_numbers.astype(np.uint64)
+        self._key = _key(seed, view, draw)
+        self._next_block = 1  # NumPy's Philox uses counter 1 for its first block
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def uniform(self, shape: tuple[int, ...] = ()) -> FloatArray:
+        """Draw uniform numbers strictly between 0 and 1: (N,) + shape."""
+        words = self._words(math.prod(shape))
+        words >>= np.uint64(12)
+        numbers = words.astype(np.float64)
+        numbers += 0.5  # exact in 53 bits, so neither 0 nor 1 can come out
+        numbers *= 2.0**-52
+        return numbers.reshape(len(self.rows), *shape)
+
+    def normal(self, shape: tuple[int, ...] = ()) -> FloatArray:
+        """Draw standard normal numbers, by inverting the distribution function: (N,) + shape."""
+        numbers = self.uniform(shape)
+        special.ndtri(numbers, out=numbers)
+        return numbers
+
+    def gamma(self, a: float, shape: tuple[int, ...] = ()) -> FloatArray:
+        """Draw gamma numbers of shape parameter `a` and scale 1: (N,) + shape."""
+        _check_positive("a", a)
+        return np.asarray(special.gammaincinv(a, self.uniform(shape)), dtype=np.float64)
+
+    def beta(self, a: float, b: float, shape: tuple[int, ...] = ()) -> FloatArray:
+        """Draw Beta(a, b) numbers: (N,) + shape.
+
+        For a = b: if U, V are uniform and c = (U^(-1/a) - 1) cos^2(2 pi V), then sqrt(2 a c), with the sign
+        of the cosine, has Student's t distribution with 2a degrees of freedom, and
+        1/2 + sign/2 sqrt(c / (1 + c)) is Beta(a, a) (L. Devroye, "Random variate generation in one line of
+        code", 1996). Otherwise the distribution function is inverted, which is slower.
+        """
+        _check_positive("a", a)
+        _check_positive("b", b)
+        if a != b:
+            return np.asarray(special.betaincinv(a, b, self.uniform(shape)), dtype=np.float64)
+        radius, angle = np.moveaxis(self.uniform((2, *shape)), 1, 0)
+        cosine = np.cos(2.0 * math.pi * angle)
+        with np.errstate(over="ignore"):  # c = inf is right: the number is 0 or 1 to double precision
+            c = np.expm1(-np.log(radius) / a) * cosine**2
+            root = np.sqrt(1.0 / (1.0 + 1.0 / c))
+            nearer_end = 0.5 / ((1.0 + c) * (1.0 + root))  # (1 - root) / 2 without cancellation
+        return np.asarray(np.where(cosine > 0, 1.0 - nearer_end, nearer_end))
+
+    def integers(self, high: int, shape: tuple[int, ...] = ()) -> npt.NDArray[np.int64]:
+        """Draw whole numbers from 0 to `high` - 1, equally likely to 1 part in 2^52 / high: (N,) + shape."""
+        if not 1 <= high <= 2**32:
+            raise ValueError(f"high must be between 1 and 2**32; got {high}.")
+        numbers = self.uniform(shape)
+        numbers *= high
+        return numbers.astype(np.int64)
+
+    def _words(self, n_words: int) -> WordArray:
+        """Take the next 64-bit words of every row, (N, n_words); a call always starts a new block."""
+        n_blocks = -(-n_words // _WORDS_PER_BLOCK)
+        first_block = self._next_block
+        self._next_block += n_blocks
+        if n_blocks >= _LONG_ROW or len(self.rows) < _FEW_ROWS:
+            return _words_row_by_row(self._key, self.rows, first_block, n_words)
+        words = np.empty((len(self.rows), n_blocks, _WORDS_PER_BLOCK), dtype=np.uint64)
+        blocks = np.arange(first_block, first_block + n_blocks, dtype=np.uint64)
+        rows_at_once = _CHUNK // max(n_blocks, 1)
+        for start in range(0, len(self.rows), rows_at_once):
+            rows = self.rows[start : start + rows_at_once]
+            block, row = np.broadcast_arrays(blocks[None, :], rows[:, None])
+            words[start : start + rows_at_once] = _philox(block, row, self._key)
+        return words.reshape(len(self.rows), -1)[:, :n_words]
+
+
+def _key(seed: int, view: str, draw: int) -> tuple[int, int]:
+    """128 bits that identify (seed, view, draw)."""
+    text = json.dumps(["vbtta row stream", int(seed), str(view), int(draw)])
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
+
+
+def _philox(block: WordArray, row: WordArray, key: tuple[int, int]) -> WordArray:
+    """Philox4x64-10 of the counters (block, 0, row, 0): shape (..., 4)."""
+    # 64-bit sums and products are meant to wrap around; NumPy does so silently for arrays.
+    x0, x1, x2, x3 = block, np.zeros_like(block), row, np.zeros_like(row)
+    for step in range(_ROUNDS):
+        key0, key1 = (np.uint64((key[i] + step * _KEY_STEPS[i]) % 2**64) for i in range(2))
+        high0, low0 = _multiply(x0, _MULTIPLIERS[0])
+        high1, low1 = _multiply(x2, _MULTIPLIERS[1])
+        x0, x1, x2, x3 = high1 ^ x1 ^ key0, low1, high0 ^ x3 ^ key1, low0
+    return np.stack([x0, x1, x2, x3], axis=-1)
+
+
+def _multiply(x: WordArray, factor: int) -> tuple[WordArray, WordArray]:
+    """High and low 64 bits of the 128-bit product x * factor, by schoolbook multiplication of halves."""
+    factor_low, factor_high = np.uint64(factor & 0xFFFFFFFF), np.uint64(factor >> 32)
+    x_low, x_high = x & _LOW_HALF, x >> _HALF_BITS
+    middle = x_high * factor_low + (x_low * factor_low >> _HALF_BITS)  # below 2^64: no overflow
+    other = x_low * factor_high + (middle & _LOW_HALF)
+    high = x_high * factor_high + (middle >> _HALF_BITS) + (other >> _HALF_BITS)
+    return high, x * np.uint64(factor)
+
+
+def _words_row_by_row(key: tuple[int, int], rows: WordArray, first_block: int, n_words: int) -> WordArray:
+    """Make the words of `_philox` with NumPy's compiled generator, set to each row's counter in turn."""
+    generator = np.random.Philox(key=0)
+    state: Any = generator.state
+    state["state"]["key"] = np.array(key, dtype=np.uint64)
+    words = np.empty((len(rows), n_words), dtype=np.uint64)
+    for i, row in enumerate(rows):
+        # The counter is raised before a block is made, and position 4 says that the buffer is used up.
+        state["state"]["counter"] = np.array([first_block - 1, 0, row, 0], dtype=np.uint64)
+        state["buffer_pos"] = _WORDS_PER_BLOCK
+        generator.state = state
+        words[i] = generator.random_raw(n_words)
+    return words
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0 or not math.isfinite(value):
+        raise ValueError(f"{name} must be a positive number; got {value}.")
