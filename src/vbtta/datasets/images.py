@@ -1,0 +1,161 @@
+"""The one result type of all loaders, and the decoding of image files."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["ImageData", "data_folder", "decode_images", "require"]
+
+_ROW_NUMBERS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # stands for "0..N-1" until N is known
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageData:
+    """Images with their labels.
+
+    Parameters
+    ----------
+    images : ndarray of uint8, shape (N, 3, H, W) or (N, 1, H, W)
+        Pixels.
+    labels : ndarray, shape (N,)
+        Class numbers (int64), or numbers such as ages.
+    extra : mapping of str to ndarray, each of shape (N,)
+        Further columns: other annotators' labels, file names.
+    classes : tuple of str
+        Class names in the order of the class numbers; empty where labels are no classes.
+    ids : ndarray of int64, shape (N,), optional
+        Row of each image in its source, before any row was left out; by default 0..N-1.
+
+    Examples
+    --------
+    >>> data = ImageData(np.zeros((3, 1, 2, 2), dtype=np.uint8), np.array([0, 1, 1]), classes=("cat", "dog"))
+    >>> data.take([2, 0]).ids
+    array([2, 0])
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[Any]
+    extra: Mapping[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    ids: NDArray[np.int64] = dataclasses.field(default_factory=lambda: _ROW_NUMBERS)
+
+    def __post_init__(self) -> None:
+        """Check shapes once, so that no user of the data has to."""
+        if self.images.ndim != 4 or self.images.dtype != np.uint8 or self.images.shape[1] not in (1, 3):
+            raise ValueError(
+                f"images must be uint8 of shape (N, 3, H, W) or (N, 1, H, W); "
+                f"got {self.images.dtype} {self.images.shape}."
+            )
+        if self.ids is _ROW_NUMBERS:
+            object.__setattr__(self, "ids", np.arange(len(self.images)))
+        columns = {"labels": self.labels, "ids": self.ids, **self.extra}
+        for name, column in columns.items():
+            if column.shape != (len(self.images),):
+                raise ValueError(
+                    f"{name} must have one entry per image, shape ({len(self.images)},); got {column.shape}."
+                )
+        if self.classes and len(self.labels):
+            lowest, highest = self.labels.min(), self.labels.max()
+            if lowest < 0 or highest >= len(self.classes):
+                raise ValueError(
+                    f"labels must be class numbers in 0..{len(self.classes) - 1}; got {lowest}..{highest}."
+                )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, rows: ArrayLike) -> ImageData:
+        """Keep these rows (numbers or a mask), in this order."""
+        chosen = np.asarray(rows)
+        return dataclasses.replace(
+            self,
+            images=self.images[chosen],
+            labels=self.labels[chosen],
+            extra={name: column[chosen] for name, column in self.extra.items()},
+            ids=self.ids[chosen],
+        )
+
+
+def data_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """Return the folder that holds the data: the argument, else the environment variable ``VBTTA_DATA``."""
+    chosen = folder if folder is not None else os.environ.get("VBTTA_DATA")
+    if not chosen:
+        raise FileNotFoundError(
+            "no data folder given. Pass folder=..., or set the environment variable VBTTA_DATA to the folder "
+            "that holds the data sets."
+        )
+    path = Path(chosen)
+    if not path.is_dir():
+        raise FileNotFoundError(f"the data folder {path} does not exist. Pass folder=..., or set VBTTA_DATA.")
+    return path
+
+
+def decode_images(
+    files: Iterable[bytes | Path], *, mode: str, size: int | None = None, where: str = "images"
+) -> NDArray[np.uint8]:
+    """Decode image files to one array.
+
+    Parameters
+    ----------
+    files : iterable of bytes or Path
+        The files' contents, or where they are.
+    mode : {"RGB", "L"}
+        Colour or grey.
+    size : int, optional
+        Crop the centre to a square and resize it to this side length; None keeps images as they are, and then
+        all must have the same size.
+    where : str
+        What to call the source in errors.
+
+    Returns
+    -------
+    ndarray of uint8, shape (N, 3, H, W) for RGB, (N, 1, H, W) for L
+    """
+    pillow = require("PIL.Image", "pillow")
+    arrays: list[NDArray[np.uint8]] = []
+    for row, file in enumerate(files):
+        try:
+            with pillow.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+                pixels = np.asarray(_square(image.convert(mode), size), dtype=np.uint8)
+        except (OSError, TypeError) as error:
+            name = f"{where}, row {row}" if isinstance(file, bytes) else str(file)
+            raise ValueError(f"{name} is not an image that can be read: {error}.") from error
+        if arrays and pixels.shape != arrays[0].shape:
+            raise ValueError(
+                f"{where}, row {row}: the image is {pixels.shape[1]} x {pixels.shape[0]} pixels, "
+                f"the first one {arrays[0].shape[1]} x {arrays[0].shape[0]}. Pass size=... to resize them."
+            )
+        arrays.append(pixels)
+    if not arrays:
+        return np.zeros((0, 3 if mode == "RGB" else 1, size or 0, size or 0), dtype=np.uint8)
+    stacked = np.stack(arrays)  # (N, H, W) or (N, H, W, 3)
+    return stacked[:, None] if mode == "L" else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
+
+
+def require(module: str, package: str) -> Any:
+    """Import an optional package, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"reading these files needs {package}: pip install {package}") from error
+
+
+def _square(image: Any, size: int | None) -> Any:
+    """Centre square of a Pillow image, resized by Lanczos' filter."""
+    if size is None:
+        return image
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    if side != max(image.size):
+        image = image.crop((left, top, left + side, top + side))
+    resampling = require("PIL.Image", "pillow").Resampling.LANCZOS
+    return image if side == size else image.resize((size, size), resampling)
