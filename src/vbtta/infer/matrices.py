@@ -1,0 +1,105 @@
+"""Stacks of small symmetric matrices, and the divergences between the distributions they describe."""
+
+__all__ = [
+    "from_log_cholesky",
+    "inverse_and_log_det",
+    "kl_dirichlet",
+    "kl_gamma",
+    "kl_normal",
+    "kl_wishart",
+    "log_cholesky",
+    "wishart_log_det",
+    "wishart_log_normaliser",
+]
+
+import numpy as np
+from scipy import special
+
+from vbtta.labels import Array
+
+_LN2, _LNPI = np.log(2.0), np.log(np.pi)
+
+
+def inverse_and_log_det(matrix: Array) -> tuple[Array, Array]:
+    """Inverse and log determinant of positive definite matrices (..., C, C)."""
+    if matrix.shape[-1] == 1:
+        return 1 / matrix, np.log(matrix[..., 0, 0])
+    inverse = np.linalg.inv(matrix)
+    return 0.5 * (inverse + np.swapaxes(inverse, -1, -2)), np.linalg.slogdet(matrix)[1]
+
+
+def log_cholesky(matrix: Array) -> Array:
+    """Cholesky factors with logarithms on the diagonal, the lower triangle in a row: (..., C(C+1)/2)."""
+    factor = np.linalg.cholesky(matrix)
+    rows, columns = np.tril_indices(matrix.shape[-1])
+    vector = factor[..., rows, columns]
+    vector[..., rows == columns] = np.log(vector[..., rows == columns])
+    return np.asarray(vector)
+
+
+def from_log_cholesky(vector: Array, size: int) -> Array:
+    """The positive definite matrices (..., C, C) of :func:`log_cholesky`'s vectors."""
+    rows, columns = np.tril_indices(size)
+    entries = np.where(rows == columns, np.exp(np.clip(np.where(rows == columns, vector, 0), -300, 300)), vector)
+    factor = np.zeros((*vector.shape[:-1], size, size))
+    factor[..., rows, columns] = entries
+    return np.asarray(factor @ np.swapaxes(factor, -1, -2))
+
+
+def wishart_log_det(dof: Array, log_det_inverse_scale: Array, size: int) -> Array:
+    """E ln|Lambda| of Wishart(nu, V), V the inverse scale: sum_c digamma((nu + 1 - c)/2) + C ln 2 - ln|V|."""
+    c = np.arange(size)
+    return np.asarray(
+        special.digamma(0.5 * (np.asarray(dof)[..., None] - c)).sum(axis=-1) + size * _LN2 - log_det_inverse_scale
+    )
+
+
+def wishart_log_normaliser(dof: Array, log_det_inverse_scale: Array, size: int) -> Array:
+    """Logarithm of what stands before |Lambda|^((nu-C-1)/2) exp(-tr(V Lambda)/2) in the density."""
+    dof = np.asarray(dof)
+    gamma = special.gammaln(0.5 * (dof[..., None] - np.arange(size))).sum(axis=-1)
+    return np.asarray(
+        0.5 * dof * (log_det_inverse_scale - size * _LN2) - 0.25 * size * (size - 1) * _LNPI - gamma
+    )
+
+
+def kl_wishart(dof: Array, inverse_scale: Array, prior_dof: float, prior_inverse_scale: Array) -> Array:
+    """KL(Wishart(nu_k, V_k) || Wishart(nu, V)) for a stack of k."""
+    size = inverse_scale.shape[-1]
+    inverse, log_det = inverse_and_log_det(inverse_scale)
+    prior_log_det = np.linalg.slogdet(prior_inverse_scale)[1]
+    trace = dof * (np.einsum("kcd,cd->k", inverse, prior_inverse_scale) - size)
+    return np.asarray(
+        wishart_log_normaliser(dof, log_det, size)
+        - wishart_log_normaliser(np.asarray(prior_dof), prior_log_det, size)
+        + 0.5 * (dof - prior_dof) * wishart_log_det(dof, log_det, size)
+        + 0.5 * trace
+    )
+
+
+def kl_normal(mean: Array, covariance: Array, precision: float) -> Array:
+    """KL(Normal(m, S) || Normal(0, I/precision)) for stacks (..., D) and (..., D, D)."""
+    size = mean.shape[-1]
+    trace = np.trace(covariance, axis1=-2, axis2=-1) + (mean**2).sum(axis=-1)
+    log_det = np.linalg.slogdet(precision * covariance)[1]
+    return np.asarray(0.5 * (precision * trace - size - log_det))
+
+
+def kl_gamma(shape: Array, rate: Array, prior_shape: float, prior_rate: float) -> Array:
+    """KL(Gamma(a, b) || Gamma(a0, b0)), elementwise, with rates."""
+    return np.asarray(
+        (shape - prior_shape) * special.digamma(shape)
+        - special.gammaln(shape)
+        + special.gammaln(prior_shape)
+        + prior_shape * (np.log(rate) - np.log(prior_rate))
+        + shape * (prior_rate / rate - 1)
+    )
+
+
+def kl_dirichlet(counts: Array, prior: Array) -> Array:
+    """KL(Dirichlet(a) || Dirichlet(b)) along the last axis."""
+    total = counts.sum(axis=-1, keepdims=True)
+    expected_log = special.digamma(counts) - special.digamma(total)
+    log_normaliser = special.gammaln(total[..., 0]) - special.gammaln(counts).sum(axis=-1)
+    log_prior_normaliser = special.gammaln(prior.sum(axis=-1)) - special.gammaln(prior).sum(axis=-1)
+    return np.asarray(log_normaliser - log_prior_normaliser + ((counts - prior) * expected_log).sum(axis=-1))

@@ -1,0 +1,444 @@
+"""Label sets: for every instance any number of labels, with annotators and counts where known."""
+
+__all__ = ["LabelSets", "class_positions"]
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelSets:
+    """The labels of a calibration sample, one entry a label, sorted by instance.
+
+    Build it with :meth:`from_array`, :meth:`from_table` or :meth:`from_counts`; the fields are
+    validated there and never change.
+
+    Attributes
+    ----------
+    instance : (J,) int array
+        Row of the labelled instance, ascending.
+    value : (J,) or (J, C) array
+        The labels as given: numbers or strings, or vectors for several outputs.
+    count : (J,) float array
+        How often each label was given.
+    annotator : (J,) int array or None
+        Index into `annotator_names`.
+    n_instances : int
+        Number of instances, labelled or not.
+    ids : (n_instances,) array or None
+        Identifiers of the instances, where labels came with them.
+    by_position : bool
+        Values are positions among the classes (from counts) rather than class values.
+    open_ended : bool
+        Instances are integers from a table without `n_instances`: row numbers, or ids where the
+        predictions have integer ids; there may be more instances than the largest of them.
+    columns : int or None
+        Number of columns of the array the labels came from.
+
+    Examples
+    --------
+    >>> labels = LabelSets.from_array([[1.0, 1.2], [3.0, float("nan")]])
+    >>> labels
+    LabelSets(3 labels of 2 instances)
+    >>> labels.instance
+    array([0, 0, 1])
+    """
+
+    instance: Array
+    value: Array
+    count: Array
+    annotator: Array | None
+    annotator_names: tuple[str, ...]
+    n_instances: int
+    ids: Array | None = None
+    by_position: bool = False
+    open_ended: bool = False
+    columns: int | None = None
+
+    # -- building -----------------------------------------------------------------------------
+
+    @classmethod
+    def from_array(
+        cls, Y: ArrayLike, *, missing: object = None, annotators: str | Sequence[Hashable] | None = None
+    ) -> Self:
+        """Read labels from an array with one row an instance.
+
+        Parameters
+        ----------
+        Y : (N,), (N, M) or (N, M, C) array
+            One label, up to M labels, or up to M vector labels for each instance. NaN, None and NA
+            mean "no label"; masked entries too.
+        missing : optional
+            One more value that means "no label", for instance -1 or "".
+        annotators : "columns" or M names, optional
+            Whether column m is always the same annotator. By default columns are anonymous labels.
+        """
+        table = np.ma.getdata(Y) if isinstance(Y, np.ma.MaskedArray) else _as_array(Y, "Y")
+        if table.ndim not in (1, 2, 3):
+            raise ValueError(f"Y must be (N,), (N, M) or (N, M, C); got shape {table.shape}")
+        absent = _absent(table, missing)
+        if isinstance(Y, np.ma.MaskedArray):
+            absent |= np.ma.getmaskarray(Y)
+        if table.ndim == 1:
+            table, absent = table[:, None], absent[:, None]
+        n_instances, columns = table.shape[:2]
+        if table.ndim == 3:
+            if table.shape[2] == 0:
+                raise ValueError(f"Y has no outputs (shape {table.shape}); its last axis must be at least 1")
+            partial = absent.any(axis=2) & ~absent.all(axis=2)
+            if partial.any():
+                where = tuple(int(index) for index in np.argwhere(partial)[0])
+                raise ValueError(
+                    f"Y[{where[0]}, {where[1]}] is a vector label with gaps; give all its outputs or none of them"
+                )
+            absent = absent.any(axis=2)
+        rows, column = np.nonzero(~absent)
+        names: tuple[str, ...] = ()
+        if annotators is not None:
+            names = _annotator_names(annotators, columns)
+        return cls._build(
+            instance=rows,
+            value=table[rows, column],
+            count=np.ones(len(rows)),
+            annotator=column if names else None,
+            annotator_names=names,
+            n_instances=n_instances,
+            columns=columns,
+        )
+
+    @classmethod
+    def from_table(
+        cls,
+        instance: ArrayLike,
+        label: ArrayLike,
+        annotator: ArrayLike | None = None,
+        count: ArrayLike | None = None,
+        n_instances: int | None = None,
+    ) -> Self:
+        """Read labels from a long table: one row a label, as crowd-sourcing platforms export it.
+
+        Parameters
+        ----------
+        instance : (J,) array
+            Row number of the instance, or its id (paired with the predictions' `ids`).
+        label : (J,) or (J, C) array
+        annotator : (J,) array, optional
+            Who gave the label; any hashable values without gaps.
+        count : (J,) array, optional
+            How often the label was given.
+        n_instances : int, optional
+            Number of instances; then `instance` holds row numbers.
+        """
+        key, value = _as_array(instance, "instance"), _as_array(label, "label")
+        if key.ndim != 1 or value.ndim not in (1, 2) or len(value) != len(key):
+            raise ValueError(
+                f"instance must be (J,) and label (J,) or (J, C) of the same length; "
+                f"got shapes {key.shape} and {value.shape}"
+            )
+        if key.size and _absent(key, None).any():
+            raise ValueError("instance has gaps; every label needs the row or id of its instance")
+        gaps = _absent(value, None)
+        gaps = gaps.any(axis=1) if gaps.ndim == 2 else gaps
+        if gaps.any():
+            raise ValueError(f"label is missing in row {int(np.argmax(gaps))}; leave such rows out")
+        code, names = None, ()
+        if annotator is not None:
+            code, names = _annotator_codes(annotator, len(key))
+        times = np.ones(len(key)) if count is None else _counts(count, (len(key),))
+        ids, open_ended = None, False
+        if key.dtype.kind == "f" and np.all(key == np.floor(key)):
+            key = key.astype(np.int64)
+        if key.dtype.kind in "iu":
+            if key.size and key.min() < 0:
+                raise ValueError(f"instance must not be negative; got {int(key.min())}")
+            rows = key.astype(np.int64)
+            open_ended = n_instances is None
+            size = int(rows.max()) + 1 if rows.size else 0
+            if n_instances is not None and size > n_instances:
+                raise ValueError(f"instance {size - 1} does not exist: n_instances is {n_instances}")
+            size = size if n_instances is None else int(n_instances)
+        elif n_instances is not None:
+            raise ValueError(
+                f"instance must be row numbers where n_instances is given; got dtype {key.dtype}. Leave n_instances "
+                "out to pair by id"
+            )
+        else:
+            ids, rows = np.unique(key.astype(str), return_inverse=True)
+            size = len(ids)
+        keep = times > 0
+        return cls._build(
+            instance=rows[keep],
+            value=value[keep],
+            count=times[keep],
+            annotator=None if code is None else code[keep],
+            annotator_names=names,
+            n_instances=size,
+            ids=ids,
+            open_ended=open_ended,
+        )
+
+    @classmethod
+    def from_counts(cls, counts: ArrayLike) -> Self:
+        """Read how often each class was given to each instance: an (N, C) array."""
+        table = _as_array(counts, "counts")
+        if table.ndim != 2:
+            raise ValueError(f"counts must be (N, C), how often each class was given; got shape {table.shape}")
+        table = _counts(table, table.shape)
+        rows, classes = np.nonzero(table)
+        return cls._build(
+            instance=rows,
+            value=classes,
+            count=table[rows, classes],
+            annotator=None,
+            annotator_names=(),
+            n_instances=len(table),
+            by_position=True,
+        )
+
+    @classmethod
+    def _build(cls, *, instance: Array, value: Array, annotator: Array | None, count: Array, **rest: Any) -> Self:
+        order = np.argsort(instance, kind="stable")
+        value = value[order]
+        if value.dtype == object:
+            value = _plain(value)
+        if value.dtype.kind == "f" and not np.all(np.isfinite(value)):
+            raise ValueError("labels must be finite; got an infinite label")
+        if not np.isfinite(count.sum()):
+            raise ValueError("counts are too large: their sum overflows; divide them by a common factor")
+        return cls(
+            instance=instance[order].astype(np.intp),
+            value=value,
+            count=count[order],
+            annotator=None if annotator is None else annotator[order].astype(np.intp),
+            **rest,
+        )
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.instance)
+
+    def __repr__(self) -> str:
+        people = f" by {len(self.annotator_names)} annotators" if self.annotator is not None else ""
+        return f"LabelSets({len(self):,} labels of {self.n_instances:,} instances{people})"
+
+    @property
+    def total(self) -> float:
+        """Number of labels, counts included (J)."""
+        return float(self.count.sum())
+
+    @property
+    def labelled(self) -> Array:
+        """Rows of the instances with at least one label, ascending: (N+,)."""
+        return np.unique(self.instance)
+
+    @property
+    def labels_per_instance(self) -> Array:
+        """Number of labels of each instance, counts included: (N,)."""
+        return np.bincount(self.instance, weights=self.count, minlength=self.n_instances)
+
+    def continuous(self, n_outputs: int) -> Array:
+        """The labels as (J, C) floats."""
+        if self.by_position:
+            raise ValueError("labels from counts are classes; a regression needs from_array or from_table")
+        try:
+            value = self.value.astype(np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"labels must be numbers in a regression; got {self.value.flat[0]!r}") from None
+        value = value[:, None] if value.ndim == 1 else value
+        if value.shape[1] != n_outputs:
+            raise ValueError(
+                f"labels have {value.shape[1]} output(s) but the predictions {n_outputs}; vector labels go in as (N, M, C)"
+            )
+        return value
+
+    def categorical(self, n_classes: int, classes: Array | None = None) -> Array:
+        """The labels as (J,) positions among the classes, which are 0..C-1 where none are named."""
+        if self.value.ndim == 2 and self.value.shape[1] != 1:
+            raise ValueError("labels are vectors; a classification takes one class a label (from_counts for counts)")
+        value = self.value.reshape(len(self))
+        if self.columns == n_classes > 1 and self._looks_one_hot():
+            raise ValueError(
+                f"labels look one-hot: {n_classes} columns of 0 and 1, one 1 a row; use LabelSets.from_counts(Y)"
+            )
+        return class_positions(value, n_classes, None if self.by_position else classes)
+
+    # -- rearranging --------------------------------------------------------------------------
+
+    def align(self, n_instances: int, ids: Array | None = None) -> Self:
+        """Pair with predictions: by id where both sides have ids, else by row.
+
+        Returns the same labels with `instance` counting the rows of the predictions.
+        """
+        if self.ids is not None:
+            if ids is None:
+                raise ValueError(
+                    f"labels name their instances by id (such as {str(self.ids[0])!r}) but the predictions have none; "
+                    "give ViewPredictions(ids=...)"
+                )
+            rows = _rows_of(self.ids, ids)[self.instance]
+        elif self.open_ended and ids is not None and ids.dtype.kind in "iu":
+            rows = _rows_of(self.instance, ids)
+        else:
+            rows = self.instance
+            if len(rows) and rows[-1] >= n_instances:
+                raise ValueError(f"labels name instance {int(rows[-1])} but the predictions have {n_instances} instances")
+            if not self.open_ended and self.n_instances != n_instances:
+                raise ValueError(
+                    f"labels are for {self.n_instances} instances but the predictions for {n_instances}; they are paired "
+                    "by row"
+                )
+        order = np.argsort(rows, kind="stable")
+        return replace(
+            self._reorder(order), instance=rows[order], n_instances=n_instances, ids=ids, open_ended=False
+        )
+
+    def take(self, rows: Array) -> Self:
+        """The labels of some instances; the k-th of `rows` becomes instance k."""
+        start = np.searchsorted(self.instance, rows, side="left")
+        length = np.searchsorted(self.instance, rows, side="right") - start
+        instance = np.repeat(np.arange(len(rows)), length)
+        offset = np.arange(len(instance)) - np.repeat(np.cumsum(length) - length, length)
+        index = np.repeat(start, length) + offset
+        ids = None if self.ids is None else self.ids[rows]
+        return replace(self._reorder(index), instance=instance, n_instances=len(rows), ids=ids)
+
+    def _reorder(self, index: Array) -> Self:
+        return replace(
+            self,
+            instance=self.instance[index],
+            value=self.value[index],
+            count=self.count[index],
+            annotator=None if self.annotator is None else self.annotator[index],
+        )
+
+    def _looks_one_hot(self) -> bool:
+        if self.value.dtype.kind not in "iufb" or len(self) != self.n_instances * (self.columns or 0) or not len(self):
+            return False
+        table = self.value.reshape(self.n_instances, -1)
+        return bool(np.isin(table, (0, 1)).all() and (table.sum(axis=1) == 1).all())
+
+
+def _as_array(values: ArrayLike, name: str) -> Array:
+    """An array of the values; ragged input gets a sentence instead of NumPy's."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ValueError(
+            f"{name} has rows of different lengths; fill the gaps with NaN or None, or use LabelSets.from_table"
+        ) from None
+
+
+def _absent(values: Array, missing: object) -> Array:
+    """Where an array says "no label"."""
+    if values.dtype.kind in "fc":
+        absent = np.isnan(values)
+    elif values.dtype.kind in "mM":
+        raise ValueError(f"labels must be numbers or strings; got {values.dtype}")
+    elif values.dtype == object:
+        flags = [entry is None or _not_equal_to_itself(entry) for entry in values.ravel()]
+        absent = np.array(flags, dtype=bool).reshape(values.shape)
+    else:
+        absent = np.zeros(values.shape, dtype=bool)
+    if missing is not None:
+        absent = absent | np.asarray(values == missing, dtype=bool)
+    return absent
+
+
+def _not_equal_to_itself(entry: object) -> bool:
+    """Whether an entry is NaN or pandas' NA (whose comparisons refuse to be true or false)."""
+    try:
+        return bool(entry != entry)
+    except TypeError:
+        return True
+
+
+def _plain(values: Array) -> Array:
+    """Objects (what pandas and None leave behind) as numbers or strings."""
+    entries = list(values.ravel())
+    if all(isinstance(entry, str) for entry in entries):
+        return np.array(entries, dtype=str).reshape(values.shape)
+    if all(isinstance(entry, int | float | np.number | np.bool_) for entry in entries):
+        return np.array(entries).reshape(values.shape)
+    kinds = sorted({type(entry).__name__ for entry in entries})
+    raise ValueError(f"labels must be all numbers or all strings; got {', '.join(kinds)}")
+
+
+def _counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
+    try:
+        values = np.asarray(counts).astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("counts must be numbers of a size that a float can hold") from None
+    if values.shape != shape:
+        raise ValueError(f"counts must have shape {shape}; got {values.shape}")
+    if not np.all(np.isfinite(values)) or (values < 0).any():
+        raise ValueError("counts must be finite and not negative; leave out labels that were not given")
+    return values
+
+
+def _annotator_names(annotators: str | Sequence[Hashable], columns: int) -> tuple[str, ...]:
+    if isinstance(annotators, str):
+        if annotators != "columns":
+            raise ValueError(f"annotators must be 'columns' or a list of names; got {annotators!r}")
+        return tuple(f"annotator_{column}" for column in range(columns))
+    names = tuple(str(name) for name in annotators)
+    if len(names) != columns or len(set(names)) != len(names):
+        raise ValueError(f"annotators must be {columns} different names, one a column of Y; got {list(names)}")
+    return names
+
+
+def _annotator_codes(annotator: ArrayLike, n_labels: int) -> tuple[Array, tuple[str, ...]]:
+    values = np.asarray(annotator)
+    if values.shape != (n_labels,):
+        raise ValueError(f"annotator must be ({n_labels},), one a label; got shape {values.shape}")
+    if _absent(values, None).any():
+        raise ValueError("annotator has gaps; name every label's annotator, or leave the argument out")
+    names, codes = np.unique(values.astype(str), return_inverse=True)
+    return codes, tuple(str(name) for name in names)
+
+
+def class_positions(value: Array, n_classes: int, classes: Array | None) -> Array:
+    """Positions of class values among the classes, which are 0..C-1 where none are named."""
+    if classes is not None:
+        position, unknown = _look_up(value, classes)
+        if unknown.any():
+            known = ", ".join(str(name) for name in classes[:20])
+            raise ValueError(f"label {str(value[unknown][0])!r} is not among the classes ({known})")
+        return position
+    hint = f"name the classes with ViewPredictions(classes=[...]) if labels are not 0..{n_classes - 1}"
+    if value.dtype.kind not in "iufb":
+        raise ValueError(f"label {str(value.flat[0])!r} is not a class number; {hint}")
+    position = value.astype(np.int64)
+    if not np.array_equal(position, value):
+        raise ValueError(f"label {value[position != value][0]} is not a whole number; {hint}")
+    wrong = (position < 0) | (position >= n_classes)
+    if wrong.any():
+        raise ValueError(f"label {int(position[wrong][0])} is outside 0..{n_classes - 1}; {hint}")
+    return position
+
+
+def _look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
+    """Positions of wanted values among the known ones, and which of them are unknown."""
+    if (wanted.dtype.kind in "US") != (known.dtype.kind in "US"):
+        wanted, known = wanted.astype(str), known.astype(str)
+    if not len(known):
+        return np.zeros(len(wanted), dtype=np.intp), np.ones(len(wanted), dtype=bool)
+    order = np.argsort(known, kind="stable")
+    position = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
+    return position, np.asarray(known[position] != wanted)
+
+
+def _rows_of(wanted: Array, ids: Array) -> Array:
+    rows, unknown = _look_up(wanted, ids)
+    if unknown.any():
+        raise ValueError(
+            f"labels name instance {str(wanted[unknown][0])!r}, which is not among the predictions' ids; "
+            f"so do {int(unknown.sum()) - 1} others"
+        )
+    return rows

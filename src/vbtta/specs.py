@@ -1,0 +1,241 @@
+"""What is assumed and how it is inferred: models and engines as small frozen records, validated when built."""
+
+__all__ = [
+    "EM",
+    "CategoricalLatent",
+    "CategoricalMixture",
+    "EngineSpec",
+    "GaussianLatent",
+    "GaussianMixture",
+    "ModelSpec",
+    "spec_from_dict",
+    "spec_to_dict",
+]
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+ContinuousNoise = Literal["none", "annotator"]
+CategoricalNoise = Literal["none", "uniform", "annotator", "confusion"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianMixture:
+    """Continuous labels as a mixture of calibrated views (docs/method, "Continuous outputs").
+
+    Parameters
+    ----------
+    link : {"affine", "shift"}
+        Whether a view may be rescaled and shifted, or only shifted.
+    noise : {"none", "annotator"}, optional
+        Whether labels are the truth plus an annotator's bias and noise. By default annotators are
+        modelled where they are named and their labels overlap.
+    heteroscedastic : bool
+        Whether a view counts less where its draws vary more.
+    concentration : float, optional
+        Dirichlet concentration of the weights; without it they are at their maximum likelihood.
+    component : {"normal", "student_t", "laplace"}
+        Distribution of a label around its view.
+    beta : float
+        Prior precision of the calibration, in standardised units.
+    nu : float, optional
+        Prior degrees of freedom of the precision; C + 2 by default.
+    v : float or C floats, optional
+        Prior residual variance in the labels' units; by default the median over views of what is observed.
+    gamma : float
+        Prior precision of the annotators' biases, in standardised units.
+    """
+
+    link: Literal["affine", "shift"] = "affine"
+    noise: ContinuousNoise | None = None
+    heteroscedastic: bool = False
+    concentration: float | None = None
+    component: Literal["normal", "student_t", "laplace"] = "normal"
+    beta: float = 0.01
+    nu: float | None = None
+    v: float | Sequence[float] | None = None
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        _one_of("link", self.link, ("affine", "shift"))
+        _one_of("noise", self.noise, (None, "none", "annotator"))
+        _one_of("component", self.component, ("normal", "student_t", "laplace"))
+        _positive(concentration=self.concentration, beta=self.beta, nu=self.nu, gamma=self.gamma)
+        for value in np.atleast_1d([] if self.v is None else self.v):
+            _positive(v=float(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianLatent:
+    """Continuous labels around one weighted average of the views (docs/method, "Pooling").
+
+    Parameters
+    ----------
+    noise : {"none", "annotator"}, optional
+        As in :class:`GaussianMixture`.
+    shrinkage : float, optional
+        Prior precision of every weight around 1/K, in standardised units; by default from the evidence.
+    beta, nu, v, gamma
+        As in :class:`GaussianMixture`; beta is the precision of the common offset.
+    """
+
+    noise: ContinuousNoise | None = None
+    shrinkage: float | None = None
+    beta: float = 0.01
+    nu: float | None = None
+    v: float | Sequence[float] | None = None
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        _one_of("noise", self.noise, (None, "none", "annotator"))
+        _positive(shrinkage=self.shrinkage, beta=self.beta, nu=self.nu, gamma=self.gamma)
+        for value in np.atleast_1d([] if self.v is None else self.v):
+            _positive(v=float(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoricalMixture:
+    """Class labels from a mixture of calibrated views (docs/method, "Categorical outputs").
+
+    Parameters
+    ----------
+    link : {"softmax", "probit"}
+        How logits become probabilities.
+    noise : {"none", "uniform", "annotator", "confusion"}, optional
+        What separates a label from the true class: nothing, one accuracy for all, one accuracy an
+        annotator, or a confusion matrix an annotator. By default confusion where enough instances carry two labels
+        or more, else none: from single labels a confusion matrix invents noise.
+    calibrate : bool
+        Whether temperatures and class offsets are inferred.
+    weights : {"view", "view_class"}
+        One weight a view, or one a view and class.
+    concentration : float, optional
+        Dirichlet concentration of the weights; without it they are at their maximum likelihood.
+    kappa_scale, xi_scale, offset_scale : float
+        Prior standard deviations of the common log inverse temperature, of the views' deviations from it and
+        of the class offsets.
+    confusion_prior : (float, float)
+        Dirichlet counts of a confusion row: on the diagonal, and in all off it.
+    accuracy_prior : (float, float)
+        Beta counts of an accuracy: right and wrong.
+    class_concentration : float
+        How strongly the class weights of ``weights="view_class"`` are drawn towards the common ones.
+    """
+
+    link: Literal["softmax", "probit"] = "softmax"
+    noise: CategoricalNoise | None = None
+    calibrate: bool = True
+    weights: Literal["view", "view_class"] = "view"
+    concentration: float | None = None
+    kappa_scale: float = 1.0
+    xi_scale: float = 0.1
+    offset_scale: float = 0.1
+    confusion_prior: tuple[float, float] = (8.5, 4.5)
+    accuracy_prior: tuple[float, float] = (8.0, 2.0)
+    class_concentration: float = 20.0
+
+    def __post_init__(self) -> None:
+        _one_of("weights", self.weights, ("view", "view_class"))
+        _positive(concentration=self.concentration, class_concentration=self.class_concentration)
+        _check_categorical(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoricalLatent:
+    """Class labels from one weighted sum of the views' logits (docs/method, "Pooling").
+
+    Parameters
+    ----------
+    shrinkage : float, optional
+        Prior precision of every weight around the common temperature's share; by default from the evidence.
+    link, noise, offset_scale, confusion_prior, accuracy_prior
+        As in :class:`CategoricalMixture`.
+    """
+
+    link: Literal["softmax", "probit"] = "softmax"
+    noise: CategoricalNoise | None = None
+    shrinkage: float | None = None
+    kappa_scale: float = 1.0
+    offset_scale: float = 0.1
+    confusion_prior: tuple[float, float] = (8.5, 4.5)
+    accuracy_prior: tuple[float, float] = (8.0, 2.0)
+
+    def __post_init__(self) -> None:
+        _positive(shrinkage=self.shrinkage)
+        _check_categorical(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EM:
+    """Variational EM: closed-form steps that never lower the bound.
+
+    Parameters
+    ----------
+    max_steps : int
+        Most accepted updates.
+    tol : float
+        Stop when the bound gains less than this per label; 0 runs `max_steps` without a warning.
+    accelerate : bool
+        Whether to extrapolate between steps.
+    keep_states : bool
+        Whether to keep every step's state for :meth:`Policy.at_step`.
+    """
+
+    max_steps: int = 1000
+    tol: float = 1e-7
+    accelerate: bool = True
+    keep_states: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1; got {self.max_steps}")
+        if not self.tol >= 0:
+            raise ValueError(f"tol must not be negative; got {self.tol}")
+
+
+ModelSpec = GaussianMixture | GaussianLatent | CategoricalMixture | CategoricalLatent
+EngineSpec = EM
+_KINDS = {kind.__name__: kind for kind in (GaussianMixture, GaussianLatent, CategoricalMixture, CategoricalLatent, EM)}
+
+
+def spec_to_dict(spec: ModelSpec | EngineSpec) -> dict[str, Any]:
+    """A record as plain data: its kind and options."""
+    return {"kind": type(spec).__name__, **asdict(spec)}
+
+
+def spec_from_dict(data: dict[str, Any]) -> Any:
+    """The record that :func:`spec_to_dict` described."""
+    options = dict(data)
+    kind = _KINDS.get(str(options.pop("kind", None)))
+    if kind is None:
+        raise ValueError(f"unknown model or engine {data.get('kind')!r}; known are {sorted(_KINDS)}")
+    unknown = sorted(set(options) - {field.name for field in fields(kind)})
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no option {unknown[0]!r}")
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
+
+
+def _check_categorical(spec: CategoricalMixture | CategoricalLatent) -> None:
+    _one_of("link", spec.link, ("softmax", "probit"))
+    _one_of("noise", spec.noise, (None, "none", "uniform", "annotator", "confusion"))
+    _positive(kappa_scale=spec.kappa_scale, offset_scale=spec.offset_scale, xi_scale=getattr(spec, "xi_scale", None))
+    for name in ("confusion_prior", "accuracy_prior"):
+        if len(getattr(spec, name)) != 2:
+            raise ValueError(f"{name} must be two numbers; got {getattr(spec, name)}")
+        for value in getattr(spec, name):
+            _positive(**{name: value})
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(repr(option) for option in allowed)}; got {value!r}")
+
+
+def _positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be a positive number; got {value!r}")
