@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import io
 import os
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["ImageData", "data_folder", "decode_images", "require"]
+from vbtta._support.extras import require
+
+__all__ = ["ImageData", "data_folder", "decode_images"]
 
 _ROW_NUMBERS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # stands for "0..N-1" until N is known
 
@@ -120,7 +121,7 @@ def decode_images(
     -------
     ndarray of uint8, shape (N, 3, H, W) for RGB, (N, 1, H, W) for L
     """
-    pillow = require("PIL.Image", "pillow")
+    pillow = require("PIL.Image", "data")
     arrays: list[NDArray[np.uint8]] = []
     for row, file in enumerate(files):
         try:
@@ -141,14 +142,6 @@ def decode_images(
     return stacked[:, None] if mode == "L" else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
 
 
-def require(module: str, package: str) -> Any:
-    """Import an optional package, or say how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"reading these files needs {package}: pip install {package}") from error
-
-
 def _square(image: Any, size: int | None) -> Any:
     """Centre square of a Pillow image, resized by Lanczos' filter."""
     if size is None:
@@ -157,5 +150,5 @@ def _square(image: Any, size: int | None) -> Any:
     left, top = (image.width - side) // 2, (image.height - side) // 2
     if side != max(image.size):
         image = image.crop((left, top, left + side, top + side))
-    resampling = require("PIL.Image", "pillow").Resampling.LANCZOS
+    resampling = require("PIL.Image", "data").Resampling.LANCZOS
     return image if side == size else image.resize((size, size), resampling)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vbtta.datasets.images import ImageData, decode_images, require
+from vbtta._support.extras import require
+from vbtta.datasets.images import ImageData, decode_images
 
 __all__ = ["load_parquet"]
 
@@ -44,7 +45,7 @@ def load_parquet(
     ImageData
         ``extra`` has all further columns; ``ids`` are row numbers in the file.
     """
-    reader = require("pyarrow.parquet", "pyarrow")
+    reader = require("pyarrow.parquet", "data")
     source = Path(path)
     if not source.is_file():
         raise FileNotFoundError(f"{source} does not exist. Check the path, or the folder in VBTTA_DATA.")

@@ -318,7 +318,7 @@ def _loss(config: TrainingConfig, output: Tensor, target: Tensor) -> Tensor:
 
 
 def _learning_rate(config: TrainingConfig, done: float) -> float:
-    """Linear warm-up over the first tenth, then half a cosine to zero; ``done``: the share of steps so far."""
+    """Linear warm-up over the first tenth, then half a cosine to zero; ``done``: share of steps so far."""
     warm_up = 0.1
     if done < warm_up:
         return config.learning_rate * (0.05 + 0.95 * done / warm_up)

@@ -1,0 +1,376 @@
+"""Small networks on real data and their view predictions, cached for the quality benchmark.
+
+    python benchmarks/train_models.py --data DATA --cache .cache --seeds 0 1 2 --jobs 2
+
+Each data set and seed gets a folder ``<name>-seed<seed>`` in the cache with ``dev.npz``, ``calibration.npz``
+and ``test.npz`` (ViewPredictions; ids are rows of the source file) and ``labels.npz`` (columns
+``<part>_clean``, ``<part>_label_1``, ...). Networks never see an image of these parts. Choices are made on
+``dev``; ``test`` is for the final comparison only. An interrupted run continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from vbtta._support.files import atomic_path
+from vbtta.datasets import ImageData, load_cifar10, load_cifar10n, load_food101, load_mnist, load_utkface
+from vbtta.experiments.training import ImageNetwork, TrainingConfig, train
+from vbtta.predictions import ViewPredictions
+
+__all__ = ["BENCHMARKS", "Part", "Prepared", "image_views", "prepare"]
+
+PARTS = ("dev", "calibration", "test")
+View = Callable[[Tensor], Tensor]
+Columns = dict[str, NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """View predictions of one part, with its labels: ``clean`` and, except in test, ``label_1``, ..."""
+
+    predictions: ViewPredictions
+    labels: Mapping[str, NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A data set ready for the comparison of methods: parts dev, calibration and test."""
+
+    name: str
+    task: Literal["classification", "regression"]
+    parts: Mapping[str, Part]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Training images with one noisy target each, and the parts that are held out, with their labels."""
+
+    images: NDArray[np.uint8]
+    targets: NDArray[Any]
+    parts: Mapping[str, tuple[ImageData, Columns]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Benchmark:
+    source: Callable[[str, int], _Source]
+    config: TrainingConfig
+
+
+def prepare(name: str, seed: int, data: str, cache: str, *, threads: int | None = 1) -> Prepared:
+    """Train the network of a data set and collect its views, or read both from the cache."""
+    benchmark = BENCHMARKS[name]
+    config = dataclasses.replace(benchmark.config, seed=seed)
+    folder = Path(cache) / f"{name}-seed{seed}"
+    if not all((folder / f"{part}.npz").is_file() for part in (*PARTS, "labels")):
+        _create(benchmark, config, folder, data, Path(cache) / "checkpoints", threads)
+    with np.load(folder / "labels.npz", allow_pickle=False) as stored:
+        labels = {key: stored[key] for key in stored.files}
+    parts = {
+        part: Part(
+            ViewPredictions.load(folder / f"{part}.npz"),
+            {
+                key.removeprefix(f"{part}_"): column
+                for key, column in labels.items()
+                if key.startswith(f"{part}_")
+            },
+        )
+        for part in PARTS
+    }
+    return Prepared(name, config.task, parts)
+
+
+def image_views() -> dict[str, View]:
+    """Deterministic views of images (B, channels, H, W) in [0, 1]: mild ones, and some that do harm."""
+    views: dict[str, View] = {
+        "identity": Tensor.contiguous,
+        "flip": _flip,
+        "shift_left": partial(_affine, shift=(1 / 16, 0.0)),
+        "shift_right": partial(_affine, shift=(-1 / 16, 0.0)),
+        "shift_up": partial(_affine, shift=(0.0, 1 / 16)),
+        "shift_down": partial(_affine, shift=(0.0, -1 / 16)),
+        "blur_0.6": partial(_blur, sigma=0.6),
+        "flip_zoom_1.1": partial(_affine, zoom=1.1, flip=True),
+        "flip_rotate_10": partial(_affine, degrees=10, flip=True),
+        "flip_vertical": partial(_flip, axis=2),
+        "rotate_90": partial(torch.rot90, dims=(2, 3)),
+        "blur_2": partial(_blur, sigma=2.0),
+    }
+    views |= {f"rotate_{degrees}": partial(_affine, degrees=degrees) for degrees in (-25, -10, 10, 25)}
+    views |= {f"zoom_{zoom}": partial(_affine, zoom=zoom) for zoom in (0.9, 1.1, 1.25)}
+    for factor in (0.7, 1.3):
+        views[f"brightness_{factor}"] = partial(_brightness, factor=factor)
+        views[f"contrast_{factor}"] = partial(_contrast, factor=factor)
+    return views
+
+
+def cifar10n(data: str, seed: int) -> _Source:
+    """40,000 images with one of their three human labels; 5,000 for dev and 5,000 to calibrate."""
+    source = load_cifar10n(data)
+    people = np.stack([source.extra[f"label_{person}"] for person in (1, 2, 3)], axis=1)  # (N, 3)
+    rng = np.random.default_rng(seed)
+    dev, calibration, training = _split(rng, len(source), 5000, 5000)
+    chosen = people[np.arange(len(source)), rng.integers(3, size=len(source))]
+    columns = {"clean": source.labels, **{f"label_{person}": people[:, person - 1] for person in (1, 2, 3)}}
+    parts = _held_out(source, columns, load_cifar10("test", data), dev, calibration)
+    return _Source(source.images[training], chosen[training], parts)
+
+
+def utkface(data: str, seed: int) -> _Source:
+    """Ages, each with a second label of standard deviation 5 years; trained on one of the two."""
+    source = load_utkface("train", data)
+    rng = np.random.default_rng(seed)
+    dev, calibration, training = _split(rng, len(source), 1500, 3000)
+    second = source.labels + 5.0 * rng.standard_normal(len(source))
+    chosen = np.where(rng.random(len(source)) < 0.5, source.labels, second)
+    columns = {"clean": source.labels, "label_1": source.labels.astype(np.float64), "label_2": second}
+    parts = _held_out(source, columns, load_utkface("test", data), dev, calibration)
+    return _Source(source.images[training], chosen[training], parts)
+
+
+def food101(data: str, seed: int) -> _Source:
+    """Ten classes of Food-101: one label an image, some of them wrong by design of the data set."""
+    source, test = load_food101("train", data), load_food101("test", data)
+    seen = {image.tobytes() for image in test.images}
+    source = source.take(
+        [image.tobytes() not in seen for image in source.images]
+    )  # a few copies of test images
+    dev, calibration, training = _split(np.random.default_rng(seed), len(source), 500, 1000)
+    parts = _held_out(source, {"clean": source.labels, "label_1": source.labels}, test, dev, calibration)
+    return _Source(source.images[training], source.labels[training], parts)
+
+
+def mnist1000(data: str, seed: int) -> _Source:
+    """1,000 training digits, labelled by one of three simulated annotators of accuracy 0.9, 0.8 and 0.7."""
+    source = load_mnist("train", data)
+    rng = np.random.default_rng(seed)
+    source = source.take(np.sort(rng.permutation(len(source))[:7000]))
+    dev, calibration, training = _split(rng, len(source), 5000, 1000)
+    people = _annotate(rng, source.labels, (0.9, 0.8, 0.7))
+    chosen = people[np.arange(len(source)), rng.integers(3, size=len(source))]
+    columns = {"clean": source.labels, **{f"label_{person}": people[:, person - 1] for person in (1, 2, 3)}}
+    parts = _held_out(source, columns, load_mnist("test", data), dev, calibration)
+    return _Source(source.images[training], chosen[training], parts)
+
+
+BENCHMARKS: dict[str, _Benchmark] = {
+    "cifar10n": _Benchmark(
+        cifar10n,
+        TrainingConfig("classification", "small_resnet", 10, {"width": 16}, epochs=15, learning_rate=0.2),
+    ),
+    "utkface": _Benchmark(
+        utkface,
+        TrainingConfig(
+            "regression",
+            "small_resnet",
+            1,
+            {"width": 16, "stem_stride": 2},
+            epochs=25,
+            optimizer="adam",
+            learning_rate=3e-3,
+            weight_decay=0.05,
+            loss="absolute",
+        ),
+    ),
+    "food101": _Benchmark(
+        food101,
+        TrainingConfig(
+            "classification",
+            "small_resnet",
+            10,
+            {"width": 16, "stem_stride": 2},
+            epochs=60,
+            batch_size=64,
+            learning_rate=0.1,
+            weight_decay=1e-3,
+            crop=8,
+        ),
+    ),
+    "mnist1000": _Benchmark(
+        mnist1000,
+        TrainingConfig(
+            "classification",
+            "convnet",
+            10,
+            epochs=30,
+            batch_size=50,
+            optimizer="adam",
+            learning_rate=2e-3,
+            weight_decay=0.05,
+            crop=2,
+            flip=False,
+        ),
+    ),
+}
+
+
+def _create(
+    benchmark: _Benchmark,
+    config: TrainingConfig,
+    folder: Path,
+    data: str,
+    checkpoints: Path,
+    threads: int | None,
+) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)
+    source = benchmark.source(data, config.seed)
+    network = train(config, source.images, source.targets, cache=checkpoints, threads=threads, progress=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    labels = {f"{part}_{key}": column for part in PARTS for key, column in source.parts[part][1].items()}
+    with atomic_path(folder / "labels.npz") as temporary, temporary.open("wb") as stream:
+        np.savez(stream, allow_pickle=False, **labels)
+    for part in PARTS:
+        path = folder / f"{part}.npz"
+        if not path.is_file():
+            _collect(network, source.parts[part][0]).save(path)
+            print(f"{path} written", file=sys.stderr, flush=True)
+
+
+def _collect(network: ImageNetwork, data: ImageData, batch_size: int = 250) -> ViewPredictions:
+    views = image_views()
+    outputs = []
+    with torch.inference_mode():
+        for start in range(0, len(data), batch_size):
+            batch = torch.from_numpy(data.images[start : start + batch_size]).float() / 255
+            outputs.append(torch.stack([network(view(batch)) for view in views.values()], dim=1))  # (B, K, C)
+    mean = torch.cat(outputs).numpy()  # (N, K, C)
+    classes = list(data.classes) or None
+    return ViewPredictions(mean, names=list(views), ids=data.ids, classes=classes)
+
+
+def _split(rng: np.random.Generator, n: int, n_dev: int, n_calibration: int) -> list[NDArray[np.intp]]:
+    """Row numbers, sorted, for dev, calibration and training."""
+    return [np.sort(rows) for rows in np.split(rng.permutation(n), [n_dev, n_dev + n_calibration])]
+
+
+def _held_out(
+    source: ImageData,
+    columns: Columns,
+    test: ImageData,
+    dev: NDArray[np.intp],
+    calibration: NDArray[np.intp],
+) -> dict[str, tuple[ImageData, Columns]]:
+    def part(rows: NDArray[np.intp]) -> tuple[ImageData, Columns]:
+        return source.take(rows), {name: column[rows] for name, column in columns.items()}
+
+    return {"dev": part(dev), "calibration": part(calibration), "test": (test, {"clean": test.labels})}
+
+
+def _annotate(
+    rng: np.random.Generator, labels: NDArray[np.int64], accuracies: Sequence[float]
+) -> NDArray[np.int64]:
+    """Simulate labels (N, annotators); each annotator takes a class for one of two others."""
+    n_classes = int(labels.max()) + 1
+    people = np.empty((len(labels), len(accuracies)), dtype=np.int64)
+    for person, accuracy in enumerate(accuracies):
+        mistaken_for = rng.integers(1, n_classes, size=(n_classes, 2))  # offsets: never the digit itself
+        offset = mistaken_for[labels, rng.integers(2, size=len(labels))]
+        wrong = rng.random(len(labels)) >= accuracy
+        people[:, person] = np.where(wrong, (labels + offset) % n_classes, labels)
+    return people
+
+
+def _flip(images: Tensor, axis: int = 3) -> Tensor:
+    return images.flip(axis)
+
+
+def _affine(
+    images: Tensor,
+    degrees: float = 0.0,
+    zoom: float = 1.0,
+    shift: tuple[float, float] = (0.0, 0.0),
+    flip: bool = False,
+) -> Tensor:
+    """Flip, rotate, enlarge and shift (as a share of the side), bilinear, borders reflected."""
+    cosine, sine = math.cos(math.radians(degrees)) / zoom, math.sin(math.radians(degrees)) / zoom
+    matrix = torch.tensor([[cosine, -sine, 2 * shift[0]], [sine, cosine, 2 * shift[1]]])
+    if flip:
+        images = images.flip(3)
+    grid = functional.affine_grid(matrix.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    return functional.grid_sample(
+        images, grid, mode="bilinear", padding_mode="reflection", align_corners=False
+    )
+
+
+def _blur(images: Tensor, sigma: float) -> Tensor:
+    """Gaussian blur, borders reflected."""
+    radius = int(np.ceil(3 * sigma))
+    kernel = torch.exp(-0.5 * (torch.arange(-radius, radius + 1) / sigma) ** 2)
+    kernel = (kernel / kernel.sum()).expand(images.shape[1], 1, 1, -1)
+    padded = functional.pad(images, (radius, radius, radius, radius), mode="reflect")
+    rows = functional.conv2d(padded, kernel, groups=images.shape[1])
+    return functional.conv2d(rows, kernel.transpose(2, 3), groups=images.shape[1])
+
+
+def _brightness(images: Tensor, factor: float) -> Tensor:
+    return (images * factor).clamp(0, 1)
+
+
+def _contrast(images: Tensor, factor: float) -> Tensor:
+    """Spread pixels about the image's mean by ``factor``."""
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    return (mean + factor * (images - mean)).clamp(0, 1)
+
+
+def _summary(prepared: Prepared) -> str:
+    """Score of the identity view on dev; the test part stays closed here."""
+    dev = prepared.parts["dev"]
+    identity = dev.predictions.select(["identity"]).mean[:, 0]  # (N, C)
+    if prepared.task == "classification":
+        return f"dev accuracy {np.mean(identity.argmax(axis=1) == dev.labels['clean']):.4f}"
+    return f"dev mean absolute error {np.abs(identity[:, 0] - dev.labels['clean']).mean():.3f}"
+
+
+def _job(arguments: tuple[str, int, str, str]) -> str:
+    name, seed, data, cache = arguments
+    start = time.perf_counter()
+    summary = _summary(prepare(name, seed, data, cache))
+    return f"{name} seed {seed}: {summary} ({time.perf_counter() - start:.0f} s)"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Train the benchmark's networks and cache their view predictions."
+    )
+    parser.add_argument("names", nargs="*", help=f"data sets, by default all of {', '.join(BENCHMARKS)}")
+    parser.add_argument(
+        "--data", default=os.environ.get("VBTTA_DATA"), help="folder of the data sets (VBTTA_DATA)"
+    )
+    parser.add_argument("--cache", default=".cache", help="folder for networks and predictions")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="networks trained at a time, one thread each")
+    options = parser.parse_args()
+    names = options.names or list(BENCHMARKS)
+    unknown = sorted(set(names) - set(BENCHMARKS))
+    if unknown:
+        parser.error(f"unknown data sets {unknown}; choose from {', '.join(BENCHMARKS)}")
+    if not options.data or not Path(options.data).is_dir():
+        print("no data folder: pass --data or set VBTTA_DATA; nothing was trained", file=sys.stderr)
+        return 1
+    jobs = [(name, seed, options.data, options.cache) for seed in options.seeds for name in names]
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+        for line in pool.map(_job, jobs):
+            print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
