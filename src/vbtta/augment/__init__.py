@@ -1,0 +1,82 @@
+"""Views of the inputs: the protocol, the built-in views, and other libraries' transforms as views.
+
+Views of any array (NumPy or torch) need NumPy only; the image views load torch and kornia on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vbtta.augment.arrays import Affine, FeatureDropout, GaussianNoise, Identity
+from vbtta.augment.base import Augmentation, Chain, apply_view
+from vbtta.augment.foreign import as_view, as_views
+from vbtta.augment.mixing import CutMix, CutMixBox, Mixup, Pool
+from vbtta.augment.serial import load_views, save_views, views_from_dict, views_to_dict
+from vbtta.augment.sets import d4, five_crop, flips, paper_mixup_cutmix, standard_images
+
+if TYPE_CHECKING:
+    from vbtta.augment.colours import Brightness, Contrast, Gamma
+    from vbtta.augment.images import (
+        Blur,
+        Crop,
+        HorizontalFlip,
+        Rotate,
+        Rotate90,
+        Shift,
+        VerticalFlip,
+        Zoom,
+    )
+
+__all__ = [
+    "Affine",
+    "Augmentation",
+    "Blur",
+    "Brightness",
+    "Chain",
+    "Contrast",
+    "Crop",
+    "CutMix",
+    "CutMixBox",
+    "FeatureDropout",
+    "Gamma",
+    "GaussianNoise",
+    "HorizontalFlip",
+    "Identity",
+    "Mixup",
+    "Pool",
+    "Rotate",
+    "Rotate90",
+    "Shift",
+    "VerticalFlip",
+    "Zoom",
+    "apply_view",
+    "as_view",
+    "as_views",
+    "d4",
+    "five_crop",
+    "flips",
+    "load_views",
+    "paper_mixup_cutmix",
+    "save_views",
+    "standard_images",
+    "views_from_dict",
+    "views_to_dict",
+]
+
+_COLOURS = ("Brightness", "Contrast", "Gamma")
+_IMAGES = ("Blur", "Crop", "HorizontalFlip", "Rotate", "Rotate90", "Shift", "VerticalFlip", "Zoom")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _COLOURS:
+        module = import_module("vbtta.augment.colours")
+    elif name in _IMAGES:
+        module = import_module("vbtta.augment.images")
+    else:
+        raise AttributeError(f"module 'vbtta.augment' has no attribute {name!r}")
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

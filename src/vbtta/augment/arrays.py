@@ -1,0 +1,186 @@
+"""Views of any array, NumPy or torch: noise, affine maps, dropped features."""
+
+__all__ = ["Affine", "FeatureDropout", "GaussianNoise", "Identity"]
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vbtta._support.random import RowStreams
+from vbtta.augment.base import Batch, BuiltIn, is_floating, like, number
+
+
+@dataclass(frozen=True)
+class Identity(BuiltIn):
+    """The input as it is; the view that the guard compares with.
+
+    Examples
+    --------
+    >>> Identity().name
+    'identity'
+    """
+
+    def default_name(self) -> str:
+        """Return `identity`."""
+        return "identity"
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        """Return the batch."""
+        return batch
+
+
+@dataclass(frozen=True)
+class GaussianNoise(BuiltIn):
+    """Add independent normal noise to every feature: x + std * e, e ~ Normal(0, I).
+
+    Parameters
+    ----------
+    std : float
+        Standard deviation of the noise, in the units of the input.
+    clip : (float, float), optional
+        Smallest and largest value allowed afterwards, (0, 1) for images in that range.
+
+    Examples
+    --------
+    >>> from vbtta._support.random import RowStreams
+    >>> view = GaussianNoise(0.1)
+    >>> view(np.zeros((3, 2)), RowStreams(0, view.name, 0, range(3))).shape
+    (3, 2)
+    """
+
+    stochastic: ClassVar[bool] = True
+    std: float
+    clip: tuple[float, float] | None = None
+
+    def check(self) -> None:
+        """Refuse a negative std and a clip that is no interval."""
+        check_number("GaussianNoise", "std", self.std, above=0.0)
+        if self.clip is not None:
+            low, high = self.clip
+            if not low < high:
+                raise ValueError(f"GaussianNoise: clip must be (low, high) with low < high; got {self.clip}.")
+            self.store(clip=(float(low), float(high)))
+
+    def default_name(self) -> str:
+        """Name the standard deviation."""
+        limits = "" if self.clip is None else f",{number(self.clip[0])}..{number(self.clip[1])}"
+        return f"noise({number(self.std)}{limits})"
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        """Add the noise."""
+        check_floating(self, batch)
+        noise = self.streams(batch, rng).normal(tuple(batch.shape[1:]))
+        noise *= self.std
+        result = batch + like(noise, batch)
+        return result if self.clip is None else result.clip(*self.clip)
+
+
+@dataclass(frozen=True)
+class Affine(BuiltIn):
+    """Map the features (the last axis) affinely: x A^T + b.
+
+    Parameters
+    ----------
+    A : array, shape (D, D)
+        The matrix.
+    b : array, shape (D,), optional
+        The offset, zero if not given.
+
+    Examples
+    --------
+    >>> mirror = Affine([[-1.0, 0.0], [0.0, 1.0]], name="mirror")
+    >>> mirror(np.array([[1.0, 2.0]]))
+    array([[-1.,  2.]])
+    """
+
+    A: npt.NDArray[np.float64] | Sequence[Sequence[float]] = field(compare=False)
+    b: npt.NDArray[np.float64] | Sequence[float] | None = field(default=None, compare=False)
+    digest: str = field(init=False, repr=False)  # stands for A and b in comparisons
+
+    def check(self) -> None:
+        """Refuse a matrix that is not square, an offset of another length, and what is not finite."""
+        matrix = np.array(self.A, dtype=np.float64)
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"Affine: A must be a square matrix (D, D); got shape {matrix.shape}.")
+        offset = np.zeros(len(matrix)) if self.b is None else np.array(self.b, dtype=np.float64)
+        if offset.shape != (len(matrix),):
+            raise ValueError(f"Affine: b must have shape ({len(matrix)},) to go with A; got {offset.shape}.")
+        if not (np.isfinite(matrix).all() and np.isfinite(offset).all()):
+            raise ValueError("Affine: A and b must be finite.")
+        digest = hashlib.sha256(matrix.tobytes() + offset.tobytes()).hexdigest()
+        self.store(A=matrix, b=offset, digest=digest)
+
+    def default_name(self) -> str:
+        """Name the first digits of a hash of A and b."""
+        return f"affine({self.digest[:8]})"
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        """Map every row."""
+        check_floating(self, batch)
+        matrix, offset = np.asarray(self.A), np.asarray(self.b)
+        if batch.shape[-1] != len(matrix):
+            raise ValueError(
+                f"view {self.name} maps {len(matrix)} features; the batch has {batch.shape[-1]} "
+                f"(shape {tuple(batch.shape)})."
+            )
+        return batch @ like(matrix, batch).T + like(offset, batch)
+
+
+@dataclass(frozen=True)
+class FeatureDropout(BuiltIn):
+    """Replace each feature by a fixed value with probability p, independently.
+
+    Parameters
+    ----------
+    p : float
+        Probability that a feature is replaced, between 0 and 1.
+    fill : float
+        What it is replaced by: 0 is the mean of standardised features.
+    """
+
+    stochastic: ClassVar[bool] = True
+    p: float
+    fill: float = 0.0
+
+    def check(self) -> None:
+        """Refuse what is no probability."""
+        check_number("FeatureDropout", "p", self.p, above=0.0)
+        if self.p >= 1:
+            raise ValueError(f"FeatureDropout: p must be below 1; got {self.p}.")
+        if not math.isfinite(self.fill):
+            raise ValueError(f"FeatureDropout: fill must be finite; got {self.fill}.")
+
+    def default_name(self) -> str:
+        """Name the probability."""
+        fill = "" if self.fill == 0 else f",{number(self.fill)}"
+        return f"dropout({number(self.p)}{fill})"
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        """Replace the features drawn."""
+        check_floating(self, batch)
+        kept = self.streams(batch, rng).uniform(tuple(batch.shape[1:])) >= self.p
+        keep = like(kept, batch)
+        return batch * keep + self.fill * (1 - keep)
+
+
+def check_number(owner: str, argument: str, value: Any, *, above: float) -> None:
+    """Refuse a parameter that is not a finite number greater than `above`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ValueError(f"{owner}: {argument} must be a number; got {value!r}.")
+    if not math.isfinite(value) or value <= above:
+        bound = "" if above == -math.inf else f" and greater than {above:g}"
+        raise ValueError(f"{owner}: {argument} must be finite{bound}; got {value}.")
+
+
+def check_floating(view: BuiltIn, batch: Batch) -> None:
+    """Refuse whole numbers, which would be rounded silently."""
+    if not is_floating(batch):
+        raise TypeError(
+            f"view {view.name} needs floating-point inputs; got {batch.dtype}. "
+            f"Convert the inputs first (images: divide by 255)."
+        )

@@ -1,0 +1,236 @@
+"""Views that mix in rows of a pool: mixup, the paper's cutmix, and cutmix with a box; NumPy or torch."""
+
+__all__ = ["CutMix", "CutMixBox", "Mixup", "Pool"]
+
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vbtta._support.files import atomic_path
+from vbtta._support.random import RowStreams
+from vbtta.augment.arrays import check_floating, check_number
+from vbtta.augment.base import Batch, BuiltIn, is_tensor, like, number, per_row
+
+
+class Pool:
+    """Rows that mixup and cutmix mix in, usually the training inputs.
+
+    Parameters
+    ----------
+    rows : array or tensor, shape (P, ...)
+        One row per instance, shaped like the rows of a batch.
+
+    Attributes
+    ----------
+    path : Path or None
+        The file the rows came from. Only a pool with a file can be written into a file of views.
+    sha256 : str or None
+        Hash of that file.
+
+    Examples
+    --------
+    >>> pool = Pool(np.eye(3))
+    >>> len(pool), pool.path
+    (3, None)
+    """
+
+    def __init__(self, rows: Any) -> None:
+        array = rows if is_tensor(rows) else np.asarray(rows)
+        if array.ndim < 2 or len(array) == 0:
+            raise ValueError(
+                f"pool must be (P, ...) with at least one row; got shape {tuple(array.shape)}. "
+                f"A single feature needs a last axis of length 1."
+            )
+        self.rows = array
+        self.path: Path | None = None
+        self.sha256: str | None = None
+
+    @classmethod
+    def of(cls, source: Any) -> "Pool":
+        """Make a pool of an array, a tensor or the path of a .npy file; a pool stays as it is."""
+        if isinstance(source, cls):
+            return source
+        return cls.load(source) if isinstance(source, (str, os.PathLike)) else cls(source)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], sha256: str | None = None) -> "Pool":
+        """Open a .npy file (mapped, not read into memory), and check its hash if one is given."""
+        file = Path(path)
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"pool file {file} not found; give the path of the .npy file with the pool."
+            )
+        with file.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if sha256 is not None and found != sha256:
+            raise ValueError(
+                f"pool file {file} has sha256 {found[:12]}..., expected {sha256[:12]}...: not the pool "
+                f"these views were made with. Restore that file, or remove sha256 to accept this one."
+            )
+        try:
+            pool = cls(np.load(file, mmap_mode="r", allow_pickle=False))
+        except ValueError as error:
+            raise ValueError(f"pool file {file} is not usable: {error}") from error
+        pool.path, pool.sha256 = file, found
+        return pool
+
+    @classmethod
+    def save(cls, rows: Any, path: str | os.PathLike[str]) -> "Pool":
+        """Write the rows to a .npy file and return the pool that refers to it."""
+        if Path(path).suffix != ".npy":
+            raise ValueError(f"a pool is saved as a .npy file; got {path}.")
+        array = rows.detach().cpu().numpy() if is_tensor(rows) else np.asarray(rows)
+        with atomic_path(path) as temporary, temporary.open("wb") as stream:
+            np.save(stream, array, allow_pickle=False)
+        return cls.load(path)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Pool):
+            return NotImplemented
+        if self.rows is other.rows or (self.sha256 is not None and self.sha256 == other.sha256):
+            return True
+        mine, theirs = np.asarray(self.rows), np.asarray(other.rows)
+        return mine.shape == theirs.shape and np.array_equal(mine, theirs)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.rows.shape))
+
+    def __repr__(self) -> str:
+        source = "" if self.path is None else f", {str(self.path)!r}"
+        return f"Pool({tuple(self.rows.shape)}{source})"
+
+    def take(self, index: np.ndarray[Any, Any], batch: Batch) -> Any:
+        """Take the rows `index`, (N,), in the type, precision and device of the batch."""
+        if is_tensor(self.rows):
+            torch = sys.modules["torch"]
+            chosen = self.rows[torch.from_numpy(index).to(self.rows.device)]
+            if is_tensor(batch):
+                return chosen.to(device=batch.device, dtype=batch.dtype)
+            return like(chosen.detach().cpu().numpy(), batch)
+        return like(self.rows[index], batch)
+
+
+@dataclass(frozen=True)
+class Mixing(BuiltIn):
+    """What mixup and cutmix share: alpha, the pool, and the choice of a partner x* for each row."""
+
+    stochastic: ClassVar[bool] = True
+    alpha: float
+    pool: Pool
+
+    def check(self) -> None:
+        """Refuse an alpha that is not positive; make the pool a Pool."""
+        check_number(type(self).__name__, "alpha", self.alpha, above=0.0)
+        self.store(pool=Pool.of(self.pool))
+
+    def partners(self, batch: Batch, streams: RowStreams) -> Any:
+        """Draw one row of the pool for each row of the batch."""
+        check_floating(self, batch)
+        if tuple(self.pool.rows.shape[1:]) != tuple(batch.shape[1:]):
+            raise ValueError(
+                f"view {self.name}: rows of the pool have shape {tuple(self.pool.rows.shape[1:])}, "
+                f"rows of the batch {tuple(batch.shape[1:])}; the pool must hold inputs of the same model."
+            )
+        return self.pool.take(streams.integers(len(self.pool)), batch)
+
+
+@dataclass(frozen=True)
+class Mixup(Mixing):
+    """Move each row towards a row of the pool: (1 - lambda) x + lambda x*, lambda ~ Beta(alpha, alpha).
+
+    Parameters
+    ----------
+    alpha : float
+        Parameter of the Beta distribution; the paper uses 0.1, 0.5 and 0.9.
+    pool : array, tensor, path of a .npy file, or Pool, shape (P, ...)
+        Where x* is drawn from.
+
+    Examples
+    --------
+    >>> from vbtta._support.random import RowStreams
+    >>> view = Mixup(0.5, np.ones((10, 2)))
+    >>> mixed = view(np.zeros((4, 2)), RowStreams(0, view.name, 0, range(4)))
+    >>> view.name, bool(np.all((mixed >= 0) & (mixed <= 1)))
+    ('mixup(0.5)', True)
+    """
+
+    def default_name(self) -> str:
+        """Name alpha."""
+        return f"mixup({number(self.alpha)})"
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        """Mix each row with its partner."""
+        streams = self.streams(batch, rng)
+        partners = self.partners(batch, streams)
+        share = per_row(streams.beta(self.alpha, self.alpha), batch)
+        return batch + share * (partners - batch)
+
+
+@dataclass(frozen=True)
+class CutMix(Mixing):
+    """Mix feature by feature: (1 - M) * x + M * x*, every entry of M drawn from Beta(alpha, alpha).
+
+    This is the paper's cutmix with a Beta mask (its formula lacks the "1 -"). The cutmix that pastes a box of
+    another image is `CutMixBox`.
+
+    Parameters
+    ----------
+    alpha : float
+        Parameter of the Beta distribution; the paper uses 0.1, 0.5 and 0.9.
+    pool : array, tensor, path of a .npy file, or Pool, shape (P, ...)
+        Where x* is drawn from.
+    """
+
+    def default_name(self) -> str:
+        """Name alpha."""
+        return f"cutmix({number(self.alpha)})"
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        """Mix each feature with that of the row's partner."""
+        streams = self.streams(batch, rng)
+        partners = self.partners(batch, streams)
+        mask = like(streams.beta(self.alpha, self.alpha, tuple(batch.shape[1:])), batch)
+        return batch + mask * (partners - batch)
+
+
+@dataclass(frozen=True)
+class CutMixBox(Mixing):
+    """Paste a box of a pool image: a share lambda ~ Beta(alpha, alpha) of the area, at a uniform place.
+
+    The box has the image's proportions, sides sqrt(lambda) of it, and is cut at the border (Yun et al.,
+    "CutMix: regularization strategy to train strong classifiers with localizable features", 2019).
+
+    Parameters
+    ----------
+    alpha : float
+        Parameter of the Beta distribution.
+    pool : array, tensor, path of a .npy file, or Pool, shape (P, C, H, W)
+        Where the pasted images are drawn from.
+    """
+
+    def default_name(self) -> str:
+        """Name alpha."""
+        return f"cutmix_box({number(self.alpha)})"
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        """Paste a box into each image."""
+        if batch.ndim != 4:
+            raise ValueError(f"view {self.name} takes images (N, C, H, W); got shape {tuple(batch.shape)}.")
+        streams = self.streams(batch, rng)
+        partners = self.partners(batch, streams)
+        side = np.sqrt(streams.beta(self.alpha, self.alpha))  # (N,)
+        centre = streams.uniform((2,))  # (N, 2): down, across
+        inside = [
+            np.abs(np.arange(0.5, size) - centre[:, [axis]] * size) <= side[:, None] * size / 2
+            for axis, size in enumerate(batch.shape[2:])
+        ]  # (N, H) and (N, W)
+        box = like(inside[0][:, None, :, None] & inside[1][:, None, None, :], batch)  # (N, 1, H, W), 0 or 1
+        return box * partners + (1 - box) * batch
