@@ -12,24 +12,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
 from vbtta._support.files import atomic_path
+from vbtta.augment import images
+from vbtta.augment.base import BuiltIn, Chain
+from vbtta.augment.sets import standard_images
 from vbtta.datasets import ImageData, load_cifar10, load_cifar10n, load_food101, load_mnist, load_utkface
 from vbtta.experiments.training import ImageNetwork, TrainingConfig, train
 from vbtta.predictions import ViewPredictions
@@ -37,7 +36,6 @@ from vbtta.predictions import ViewPredictions
 __all__ = ["BENCHMARKS", "Part", "Prepared", "image_views", "prepare"]
 
 PARTS = ("dev", "calibration", "test")
-View = Callable[[Tensor], Tensor]
 Columns = dict[str, NDArray[Any]]
 
 
@@ -96,28 +94,16 @@ def prepare(name: str, seed: int, data: str, cache: str, *, threads: int | None 
     return Prepared(name, config.task, parts)
 
 
-def image_views() -> dict[str, View]:
-    """Deterministic views of images (B, channels, H, W) in [0, 1]: mild ones, and some that do harm."""
-    views: dict[str, View] = {
-        "identity": Tensor.contiguous,
-        "flip": _flip,
-        "shift_left": partial(_affine, shift=(1 / 16, 0.0)),
-        "shift_right": partial(_affine, shift=(-1 / 16, 0.0)),
-        "shift_up": partial(_affine, shift=(0.0, 1 / 16)),
-        "shift_down": partial(_affine, shift=(0.0, -1 / 16)),
-        "blur_0.6": partial(_blur, sigma=0.6),
-        "flip_zoom_1.1": partial(_affine, zoom=1.1, flip=True),
-        "flip_rotate_10": partial(_affine, degrees=10, flip=True),
-        "flip_vertical": partial(_flip, axis=2),
-        "rotate_90": partial(torch.rot90, dims=(2, 3)),
-        "blur_2": partial(_blur, sigma=2.0),
-    }
-    views |= {f"rotate_{degrees}": partial(_affine, degrees=degrees) for degrees in (-25, -10, 10, 25)}
-    views |= {f"zoom_{zoom}": partial(_affine, zoom=zoom) for zoom in (0.9, 1.1, 1.25)}
-    for factor in (0.7, 1.3):
-        views[f"brightness_{factor}"] = partial(_brightness, factor=factor)
-        views[f"contrast_{factor}"] = partial(_contrast, factor=factor)
-    return views
+def image_views() -> list[BuiltIn]:
+    """Deterministic views: the common set, some stronger ones, and some that should do harm."""
+    stronger = [
+        images.Rotate(25.0),
+        images.Rotate(-25.0),
+        images.Crop("center", 0.75),
+        Chain((images.HorizontalFlip(), images.Rotate(10.0))),
+    ]
+    harmful = [images.VerticalFlip(), images.Rotate90(1), images.Blur(2.0)]
+    return [*standard_images(), *stronger, *harmful]
 
 
 def cifar10n(data: str, seed: int) -> _Source:
@@ -249,10 +235,10 @@ def _collect(network: ImageNetwork, data: ImageData, batch_size: int = 250) -> V
     with torch.inference_mode():
         for start in range(0, len(data), batch_size):
             batch = torch.from_numpy(data.images[start : start + batch_size]).float() / 255
-            outputs.append(torch.stack([network(view(batch)) for view in views.values()], dim=1))  # (B, K, C)
+            outputs.append(torch.stack([network(view(batch)) for view in views], dim=1))  # (B, K, C)
     mean = torch.cat(outputs).numpy()  # (N, K, C)
     classes = list(data.classes) or None
-    return ViewPredictions(mean, names=list(views), ids=data.ids, classes=classes)
+    return ViewPredictions(mean, names=[view.name for view in views], ids=data.ids, classes=classes)
 
 
 def _split(rng: np.random.Generator, n: int, n_dev: int, n_calibration: int) -> list[NDArray[np.intp]]:
@@ -285,48 +271,6 @@ def _annotate(
         wrong = rng.random(len(labels)) >= accuracy
         people[:, person] = np.where(wrong, (labels + offset) % n_classes, labels)
     return people
-
-
-def _flip(images: Tensor, axis: int = 3) -> Tensor:
-    return images.flip(axis)
-
-
-def _affine(
-    images: Tensor,
-    degrees: float = 0.0,
-    zoom: float = 1.0,
-    shift: tuple[float, float] = (0.0, 0.0),
-    flip: bool = False,
-) -> Tensor:
-    """Flip, rotate, enlarge and shift (as a share of the side), bilinear, borders reflected."""
-    cosine, sine = math.cos(math.radians(degrees)) / zoom, math.sin(math.radians(degrees)) / zoom
-    matrix = torch.tensor([[cosine, -sine, 2 * shift[0]], [sine, cosine, 2 * shift[1]]])
-    if flip:
-        images = images.flip(3)
-    grid = functional.affine_grid(matrix.expand(len(images), 2, 3), list(images.shape), align_corners=False)
-    return functional.grid_sample(
-        images, grid, mode="bilinear", padding_mode="reflection", align_corners=False
-    )
-
-
-def _blur(images: Tensor, sigma: float) -> Tensor:
-    """Gaussian blur, borders reflected."""
-    radius = int(np.ceil(3 * sigma))
-    kernel = torch.exp(-0.5 * (torch.arange(-radius, radius + 1) / sigma) ** 2)
-    kernel = (kernel / kernel.sum()).expand(images.shape[1], 1, 1, -1)
-    padded = functional.pad(images, (radius, radius, radius, radius), mode="reflect")
-    rows = functional.conv2d(padded, kernel, groups=images.shape[1])
-    return functional.conv2d(rows, kernel.transpose(2, 3), groups=images.shape[1])
-
-
-def _brightness(images: Tensor, factor: float) -> Tensor:
-    return (images * factor).clamp(0, 1)
-
-
-def _contrast(images: Tensor, factor: float) -> Tensor:
-    """Spread pixels about the image's mean by ``factor``."""
-    mean = images.mean(dim=(1, 2, 3), keepdim=True)
-    return (mean + factor * (images - mean)).clamp(0, 1)
 
 
 def _summary(prepared: Prepared) -> str:
