@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vbtta.experiments import nets, training
-from vbtta.experiments.training import TrainingConfig, augment_batch, predict, train
+from vbtta.experiments.batches import augment_batch
+from vbtta.experiments.training import TrainingConfig, predict, train
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,9 @@ from torch.nn import functional
 
 from vbtta._support.files import atomic_path
 from vbtta.experiments import nets
+from vbtta.experiments.batches import augment_batch, unit_images
 
-__all__ = ["ImageNetwork", "TrainingConfig", "augment_batch", "predict", "train"]
+__all__ = ["ImageNetwork", "TrainingConfig", "predict", "train"]
 
 _FORMAT = 1  # part of the hash: raise it when the same configuration would train another network
 
@@ -166,38 +167,6 @@ def train(
         torch.set_num_threads(previous_threads)
 
 
-def augment_batch(images: Tensor, crop: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Shift each image by up to ``crop`` pixels (reflected border) and flip half of them left to right.
-
-    Parameters
-    ----------
-    images : Tensor, shape (B, channels, H, W)
-        A batch.
-    crop : int
-        Largest shift in either direction; less than H and W.
-    flip : bool
-        Whether to flip.
-    generator : torch.Generator
-        Where the shifts and flips come from.
-
-    Returns
-    -------
-    Tensor, shape (B, channels, H, W)
-    """
-    size, _, height, width = images.shape
-    rows = torch.arange(height).expand(size, height)  # (B, H)
-    columns = torch.arange(width).expand(size, width)  # (B, W)
-    if flip:
-        flipped = torch.rand(size, 1, generator=generator) < 0.5
-        columns = torch.where(flipped, width - 1 - columns, columns)
-    if crop > 0:
-        shift = torch.randint(-crop, crop + 1, (2, size, 1), generator=generator)
-        rows, columns = _reflect(rows + shift[0], height), _reflect(columns + shift[1], width)
-    instance = torch.arange(size)[:, None, None]
-    # Advanced indices around a slice put the channels last: (B, H, W, channels).
-    return images[instance, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-
-
 def predict(network: nn.Module, images: NDArray[np.uint8], *, batch_size: int = 500) -> NDArray[np.float32]:
     """Evaluate the network on unaugmented images.
 
@@ -216,7 +185,8 @@ def predict(network: nn.Module, images: NDArray[np.uint8], *, batch_size: int = 
     """
     with torch.inference_mode():
         outputs = [
-            network(_unit(images[start : start + batch_size])) for start in range(0, len(images), batch_size)
+            network(unit_images(images[start : start + batch_size]))
+            for start in range(0, len(images), batch_size)
         ]
     result: NDArray[np.float32] = torch.cat(outputs).numpy()
     return result
@@ -298,7 +268,7 @@ def _epoch(
         rate = _learning_rate(config, (epoch * n_batches + step) / (config.epochs * n_batches))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        batch = augment_batch(_unit(images[rows.numpy()]), config.crop, config.flip, generator)
+        batch = augment_batch(unit_images(images[rows.numpy()]), config.crop, config.flip, generator)
         # Undo the output scaling: the loss is in standardised units.
         output = (network(batch) - network.output_mean) / network.output_scale
         loss = _loss(config, output, target[rows])
@@ -388,14 +358,3 @@ def _restore(
             f"{path} is not a checkpoint of this network ({error}). Delete it to train anew."
         ) from error
     return epochs
-
-
-def _unit(images: NDArray[np.uint8]) -> Tensor:
-    """Bytes to floats in [0, 1]."""
-    return torch.from_numpy(np.ascontiguousarray(images)).float().div_(255)
-
-
-def _reflect(position: Tensor, size: int) -> Tensor:
-    """Fold positions outside 0..size-1 back, without repeating the border."""
-    position = position.abs()
-    return (size - 1) - (size - 1 - position).abs()
