@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import multiprocessing
 import os
 import sys
@@ -26,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from vbtta._support.files import atomic_path
-from vbtta.augment import images
+from vbtta.augment import images, views_to_dict
 from vbtta.augment.base import BuiltIn, Chain
 from vbtta.augment.sets import standard_images
 from vbtta.datasets import ImageData, load_cifar10, load_cifar10n, load_food101, load_mnist, load_utkface
@@ -36,6 +37,7 @@ from vbtta.predictions import ViewPredictions
 __all__ = ["BENCHMARKS", "Part", "Prepared", "image_views", "prepare"]
 
 PARTS = ("dev", "calibration", "test")
+_FORMAT = 1  # raise it when splits or labels change
 Columns = dict[str, NDArray[Any]]
 
 
@@ -76,6 +78,13 @@ def prepare(name: str, seed: int, data: str, cache: str, *, threads: int | None 
     benchmark = BENCHMARKS[name]
     config = dataclasses.replace(benchmark.config, seed=seed)
     folder = Path(cache) / f"{name}-seed{seed}"
+    described = _describe(config)
+    note = folder / "config.json"
+    if not note.is_file() or note.read_text() != described:  # other views or another network: start again
+        for part in (*PARTS, "labels"):
+            (folder / f"{part}.npz").unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        note.write_text(described)
     if not all((folder / f"{part}.npz").is_file() for part in (*PARTS, "labels")):
         _create(benchmark, config, folder, data, Path(cache) / "checkpoints", threads)
     with np.load(folder / "labels.npz", allow_pickle=False) as stored:
@@ -206,6 +215,12 @@ BENCHMARKS: dict[str, _Benchmark] = {
 }
 
 
+def _describe(config: TrainingConfig) -> str:
+    """What the cached predictions depend on, as text."""
+    views = views_to_dict(image_views())
+    return json.dumps({"format": _FORMAT, "config": dataclasses.asdict(config), **views}, sort_keys=True)
+
+
 def _create(
     benchmark: _Benchmark,
     config: TrainingConfig,
@@ -218,7 +233,6 @@ def _create(
         torch.set_num_threads(threads)
     source = benchmark.source(data, config.seed)
     network = train(config, source.images, source.targets, cache=checkpoints, threads=threads, progress=True)
-    folder.mkdir(parents=True, exist_ok=True)
     labels = {f"{part}_{key}": column for part in PARTS for key, column in source.parts[part][1].items()}
     with atomic_path(folder / "labels.npz") as temporary, temporary.open("wb") as stream:
         np.savez(stream, allow_pickle=False, **labels)

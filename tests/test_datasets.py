@@ -299,6 +299,19 @@ class TestSafePickle:
             np.testing.assert_array_equal(read[name], content[name])
             assert read[name].dtype == content[name].dtype
 
+    def test_as_python_2_wrote_it(self, tmp_path):
+        # Opcode for opcode what Python 2 makes of {"data": array([255, 0, 7], uint8), "labels": [2]}.
+        data_type = (
+            b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        )
+        array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        state = b"(K\x01K\x03\x85" + data_type + b"\x89U\x03\xff\x00\x07tb"
+        (tmp_path / "file").write_bytes(b"\x80\x02}(U\x04data" + array + state + b"U\x06labels](K\x02eu.")
+        read = load_pickle(tmp_path / "file")
+        assert read["data"].tolist() == [255, 0, 7]
+        assert read["data"].dtype == np.uint8
+        assert read["labels"] == [2]
+
     @pytest.mark.parametrize(
         "evil",
         [
