@@ -216,7 +216,7 @@ BENCHMARKS: dict[str, _Benchmark] = {
 
 
 def _describe(config: TrainingConfig) -> str:
-    """What the cached predictions depend on, as text."""
+    """Describe all that the cached predictions depend on."""
     views = views_to_dict(image_views())
     return json.dumps({"format": _FORMAT, "config": dataclasses.asdict(config), **views}, sort_keys=True)
 
