@@ -5,6 +5,7 @@ __all__ = ["as_view", "as_views"]
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,21 @@ import numpy as np
 from vbtta._support.extras import require
 from vbtta._support.random import RowStreams
 from vbtta.augment.base import Augmentation, Batch, BuiltIn, is_tensor, number
+
+# Transforms of torchvision.transforms.v2 that never draw; one too few here is safe, only slower.
+_FIXED_TORCHVISION = frozenset(
+    {
+        "CenterCrop",
+        "ConvertImageDtype",
+        "Grayscale",
+        "Identity",
+        "LinearTransformation",
+        "Normalize",
+        "Pad",
+        "RGB",
+    }
+    | {"Resize", "ToDtype", "ToImage", "ToPureTensor"}
+)
 
 
 def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None) -> Augmentation:
@@ -44,9 +60,11 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
     >>> view.name, view.stochastic, view(np.ones((1, 2)))
     ('double', False, array([[2., 2.]]))
     """
+    if isinstance(obj, type):
+        raise TypeError(f"a view must be an object, not a class: use {obj.__name__}(...).")
     if isinstance(obj, Augmentation) and isinstance(obj.name, str):
         return obj if name in (None, obj.name) else _rename(obj, str(name))
-    if _is_from(obj, "ttach") and hasattr(obj, "aug_transform_parameters"):
+    if _is_compose(obj):
         raise TypeError(
             f"a ttach Compose stands for {len(obj)} views; use as_views(compose), which lists them."
         )
@@ -202,7 +220,7 @@ def _expand(compose: Any) -> list[Augmentation]:
         parts = [
             _ttach_name(transform, value)
             for transform, value in zip(compose.aug_transforms, values, strict=True)
-            if value != transform.identity_param
+            if value not in (transform.identity_param, getattr(transform, "original_size", None))
         ]
         views.append(FunctionView("+".join(parts) or "identity", transformer.augment_image, False, False))
     return views
@@ -212,6 +230,8 @@ def _ttach_name(transform: Any, value: Any) -> str:
     kind = type(transform).__name__
     if isinstance(value, bool):
         return kind
+    if isinstance(value, partial):  # the crops of FiveCrops
+        value = value.func.__name__
     return f"{kind}({number(value) if isinstance(value, (int, float)) else value})"
 
 
@@ -240,11 +260,6 @@ def _draws(transform: Any) -> bool:
     """Whether a transform of kornia.augmentation or torchvision draws random numbers."""
     if _is_from(transform, "kornia.augmentation"):
         return True
-    # torchvision.transforms.v2: what draws makes its own parameters or decides whether to apply itself.
-    base = require("torchvision.transforms.v2", "torch").Transform
-    for part in transform.modules():
-        if isinstance(part, base) and not type(part).__name__.startswith("Compose"):
-            makes = type(part).make_params is not base.make_params
-            if makes or type(part).__name__.startswith("Random"):
-                return True
-    return False
+    if type(transform).__name__ == "Compose":
+        return any(_draws(part) for part in transform.transforms)
+    return type(transform).__name__ not in _FIXED_TORCHVISION

@@ -216,9 +216,9 @@ def _reader(file: Path) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """Write a plain value in TOML; strings, numbers and booleans look as in JSON."""
+    """Write a plain value in TOML: scalars look as in JSON, but for the delete character in strings."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(part) for part in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
