@@ -1,0 +1,100 @@
+"""Metrics agree with hand-computed numbers, weigh labels by their counts, and refuse what is no prediction."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vbtta import metrics
+
+PROBA = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4], [0.05, 0.05, 0.9]])
+LABELS = np.array([0, 2, 2, 2])
+
+
+def test_regression_metrics_by_hand():
+    y = np.array([[1.0, 2.0], [3.0, 5.0]])
+    mean = np.array([[2.0, 2.0], [3.0, 1.0]])
+    assert metrics.mse(y, mean) == (0.5 + 8.0) / 2
+    assert metrics.mae(y, mean) == (0.5 + 2.0) / 2
+    assert metrics.mse(y, mean, weights=[3, 1]) == (3 * 0.5 + 8.0) / 4
+    assert metrics.interval_coverage(y, mean - 1, mean + 1) == 0.75
+
+
+def test_classification_metrics_by_hand():
+    assert metrics.accuracy(LABELS, PROBA) == 0.75
+    assert metrics.accuracy(LABELS, PROBA, weights=[1, 5, 1, 1]) == 3 / 8
+    first, second = 0.09 + 0.04 + 0.01, 0.01 + 0.36 + 0.49
+    third, fourth = 0.09 + 0.09 + 0.36, 0.0025 + 0.0025 + 0.01
+    assert metrics.brier(LABELS, PROBA) == pytest.approx((first + second + third + fourth) / 4)
+
+
+def test_nll_and_crps_are_means_of_scores():
+    assert metrics.nll(np.log([0.5, 0.25]), weights=[1, 3]) == pytest.approx(7 / 4 * np.log(2))
+    assert metrics.crps([1.0, 2.0]) == 1.5
+
+
+def test_ece_by_hand():
+    # Each label sits in a bin of its own: gaps 0.3, -0.6, 0.6, 0.1.
+    assert metrics.ece(LABELS, PROBA) == pytest.approx((0.3 + 0.6 + 0.6 + 0.1) / 4)
+    # One bin: the gaps cancel.
+    assert metrics.ece(LABELS, PROBA, bins=1) == pytest.approx(abs(0.3 - 0.6 + 0.6 + 0.1) / 4)
+    # Two bins of equal mass: confidences (0.4, 0.6) and (0.7, 0.9).
+    assert metrics.ece(LABELS, PROBA, bins=2, adaptive=True) == pytest.approx((0.0 + 0.4) / 4)
+
+
+def test_confidence_on_an_edge_belongs_to_the_bin_below():
+    proba = np.array([[0.6, 0.4], [0.61, 0.39], [1.0, 0.0]])
+    _, home = metrics.calibration_gaps([0, 0, 0], proba, bins=5)
+    assert home.tolist() == [2, 3, 4]
+
+
+@given(st.integers(0, 10_000), st.booleans())
+def test_counts_equal_repeated_labels_and_order_does_not_matter(seed, adaptive):
+    generator = np.random.default_rng(seed)
+    proba = generator.dirichlet(np.ones(3), size=12).round(1)
+    proba[:, 2] = 1 - proba[:, 0] - proba[:, 1]
+    proba = np.abs(proba)
+    proba /= proba.sum(axis=1, keepdims=True)
+    y, count = generator.integers(0, 3, 12), generator.integers(1, 4, 12)
+    rows = generator.permutation(np.repeat(np.arange(12), count))
+    repeated = metrics.ece(y[rows], proba[rows], adaptive=adaptive)
+    assert repeated == pytest.approx(metrics.ece(y, proba, count, adaptive=adaptive), abs=1e-12)
+    for name in ("accuracy", "brier"):
+        metric = getattr(metrics, name)
+        assert metric(y[rows], proba[rows]) == pytest.approx(metric(y, proba, count))
+
+
+def test_calibrated_predictions_have_small_ece():
+    generator = np.random.default_rng(0)
+    proba = generator.dirichlet(np.ones(4), size=50_000)
+    y = (generator.random((50_000, 1)) > proba.cumsum(axis=1)).sum(axis=1)
+    for adaptive in (False, True):
+        assert metrics.ece(y, proba, adaptive=adaptive) < 0.01
+        assert metrics.ece(y, proba**2 / (proba**2).sum(axis=1, keepdims=True), adaptive=adaptive) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: metrics.mse([1.0], [[1.0]]), "mean must be shaped like y"),
+        (lambda: metrics.mse([], []), "no labels"),
+        (lambda: metrics.mse([np.nan], [1.0]), "y has NaN"),
+        (lambda: metrics.mse([1.0], [1.0], [-1.0]), "weights must be finite"),
+        (lambda: metrics.mse([1.0], [1.0], [1.0, 1.0]), "weights must be"),
+        (lambda: metrics.mse(1.0, 1.0), "y must be"),
+        (lambda: metrics.nll([[0.1]]), "log_prob must be"),
+        (lambda: metrics.nll([np.nan]), "NaN for label 0"),
+        (lambda: metrics.crps([-0.1]), "not be negative"),
+        (lambda: metrics.crps(0.1), "scores must be"),
+        (lambda: metrics.interval_coverage([1.0], [2.0], [0.0]), "swapped"),
+        (lambda: metrics.accuracy([0], [[2.0, -1.0]]), "softmax"),
+        (lambda: metrics.accuracy([2], [[0.5, 0.5]]), "got 2"),
+        (lambda: metrics.accuracy([0.0], [[0.5, 0.5]]), "dtype float64"),
+        (lambda: metrics.accuracy([0, 1], [[0.5, 0.5]]), "one class a row"),
+        (lambda: metrics.accuracy([0], [0.5, 0.5]), "proba must be"),
+        (lambda: metrics.ece([0], [[0.5, 0.5]], bins=0), "bins must be"),
+    ],
+)
+def test_errors_name_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
