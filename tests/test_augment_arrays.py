@@ -241,9 +241,7 @@ def test_apply_view_refuses_what_no_model_should_see(function, message):
     with pytest.raises(ValueError, match=message):
         apply_view(view, batch)
     with pytest.raises(ValueError, match=message):
-        apply_view(
-            as_view(lambda x: {"a": function(x["a"].copy()), "b": x["b"]}, "bad"), {"a": batch, "b": batch}
-        )
+        apply_view(as_view(lambda x: {"a": function(x["a"].copy()), "b": x["b"]}, "bad"), {"a": batch, "b": batch})
 
 
 def test_apply_view_checks_tensors_and_leaves_gaps_of_the_input_alone():

@@ -9,17 +9,22 @@ import pytest
 import torch
 import ttach
 
-from vbtta._support.random import RowStreams
 from vbtta.augment import (
     Blur,
     Brightness,
     Chain,
     Contrast,
     Crop,
+    CutMix,
+    CutMixBox,
+    FeatureDropout,
     Gamma,
+    GaussianNoise,
     HorizontalFlip,
+    Mixup,
     Rotate,
     Rotate90,
+    RowStreams,
     Shift,
     VerticalFlip,
     Zoom,
@@ -147,9 +152,7 @@ def test_colours_of_normalised_images_are_changed_before_normalisation(images, m
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
     shift, scale = torch.tensor(mean).view(1, 3, 1, 1), torch.tensor(std).view(1, 3, 1, 1)
     expected = (make()(images) - shift) / scale
-    torch.testing.assert_close(
-        make(mean=mean, std=std)((images - shift) / scale), expected, rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(make(mean=mean, std=std)((images - shift) / scale), expected, rtol=1e-5, atol=1e-5)
     black = ((torch.zeros(1, 3, 4, 4) - shift) / scale) - 1e-6  # a hair below black must not become NaN
     assert make(mean=mean, std=std)(black).isfinite().all()
 
@@ -181,6 +184,15 @@ def test_every_kind_of_view_exports_with_a_free_batch_size(view, images):
     program = torch.export.export(Model(), (images,), dynamic_shapes=({0: free},)).module()
     more = torch.rand(9, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(program(more), view(more), rtol=0, atol=1e-6)
+
+
+def test_tensors_stay_on_their_device():
+    elsewhere = torch.empty(2, 3, HEIGHT, WIDTH, device="meta")  # a device whose tensors mix with no other's
+    pool = np.zeros((4, 3, HEIGHT, WIDTH))
+    drawing = [GaussianNoise(0.1), Mixup(0.5, pool), CutMix(0.5, pool), CutMixBox(0.5, pool), FeatureDropout(0.5)]
+    for view in [*one_of_each_kind(), *drawing]:
+        result = view(elsewhere, RowStreams(0, view.name, 0, range(2)))
+        assert result.device.type == "meta", view.name
 
 
 def test_names_are_readable_and_the_sets_have_the_identity():

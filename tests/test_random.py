@@ -80,9 +80,7 @@ DISTRIBUTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("draw", "law"), [case[1:] for case in DISTRIBUTIONS], ids=[c[0] for c in DISTRIBUTIONS]
-)
+@pytest.mark.parametrize(("draw", "law"), [case[1:] for case in DISTRIBUTIONS], ids=[c[0] for c in DISTRIBUTIONS])
 def test_distribution_over_rows_and_along_a_row(draw, law):
     over_rows = draw(RowStreams(1, "view", 0, range(N_ROWS)))
     one_row = np.concatenate([draw(RowStreams(1, "view", m, [5])) for m in range(2_000)])

@@ -42,6 +42,4 @@ def require(module: str, extra: str) -> ModuleType:
 def missing_extra(module: str, extra: str) -> ImportError:
     """Make the error for an optional module that is not installed."""
     package = module.split(".")[0]
-    return ImportError(
-        f'{package} is needed for this and is not installed: pip install "vbtta[{extra}]"', name=package
-    )
+    return ImportError(f'{package} is needed for this and is not installed: pip install "vbtta[{extra}]"', name=package)

@@ -58,9 +58,7 @@ class RowStreams:
     ((6, 2), True)
     """
 
-    def __init__(
-        self, seed: int, view: str, draw: int, rows: Sequence[int] | range | npt.NDArray[np.integer]
-    ) -> None:
+    def __init__(self, seed: int, view: str, draw: int, rows: Sequence[int] | range | npt.NDArray[np.integer]) -> None:
         row_numbers = np.asarray(rows)
         if row_numbers.ndim != 1 or (row_numbers.size and row_numbers.dtype.kind not in "iu"):
             raise ValueError(

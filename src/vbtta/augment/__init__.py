@@ -6,6 +6,7 @@ Views of any array (NumPy or torch) need NumPy only; the image views load torch 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vbtta._support.random import RowStreams
 from vbtta.augment.arrays import Affine, FeatureDropout, GaussianNoise, Identity
 from vbtta.augment.base import Augmentation, Chain, apply_view
 from vbtta.augment.foreign import as_view, as_views
@@ -45,6 +46,7 @@ __all__ = [
     "Pool",
     "Rotate",
     "Rotate90",
+    "RowStreams",
     "Shift",
     "VerticalFlip",
     "Zoom",

@@ -72,9 +72,7 @@ class BuiltIn:
                 f"rng=RowStreams(seed, view.name, draw, rows), one row number per row of the batch."
             )
         if len(rng) != len(batch):
-            raise ValueError(
-                f"view {self.name}: rng has {len(rng)} rows and the batch {len(batch)}; they must agree."
-            )
+            raise ValueError(f"view {self.name}: rng has {len(rng)} rows and the batch {len(batch)}; they must agree.")
         return rng
 
     def store(self, **values: Any) -> None:

@@ -49,8 +49,7 @@ class ColourView(ImageView):
             return self.recolour(images)
         if images.shape[1] != len(self.mean):
             raise ValueError(
-                f"view {self.name} has mean and std for {len(self.mean)} channels; "
-                f"the images have {images.shape[1]}."
+                f"view {self.name} has mean and std for {len(self.mean)} channels; the images have {images.shape[1]}."
             )
         mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         # Rounding may leave [0, 1] by a hair, and a power of a negative number is NaN.
@@ -115,9 +114,7 @@ class Contrast(ColourView):
 
     def recolour(self, images: torch.Tensor) -> torch.Tensor:
         """Scale the contrast."""
-        result: torch.Tensor = kornia.enhance.adjust_contrast_with_mean_subtraction(
-            images, float(self.factor)
-        )
+        result: torch.Tensor = kornia.enhance.adjust_contrast_with_mean_subtraction(images, float(self.factor))
         return result
 
 

@@ -65,9 +65,7 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
     if isinstance(obj, Augmentation) and isinstance(obj.name, str):
         return obj if name in (None, obj.name) else _rename(obj, str(name))
     if _is_compose(obj):
-        raise TypeError(
-            f"a ttach Compose stands for {len(obj)} views; use as_views(compose), which lists them."
-        )
+        raise TypeError(f"a ttach Compose stands for {len(obj)} views; use as_views(compose), which lists them.")
     if not callable(obj):
         raise TypeError(f"a view must be callable; got {type(obj).__name__}.")
     view_name = name or _name_of(obj)
@@ -251,9 +249,7 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # some built-in functions have no signature
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(positional) > 1 and (
-        positional[1].default is inspect.Parameter.empty or positional[1].name == "rng"
-    )
+    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "rng")
 
 
 def _draws(transform: Any) -> bool:

@@ -62,9 +62,7 @@ class Pool:
         """Open a .npy file (mapped, not read into memory), and check its hash if one is given."""
         file = Path(path)
         if not file.is_file():
-            raise FileNotFoundError(
-                f"pool file {file} not found; give the path of the .npy file with the pool."
-            )
+            raise FileNotFoundError(f"pool file {file} not found; give the path of the .npy file with the pool.")
         with file.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
         if sha256 is not None and found != sha256:

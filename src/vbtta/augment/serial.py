@@ -54,9 +54,7 @@ def views_to_dict(views: Iterable[Augmentation]) -> dict[str, Any]:
     return {"views": [_describe(view) for view in views]}
 
 
-def views_from_dict(
-    data: Mapping[str, Any], root: str | os.PathLike[str] | None = None
-) -> list[Augmentation]:
+def views_from_dict(data: Mapping[str, Any], root: str | os.PathLike[str] | None = None) -> list[Augmentation]:
     """Make the views that `views_to_dict` described.
 
     Parameters
@@ -78,9 +76,7 @@ def views_from_dict(
     """
     entries = data.get("views")
     if not isinstance(entries, list) or not entries:
-        raise ValueError(
-            'views must be described as a list under the key "views"; in TOML: one [[views]] each.'
-        )
+        raise ValueError('views must be described as a list under the key "views"; in TOML: one [[views]] each.')
     folder = Path() if root is None else Path(root)
     return as_views([_build(entry, folder) for entry in entries])
 
@@ -186,9 +182,7 @@ def _build(entry: Any, root: Path) -> BuiltIn:
     parameters = {key: value for key, value in entry.items() if key != "view"}
     unknown = sorted(set(parameters) - known)
     if unknown:
-        raise ValueError(
-            f"view {kind} has no parameter {', '.join(unknown)}; it has {', '.join(sorted(known))}."
-        )
+        raise ValueError(f"view {kind} has no parameter {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
     if "pool" in parameters:
         parameters["pool"] = _build_pool(parameters["pool"], root)
     if "views" in parameters:

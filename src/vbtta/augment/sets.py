@@ -86,9 +86,7 @@ def paper_mixup_cutmix(pool: Any, alphas: Sequence[float] = (0.1, 0.5, 0.9)) -> 
     return [*(Mixup(alpha, shared) for alpha in alphas), *(CutMix(alpha, shared) for alpha in alphas)]
 
 
-def standard_images(
-    *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> list[BuiltIn]:
+def standard_images(*, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> list[BuiltIn]:
     """List 18 deterministic views for photographs.
 
     Parameters
