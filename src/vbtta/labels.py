@@ -97,7 +97,7 @@ class LabelSets:
                 raise ValueError(
                     f"Y[{where[0]}, {where[1]}] is a vector label with gaps; give all its outputs or none of them"
                 )
-            absent = absent.any(axis=2)
+            absent = np.asarray(absent.any(axis=2))
         rows, column = np.nonzero(~absent)
         names: tuple[str, ...] = ()
         if annotators is not None:
@@ -144,10 +144,11 @@ class LabelSets:
         if key.size and _absent(key, None).any():
             raise ValueError("instance has gaps; every label needs the row or id of its instance")
         gaps = _absent(value, None)
-        gaps = gaps.any(axis=1) if gaps.ndim == 2 else gaps
+        gaps = np.asarray(gaps.any(axis=1)) if gaps.ndim == 2 else gaps
         if gaps.any():
             raise ValueError(f"label is missing in row {int(np.argmax(gaps))}; leave such rows out")
-        code, names = None, ()
+        code: Array | None = None
+        names: tuple[str, ...] = ()
         if annotator is not None:
             code, names = _annotator_codes(annotator, len(key))
         times = np.ones(len(key)) if count is None else _counts(count, (len(key),))
@@ -254,7 +255,8 @@ class LabelSets:
         value = value[:, None] if value.ndim == 1 else value
         if value.shape[1] != n_outputs:
             raise ValueError(
-                f"labels have {value.shape[1]} output(s) but the predictions {n_outputs}; vector labels go in as (N, M, C)"
+                f"labels have {value.shape[1]} output(s) but the predictions {n_outputs}; "
+                "vector labels go in as (N, M, C)"
             )
         return value
 
@@ -288,16 +290,16 @@ class LabelSets:
         else:
             rows = self.instance
             if len(rows) and rows[-1] >= n_instances:
-                raise ValueError(f"labels name instance {int(rows[-1])} but the predictions have {n_instances} instances")
+                raise ValueError(
+                    f"labels name instance {int(rows[-1])} but the predictions have {n_instances} instances"
+                )
             if not self.open_ended and self.n_instances != n_instances:
                 raise ValueError(
-                    f"labels are for {self.n_instances} instances but the predictions for {n_instances}; they are paired "
-                    "by row"
+                    f"labels are for {self.n_instances} instances but the predictions for {n_instances}; "
+                    "they are paired by row"
                 )
         order = np.argsort(rows, kind="stable")
-        return replace(
-            self._reorder(order), instance=rows[order], n_instances=n_instances, ids=ids, open_ended=False
-        )
+        return replace(self._reorder(order), instance=rows[order], n_instances=n_instances, ids=ids, open_ended=False)
 
     def take(self, rows: Array) -> Self:
         """The labels of some instances; the k-th of `rows` becomes instance k."""

@@ -6,6 +6,8 @@ Component k of row n has weight w_nk, degrees of freedom d_k (infinite: a normal
 
 __all__ = ["crps", "log_density", "moments", "quantile"]
 
+from itertools import pairwise
+
 import numpy as np
 from scipy import special
 
@@ -70,7 +72,7 @@ def _crps_block(y: Array, weights: Array, dof: Array, location: Array, spread: A
     edges = np.sort(np.stack([*knots, y]), axis=0)  # (P, N, C)
     node, node_weight = np.polynomial.legendre.leggauss(8)
     total = np.zeros_like(y)
-    for left, right in zip(edges[:-1], edges[1:], strict=True):
+    for left, right in pairwise(edges):
         half = 0.5 * (right - left)
         beyond = left >= y  # y is an edge: every panel lies on one side of it
         for position, share in zip(node, node_weight, strict=True):
@@ -85,7 +87,7 @@ def _cdf(x: Array, weights: Array, dof: Array, location: Array, spread: Array) -
     below = np.empty_like(standard)
     for k, degrees in enumerate(dof):
         below[:, k] = special.ndtr(standard[:, k]) if degrees > _NORMAL_FROM else special.stdtr(degrees, standard[:, k])
-    return np.einsum("nk,nkc->nc", weights, below)
+    return np.asarray(np.einsum("nk,nkc->nc", weights, below))
 
 
 def _bisect(q: float, weights: Array, dof: Array, location: Array, spread: Array, steps: int) -> Array:
@@ -110,4 +112,4 @@ def _log_student(distance: Array, dof: Array, n_outputs: int) -> Array:
         - 0.5 * (degrees + n_outputs) * np.log1p(distance / degrees)
     )
     normal = -0.5 * n_outputs * np.log(2 * np.pi) - 0.5 * distance
-    return np.where(dof > _NORMAL_FROM, normal, student)
+    return np.asarray(np.where(dof > _NORMAL_FROM, normal, student))

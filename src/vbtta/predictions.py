@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import BinaryIO, Self
+from typing import BinaryIO, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -125,7 +125,9 @@ class ViewPredictions:
             names: Sequence[str] | None = None if self.generated_names else self.names
         else:
             if any(part.mean.shape[0] != len(self) or not _same(part.ids, self.ids) for part in parts):
-                raise ValueError("parts are of different inputs; axis='views' joins views of the same inputs in one order")
+                raise ValueError(
+                    "parts are of different inputs; axis='views' joins views of the same inputs in one order"
+                )
             ids = self.ids
             generated = all(part.generated_names for part in parts)
             names = None if generated else [name for part in parts for name in part.names]
@@ -166,12 +168,18 @@ class ViewPredictions:
                     for info in archive.infolist()
                 }
         except zipfile.BadZipFile:
-            raise ValueError(f"{path} is not an .npz file; write one with ViewPredictions.save or numpy.savez") from None
+            raise ValueError(
+                f"{path} is not an .npz file; write one with ViewPredictions.save or numpy.savez"
+            ) from None
         if "mean" not in members:
             raise ValueError(f"{path} has no array 'mean' of shape (N, K, C); it has {sorted(members)}")
         names = [str(name) for name in members["names"]] if "names" in members else None
         return cls(
-            members["mean"], members.get("variance"), names=names, ids=members.get("ids"), classes=members.get("classes")
+            members["mean"],
+            members.get("variance"),
+            names=names,
+            ids=members.get("ids"),
+            classes=members.get("classes"),
         )
 
     def _like(
@@ -222,7 +230,7 @@ class ContinuousPrediction:
         """Quantiles of every output: (N, C) for one q, (Q, N, C) for several."""
         levels = np.asarray(q, dtype=np.float64)
         if levels.ndim > 1 or not np.all((levels > 0) & (levels < 1)):
-            raise ValueError(f"q must be between 0 and 1, a number or a list of them; got {q}")
+            raise ValueError(f"q must be between 0 and 1, a number or a list of them; got {q!r}")
         found = [mixtures.quantile(float(p), self.weights, self.dof, self.location, self._spread) for p in levels.flat]
         return found[0] if levels.ndim == 0 else np.stack(found)
 
@@ -246,7 +254,7 @@ class ContinuousPrediction:
 
     @cached_property
     def _spread(self) -> Array:
-        return np.sqrt(np.diagonal(self.scale, axis1=2, axis2=3))  # (N, K, C)
+        return np.asarray(np.sqrt(np.diagonal(self.scale, axis1=2, axis2=3)))  # (N, K, C)
 
     def _targets(self, y: ArrayLike) -> Array:
         n_inputs, _, n_outputs = self.location.shape
@@ -374,5 +382,6 @@ def _read_member(archive: zipfile.ZipFile, file: BinaryIO, info: zipfile.ZipInfo
     file.seek(info.header_offset + 26)  # the local header repeats the name and may have another extra field
     skip = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
     offset = info.header_offset + 30 + skip + header_size
-    order = "F" if fortran else "C"
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    mapped: Array = np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
+    return mapped

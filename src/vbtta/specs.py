@@ -199,7 +199,9 @@ class EM:
 
 ModelSpec = GaussianMixture | GaussianLatent | CategoricalMixture | CategoricalLatent
 EngineSpec = EM
-_KINDS = {kind.__name__: kind for kind in (GaussianMixture, GaussianLatent, CategoricalMixture, CategoricalLatent, EM)}
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (GaussianMixture, GaussianLatent, CategoricalMixture, CategoricalLatent, EM)
+}
 
 
 def spec_to_dict(spec: ModelSpec | EngineSpec) -> dict[str, Any]:

@@ -4,7 +4,7 @@ R. Varadhan and C. Roland, "Simple and globally convergent methods for accelerat
 of any EM algorithm", Scandinavian Journal of Statistics 35 (2008).
 """
 
-__all__ = ["Ascent", "Problem", "ascend"]
+__all__ = ["Ascent", "Problem", "ascend", "vanishing_weights"]
 
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -12,6 +12,8 @@ import numpy as np
 
 from vbtta.labels import Array
 from vbtta.specs import EM
+
+_VANISHING = (1e-2, 1e-4, 1e-6)  # weights below which zero is tried at the end
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -89,7 +91,7 @@ def ascend(problem: Problem[S, T], start: S, engine: EM) -> Ascent:
             middle = problem.pack(first)
             r = middle - start_vector
             u = problem.pack(second) - middle - r
-            length = float(np.linalg.norm(r) / max(np.linalg.norm(u), 1e-300))
+            length = float(np.linalg.norm(r)) / max(float(np.linalg.norm(u)), 1e-300)
             step = min(max(length, 1.0), longest)
             candidate = second
             if step > 1.0:
@@ -126,3 +128,14 @@ def ascend(problem: Problem[S, T], start: S, engine: EM) -> Ascent:
         converged=converged or engine.tol == 0,
         passes=passes,
     )
+
+
+def vanishing_weights(weights: Array) -> list[Array]:
+    """Weights with the small ones at zero, boldest first: EM alone takes them there in infinitely many steps."""
+    candidates: list[Array] = []
+    for limit in _VANISHING:
+        kept = np.where(weights < limit, 0, weights)
+        kept = kept / kept.sum() if kept.any() else weights
+        if np.count_nonzero(kept) < np.count_nonzero(weights) and not any(np.array_equal(kept, c) for c in candidates):
+            candidates.append(kept)
+    return candidates

@@ -29,7 +29,7 @@ class Block(NamedTuple):
     variance: Array | None  # (C, K, n) their variances over draws
     instance: Array | None  # (j,)
     value: Array  # (C, j) standardised labels
-    count: Array  # (j,)
+    repeats: Array  # (j,): how often each label was given
     annotator: Array  # (j,); zeros where nobody is named
 
 

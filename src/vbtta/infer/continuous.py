@@ -7,7 +7,21 @@ A step needs, for every view, the second moments of (f, 1, e) under the responsi
 at the current calibration: enough for theta, the residual at the new one and Lambda without another pass.
 """
 
-__all__ = ["MixturePrior", "MixtureState", "MixtureStatistics", "bound_terms", "start", "statistics", "update"]
+__all__ = [
+    "Density",
+    "Expectation",
+    "MixturePrior",
+    "MixtureState",
+    "MixtureStatistics",
+    "bound_terms",
+    "calibration",
+    "divergence",
+    "expectation",
+    "responsibilities",
+    "start",
+    "statistics",
+    "update",
+]
 
 from typing import NamedTuple
 
@@ -24,6 +38,7 @@ from vbtta.infer.matrices import (
     wishart_log_normaliser,
 )
 from vbtta.infer.standard import ContinuousData
+from vbtta.infer.truth import AnnotatorState, Truth, infer_truth, summarise
 from vbtta.labels import Array
 from vbtta.specs import GaussianMixture
 
@@ -62,6 +77,14 @@ class MixtureState(NamedTuple):
     dof: Array  # (K,): nu_k
     inverse_scale: Array  # (K, C, C): V_k
 
+    def take(self, views: Array) -> "MixtureState":
+        """Some of the views."""
+        return MixtureState(
+            self.weights[views],
+            None if self.weight_counts is None else self.weight_counts[views],
+            *(field[views] for field in (self.theta_mean, self.theta_covariance, self.dof, self.inverse_scale)),
+        )
+
     @property
     def precision(self) -> Array:
         """E[Lambda_k] = nu_k V_k^-1: (K, C, C)."""
@@ -80,9 +103,20 @@ class MixtureStatistics(NamedTuple):
     """Additive sufficient statistics: sums over labels of responsibilities p."""
 
     log_evidence: Array  # (): sum of logsumexp_k ln p~
-    count: Array  # (K,): sum of p
+    mass: Array  # (K,): sum of p
     moments: Array  # (K, 3C, 3C): sum of p a a^T, a = Omega^1/2 (f, 1, e)
     log_omega: Array  # (): sum of p/2 ln|Omega|
+
+
+class Expectation(NamedTuple):
+    """What the E-step finds out about the labels (without annotators) or instances (with them) of a block."""
+
+    regressors: list[Array]  # (K, j) each: f, and Omega^1/2 where it is not one
+    residual: Array  # (C, K, j): e
+    share: Array  # (K, j): responsibilities times counts
+    log_evidence: float
+    log_omega: Array | None  # (K, j): ln|Omega|/2
+    truth: Truth | None
 
 
 class Density(NamedTuple):
@@ -118,43 +152,77 @@ def spread(precision: Array, affine: bool) -> Array:
     return np.tile(precision, (1, 2, 2)) if affine else precision
 
 
-def statistics(block: Block, density: Density | None, prior: MixturePrior) -> MixtureStatistics:
-    """Sums of one block at a density; with none, every view is responsible for the same share."""
-    mean = block.mean if block.instance is None else block.mean[:, :, block.instance]  # (C, K, j)
-    n_outputs, n_views, _ = mean.shape
-    root = _root_omega(block, prior) if density is not None else None  # (C, K, j)
+def expectation(
+    block: Block, density: Density | None, prior: MixturePrior, annotators: AnnotatorState | None = None
+) -> Expectation:
+    """The E-step of a block; with no density, every view is responsible for the same share.
+
+    Without annotators z belongs to a label and the residual is the label's; with them z and the truth t
+    belong to an instance, and the residual is that of the truth's mean.
+    """
+    instance = block.instance if annotators is None else None
+    mean = block.mean if instance is None else block.mean[:, :, instance]  # (C, K, j)
+    root = None if density is None else _root_omega(block, instance, prior)  # (C, K, j)
+    log_omega = None if root is None else np.log(root).sum(axis=0)  # (K, j): ln|Omega|/2
     if density is None:
         residual = block.value[:, None] - mean
-    else:
+        share = np.broadcast_to(block.repeats / mean.shape[1], mean.shape[1:])
+        return Expectation(list(mean) if prior.affine else [], residual, share, 0.0, None, None)
+
+    truth = None
+    count = block.repeats
+    if annotators is None:
         residual = block.value[:, None] - density.shift[:, :, None]  # (C, K, j): e
         residual -= density.gain[:, :, None] * mean
+    else:
+        calibrated = density.gain[:, :, None] * mean
+        calibrated += density.shift[:, :, None]
+        truth = _truth(block, density, calibrated, root, annotators)
+        residual = truth.mean - calibrated
+        count = np.ones(mean.shape[2])
     if root is not None:
         residual *= root
         mean = mean * root
     regressors = list(mean) if prior.affine else []
     if root is not None:
         regressors += list(root)
-    log_omega = None if root is None else np.log(root).sum(axis=0)  # (K, j): ln|Omega|/2
-
-    if density is None:
-        share = np.broadcast_to(block.count / n_views, mean.shape[1:])
-        log_evidence = 0.0
+    form = density.regressor_form
+    if root is None:  # columns of ones: their part of the form is linear and constant
+        n_slopes = len(regressors)
+        log_density = np.empty(mean.shape[1:])
+        log_density[:] = (density.constant - 0.5 * form[:, n_slopes:, n_slopes:].sum(axis=(1, 2)))[:, None]
+        _subtract_half_form(log_density, regressors, form, 2 * form[:, :n_slopes, n_slopes:].sum(axis=2))
     else:
-        log_density = _log_density(density, regressors, list(residual), has_ones=root is None)
-        if log_omega is not None:
-            log_density += log_omega
-        share, log_evidence = responsibilities(log_density, block.count)
+        log_density = density.constant[:, None] + log_omega
+        _subtract_half_form(log_density, regressors, form, None)
+    if truth is None:
+        _subtract_half_form(log_density, list(residual), density.residual_form, None)
+    else:
+        log_density += truth.log_evidence
+    share, log_evidence = responsibilities(log_density, count)
+    return Expectation(regressors, residual, share, log_evidence, log_omega, truth)
 
-    ones = [None] * n_outputs if root is None else []
-    features = [*regressors, *ones, *residual]
+
+def statistics(expected: Expectation) -> MixtureStatistics:
+    """Sums over a block's labels (or instances)."""
+    share, residual = expected.share, expected.residual
+    n_outputs, n_views, _ = residual.shape
+    ones = [None] * n_outputs if expected.log_omega is None else []
+    features = [*expected.regressors, *ones, *residual]
     first = 3 * n_outputs - len(features)  # without slopes f is no feature
     moments = np.zeros((n_views, 3 * n_outputs, 3 * n_outputs))
     moments[:, first:, first:] = _moments(share, features)
+    if expected.truth is not None:  # e gains the truth's covariance
+        covariance = expected.truth.covariance
+        if expected.log_omega is not None:
+            root = np.moveaxis(np.stack(expected.regressors[-n_outputs:]), 0, -1)  # (K, n, C)
+            covariance = root[..., :, None] * covariance * root[..., None, :]
+        moments[:, 2 * n_outputs :, 2 * n_outputs :] += np.einsum("kn,kncd->kcd", share, covariance)
     return MixtureStatistics(
-        log_evidence=np.asarray(log_evidence),
-        count=share.sum(axis=1),
+        log_evidence=np.asarray(expected.log_evidence),
+        mass=share.sum(axis=1),
         moments=moments,
-        log_omega=np.asarray(0.0 if log_omega is None else np.vdot(share, log_omega)),
+        log_omega=np.asarray(0.0 if expected.log_omega is None else np.vdot(share, expected.log_omega)),
     )
 
 
@@ -191,14 +259,14 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior) -
     outer += belongs.T @ (theta_covariance * regressor) @ belongs
     inverse_scale = prior.inverse_scale + 0.5 * (outer + np.swapaxes(outer, 1, 2))
 
-    counts = None if prior.concentration is None else prior.concentration + total.count
-    weights = total.count if counts is None else counts
+    counts = None if prior.concentration is None else prior.concentration + total.mass
+    weights = total.mass if counts is None else counts
     return MixtureState(
         weights=weights / weights.sum(),
         weight_counts=counts,
         theta_mean=theta_mean,
         theta_covariance=theta_covariance,
-        dof=prior.nu + total.count,
+        dof=prior.nu + total.mass,
         inverse_scale=inverse_scale,
     )
 
@@ -222,17 +290,16 @@ def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePri
     density = Density.of(state, prior, state.expected_log_weights)
     error = np.einsum("kcd,kcd->", precision, total.moments[:, 2 * C :, 2 * C :])
     error += np.einsum("kde,kde->", density.regressor_form, total.moments[:, inside, inside])
-    used = total.count > 0
+    used = total.mass > 0
     terms = {
-        "J_S": 0.5 * total.count @ log_precision
-        - 0.5 * C * np.log(2 * np.pi) * total.count.sum()
+        "J_S": 0.5 * total.mass @ log_precision
+        - 0.5 * C * np.log(2 * np.pi) * total.mass.sum()
         + total.log_omega
         - 0.5 * error,
-        "J_z": total.count[used] @ state.expected_log_weights[used],
+        "J_z": total.mass[used] @ state.expected_log_weights[used],
         "J_mu": 0.5 * n_views * size * np.log(prior.beta / (2 * np.pi))
         - 0.5 * prior.beta * (np.trace(state.theta_covariance, axis1=1, axis2=2).sum() + (state.theta_mean**2).sum()),
-        "J_Sigma": n_views
-        * wishart_log_normaliser(np.asarray(prior.nu), np.linalg.slogdet(prior.inverse_scale)[1], C)
+        "J_Sigma": n_views * wishart_log_normaliser(np.asarray(prior.nu), np.linalg.slogdet(prior.inverse_scale)[1], C)
         + 0.5 * (prior.nu - C - 1) * log_precision.sum()
         - 0.5 * np.einsum("cd,kcd->", prior.inverse_scale, precision),
         "Pi_mu": -0.5 * n_views * size * (1 + np.log(2 * np.pi))
@@ -263,7 +330,7 @@ def start(data: ContinuousData, spec: GaussianMixture) -> tuple[MixturePrior, Mi
     )
     if prior.nu <= C + 1:
         raise ValueError(f"nu must exceed C + 1 = {C + 1}, or a view's predictive variance is infinite; got {prior.nu}")
-    total = add(map_blocks(lambda block: statistics(block, None, prior), data.blocks))
+    total = add(map_blocks(lambda block: statistics(expectation(block, None, prior)), data.blocks))
     variance = residual_variance(total, C, data.n_labels)  # (K, C)
     typical = np.median(variance, axis=0) if spec.v is None else np.asarray(spec.v) / data.standard.scale**2
     typical = np.maximum(np.broadcast_to(typical, (C,)), _SMALLEST_VARIANCE)
@@ -283,31 +350,29 @@ def start(data: ContinuousData, spec: GaussianMixture) -> tuple[MixturePrior, Mi
 def residual_variance(total: MixtureStatistics, n_outputs: int, n_labels: float) -> Array:
     """Residual variance of every view and output (K, C); a mean residual counts as one more label."""
     C = n_outputs
-    square = np.diagonal(total.moments[:, 2 * C :, 2 * C :], axis1=1, axis2=2) / total.count[:, None]
-    mean = np.diagonal(total.moments[:, C : 2 * C, 2 * C :], axis1=1, axis2=2) / total.count[:, None]
+    square = np.diagonal(total.moments[:, 2 * C :, 2 * C :], axis1=1, axis2=2) / total.mass[:, None]
+    mean = np.diagonal(total.moments[:, C : 2 * C, 2 * C :], axis1=1, axis2=2) / total.mass[:, None]
     return np.maximum(square - mean**2, 0) + mean**2 / max(n_labels, 1)
 
 
-def _root_omega(block: Block, prior: MixturePrior) -> Array | None:
+def _root_omega(block: Block, instance: Array | None, prior: MixturePrior) -> Array | None:
     """Omega^1/2 with omega = 1/(1 + g/sigma_0^2), an input's share of confidence in a view: (C, K, j)."""
     if not prior.heteroscedastic or block.variance is None:
         return None
-    variance = block.variance if block.instance is None else block.variance[:, :, block.instance]
+    variance = block.variance if instance is None else block.variance[:, :, instance]
     return np.asarray(1 / np.sqrt(1 + variance / prior.residual_variance[:, None, None]))
 
 
-def _log_density(density: Density, regressors: list[Array], residual: list[Array], has_ones: bool) -> Array:
-    """ln p~ (K, j) = constant - (e^T Lambda e + h^T (Lambda o G^-1) h) / 2, h = (f, 1)."""
-    form, linear, constant = density.regressor_form, None, density.constant
-    if has_ones:  # columns of ones: their part of the form is linear and constant
-        n_slopes = len(regressors)
-        linear = 2 * form[:, :n_slopes, n_slopes:].sum(axis=2)
-        constant = constant - 0.5 * form[:, n_slopes:, n_slopes:].sum(axis=(1, 2))
-    log_density = np.empty(residual[0].shape)
-    log_density[:] = constant[:, None]
-    _subtract_half_form(log_density, residual, density.residual_form, None)
-    _subtract_half_form(log_density, regressors, form, linear)
-    return log_density
+def _truth(block: Block, density: Density, calibrated: Array, root: Array | None, annotators: AnnotatorState) -> Truth:
+    """Q(t | z) of a block; the evidence leaves out what the density's constant holds."""
+    precision = density.residual_form[:, None]  # (K, 1, C, C)
+    if root is not None:
+        last = np.moveaxis(root, 0, -1)  # (K, n, C)
+        precision = last[..., :, None] * precision * last[..., None, :]
+    nothing = np.zeros((1, 1))
+    truth = infer_truth(calibrated, precision, nothing, summarise(block, annotators))
+    # the normal of t loses its (2 pi)^-C/2, which the constant has, in the integral over t
+    return truth._replace(log_evidence=truth.log_evidence + 0.5 * len(calibrated) * np.log(2 * np.pi))
 
 
 def _subtract_half_form(target: Array, features: list[Array], form: Array, linear: Array | None) -> None:

@@ -1,6 +1,7 @@
 """Stacks of small symmetric matrices, and the divergences between the distributions they describe."""
 
 __all__ = [
+    "Reader",
     "from_log_cholesky",
     "inverse_and_log_det",
     "kl_dirichlet",
@@ -58,9 +59,7 @@ def wishart_log_normaliser(dof: Array, log_det_inverse_scale: Array, size: int) 
     """Logarithm of what stands before |Lambda|^((nu-C-1)/2) exp(-tr(V Lambda)/2) in the density."""
     dof = np.asarray(dof)
     gamma = special.gammaln(0.5 * (dof[..., None] - np.arange(size))).sum(axis=-1)
-    return np.asarray(
-        0.5 * dof * (log_det_inverse_scale - size * _LN2) - 0.25 * size * (size - 1) * _LNPI - gamma
-    )
+    return np.asarray(0.5 * dof * (log_det_inverse_scale - size * _LN2) - 0.25 * size * (size - 1) * _LNPI - gamma)
 
 
 def kl_wishart(dof: Array, inverse_scale: Array, prior_dof: float, prior_inverse_scale: Array) -> Array:
@@ -103,3 +102,17 @@ def kl_dirichlet(counts: Array, prior: Array) -> Array:
     log_normaliser = special.gammaln(total[..., 0]) - special.gammaln(counts).sum(axis=-1)
     log_prior_normaliser = special.gammaln(prior.sum(axis=-1)) - special.gammaln(prior).sum(axis=-1)
     return np.asarray(log_normaliser - log_prior_normaliser + ((counts - prior) * expected_log).sum(axis=-1))
+
+
+class Reader:
+    """Takes a vector apart, piece by piece."""
+
+    def __init__(self, vector: Array) -> None:
+        self._vector = vector
+        self._place = 0
+
+    def __call__(self, *shape: int) -> Array:
+        """The next piece, in a shape."""
+        size = int(np.prod(shape))
+        self._place += size
+        return self._vector[self._place - size : self._place].reshape(shape)

@@ -60,7 +60,7 @@ def continuous_data(
                 variance=None if variance is None else variance[:, :, inside],
                 instance=None if single else instance[first:last] - inside.start,
                 value=targets[:, first:last],
-                count=labels.count[first:last],
+                repeats=labels.count[first:last],
                 annotator=annotator[first:last],
             )
         )

@@ -1,0 +1,183 @@
+"""Annotators of continuous labels: a shared truth per instance, a bias and a precision per annotator.
+
+    t_i | view ~ Normal(mu_i, L_i^-1),   y_ij | t_i ~ Normal(t_i + d_u, I / tau_u)
+    tau_u ~ Gamma(a0, b0),   d = B eta,   eta ~ Normal(0, I / gamma)
+
+B holds orthonormal contrasts: biases sum to zero, as a bias common to all cannot be told from the truth.
+Q(t_i | z_i) is normal; integrated out, it leaves the evidence of each view (docs/method, eqs. 13 to 18).
+"""
+
+__all__ = [
+    "AnnotatorPrior",
+    "AnnotatorState",
+    "AnnotatorStatistics",
+    "LabelSummary",
+    "Truth",
+    "annotator_statistics",
+    "contrasts",
+    "divergence",
+    "infer_truth",
+    "pack",
+    "start",
+    "summarise",
+    "unpack",
+    "update",
+]
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from vbtta.infer.blocks import Block
+from vbtta.infer.matrices import Reader, from_log_cholesky, inverse_and_log_det, kl_gamma, kl_normal, log_cholesky
+from vbtta.labels import Array
+
+
+class AnnotatorPrior(NamedTuple):
+    """Hyperparameters in standard units."""
+
+    shape: float  # a0
+    rate: float  # b0
+    gamma: float
+
+
+class AnnotatorState(NamedTuple):
+    """Q of the annotators' precisions and biases."""
+
+    shape: Array  # (U,)
+    rate: Array  # (U,)
+    bias: Array  # (U, C): the mean of d
+    bias_covariance: Array  # (U, U): of d, the same for every output
+
+    @property
+    def precision(self) -> Array:
+        """E[tau_u]: (U,)."""
+        return np.asarray(self.shape / self.rate)
+
+
+class LabelSummary(NamedTuple):
+    """The labels of every instance under the current annotators, as one pseudo-label."""
+
+    precision: Array  # (n,): s_i, sum of tau
+    centre: Array  # (C, n): precision-weighted mean of y - d
+    constant: Array  # (n,): the rest of sum_j E ln P(y_ij | t_i)
+
+
+class Truth(NamedTuple):
+    """Q(t_i | z_i = k), and the log evidence of view k from the labels of i."""
+
+    mean: Array  # (C, K, n)
+    covariance: Array  # (K, n, C, C)
+    log_evidence: Array  # (K, n), without the weight of the view
+
+
+class AnnotatorStatistics(NamedTuple):
+    """Additive sums over the labels of each annotator."""
+
+    n_labels: Array  # (U,)
+    squares: Array  # (U,): E|y - t - d-bar|^2
+    residual: Array  # (U, C): y - E t
+
+
+def contrasts(n_annotators: int) -> Array:
+    """Orthonormal contrasts (U, U - 1): columns sum to zero."""
+    U = n_annotators
+    helmert = np.tril(np.ones((U, U)), -1)[1:].T - np.diag(np.arange(1.0, U), -1)[:, : U - 1]  # (U, U - 1)
+    return np.asarray(helmert / np.linalg.norm(helmert, axis=0, keepdims=True))
+
+
+def start(n_annotators: int, n_outputs: int, prior: AnnotatorPrior) -> AnnotatorState:
+    """Everybody as good as the prior says, nobody biased."""
+    U = n_annotators
+    basis = contrasts(U)
+    return AnnotatorState(
+        np.full(U, prior.shape), np.full(U, prior.rate), np.zeros((U, n_outputs)), basis @ basis.T / prior.gamma
+    )
+
+
+def summarise(block: Block, annotators: AnnotatorState) -> LabelSummary:
+    """Pool every instance's labels (docs/method, eq. 13)."""
+    u, n_outputs = block.annotator, len(block.value)
+    instance = np.arange(len(u)) if block.instance is None else block.instance
+    size = block.mean.shape[2]
+    tau = block.repeats * annotators.precision[u]  # (j,)
+    shifted = block.value - annotators.bias[u].T  # (C, j): y - d
+    total = np.bincount(instance, tau, size)
+    centre = np.stack([np.bincount(instance, tau * row, size) for row in shifted]) / total
+    squares = ((shifted - centre[:, instance]) ** 2).sum(axis=0)
+    squares += n_outputs * np.diagonal(annotators.bias_covariance)[u]
+    log_tau = special.digamma(annotators.shape[u]) - np.log(annotators.rate[u])
+    constant = 0.5 * n_outputs * block.repeats * (log_tau - np.log(2 * np.pi)) - 0.5 * tau * squares
+    return LabelSummary(total, centre, np.bincount(instance, constant, size))
+
+
+def infer_truth(mean: Array, precision: Array, log_precision: Array, labels: LabelSummary) -> Truth:
+    """Posterior of the truth under each view.
+
+    Views give means mu (C, K, n), precisions L (K, n or 1, C, C) and E ln|L| (K, n or 1).
+    """
+    n_outputs = len(mean)
+    s = labels.precision[:, None, None]  # (n, 1, 1)
+    covariance, log_det = inverse_and_log_det(precision + s * np.eye(n_outputs))  # P^-1: (K, n, C, C)
+    gap = np.moveaxis(labels.centre[:, None] - mean, 0, -1)  # (K, n, C)
+    pulled = np.einsum("kncd,knd->knc", covariance, gap) * labels.precision[:, None]  # t-bar - mu
+    # s a + L mu - (s + L) t-bar = 0 leaves gap^T L P^-1 s gap, free of cancellation
+    distance = np.einsum("knc,kncd,knd->kn", gap, np.broadcast_to(precision, covariance.shape), pulled)
+    log_evidence = 0.5 * (log_precision - log_det - distance) + labels.constant
+    return Truth(mean + np.moveaxis(pulled, -1, 0), covariance, log_evidence)
+
+
+def annotator_statistics(block: Block, annotators: AnnotatorState, truth: Truth, share: Array) -> AnnotatorStatistics:
+    """How far each annotator's labels are from the truth, under responsibilities (K, n)."""
+    U = len(annotators.shape)
+    instance = np.arange(len(block.repeats)) if block.instance is None else block.instance
+    expected = np.einsum("kn,ckn->cn", share, truth.mean)  # (C, n)
+    spread = np.einsum("kn,ckn->n", share, (truth.mean - expected[:, None]) ** 2)
+    spread += np.einsum("kn,kncc->n", share, truth.covariance)
+    residual = block.value - expected[:, instance]  # (C, j)
+    squares = ((residual - annotators.bias[block.annotator].T) ** 2).sum(axis=0) + spread[instance]
+    return AnnotatorStatistics(
+        n_labels=np.bincount(block.annotator, block.repeats, U),
+        squares=np.bincount(block.annotator, block.repeats * squares, U),
+        residual=np.stack([np.bincount(block.annotator, block.repeats * row, U) for row in residual], axis=1),
+    )
+
+
+def update(state: AnnotatorState, total: AnnotatorStatistics, prior: AnnotatorPrior) -> AnnotatorState:
+    """Precisions at the current biases, then biases at the new precisions."""
+    n_outputs = total.residual.shape[1]
+    doubt = n_outputs * total.n_labels * np.diagonal(state.bias_covariance)
+    shape = prior.shape + 0.5 * n_outputs * total.n_labels
+    rate = prior.rate + 0.5 * (total.squares + doubt)
+    precision = shape / rate
+    basis = contrasts(len(shape))
+    information = prior.gamma * np.eye(basis.shape[1]) + basis.T @ ((total.n_labels * precision)[:, None] * basis)
+    covariance = basis @ np.linalg.inv(information) @ basis.T
+    return AnnotatorState(shape, rate, covariance @ (precision[:, None] * total.residual), covariance)
+
+
+def divergence(state: AnnotatorState, prior: AnnotatorPrior) -> float:
+    """KL from the prior of precisions and biases."""
+    basis = contrasts(len(state.shape))
+    contrast = (basis.T @ state.bias).T  # (C, U - 1)
+    covariance = basis.T @ state.bias_covariance @ basis
+    biases = kl_normal(contrast, np.broadcast_to(covariance, (len(contrast), *covariance.shape)), prior.gamma).sum()
+    return float(kl_gamma(state.shape, state.rate, prior.shape, prior.rate).sum() + biases)
+
+
+def pack(state: AnnotatorState) -> Array:
+    """Rates and biases as an unconstrained vector; shapes depend on the data alone."""
+    basis = contrasts(len(state.shape))
+    covariance = log_cholesky(basis.T @ state.bias_covariance @ basis)
+    return np.concatenate([np.log(state.rate), (basis.T @ state.bias).ravel(), covariance])
+
+
+def unpack(take: Reader, like: AnnotatorState) -> AnnotatorState:
+    """The state of a packed vector."""
+    U, C = like.bias.shape
+    basis = contrasts(U)
+    rate = np.exp(np.clip(take(U), -300, 300))
+    bias = basis @ take(U - 1, C)
+    covariance = basis @ from_log_cholesky(take(U * (U - 1) // 2), U - 1) @ basis.T
+    return AnnotatorState(like.shape, rate, bias, covariance)

@@ -1,0 +1,304 @@
+"""A policy: which views count how much, how they are calibrated, how good the annotators are."""
+
+__all__ = ["ConvergenceWarning", "Guard", "GuardWarning", "History", "Policy"]
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vbtta._support.files import atomic_path
+from vbtta._support.plain import from_plain, to_plain
+from vbtta._version import __version__
+from vbtta.infer.latent_fit import LatentPosterior
+from vbtta.infer.mixture_posterior import MixturePosterior
+from vbtta.infer.posterior import Posterior
+from vbtta.labels import Array, LabelSets
+from vbtta.predictions import Prediction, ViewPredictions
+from vbtta.specs import EngineSpec, ModelSpec, spec_from_dict, spec_to_dict
+
+_FORMAT, _VERSION = "vbtta-policy", 1
+_POSTERIORS: dict[str, type[Any]] = {"GaussianMixture": MixturePosterior, "GaussianLatent": LatentPosterior}
+
+
+class ConvergenceWarning(UserWarning):
+    """A fit stopped before its bound stood still."""
+
+
+class GuardWarning(UserWarning):
+    """The views were worse than no augmentation, and the fit fell back to the identity view."""
+
+
+class History(NamedTuple):
+    """How a fit went, one entry an accepted update."""
+
+    elbo: Array  # (T,)
+    weights: Array  # (T, K)
+
+
+class Guard(NamedTuple):
+    """Whether the views were checked against the identity view alone, and what came of it."""
+
+    checked: bool
+    fell_back: bool
+    difference: float  # cross-validated log score of the views minus the identity's, summed over instances
+    standard_error: float
+    reason: str
+
+
+_UNGUARDED = Guard(False, False, 0.0, 0.0, "not asked for")
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """What a fit learned; turns the same views of new inputs into one predictive distribution.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The K views of the fit.
+    weights : (K,) array
+        Their weights, which sum to 1.
+    gain : float
+        What the weighted average is multiplied by in a latent pool; 1 in a mixture.
+    model, engine
+        What was assumed and how it was inferred.
+    elbo : float
+        The bound at the end, in the labels' units.
+    elbo_terms : dict
+        Its terms: those that begin with J count as plus, the others as minus.
+    converged : bool
+    n_steps : int
+    history : History
+        Bound and weights after every accepted update; the first entry has uniform weights.
+    guard : Guard
+        Whether the views were checked against the identity view alone, and what came of it.
+    selection
+        The cost-quality curve, where views were selected under a budget.
+    """
+
+    task: str
+    names: tuple[str, ...]
+    model: ModelSpec
+    engine: EngineSpec
+    posterior: Posterior
+    history: History
+    elbo: float
+    elbo_terms: dict[str, float]
+    converged: bool
+    n_outputs: int
+    classes: Array | None = None
+    annotator_names: tuple[str, ...] = ()
+    generated_names: bool = False
+    fitted: tuple[str, ...] = ()  # the views the posterior knows, where they are not all
+    guard: Guard = _UNGUARDED
+    selection: Any = None
+    steps: tuple[Posterior, ...] = field(default=(), repr=False)
+
+    def __repr__(self) -> str:
+        order = np.argsort(-self.weights, kind="stable")[:6]
+        shown = ", ".join(f"{self.names[k]} {self.weights[k]:.3f}" for k in order if self.weights[k] > 0)
+        used = int(np.count_nonzero(self.weights))
+        return f"Policy({self.task}, {type(self.model).__name__}, {used} of {len(self.names)} views: {shown})"
+
+    @property
+    def weights(self) -> Array:
+        """The weights of the views: (K,)."""
+        return self._spread(self.posterior.weights)
+
+    @property
+    def class_weights(self) -> Array | None:
+        """The weights of views and classes (K, C), where the model has them."""
+        found = getattr(self.posterior, "class_weights", None)
+        return None if found is None else self._spread(found)
+
+    @property
+    def gain(self) -> float:
+        """What the weighted average is multiplied by."""
+        return self.posterior.gain
+
+    @property
+    def n_steps(self) -> int:
+        """Number of accepted updates."""
+        return len(self.history.elbo)
+
+    @property
+    def annotators(self) -> Any:
+        """What is known of the annotators (bias and noise, or error rates, with intervals); None where not modelled."""
+        return self.posterior.describe_annotators(self.annotator_names)
+
+    def weight_interval(self, level: float = 0.9) -> Array:
+        """Intervals (K, 2) of the weights at a level; views left out of the fit have [0, 0]."""
+        return self._spread(self.posterior.weight_interval(level))
+
+    def predict(self, predictions: ViewPredictions) -> Prediction:
+        """The predictive distribution of every input; needs the views of positive weight, by name."""
+        return self.posterior.predict(self._views(predictions))
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Prediction:
+        """The true label of every input from its labels and its views together; one row an input."""
+        labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+        aligned = labels.align(len(predictions), predictions.ids)
+        return self.posterior.consensus(self._views(predictions), aligned, self._people(aligned))
+
+    def score(self, predictions: ViewPredictions, labels: LabelSets) -> Array:
+        """Log score of every labelled input's label set, noise model included: (N+,)."""
+        aligned = labels.align(len(predictions), predictions.ids)
+        return self.posterior.score(self._views(predictions), aligned, self._people(aligned))
+
+    def at_step(self, step: int) -> Self:
+        """The policy as it was after `step` updates, from 1; needs ``EM(keep_states=True)``."""
+        if not self.steps:
+            raise ValueError("states were not kept (or not saved); fit with engine=EM(keep_states=True)")
+        if not 1 <= step <= len(self.steps):
+            raise ValueError(f"step must be between 1 and {len(self.steps)}; got {step}")
+        return replace(
+            self,
+            posterior=self.steps[step - 1],
+            history=History(self.history.elbo[:step], self.history.weights[:step]),
+            elbo=float(self.history.elbo[step - 1]),
+            elbo_terms={},
+            converged=False,
+            steps=self.steps[:step],
+        )
+
+    def prune(self, min_weight: float = 0.01) -> Self:
+        """The policy without the views of less weight, so that they need not be computed."""
+        known = self._fitted
+        kept = np.flatnonzero(self.posterior.weights >= min_weight)
+        if not len(kept):
+            raise ValueError(f"min_weight must leave a view; the largest weight is {self.weights.max():.3f}")
+        return replace(
+            self, posterior=self.posterior.keep(kept), fitted=tuple(known[k] for k in kept), steps=(), elbo_terms={}
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the policy as human-readable JSON, atomically."""
+        data = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "vbtta": __version__,
+            "task": self.task,
+            "views": list(self.names),
+            "weights": to_plain(self.weights),
+            "generated_names": self.generated_names,
+            "fitted": list(self.fitted),
+            "n_outputs": self.n_outputs,
+            "classes": to_plain(self.classes),
+            "annotators": list(self.annotator_names),
+            "model": spec_to_dict(self.model),
+            "engine": spec_to_dict(self.engine),
+            "elbo": self.elbo,
+            "elbo_terms": self.elbo_terms,
+            "converged": self.converged,
+            "guard": to_plain(self.guard),
+            "selection": to_plain(self.selection),
+            "posterior": to_plain(self.posterior),
+            "history": to_plain(self.history),
+        }
+        with atomic_path(path) as temporary:
+            temporary.write_text(_json(data), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"no policy file at {path}")
+        try:
+            with open(path, encoding="utf-8") as file:
+                data = json.load(file)
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not a policy: it is not JSON ({error})") from None
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            raise ValueError(f"{path} is not a policy: its format is not {_FORMAT!r}; write one with Policy.save")
+        if not isinstance(data.get("version"), int) or data["version"] > _VERSION:
+            raise ValueError(
+                f"{path} has version {data.get('version')!r} of the format, and this vbtta ({__version__}) reads up to "
+                f"{_VERSION}; upgrade vbtta"
+            )
+        try:
+            return cls._from_dict(data)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} is a damaged policy: {what}; save it again") from None
+
+    @classmethod
+    def _from_dict(cls, data: dict[str, Any]) -> Self:
+        model = spec_from_dict(data["model"])
+        policy = cls(
+            task=data["task"],
+            names=from_plain(tuple[str, ...], data["views"]),
+            model=model,
+            engine=spec_from_dict(data["engine"]),
+            posterior=from_plain(_POSTERIORS[type(model).__name__], data["posterior"]),
+            history=from_plain(History, data["history"]),
+            elbo=from_plain(float, data["elbo"]),
+            elbo_terms={name: from_plain(float, value) for name, value in data["elbo_terms"].items()},
+            converged=from_plain(bool, data["converged"]),
+            n_outputs=from_plain(int, data["n_outputs"]),
+            classes=None if data["classes"] is None else np.asarray(data["classes"]),
+            annotator_names=from_plain(tuple[str, ...], data["annotators"]),
+            generated_names=from_plain(bool, data["generated_names"]),
+            fitted=from_plain(tuple[str, ...], data["fitted"]),
+            guard=from_plain(Guard, data["guard"]),
+            selection=data["selection"],
+        )
+        stated = np.asarray(data["weights"], dtype=np.float64)
+        if stated.shape != (len(policy.names),) or not np.allclose(stated, policy.weights, atol=1e-9):
+            raise ValueError("its weights disagree with its posterior")
+        return policy
+
+    @property
+    def _fitted(self) -> tuple[str, ...]:
+        return self.fitted or self.names
+
+    def _spread(self, values: Array) -> Array:
+        """Values of the fitted views (first axis), with zeros for the others."""
+        if self._fitted == self.names:
+            return values
+        spread = np.zeros((len(self.names), *values.shape[1:]))
+        spread[[self.names.index(name) for name in self._fitted]] = values
+        return spread
+
+    def _views(self, predictions: ViewPredictions) -> ViewPredictions:
+        """The views of positive weight, matched by name."""
+        if predictions.mean.shape[2] != self.n_outputs:
+            raise ValueError(
+                f"predictions have {predictions.mean.shape[2]} outputs but the policy was fitted to {self.n_outputs}"
+            )
+        both = predictions.classes is not None and self.classes is not None
+        if both and not np.array_equal(np.asarray(predictions.classes, str), np.asarray(self.classes, str)):
+            raise ValueError("predictions have other classes than the policy was fitted to, or in another order")
+        if self.generated_names != predictions.generated_names:
+            with_names, without = ("predictions", "policy") if self.generated_names else ("policy", "predictions")
+            raise ValueError(
+                f"the views of the {with_names} have names and those of the {without} have not; name them with "
+                "ViewPredictions(names=...)"
+            )
+        if self.generated_names and len(predictions.names) != len(self.names):
+            raise ValueError(
+                f"predictions have {len(predictions.names)} unnamed views but the policy was fitted to "
+                f"{len(self.names)}; name the views so that they can be matched"
+            )
+        needed = [name for name, weight in zip(self._fitted, self.posterior.weights, strict=True) if weight > 0]
+        missing = [name for name in needed if name not in predictions.names]
+        if missing:
+            raise ValueError(f"the policy needs the views {missing}, which the predictions lack")
+        return predictions.select(needed)
+
+    def _people(self, labels: LabelSets) -> Array:
+        """Every label's annotator by its place in the fit; -1 for strangers."""
+        if labels.annotator is None:
+            place = -1 if self.annotator_names else 0
+            return np.full(len(labels), place, dtype=np.intp)
+        known = {name: place for place, name in enumerate(self.annotator_names)}
+        return np.array([known.get(name, -1) for name in labels.annotator_names], dtype=np.intp)[labels.annotator]
+
+
+def _json(data: dict[str, Any]) -> str:
+    """JSON with one top-level entry a line and arrays in one line each."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in data.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
