@@ -135,6 +135,18 @@ def test_hopeless_classes_stay_finite_and_ordered(scale, top_scale, n_tops):
     assert (log_proba >= n_tops * 1.1 * pairwise - n_tops * 10).all()
 
 
+@pytest.mark.parametrize(("scale", "top_scale"), [(1.0, 1.0), (0.01, 0.01), (0.1, 1.0), (1.0, 0.1), (0.01, 1.0)])
+def test_hopeless_classes_are_pulled_up_by_the_right_force(scale, top_scale):
+    total = np.hypot(scale, top_scale)
+    z = -np.geomspace(20.0, 1e4, 60)
+    hazard = np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(z))
+    mean = np.stack([np.zeros_like(z), z * total], axis=1)
+    result = log_probit_vjp(mean, [top_scale, scale], [0.0, 1.0])
+    assert_allclose(result.log_proba[:, 1], log_ndtr(z), rtol=1e-2)
+    assert_allclose(result.grad_mean, hazard[:, None] / total * [-1.0, 1.0], rtol=1e-2)
+    assert_allclose(result.grad_scale, -(hazard * z)[:, None] / total**2 * [top_scale, scale], rtol=2e-2)
+
+
 def test_gradient_of_two_classes_equals_the_closed_form():
     rng = np.random.default_rng(4)
     scale = 10 ** rng.uniform(-1, 1, (200, 2))

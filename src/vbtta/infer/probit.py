@@ -281,7 +281,11 @@ def _tail(block: Block) -> _Tail:
 
 
 def _pull_back_tail(scale: Array, tail: _Tail, share: Array) -> tuple[Array, Array]:
-    """Gradients (C, R) of the part below lo, share (C, R) being its weight in the objective."""
+    """Gradients (C, R) of the part below lo, share (C, R) being its weight in the objective.
+
+    lo moves with the class that sets it, so that the bends there hardly change: they are held fixed, as are nodes.
+    (Their derivative at a fixed lo grows with the square of the distance to a hopeless class, and is wrong.)
+    """
     x, hazard, excess, bend, curvature, z, _ = tail
     rise = z + np.exp(-0.5 * z * z - _LOG_SQRT_2PI - log_ndtr(z))
     by_slope = -share * rise / np.sqrt(curvature)
@@ -289,7 +293,6 @@ def _pull_back_tail(scale: Array, tail: _Tail, share: Array) -> tuple[Array, Arr
     sum_slope, sum_curvature = by_slope.sum(axis=0), by_curvature.sum(axis=0)
     by_x = share.sum(axis=0) * hazard - share * excess
     by_x -= (sum_slope * bend + by_slope * (1.0 - bend)) / scale
-    by_x += (sum_curvature - by_curvature) * hazard * (1.0 - bend - excess**2) / scale**2
     by_scale = -share / scale + (by_slope * excess - sum_slope * hazard) / scale**2
     by_scale -= 2.0 * (sum_curvature * bend + by_curvature * (1.0 - bend)) / scale**3
     return -by_x / scale, by_scale - by_x * x / scale
