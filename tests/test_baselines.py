@@ -1,0 +1,371 @@
+"""Every baseline against a case computed by hand or by another route, and what all of them share."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, special
+
+from vbtta.baselines import BASELINES, averaging, fit_baseline, pools, sgd, simplex
+from vbtta.labels import LabelSets
+from vbtta.predictions import ViewPredictions
+
+NAMES = ["identity", "flip", "crop", "noise"]
+ALL = [(task, name) for task, names in BASELINES.items() for name in names]
+
+
+def classification(seed=0, n=60, k=4, c=3):
+    generator = np.random.default_rng(seed)
+    truth = generator.integers(0, c, n)
+    logits = generator.normal(size=(n, k, c))
+    logits[np.arange(n), :, truth] += np.linspace(2, 0, k)
+    labels = np.where(generator.random((n, 2)) < 0.2, generator.integers(0, c, (n, 2)), truth[:, None])
+    return ViewPredictions(logits, names=NAMES[:k]), LabelSets.from_array(labels)
+
+
+def regression(seed=0, n=60, k=4, c=1):
+    generator = np.random.default_rng(seed)
+    truth = generator.normal(size=(n, 1, c)) * 3 + 1
+    outputs = truth + generator.normal(size=(n, k, c)) * np.linspace(0.5, 2, k)[:, None]
+    labels = truth + generator.normal(size=(n, 2, c)) * 0.3
+    return ViewPredictions(outputs, names=NAMES[:k]), LabelSets.from_array(labels)
+
+
+def problem(task, **options):
+    return classification(**options) if task == "classification" else regression(**options)
+
+
+def point(prediction):
+    return prediction.proba if hasattr(prediction, "proba") else prediction.mean
+
+
+def from_probabilities(*views):
+    return ViewPredictions(np.log(np.stack(views, axis=1)), names=NAMES[: len(views)])
+
+
+# -- fixed rules ----------------------------------------------------------------------------------
+
+
+def test_fixed_rules_by_hand():
+    views = from_probabilities([[0.8, 0.2], [0.4, 0.6]], [[0.5, 0.5], [0.1, 0.9]])
+    labels = LabelSets.from_array([0, 1])
+
+    def proba(name):
+        return fit_baseline(name, views, labels, task="classification").predict(views).proba
+
+    np.testing.assert_allclose(proba("original"), [[0.8, 0.2], [0.4, 0.6]])
+    np.testing.assert_allclose(proba("uniform"), [[0.65, 0.35], [0.25, 0.75]])
+    root = np.sqrt([[0.4, 0.1], [0.04, 0.54]])
+    np.testing.assert_allclose(proba("geometric"), root / root.sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(proba("max"), [[0.8 / 1.3, 0.5 / 1.3], [0.4 / 1.3, 0.9 / 1.3]])
+    # Log-likelihoods: ln 0.8 + ln 0.6 = ln 0.48 against ln 0.5 + ln 0.9 = ln 0.45.
+    assert fit_baseline("best_view", views, labels, task="classification").used == ("identity",)
+
+
+def test_mutual_information_is_that_of_view_and_label():
+    views = from_probabilities([[0.8, 0.2]], [[0.4, 0.6]])
+    fitted = fit_baseline("uniform", views, LabelSets.from_array([0]), task="classification")
+    entropy = special.entr([0.6, 0.4]).sum() - 0.5 * special.entr([0.8, 0.2, 0.4, 0.6]).sum()
+    assert fitted.predict(views).mutual_information == pytest.approx([entropy])
+    single = fit_baseline("original", views, LabelSets.from_array([0]), task="classification")
+    assert single.predict(views).mutual_information == pytest.approx([0])
+
+
+def test_entropy_pool_by_hand_and_tau_is_the_best():
+    p = np.array([[0.9, 0.1], [0.5, 0.5]])
+    entropy = special.entr(p).sum(axis=1)
+    weights = np.exp(-entropy / 0.3) / np.exp(-entropy / 0.3).sum()
+    np.testing.assert_allclose(np.exp(pools.entropy_pool(np.log(p)[None], 0.3))[0], weights @ p)
+
+    views, labels = classification()
+    fitted = fit_baseline("entropy", views, labels, task="classification")
+    tau = fitted.rule.keywords["tau"]
+
+    def likelihood(tau):
+        return pools.entropy_pool(views.mean, tau)[labels.instance, labels.value].sum()
+
+    assert all(likelihood(tau) >= likelihood(tau * factor) - 1e-9 for factor in (0.5, 0.9, 1.1, 2))
+
+
+# -- trained rules --------------------------------------------------------------------------------
+
+
+def test_one_step_of_aug_tta_by_hand():
+    # One input, logits (2, 0) and (0, 0), label 0: pooled (1, 0), p = (s, 1 - s); the gradient in theta_k is
+    # (g . z_k - g . pooled) / 1 with g = (s - 1, 1 - s): first view (s - 1)(2 - 1), second (s - 1)(0 - 1).
+    s = 1 / (1 + np.exp(-1))
+    gradient = np.array([s - 1, 1 - s]) + 1e-4 * 0.5
+    theta = np.array([0.5, 0.5]) - 0.01 * gradient
+    found = sgd.train_view_weights(np.array([[[2.0, 0.0], [0.0, 0.0]]]), np.array([[1.0, 0.0]]), epochs=1)
+    np.testing.assert_allclose(found, theta / theta.sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_training_agrees_with_torch(per_class):
+    generator = np.random.default_rng(1)
+    logits = generator.normal(size=(1100, 5, 3)) * 4
+    truth = generator.integers(0, 3, 1100)
+    logits[np.arange(1100), :, truth] += [3, 3, 0, 0, -8]
+    theta = torch.full((5, 3) if per_class else (5, 1), 0.2, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.SGD([theta], lr=0.01, momentum=0.9, weight_decay=1e-4)
+    for _ in range(30 if per_class else 20):
+        for first in (0, 1000):
+            batch = torch.tensor(logits[first : first + 1000])
+            share = theta if per_class else theta / theta.sum()
+            loss = torch.nn.functional.cross_entropy((share * batch).sum(1), torch.tensor(truth[first : first + 1000]))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            theta.data.clamp_(0)
+    expected = theta.detach().numpy()
+    views = ViewPredictions(logits)
+    name = "class_tta" if per_class else "aug_tta"
+    found = fit_baseline(name, views, LabelSets.from_array(truth), task="classification").weights
+    np.testing.assert_allclose(found, expected if per_class else expected[:, 0] / expected.sum(), atol=1e-12)
+    assert (found == 0).any()  # the clamp was at work
+
+
+def test_greedy_takes_what_a_plain_search_takes():
+    views, labels = classification(n=40, k=3)
+    fitted = fit_baseline("greedy", views, labels, task="classification")
+    proba = special.softmax(views.mean, axis=2)
+    target = np.zeros((40, 3))
+    np.add.at(target, (labels.instance, labels.value), 1)
+
+    def calibrated(p):
+        def loss(log_t):
+            return -(target * special.log_softmax(np.log(p) / np.exp(log_t), axis=1)).sum()
+
+        return -optimize.minimize_scalar(loss, bounds=(-4, 4), method="bounded", options={"xatol": 1e-9}).fun
+
+    total, taken = np.zeros((40, 3)), np.zeros(3)
+    for step in range(100):
+        best = int(np.argmax([calibrated((total + proba[:, k]) / (step + 1)) for k in range(3)]))
+        total += proba[:, best]
+        taken[best] += 1
+    np.testing.assert_allclose(fitted.weights, taken / 100)
+
+
+def test_mixture_weights_by_hand():
+    # Each label is explained by one view only: the weights are the shares of labels, 3 and 1 of 4.
+    logits = np.array([[[0.0, -900.0], [-900.0, 0.0]]])
+    labels = LabelSets.from_table([0, 0], [0, 1], count=[3, 1])
+    fitted = fit_baseline("mixture_mle", ViewPredictions(logits), labels, task="classification")
+    np.testing.assert_allclose(fitted.weights, [0.75, 0.25], atol=1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 100_000), st.integers(2, 12), st.integers(1, 200))
+def test_mixture_weights_are_certified_optimal(seed, n_views, n_labels):
+    generator = np.random.default_rng(seed)
+    log_likelihood = generator.normal(size=(n_labels, n_views)) * generator.choice([0.1, 1, 30])
+    count = generator.integers(1, 4, n_labels).astype(float)
+    weights = simplex.mixture_weights(log_likelihood, count)
+    assert weights.sum() == pytest.approx(1)
+    assert (weights >= 0).all()
+    likelihood = np.exp(log_likelihood - log_likelihood.max(axis=1, keepdims=True))
+    slope = (count / count.sum()) @ (likelihood / (likelihood @ weights)[:, None])
+    assert slope.max() <= 1 + 1e-6  # no weights have a mean log-likelihood better by more than that
+
+
+def test_mixture_weights_with_equal_views():
+    weights = simplex.mixture_weights(np.log(np.full((5, 3), 0.2)), np.ones(5))
+    np.testing.assert_allclose(weights, 1 / 3)
+
+
+def test_bma_of_logits_by_hand():
+    views, labels = classification(k=2, c=2)
+    odds = views.mean[:, :, 1] - views.mean[:, :, 0]  # two classes: logistic regression on log odds
+    x, y = odds[labels.instance], labels.value
+    bic, average = [], []
+    for subset in ([0], [1], [0, 1]):
+
+        def loss(b, subset=subset):
+            return np.logaddexp(0, np.where(y == 1, -1, 1) * (x[:, subset] @ b)).sum()
+
+        found = optimize.minimize(loss, np.zeros(len(subset)), method="BFGS", options={"gtol": 1e-8})
+        bic.append(len(subset) * np.log(len(y)) + 2 * found.fun)
+        average.append(np.zeros(2))
+        average[-1][subset] = found.x
+    share = special.softmax(-np.array(bic) / 2)
+    fitted = fit_baseline("bma", views, labels, task="classification")
+    np.testing.assert_allclose(fitted.weights, share @ np.array(average), rtol=1e-5)
+    expected = special.expit(odds @ fitted.weights)
+    np.testing.assert_allclose(fitted.predict(views).proba[:, 1], expected, rtol=1e-10)
+
+
+def test_bma_of_linear_models_by_hand():
+    views, labels = regression(k=3)
+    x, y = views.mean[labels.instance, :, 0], labels.value[:, 0]
+    bic, average = [], []
+    for size in (1, 2, 3):
+        for subset in itertools.combinations(range(3), size):
+            b, squares, *_ = np.linalg.lstsq(x[:, subset], y, rcond=None)
+            bic.append(len(y) * np.log(squares[0] / len(y)) + size * np.log(len(y)))
+            average.append(np.zeros(3))
+            average[-1][list(subset)] = b
+    share = special.softmax(-np.array(bic) / 2)
+    fitted = fit_baseline("bma", views, labels, task="regression")
+    np.testing.assert_allclose(fitted.weights, share @ np.array(average), rtol=1e-8)
+
+
+def test_bma_window_finds_what_all_subsets_find(monkeypatch):
+    views, labels = regression(n=200)
+    everything = fit_baseline("bma", views, labels, task="regression").weights
+    monkeypatch.setattr(averaging, "_ALL_SUBSETS_UP_TO", 0)
+    np.testing.assert_allclose(fit_baseline("bma", views, labels, task="regression").weights, everything, atol=0.02)
+
+
+def test_nnls_by_hand():
+    # y = 2 f_1 exactly, and the second view would need a negative weight if it were free.
+    outputs = np.array([[[1.0], [0.0]], [[0.0], [1.0]], [[2.0], [1.0]]])
+    labels = LabelSets.from_array([2.0, -1.0, 4.0])
+    fitted = fit_baseline("nnls", ViewPredictions(outputs, names=["a", "b"]), labels, task="regression")
+    np.testing.assert_allclose(fitted.weights, [2, 0], atol=1e-12)
+    assert fitted.used == ("a",)
+    prediction = fitted.predict(ViewPredictions(outputs[:, :1], names=["a"]))
+    np.testing.assert_allclose(prediction.mean[:, 0], [2, 0, 4])
+    np.testing.assert_allclose(prediction.variance[:, 0], 1 / 3)  # squared residuals 0, 1, 0
+
+
+def test_best_view_and_residual_density_in_regression():
+    outputs = np.array([[[1.0], [1.5]], [[2.0], [2.5]], [[6.0], [3.5]]])
+    labels = LabelSets.from_array([1.0, 2.0, 3.0])
+    fitted = fit_baseline("best_view", ViewPredictions(outputs), labels, task="regression")
+    assert fitted.weights.tolist() == [0, 1]  # mean squares: 9/3 against 0.25
+    y = np.array([1.0, 2.0, 3.0])
+    expected = -0.5 * np.log(2 * np.pi * 0.25) - 0.5 * (y - outputs[:, 1, 0]) ** 2 / 0.25
+    np.testing.assert_allclose(fitted.predict(ViewPredictions(outputs)).log_prob(y), expected)
+
+
+def test_weights_by_output():
+    views, labels = regression(c=2)
+    for name in ("nnls", "bma"):
+        fitted = fit_baseline(name, views, labels, task="regression")
+        assert fitted.weights.shape == (4, 2)
+        for output in range(2):
+            alone = ViewPredictions(views.mean[:, :, [output]], names=NAMES)
+            one = LabelSets.from_array(labels.value[:, output].reshape(60, 2))
+            np.testing.assert_allclose(
+                fitted.weights[:, output], fit_baseline(name, alone, one, task="regression").weights
+            )
+
+
+# -- temperature ----------------------------------------------------------------------------------
+
+
+def test_temperature_by_hand():
+    # One view says 0.9 for class 0 and is right 3 times of 4: softmax(log p / T) must say 0.75.
+    views = from_probabilities([[0.9, 0.1]] * 4)
+    labels = LabelSets.from_array([0, 0, 0, 1])
+    fitted = fit_baseline("uniform+t", views, labels, task="classification")
+    assert fitted.temperature == pytest.approx(np.log(9) / np.log(3))
+    np.testing.assert_allclose(fitted.predict(views).proba, [[0.75, 0.25]] * 4)
+
+
+def test_temperature_stays_in_range():
+    views = from_probabilities([[0.9, 0.1]] * 2)
+    hot = fit_baseline("uniform+t", views, LabelSets.from_array([1, 1]), task="classification")
+    cold = fit_baseline("uniform+t", views, LabelSets.from_array([0, 0]), task="classification")
+    assert (hot.temperature, cold.temperature) == (100.0, 0.01)
+
+
+@pytest.mark.parametrize("name", BASELINES["classification"])
+def test_temperature_never_lowers_the_calibration_likelihood(name):
+    views, labels = classification()
+
+    def score(name):
+        prediction = fit_baseline(name, views, labels, task="classification").predict(views)
+        return np.log(prediction.proba[labels.instance, labels.value]).mean()
+
+    assert score(name + "+t") >= score(name) - 1e-12
+
+
+# -- what all of them share -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("task", "name"), ALL)
+def test_counts_equal_repeated_labels(task, name):
+    views, labels = problem(task)
+    rows = np.repeat(np.arange(len(labels)), 1 + np.arange(len(labels)) % 2)
+    twice = LabelSets.from_table(labels.instance[rows], labels.value[rows], n_instances=60)
+    counted = LabelSets.from_table(labels.instance, labels.value, count=1 + np.arange(len(labels)) % 2, n_instances=60)
+    first, second = (point(fit_baseline(name, views, each, task=task).predict(views)) for each in (twice, counted))
+    np.testing.assert_allclose(first, second, atol=1e-9)
+
+
+@pytest.mark.parametrize(("task", "name"), ALL)
+def test_permuting_views_permutes_weights(task, name):
+    views, labels = problem(task)
+    order = [2, 0, 3, 1]
+    fitted = fit_baseline(name, views, labels, task=task)
+    permuted = fit_baseline(name, views.select([NAMES[k] for k in order]), labels, task=task)
+    if fitted.weights is not None:
+        np.testing.assert_allclose(permuted.weights, fitted.weights[order], atol=1e-7)
+    np.testing.assert_allclose(point(permuted.predict(views)), point(fitted.predict(views)), atol=1e-6)
+
+
+@pytest.mark.parametrize(("task", "name"), ALL)
+def test_used_views_are_enough_and_the_result_pickles(task, name):
+    views, labels = problem(task)
+    fitted = fit_baseline(name, views, labels, task=task)
+    whole = point(fitted.predict(views))
+    assert np.isfinite(whole).all()
+    np.testing.assert_array_equal(point(fitted.predict(views.select(fitted.used))), whole)
+    np.testing.assert_array_equal(point(pickle.loads(pickle.dumps(fitted)).predict(views)), whole)
+    with pytest.raises(ValueError, match="are missing from the predictions"):
+        fitted.predict(ViewPredictions(views.mean[:, :1], names=["other"]))
+
+
+@pytest.mark.parametrize(("task", "name"), ALL)
+def test_one_view_is_that_view(task, name):
+    views, labels = problem(task, k=1)
+    fitted = fit_baseline(name, views, labels, task=task)
+    expected = special.softmax(views.mean[:, 0], axis=1) if task == "classification" else views.mean[:, 0]
+    if name not in ("bma", "nnls", "class_tta"):  # those may rescale it
+        np.testing.assert_allclose(point(fitted.predict(views)), expected, atol=1e-12)
+
+
+def test_unlabelled_instances_ids_and_classes():
+    views, labels = classification()
+    named = ViewPredictions(
+        views.mean, names=NAMES, classes=["ant", "bee", "cow"], ids=[f"image{i}" for i in range(60)]
+    )
+    first = labels.instance < 20
+    words = np.array(["ant", "bee", "cow"])[labels.value[first]]
+    by_id = LabelSets.from_table([f"image{i}" for i in labels.instance[first]], words)
+    fitted = fit_baseline("mixture_mle", named, by_id, task="classification")
+    part = fit_baseline("mixture_mle", views.take(np.arange(20)), labels.take(np.arange(20)), task="classification")
+    np.testing.assert_allclose(fitted.weights, part.weights)
+    assert set(fitted.predict(named).label) <= {"ant", "bee", "cow"}
+    other = ViewPredictions(views.mean, names=NAMES, classes=["ant", "bee", "dog"])
+    with pytest.raises(ValueError, match="dog"):
+        fitted.predict(other)
+
+
+def test_errors_say_what_exists():
+    views, labels = classification()
+    numbers, values = regression()
+    with pytest.raises(ValueError, match=r"no classification baseline 'median'; there are original, uniform, .*\+t"):
+        fit_baseline("median", views, labels, task="classification")
+    with pytest.raises(ValueError, match="no classification baseline 'nnls'"):
+        fit_baseline("nnls", views, labels, task="classification")
+    with pytest.raises(ValueError, match="no regression baseline 'greedy'; there are original, uniform"):
+        fit_baseline("greedy", numbers, values, task="regression")
+    with pytest.raises(ValueError, match="a temperature is for classification"):
+        fit_baseline("uniform+t", numbers, values, task="regression")
+    with pytest.raises(ValueError, match=r"no classification baseline 'uniform\+x'"):
+        fit_baseline("uniform+x", views, labels, task="classification")
+    with pytest.raises(ValueError, match="task must be one of classification, regression"):
+        fit_baseline("uniform", views, labels, task="ranking")
+    with pytest.raises(ValueError, match="needs a view named 'identity'"):
+        fit_baseline("original", views.select(["flip"]), labels, task="classification")
+    with pytest.raises(ValueError, match="labels are empty"):
+        fit_baseline("uniform", views, LabelSets.from_array(np.full((60, 1), np.nan)), task="classification")
+    unnamed = fit_baseline("uniform", ViewPredictions(views.mean), labels, task="classification")
+    with pytest.raises(ValueError, match="generated names cannot be matched"):
+        unnamed.predict(ViewPredictions(views.mean[:, :2]))
