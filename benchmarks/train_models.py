@@ -92,11 +92,7 @@ def prepare(name: str, seed: int, data: str, cache: str, *, threads: int | None 
     parts = {
         part: Part(
             ViewPredictions.load(folder / f"{part}.npz"),
-            {
-                key.removeprefix(f"{part}_"): column
-                for key, column in labels.items()
-                if key.startswith(f"{part}_")
-            },
+            {key.removeprefix(f"{part}_"): column for key, column in labels.items() if key.startswith(f"{part}_")},
         )
         for part in PARTS
     }
@@ -143,9 +139,7 @@ def food101(data: str, seed: int) -> _Source:
     """Ten classes of Food-101: one label an image, some of them wrong by design of the data set."""
     source, test = load_food101("train", data), load_food101("test", data)
     seen = {image.tobytes() for image in test.images}
-    source = source.take(
-        [image.tobytes() not in seen for image in source.images]
-    )  # a few copies of test images
+    source = source.take([image.tobytes() not in seen for image in source.images])  # a few copies of test images
     dev, calibration, training = _split(np.random.default_rng(seed), len(source), 500, 1000)
     parts = _held_out(source, {"clean": source.labels, "label_1": source.labels}, test, dev, calibration)
     return _Source(source.images[training], source.labels[training], parts)
@@ -273,9 +267,7 @@ def _held_out(
     return {"dev": part(dev), "calibration": part(calibration), "test": (test, {"clean": test.labels})}
 
 
-def _annotate(
-    rng: np.random.Generator, labels: NDArray[np.int64], accuracies: Sequence[float]
-) -> NDArray[np.int64]:
+def _annotate(rng: np.random.Generator, labels: NDArray[np.int64], accuracies: Sequence[float]) -> NDArray[np.int64]:
     """Simulate labels (N, annotators); each annotator takes a class for one of two others."""
     n_classes = int(labels.max()) + 1
     people = np.empty((len(labels), len(accuracies)), dtype=np.int64)
@@ -299,18 +291,17 @@ def _summary(prepared: Prepared) -> str:
 def _job(arguments: tuple[str, int, str, str]) -> str:
     name, seed, data, cache = arguments
     start = time.perf_counter()
-    summary = _summary(prepare(name, seed, data, cache))
+    try:
+        summary = _summary(prepare(name, seed, data, cache))
+    except FileNotFoundError as error:
+        summary = f"skipped: {error}"
     return f"{name} seed {seed}: {summary} ({time.perf_counter() - start:.0f} s)"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Train the benchmark's networks and cache their view predictions."
-    )
+    parser = argparse.ArgumentParser(description="Train the benchmark's networks and cache their view predictions.")
     parser.add_argument("names", nargs="*", help=f"data sets, by default all of {', '.join(BENCHMARKS)}")
-    parser.add_argument(
-        "--data", default=os.environ.get("VBTTA_DATA"), help="folder of the data sets (VBTTA_DATA)"
-    )
+    parser.add_argument("--data", default=os.environ.get("VBTTA_DATA"), help="folder of the data sets (VBTTA_DATA)")
     parser.add_argument("--cache", default=".cache", help="folder for networks and predictions")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="networks trained at a time, one thread each")
