@@ -1,0 +1,134 @@
+"""Temperatures and class offsets: utilities kappa_k f_ik + o, ln kappa_k = ln kappa + xi_k.
+
+    ln kappa ~ Normal(0, a^2),   xi_k ~ Normal(0, b^2),   o_c ~ Normal(0, s^2),   all at their mode
+
+Given ln kappa_k the mode of ln kappa is linear in them, so a state holds ln kappa_k and o alone.
+"""
+
+__all__ = [
+    "Calibration",
+    "CalibrationPrior",
+    "CalibrationSums",
+    "common_log_kappa",
+    "cautious_share",
+    "direction",
+    "gradient",
+    "log_prior",
+    "moved",
+]
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vbtta.labels import Array
+
+_LARGEST_STEP = 2.0  # of ln kappa at once
+_SHARES = 0.75 ** np.arange(40)
+
+
+class CalibrationPrior(NamedTuple):
+    """Standard deviations."""
+
+    kappa_scale: float  # a
+    xi_scale: float  # b
+    offset_scale: float  # s
+
+
+class Calibration(NamedTuple):
+    """Temperatures and offsets."""
+
+    log_kappa: Array  # (K,)
+    offset: Array  # (C,)
+
+
+class CalibrationSums(NamedTuple):
+    """Derivatives of the expected log-likelihood with respect to kappa_k and o; curvatures are minus the second ones."""
+
+    kappa: Array  # (K,)
+    offset: Array  # (C,)
+    kappa_curvature: Array  # (K,)
+    cross_curvature: Array  # (C, K)
+    offset_curvature: Array  # (C, C), or its diagonal (C,) where classes are many
+
+
+def common_log_kappa(log_kappa: Array, prior: CalibrationPrior) -> float:
+    """The mode of ln kappa given all ln kappa_k."""
+    inner = 1 / prior.xi_scale**2
+    return float(inner * log_kappa.sum() / (1 / prior.kappa_scale**2 + len(log_kappa) * inner))
+
+
+def log_prior(state: Calibration, prior: CalibrationPrior) -> float:
+    """Log density of ln kappa, xi and o at the state."""
+    common = common_log_kappa(state.log_kappa, prior)
+    return (
+        _log_normal(np.array([common]), prior.kappa_scale)
+        + _log_normal(state.log_kappa - common, prior.xi_scale)
+        + _log_normal(state.offset, prior.offset_scale)
+    )
+
+
+def gradient(state: Calibration, sums: CalibrationSums, prior: CalibrationPrior) -> Array:
+    """Of the expected log-likelihood plus log prior with respect to (ln kappa_k, o): (K + C,)."""
+    pull = (state.log_kappa - common_log_kappa(state.log_kappa, prior)) / prior.xi_scale**2
+    by_kappa = np.exp(state.log_kappa) * sums.kappa - pull
+    return np.concatenate([by_kappa, sums.offset - state.offset / prior.offset_scale**2])
+
+
+def direction(state: Calibration, sums: CalibrationSums, prior: CalibrationPrior) -> Array:
+    """A Newton step of (ln kappa_k, o): (K + C,). The curvature of exp is left out, so that it ascends."""
+    K, C = len(state.log_kappa), len(state.offset)
+    kappa = np.exp(state.log_kappa)
+    inner = 1 / prior.xi_scale**2
+    curvature = np.empty((K + C, K + C))
+    shared = inner**2 / (1 / prior.kappa_scale**2 + K * inner)
+    curvature[:K, :K] = np.diag(kappa**2 * np.maximum(sums.kappa_curvature, 0) + inner) - shared
+    curvature[K:, :K] = sums.cross_curvature * kappa
+    curvature[:K, K:] = curvature[K:, :K].T
+    curvature[K:, K:] = _full(sums.offset_curvature) + np.eye(C) / prior.offset_scale**2
+    curvature[np.arange(K + C), np.arange(K + C)] *= 1 + 1e-10
+    step = np.linalg.solve(curvature, gradient(state, sums, prior))
+    return np.asarray(step / max(1.0, np.abs(step).max() / _LARGEST_STEP))
+
+
+def moved(state: Calibration, step: Array, share: float = 1.0) -> Calibration:
+    """The state after a share of a step."""
+    K = len(state.log_kappa)
+    return Calibration(state.log_kappa + share * step[:K], state.offset + share * step[K:])
+
+
+def cautious_share(
+    state: Calibration, step: Array, sums: CalibrationSums, prior: CalibrationPrior, spread: Array
+) -> float:
+    """The share of a step that gains most by a lower bound on the gain, which holds for the softmax link.
+
+    Along a change d of an instance's utilities, the log normaliser's third derivative is a third central
+    moment of d, at most range(d) times its second. So it rises by at most E d + Var d (e^R - 1 - R)/R^2, R = range(d),
+    and R is at most |change of kappa_k| * spread_k + range(change of o). What the sums hold then bounds the
+    gain of any step from below, without another look at the data.
+    """
+    kappa, before = np.exp(state.log_kappa), log_prior(state, prior)
+    best_share, best_gain = 0.0, 0.0
+    for share in _SHARES:
+        new = moved(state, step, share)
+        by_kappa, by_offset = np.exp(new.log_kappa) - kappa, new.offset - state.offset
+        reach = float((np.abs(by_kappa) * spread).max() + np.ptp(by_offset))
+        if reach > 100:
+            continue
+        form = sums.kappa_curvature @ by_kappa**2 + 2 * by_offset @ sums.cross_curvature @ by_kappa
+        form += by_offset @ _full(sums.offset_curvature) @ by_offset
+        rise = 0.5 if reach < 1e-4 else (np.expm1(reach) - reach) / reach**2
+        gain = sums.kappa @ by_kappa + sums.offset @ by_offset - rise * form + log_prior(new, prior) - before
+        if gain > best_gain:
+            best_share, best_gain = float(share), float(gain)
+        elif best_gain > 0:
+            break
+    return best_share
+
+
+def _full(curvature: Array) -> Array:
+    return np.diag(curvature) if curvature.ndim == 1 else curvature
+
+
+def _log_normal(values: Array, scale: float) -> float:
+    return float(-0.5 * (values**2).sum() / scale**2 - len(values) * np.log(scale * np.sqrt(2 * np.pi)))

@@ -1,0 +1,247 @@
+"""The mixture of calibrated views for class labels, as a problem to climb."""
+
+__all__ = ["CategoricalProblem", "CategoricalState", "Statistics", "categorical_problem"]
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from vbtta.infer import calibration, class_weights, label_noise
+from vbtta.infer.accelerate import Ascent, vanishing_weights
+from vbtta.infer.calibration import Calibration, CalibrationPrior
+from vbtta.infer.categorical import Likelihood, Sums, run_pass
+from vbtta.infer.categorical_data import CategoricalData, categorical_data
+from vbtta.infer.categorical_posterior import CategoricalPosterior
+from vbtta.infer.categorical_scores import weight_information
+from vbtta.infer.intervals import WeightInformation
+from vbtta.infer.label_noise import NoiseModel
+from vbtta.infer.matrices import Reader, kl_dirichlet
+from vbtta.labels import Array, LabelSets
+from vbtta.predictions import ViewPredictions
+from vbtta.specs import CategoricalMixture
+
+_BOLD_ENOUGH = 0.5  # share of a Newton step that needs no second thought
+_TRIALS = (1.0, 0.5, 0.25, 0.05)  # shares of a step whose gain nothing guarantees
+
+
+class CategoricalState(NamedTuple):
+    """Weights, calibration and Q of the noise."""
+
+    weights: Array  # (K,); with class weights the common ones they are drawn to
+    weight_counts: Array | None  # (K,): Q(w), where w has a Dirichlet prior
+    class_weights: Array | None  # (K, C)
+    calibration: Calibration
+    noise: Array | None  # (U, 2) or (U, C, C)
+
+
+class Statistics(NamedTuple):
+    """What a pass over the data leaves."""
+
+    views: Sums
+    noise: Array | None  # the next Q of the noise
+    bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class CategoricalProblem:
+    """Data and priors of a categorical mixture."""
+
+    data: CategoricalData
+    spec: CategoricalMixture
+    noise: NoiseModel | None
+    named: bool  # whether annotators are told apart
+    _last: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def n_labels(self) -> float:
+        """J."""
+        return self.data.n_labels
+
+    @property
+    def prior(self) -> CalibrationPrior:
+        """The prior of the calibration."""
+        return CalibrationPrior(self.spec.kappa_scale, self.spec.xi_scale, self.spec.offset_scale)
+
+    def evaluate(self, state: CategoricalState) -> tuple[float, Statistics]:
+        """Bound and statistics at a state: one pass, unless it is the state looked at last."""
+        if self._last.get("state") is state:
+            return self._last["bound"], self._last["statistics"]
+        views, truth = run_pass(self.data, self._likelihood(state), self._evidence(state))
+        noise = None if self.noise is None or truth is None else label_noise.update(self.noise, truth, self.data.table)
+        bound = float(views.log_evidence) - sum(self._penalties(state).values())
+        statistics = Statistics(views, noise, bound)
+        self._last.update(state=state, bound=bound, statistics=statistics)
+        return bound, statistics
+
+    def update(self, state: CategoricalState, statistics: Statistics) -> CategoricalState:
+        """One step of every factor; weights and noise have closed forms, the calibration a Newton step.
+
+        For the softmax link a share of it is known to gain. Where that share is small, and for models of which nothing
+        of the kind is known, the step is tried, and shortened until the bound does not fall.
+        """
+        views = statistics.views
+        after = self._update_weights(state, views)._replace(noise=statistics.noise)
+        if not self.spec.calibrate:
+            return after
+        now = state.calibration
+        step = calibration.direction(now, views.calibration, self.prior)
+        safe = 0.0
+        if self.spec.link == "softmax" and state.class_weights is None:
+            safe = calibration.cautious_share(now, step, views.calibration, self.prior, self.data.spread)
+        if safe < _BOLD_ENOUGH and np.abs(step).max() > 1e-10:
+            for share in _TRIALS[: 1 if safe > 0 else None]:
+                bold = after._replace(calibration=calibration.moved(now, step, share))
+                if self.evaluate(bold)[0] >= statistics.bound - 1e-13 * abs(statistics.bound):
+                    return bold
+        return after._replace(calibration=calibration.moved(now, step, safe))
+
+    def pack(self, state: CategoricalState) -> Array:
+        """(sqrt w, sqrt w_kc, ln kappa_k, o, ln of the noise's counts)."""
+        parts = [np.sqrt(state.weights if state.weight_counts is None else state.weight_counts)]
+        if state.class_weights is not None:
+            parts.append(np.sqrt(state.class_weights).ravel())
+        if self.spec.calibrate:
+            parts += [*state.calibration]
+        if state.noise is not None:
+            parts.append(np.log(state.noise).ravel())
+        return np.concatenate(parts)
+
+    def unpack(self, vector: Array, like: CategoricalState) -> CategoricalState:
+        """The state of a vector."""
+        K, C, take = self.data.n_views, self.data.n_classes, Reader(vector)
+        weights = take(K) ** 2
+        by_class = None
+        if like.class_weights is not None:
+            by_class = take(K, C) ** 2
+            by_class = by_class / by_class.sum(axis=0)
+        calibrated = like.calibration
+        if self.spec.calibrate:
+            calibrated = Calibration(np.clip(take(K), -20, 20), np.clip(take(C), -50, 50))
+        noise = None if like.noise is None else np.exp(np.clip(take(*like.noise.shape), -30, 300))
+        counts = None if like.weight_counts is None else np.maximum(weights, 1e-10)
+        return CategoricalState(weights / weights.sum(), counts, by_class, calibrated, noise)
+
+    def trimmed(self, state: CategoricalState) -> list[CategoricalState]:
+        """States with vanishing weights at zero; none under a Dirichlet, whose weights are positive."""
+        if state.weight_counts is not None:
+            return []
+        candidates = []
+        for kept in vanishing_weights(self.weights(state)):
+            if state.class_weights is None:
+                candidates.append(state._replace(weights=kept))
+                continue
+            inside = kept > 0
+            by_class, common = state.class_weights * inside[:, None], state.weights * inside
+            if common.sum() > 0 and (by_class.sum(axis=0) > 0).all():
+                candidates.append(
+                    state._replace(weights=common / common.sum(), class_weights=by_class / by_class.sum(axis=0))
+                )
+        return candidates
+
+    def weights(self, state: CategoricalState) -> Array:
+        """The weights of the views, (K,): the mean over classes where they differ by class."""
+        return _weights(state)
+
+    def bound_terms(self, state: CategoricalState, statistics: Statistics) -> dict[str, float]:
+        """The bound, term by term: J_S minus the rest."""
+        return {"J_S": float(statistics.views.log_evidence), **self._penalties(state)}
+
+    @property
+    def unit_change(self) -> float:
+        """Classes have no units."""
+        return 0.0
+
+    def posterior(self, state: CategoricalState, information: WeightInformation | None = None) -> CategoricalPosterior:
+        """What remains when the data are gone."""
+        return CategoricalPosterior(
+            link=self.spec.link,
+            weights=_weights(state),
+            class_weights=state.class_weights,
+            calibration=state.calibration,
+            noise=self.noise,
+            noise_counts=state.noise,
+            named=self.named,
+            information=information,
+        )
+
+    def finish(self, ascent: Ascent) -> CategoricalPosterior:
+        """The posterior at the end of an ascent, with what intervals for the weights need."""
+        state: CategoricalState = ascent.state
+        weights = self.weights(state)
+        likelihood = self._likelihood(state)
+        if state.class_weights is None:
+            likelihood = likelihood._replace(weights=weights)
+        known = weight_information(self.data, likelihood, self._evidence(state), weights, self.prior)
+        return self.posterior(state, known)
+
+    def _likelihood(self, state: CategoricalState) -> Likelihood:
+        weights = state.weights
+        if state.weight_counts is not None:
+            weights = np.exp(special.digamma(state.weight_counts) - special.digamma(state.weight_counts.sum()))
+        return Likelihood(self.spec.link, self.spec.calibrate, state.calibration, weights, state.class_weights)
+
+    def _evidence(self, state: CategoricalState) -> Array | None:
+        if self.noise is None or state.noise is None:
+            return None
+        return label_noise.log_evidence(self.noise, label_noise.log_expected(state.noise), self.data.table)
+
+    def _penalties(self, state: CategoricalState) -> dict[str, float]:
+        """Divergences of Q from its priors, and minus the log priors of what is at its mode."""
+        terms = {}
+        if state.weight_counts is not None and self.spec.concentration is not None:
+            prior = np.full(self.data.n_views, self.spec.concentration)
+            terms["KL_w"] = float(kl_dirichlet(state.weight_counts, prior))
+        if state.class_weights is not None:
+            strength = self.spec.class_concentration
+            terms["penalty_w"] = -class_weights.log_prior(state.class_weights, state.weights, strength)
+        if self.spec.calibrate:
+            terms["penalty_calibration"] = -calibration.log_prior(state.calibration, self.prior)
+        if self.noise is not None and state.noise is not None:
+            terms["KL_noise"] = label_noise.divergence(self.noise, state.noise)
+        return terms
+
+    def _update_weights(self, state: CategoricalState, views: Sums) -> CategoricalState:
+        if state.class_weights is not None:
+            strength = self.spec.class_concentration
+            by_class = class_weights.update_class_weights(
+                views.class_count, views.class_load, state.weights, strength
+            )
+            common = class_weights.update_common_weights(by_class, strength)
+            return state._replace(weights=common, class_weights=by_class)
+        counts = None if self.spec.concentration is None else self.spec.concentration + views.count
+        weights = views.count if counts is None else counts
+        return state._replace(weights=weights / weights.sum(), weight_counts=counts)
+
+
+def categorical_problem(
+    predictions: ViewPredictions, labels: LabelSets, spec: CategoricalMixture, *, noise: str
+) -> tuple[CategoricalProblem, CategoricalState]:
+    """The problem that aligned data and a model pose, and where to start: uniform weights, nothing calibrated."""
+    if spec.weights == "view_class" and spec.concentration is not None:
+        raise ValueError(
+            "concentration is the prior of weights='view'; with weights='view_class' use class_concentration"
+        )
+    probit = spec.link == "probit"
+    data = categorical_data(predictions, labels, noise=noise, with_variance=probit, classes_last=probit)
+    K, C = data.n_views, data.n_classes
+    model = label_noise.noise_model(noise, C, spec)
+    uniform = np.full(K, 1 / K)
+    counts = None
+    if spec.concentration is not None:
+        units = data.n_labels if model is None else data.n_instances
+        counts = spec.concentration + uniform * units
+    first = CategoricalState(
+        weights=uniform,
+        weight_counts=counts,
+        class_weights=np.full((K, C), 1 / K) if spec.weights == "view_class" else None,
+        calibration=Calibration(np.zeros(K), np.zeros(C)),
+        noise=None if model is None else label_noise.start(model, data.table.n_annotators),
+    )
+    named = labels.annotator is not None and noise in ("annotator", "confusion")
+    return CategoricalProblem(data, spec, model, named), first
+
+
+def _weights(state: CategoricalState) -> Array:
+    return state.weights if state.class_weights is None else np.asarray(state.class_weights.mean(axis=1))
