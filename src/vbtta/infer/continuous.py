@@ -129,14 +129,17 @@ class Density(NamedTuple):
     regressor_form: Array  # (K, D, D): E[Lambda] spread over G^-1
 
     @classmethod
-    def of(cls, state: MixtureState, prior: MixturePrior, log_weights: Array) -> "Density":
-        """The density at a state."""
+    def of(cls, state: MixtureState, prior: MixturePrior, log_weights: Array, plug_in: bool = False) -> "Density":
+        """The density at a state; with ``plug_in`` calibration and precision are taken as known."""
         n_outputs = prior.n_outputs
         inverse, log_det = inverse_and_log_det(state.inverse_scale)
         precision = state.dof[:, None, None] * inverse
-        constant = 0.5 * wishart_log_det(state.dof, log_det, n_outputs) - 0.5 * n_outputs * np.log(2 * np.pi)
+        log_precision = wishart_log_det(state.dof, log_det, n_outputs)
+        if plug_in:
+            log_precision = n_outputs * np.log(state.dof) - log_det
+        constant = 0.5 * (log_precision - n_outputs * np.log(2 * np.pi))
         shift, gain = calibration(state.theta_mean, n_outputs)
-        form = spread(precision, prior.affine) * state.theta_covariance
+        form = spread(precision, prior.affine) * (0.0 if plug_in else 1.0) * state.theta_covariance
         return cls(shift.T, gain.T, constant + log_weights, precision, form)
 
 
@@ -236,8 +239,11 @@ def responsibilities(log_density: Array, count: Array) -> tuple[Array, float]:
     return share, float(count @ (top + np.log(total)))
 
 
-def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior) -> MixtureState:
-    """The state that maximises the bound factor by factor: theta, then Lambda at the new theta, then w."""
+def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, plug_in: bool = False) -> MixtureState:
+    """The state that maximises the bound factor by factor: theta, then Lambda at the new theta, then w.
+
+    With ``plug_in`` Lambda does not hear of the doubt about theta: the mode instead of the mean field.
+    """
     C, inside = prior.n_outputs, prior.regressors
     moments = total.moments
     regressor = moments[:, inside, inside]  # (K, D, D): sum of p h h^T
@@ -256,7 +262,8 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior) -
     back = -change[:, :, None] * belongs  # (K, D, C): e at the new theta is e + back^T h
     outer = moments[:, 2 * C :, 2 * C :] + np.swapaxes(cross, 1, 2) @ back + np.swapaxes(back, 1, 2) @ cross
     outer += np.swapaxes(back, 1, 2) @ regressor @ back
-    outer += belongs.T @ (theta_covariance * regressor) @ belongs
+    if not plug_in:
+        outer += belongs.T @ (theta_covariance * regressor) @ belongs
     inverse_scale = prior.inverse_scale + 0.5 * (outer + np.swapaxes(outer, 1, 2))
 
     counts = None if prior.concentration is None else prior.concentration + total.mass

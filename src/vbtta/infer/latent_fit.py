@@ -127,7 +127,7 @@ class LatentProblem:
         certain = Doubt(np.zeros((size, size)), np.zeros(self.data.n_views), np.full(self.data.n_views, 1e300))
         return LatentPosterior(state, self.annotator_prior, self.data.standard, certain)
 
-    def finish(self, ascent: Ascent, first: LatentState) -> "LatentPosterior":
+    def finish(self, ascent: Ascent) -> "LatentPosterior":
         """The posterior at the end of an ascent, with the Laplace approximation of the pool."""
         state, K = ascent.state, self.data.n_views
         quadratic, linear = latent.curvature(ascent.statistics.moments, state.precision, self.prior)

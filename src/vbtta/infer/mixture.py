@@ -8,19 +8,20 @@ from typing import NamedTuple
 import numpy as np
 
 from vbtta.infer import continuous, truth
-from vbtta.infer.accelerate import Ascent, vanishing_weights
+from vbtta.infer.accelerate import Ascent, ascend, vanishing_weights
 from vbtta.infer.blocks import Block, add, map_blocks
 from vbtta.infer.continuous import Density, MixturePrior, MixtureState, MixtureStatistics
-from vbtta.infer.intervals import WeightInformation, eliminate
+from vbtta.infer.intervals import WeightInformation
 from vbtta.infer.matrices import Reader, from_log_cholesky, log_cholesky
+from vbtta.infer.mixture_information import weight_information
 from vbtta.infer.mixture_posterior import MixtureFactors, MixturePosterior
 from vbtta.infer.standard import ContinuousData, continuous_data
 from vbtta.infer.truth import AnnotatorPrior, AnnotatorStatistics
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import ViewPredictions
-from vbtta.specs import GaussianMixture
+from vbtta.specs import EM, GaussianMixture
 
-_MOST_SCORED = 100_000  # labels from which the information is estimated
+_MOST_SCORED = 100_000  # labels from which intervals are estimated
 
 
 class Sums(NamedTuple):
@@ -45,7 +46,7 @@ class MixtureProblem:
 
     def evaluate(self, state: MixtureFactors) -> tuple[float, Sums]:
         """Bound and statistics at a state: one pass over the blocks."""
-        density = Density.of(state.views, self.prior, state.views.expected_log_weights)
+        density = self._density(state.views)
 
         def one(block: Block) -> Sums:
             expected = continuous.expectation(block, density, self.prior, state.annotators)
@@ -57,7 +58,7 @@ class MixtureProblem:
         parts = map_blocks(one, self.data.blocks)
         views = add([part.views for part in parts])
         people = [part.annotators for part in parts if part.annotators is not None]
-        bound = float(views.log_evidence) - continuous.divergence(state.views, self.prior)
+        bound = float(views.log_evidence) - self._penalty(state.views)
         if state.annotators is not None and self.annotator_prior is not None:
             bound -= truth.divergence(state.annotators, self.annotator_prior)
         return bound, Sums(views, add(people) if people else None)
@@ -67,7 +68,7 @@ class MixtureProblem:
         people = state.annotators
         if people is not None and statistics.annotators is not None and self.annotator_prior is not None:
             people = truth.update(people, statistics.annotators, self.annotator_prior)
-        return MixtureFactors(continuous.update(state.views, statistics.views, self.prior), people)
+        return MixtureFactors(self._step(state.views, statistics.views), people)
 
     def pack(self, state: MixtureFactors) -> Array:
         """(sqrt w, m, log-Cholesky of G^-1, ln nu_k, log-Cholesky of V_k), then the annotators' likewise."""
@@ -133,52 +134,63 @@ class MixtureProblem:
         """What remains when the data are gone."""
         return MixturePosterior(self.prior, state, self.annotator_prior, self.data.standard, information)
 
-    def finish(self, ascent: Ascent, first: MixtureFactors) -> MixturePosterior:
+    def finish(self, ascent: Ascent) -> MixturePosterior:
         """The posterior at the end of an ascent, with what intervals for the weights need."""
-        return self.posterior(ascent.state, self._information(ascent.state, first))
-
-    def _information(self, state: MixtureFactors, first: MixtureFactors) -> WeightInformation:
-        """Observed information of the weights: outer products of scores, calibration eliminated.
-
-        A view of weight zero has forgotten its calibration; it is judged at the one it had at the start, where
-        all labels were fitted to it.
-        """
-        views, K = state.views, len(state.views.weights)
-        free = views.weights > 0
-        known = MixtureState(
-            views.weights,
-            None,
-            *(
-                np.where(free.reshape(-1, *[1] * (now.ndim - 1)), now, then)
-                for now, then in zip(views[2:], first.views[2:], strict=True)
-            ),
-        )
-        density = Density.of(known, self.prior, np.zeros(K))
+        state: MixtureFactors = ascent.state
         step = max(1, int(self.data.n_labels // _MOST_SCORED))
         blocks = self.data.blocks[::step]
+        some = self.data._replace(blocks=blocks, n_labels=float(sum(block.repeats.sum() for block in blocks)))
+        likelihood, first = likelihood_problem(some, self, state)
+        found = ascend(likelihood, first, EM(tol=1e-6, max_steps=200))
+        return self.posterior(state, weight_information(some, self.data, likelihood.prior, found.state))
 
-        def one(block: Block) -> tuple[Array, Array, Array]:
-            expected = continuous.expectation(block, density, self.prior, state.annotators)
-            count = block.repeats if state.annotators is None else np.ones(expected.share.shape[1])
-            scores = _scores(expected, density, views.weights, count)
-            return (scores * count) @ scores.T, scores[:K] @ count, np.asarray(count.sum())
+    def _density(self, views: MixtureState) -> Density:
+        return Density.of(views, self.prior, views.expected_log_weights)
 
-        parts = map_blocks(one, blocks)
-        information = np.sum([part[0] for part in parts], axis=0)
-        gain = np.sum([part[1] for part in parts], axis=0)
-        seen = float(sum(part[2] for part in parts))
-        all_units = self.data.n_labels if state.annotators is None else self.data.n_instances
-        D, C = views.theta_mean.shape[1], self.data.n_outputs
-        nuisance = np.concatenate(
-            [np.full(D * free.sum(), self.prior.beta), np.full(free.sum(), 0.5 * self.prior.nu * C)]
-        )
-        scale = all_units / seen
-        gradient = np.where(free, 0.0, scale * (gain - seen))
-        return WeightInformation(gradient, eliminate(scale * information, K, nuisance))
+    def _penalty(self, views: MixtureState) -> float:
+        return continuous.divergence(views, self.prior)
+
+    def _step(self, views: MixtureState, total: MixtureStatistics) -> MixtureState:
+        return continuous.update(views, total, self.prior)
 
     @property
     def _least_dof(self) -> int:
         return self.data.n_outputs - 1
+
+
+class LikelihoodProblem(MixtureProblem):
+    """The same data and prior with calibration and precision at their mode, for intervals.
+
+    The bound charges a view for the doubt about its calibration, and rightly drops views that are worth less;
+    but a dropped view may still have had a small weight. Intervals therefore come from the likelihood.
+    """
+
+    def _density(self, views: MixtureState) -> Density:
+        return Density.of(views, self.prior, views.expected_log_weights, plug_in=True)
+
+    def _penalty(self, views: MixtureState) -> float:
+        """Minus the log prior of theta and ln Lambda, up to a constant."""
+        precision = views.precision
+        log_det = np.linalg.slogdet(precision)[1]
+        trace = np.einsum("cd,kcd->", self.prior.inverse_scale, precision)
+        return float(0.5 * (trace - self.prior.nu * log_det.sum() + self.prior.beta * (views.theta_mean**2).sum()))
+
+    def _step(self, views: MixtureState, total: MixtureStatistics) -> MixtureState:
+        return continuous.update(views, total, self.prior, plug_in=True)
+
+
+def likelihood_problem(
+    some: ContinuousData, problem: MixtureProblem, state: MixtureFactors
+) -> tuple[LikelihoodProblem, MixtureFactors]:
+    """The likelihood's problem and a start that gives dropped views a chance: as they are, as precise as the others."""
+    views, prior = state.views, problem.prior
+    dropped = views.weights == 0
+    weights = np.where(dropped, 0.1 / max(dropped.sum(), 1), 0.9 * views.weights)
+    typical = np.einsum("k,kcd->cd", views.weights, views.inverse_scale / views.dof[:, None, None])
+    own_scale = np.where(dropped[:, None, None], views.dof[:, None, None] * typical, views.inverse_scale)
+    first = views._replace(weights=weights / weights.sum(), weight_counts=None, inverse_scale=own_scale)
+    prior = prior._replace(concentration=None, inverse_scale=prior.nu * typical)
+    return LikelihoodProblem(some, prior, problem.annotator_prior), state._replace(views=first)
 
 
 def mixture_problem(
@@ -193,26 +205,3 @@ def mixture_problem(
     return MixtureProblem(data, prior, people), MixtureFactors(
         state, truth.start(data.n_annotators, data.n_outputs, people)
     )
-
-
-def _scores(expected: continuous.Expectation, density: Density, weights: Array, count: Array) -> Array:
-    """Derivatives of every label's log likelihood: weights, calibration, log precision; (K + F (D + 1), j).
-
-    The expectation was taken with equal weights, so that views of weight zero have a score too.
-    """
-    relative = expected.share / count
-    ratio = relative / (weights @ relative)  # (K, j): rho
-    free = np.flatnonzero(weights > 0)
-    share = weights[free, None] * ratio[free]  # (F, j)
-    pull = np.einsum("kcd,dkj->ckj", density.residual_form, expected.residual)[:, free]  # Lambda e
-    residual = expected.residual[:, free]
-    C = len(residual)
-    columns = [regressor[free] for regressor in expected.regressors]
-    if expected.log_omega is None:
-        columns += [np.ones_like(share)] * C
-    calibration = [share * column * pull[d % C] for d, column in enumerate(columns)]
-    distance = (residual * pull).sum(axis=0)
-    if expected.truth is not None:
-        distance += np.einsum("kcd,kjcd->kj", density.residual_form[free], expected.truth.covariance[free])
-    precision = share * 0.5 * (C - distance)
-    return np.concatenate([ratio, *calibration, precision])

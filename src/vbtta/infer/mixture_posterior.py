@@ -95,7 +95,8 @@ class MixturePosterior:
         kept = kept._replace(weights=kept.weights / kept.weights.sum())
         known = self.information
         if known is not None:
-            known = WeightInformation(known.gradient[views], known.information[np.ix_(views, views)])
+            centre = known.centre[views] / max(known.centre[views].sum(), 1e-300)
+            known = WeightInformation(centre, known.information[np.ix_(views, views)], known.profile[views])
         return replace(self, state=self.state._replace(views=kept), information=known)
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:

@@ -1,0 +1,87 @@
+"""What the labels say about the weights of a continuous mixture: the observed information."""
+
+__all__ = ["weight_information"]
+
+import numpy as np
+
+from vbtta.infer.blocks import Block, map_blocks
+from vbtta.infer.continuous import Density, Expectation, MixturePrior, expectation
+from vbtta.infer.intervals import PROFILE_GRID, WeightInformation, eliminate
+from vbtta.infer.mixture_posterior import MixtureFactors
+from vbtta.infer.standard import ContinuousData
+from vbtta.labels import Array
+
+
+def weight_information(
+    some: ContinuousData, everything: ContinuousData, prior: MixturePrior, state: MixtureFactors
+) -> WeightInformation:
+    """Sums of outer products of scores at the likelihood's maximum, calibration and precision eliminated.
+
+    Scores are taken on some of the data and scaled up to everything. A dropped view is tried, over a grid of
+    weights, both at the calibration the likelihood left it with and as it is, with the others' precision.
+    """
+    views, K = state.views, len(state.views.weights)
+    free = views.weights > 0
+    flat = np.zeros(K)  # equal weights: dropped views have scores too
+    density = Density.of(views, prior, flat, plug_in=True)
+    pooled = np.einsum("k,kcd->cd", views.weights, views.precision)
+    as_it_is = views._replace(
+        theta_mean=np.where(free[:, None], views.theta_mean, 0.0),
+        inverse_scale=np.where(
+            free[:, None, None], views.inverse_scale, views.dof[:, None, None] * np.linalg.inv(pooled)
+        ),
+    )
+    plain = Density.of(as_it_is, prior, flat, plug_in=True)
+
+    def one(block: Block) -> tuple[Array, Array, Array, Array]:
+        expected = expectation(block, density, prior, state.annotators)
+        count = block.repeats if state.annotators is None else np.ones(expected.share.shape[1])
+        ratio = _ratios(expected.share / count, views.weights)
+        scores = _scores(expected, density, views.weights, ratio)
+        other = _ratios(expectation(block, plain, prior, state.annotators).share / count, views.weights)
+        return (
+            (scores * count) @ scores.T,
+            _profile(ratio, views.weights, count),
+            _profile(other, views.weights, count),
+            np.asarray(count.sum()),
+        )
+
+    parts = map_blocks(one, some.blocks)
+    information, fitted, unfitted, seen = (np.sum(sums, axis=0) for sums in zip(*parts, strict=True))
+    total = everything.n_labels if state.annotators is None else everything.n_instances
+    D, C, n_free = views.theta_mean.shape[1], prior.n_outputs, int(free.sum())
+    nuisance = np.concatenate([np.full(D * n_free, prior.beta), np.full(n_free, 0.5 * prior.nu * C)])
+    scale = total / float(seen)
+    profile = np.maximum(*(scale * (one - one.max(axis=1, keepdims=True)) for one in (fitted, unfitted)))
+    return WeightInformation(views.weights, eliminate(scale * information, K, nuisance), profile)
+
+
+def _ratios(relative: Array, weights: Array) -> Array:
+    """rho_jk (K, j): a view's density over the mixture's, from densities relative to their sum."""
+    return np.asarray(relative / (weights @ relative))
+
+
+def _profile(ratio: Array, weights: Array, count: Array) -> Array:
+    """Log likelihood (K, G) with view k at the grid's weights and the others in proportion, less the maximum."""
+    rest = np.maximum(1 - weights, 1e-12)[:, None]
+    others = np.maximum((1 - weights[:, None] * ratio) / rest, 1e-300)  # (K, j): the mixture without view k
+    columns = [np.log(np.maximum((1 - w) * others + w * ratio, 1e-300)) @ count for w in PROFILE_GRID]
+    return np.stack(columns, axis=1)
+
+
+def _scores(expected: Expectation, density: Density, weights: Array, ratio: Array) -> Array:
+    """Derivatives of every label's log likelihood: weights, calibration, log precision; (K + F (D + 1), j)."""
+    free = np.flatnonzero(weights > 0)
+    share = weights[free, None] * ratio[free]  # (F, j)
+    residual = expected.residual[:, free]  # (C, F, j)
+    C = len(residual)
+    pull = np.einsum("kcd,dkj->ckj", density.residual_form[free], residual)  # Lambda e
+    columns = [regressor[free] for regressor in expected.regressors]
+    if expected.log_omega is None:
+        columns += [np.ones_like(share)] * C
+    calibration = [share * column * pull[d % C] for d, column in enumerate(columns)]
+    distance = (residual * pull).sum(axis=0)
+    if expected.truth is not None:
+        distance += np.einsum("kcd,kjcd->kj", density.residual_form[free], expected.truth.covariance[free])
+    precision = share * 0.5 * (C - distance)
+    return np.concatenate([ratio, *calibration, precision])
