@@ -1,0 +1,154 @@
+"""`compare`: fit every method on one sample, score it on another."""
+
+__all__ = ["compare"]
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vbtta.compare.methods import entries, fit, predict, views_used
+from vbtta.compare.scores import METRICS, HeldOut, bootstrap, columns, evaluate
+from vbtta.compare.table import Comparison, Difference
+from vbtta.labels import Array, LabelSets
+from vbtta.predictions import ViewPredictions
+
+
+def compare(
+    train_predictions: ViewPredictions,
+    train_labels: LabelSets | ArrayLike,
+    test_predictions: ViewPredictions,
+    test_labels: LabelSets | ArrayLike,
+    *,
+    task: str,
+    methods: Sequence[Any] | Mapping[str, Any] | None = None,
+    draws: int | Mapping[str, int] = 1,
+    resamples: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Comparison:
+    """Compare ways to aggregate views: fitted on one sample, scored on another.
+
+    Classification: accuracy, negative log-likelihood, Brier score and expected calibration error; regression: squared
+    and absolute error, negative log-likelihood, CRPS and the coverage of 90 % intervals. Every test label counts as
+    often as its count. Differences have percentile intervals from a paired bootstrap over test instances.
+
+    Parameters
+    ----------
+    train_predictions, test_predictions : ViewPredictions
+    train_labels, test_labels : LabelSets or array
+    task : "classification" or "regression"
+    methods : list or dict, optional
+        Names of baselines (see :func:`vbtta.baselines.fit_baseline`), "vbtta" (:func:`vbtta.fit.fit_policy` with its
+        defaults), "vbtta-mixture", "vbtta-latent"; functions of (predictions, labels) that return an object with
+        `predict`; or such objects. Theirs may return a Prediction or an array, (N, C) probabilities or means; means
+        get a normal density of the calibration residuals' mean square. By default all names.
+    draws : int or dict, optional
+        Draws of every view, or by name (1 where absent), for the number of forward passes.
+    resamples : int
+        Of the bootstrap.
+    level : float
+        Of the intervals.
+    seed : int
+        For the bootstrap and the policies' folds.
+
+    Returns
+    -------
+    Comparison
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.normal(size=400)
+    >>> outputs = y[:, None, None] + rng.normal(size=(400, 3, 1))
+    >>> views = ViewPredictions(outputs, names=["identity", "flip", "crop"])
+    >>> train, test = np.arange(200), np.arange(200, 400)
+    >>> outcome = compare(views.take(train), y[train], views.take(test), y[test],
+    ...                   task="regression", methods=["original", "uniform"])
+    >>> outcome
+    Comparison(regression: 2 methods on 200 instances)
+    >>> outcome["uniform", "mse"] < outcome["original", "mse"]
+    True
+    >>> outcome.against_original.high[1, 0] < 0  # beyond doubt
+    np.True_
+    """
+    if task not in METRICS:
+        raise ValueError(f"task must be one of {', '.join(METRICS)}; got {task!r}")
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, such as 0.95; got {level}")
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1; got {resamples}")
+    labels = _labels(train_labels, train_predictions)
+    test = _test_set(test_predictions, _labels(test_labels, test_predictions), task)
+    chosen, notes = entries(methods, task, seed), []
+    if "identity" not in train_predictions.names:
+        kept = [entry for entry in chosen if entry.baseline not in ("original", "original+t")]
+        if len(kept) < len(chosen) or methods is None:
+            notes.append("no view is named identity, so original is left out")
+        chosen = kept
+    if not chosen:
+        raise ValueError("no method is left to compare: no view is named 'identity', which 'original' needs")
+
+    seconds, used, fitted, found = [], [], {}, []
+    for entry in chosen:
+        start = time.perf_counter()
+        fitted[entry.name] = fit(entry, train_predictions, labels)
+        seconds.append(time.perf_counter() - start if fitted[entry.name] is not entry.method else 0.0)
+        used.append(views_used(fitted[entry.name], train_predictions))
+        train = (train_predictions, labels)
+        found.append(columns(predict(entry, fitted[entry.name], test_predictions, train, task), test))
+
+    values = evaluate(found, test)
+    replicates = bootstrap(found, test, resamples=resamples, seed=seed)
+    names, loss = [entry.name for entry in chosen], values[:, METRICS[task].index("nll")]
+    original = next((m for m, entry in enumerate(chosen) if entry.baseline == "original"), None)
+    baselines = [m for m, entry in enumerate(chosen) if entry.baseline is not None]
+    best = min(baselines, key=lambda m: loss[m]) if baselines else None
+    if best is not None:
+        notes.append(f"the baseline with the best test NLL is {names[best]}, chosen with hindsight")
+    return Comparison(
+        task=task,
+        methods=tuple(names),
+        metrics=METRICS[task],
+        values=values,
+        against_original=_difference(names, values, replicates, original, level),
+        against_best=_difference(names, values, replicates, best, level),
+        fit_seconds=np.array(seconds),
+        views_used=np.array([len(views) for views in used]),
+        forward_passes=np.array([sum(_draws(draws, view) for view in views) for views in used]),
+        n_instances=test.n_instances,
+        n_labels=float(test.times.sum()),
+        level=level,
+        notes=tuple(notes),
+        fitted=fitted,
+    )
+
+
+def _difference(
+    names: list[str], values: Array, replicates: Array, reference: int | None, level: float
+) -> Difference | None:
+    if reference is None:
+        return None
+    tails = [0.5 - 0.5 * level, 0.5 + 0.5 * level]
+    low, high = np.quantile(replicates - replicates[:, [reference]], tails, axis=0)
+    return Difference(names[reference], values - values[reference], low, high)
+
+
+def _labels(labels: LabelSets | ArrayLike, predictions: ViewPredictions) -> LabelSets:
+    sets = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+    return sets.align(len(predictions), predictions.ids)
+
+
+def _test_set(predictions: ViewPredictions, labels: LabelSets, task: str) -> HeldOut:
+    if not len(labels):
+        raise ValueError("test_labels are empty; a comparison needs at least one test label")
+    n_outputs = predictions.mean.shape[2]
+    y = labels.categorical(n_outputs, predictions.classes) if task == "classification" else labels.continuous(n_outputs)
+    rows, instance = np.unique(labels.instance, return_inverse=True)
+    return HeldOut(labels.instance, instance, y, labels.count, len(rows))
+
+
+def _draws(draws: int | Mapping[str, int], view: str) -> int:
+    return int(draws.get(view, 1)) if isinstance(draws, Mapping) else int(draws)
