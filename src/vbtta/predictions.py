@@ -4,7 +4,7 @@ __all__ = ["CategoricalPrediction", "ContinuousPrediction", "Prediction", "ViewP
 
 import os
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import BinaryIO, Literal, Self
@@ -35,6 +35,10 @@ class ViewPredictions:
         Identifiers of the inputs.
     classes : (C,) integers or strings, optional
         What the outputs of a classifier stand for; 0..C-1 where absent.
+    draws : (n, K, M, C) array, optional
+        The single draws of the first n inputs, for diagnostics; a choice of inputs leaves them behind.
+    fingerprints : dict, optional
+        By view name, what made the predictions; policies compare them.
 
     Examples
     --------
@@ -53,6 +57,8 @@ class ViewPredictions:
         names: Sequence[str] | None = None,
         ids: ArrayLike | None = None,
         classes: ArrayLike | None = None,
+        draws: ArrayLike | None = None,
+        fingerprints: Mapping[str, str] | None = None,
     ) -> None:
         self.mean = _floats(mean, "mean")
         if self.mean.ndim != 3:
@@ -69,6 +75,9 @@ class ViewPredictions:
         self.names = tuple(f"view_{k}" for k in range(n_views)) if names is None else _names(names, n_views)
         self.ids = None if ids is None else _keys(ids, n_inputs, "ids")
         self.classes = None if classes is None else _keys(classes, n_outputs, "classes")
+        self.draws = None if draws is None else _draws(draws, self.mean.shape)
+        known = fingerprints or {}
+        self.fingerprints = {name: str(known[name]) for name in self.names if name in known}
         if not isinstance(self.mean, np.memmap):  # a mapped file is read, and checked, where it is used
             self.check_finite()
 
@@ -106,7 +115,8 @@ class ViewPredictions:
             return self
         columns = [self.names.index(name) for name in wanted]
         variance = None if self.variance is None else self.variance[:, columns]
-        return self._like(self.mean[:, columns], variance, names=wanted, ids=self.ids)
+        draws = None if self.draws is None else self.draws[:, columns]
+        return self._like(self.mean[:, columns], variance, names=wanted, ids=self.ids, draws=draws)
 
     def concat(self, others: Self | Sequence[Self], *, axis: str = "inputs") -> Self:
         """Append the same views of more inputs, or with ``axis="views"`` more views of the same inputs."""
@@ -139,6 +149,7 @@ class ViewPredictions:
             np.concatenate(variances, axis=along) if variances else None,
             names=names,
             ids=ids,
+            fingerprints={name: text for part in reversed(parts) for name, text in part.fingerprints.items()},
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -146,9 +157,11 @@ class ViewPredictions:
         members = {"mean": np.asarray(self.mean)}
         if not self.generated_names:
             members["names"] = np.array(self.names)
-        for key in ("variance", "ids", "classes"):
+        for key in ("variance", "ids", "classes", "draws"):
             if getattr(self, key) is not None:
                 members[key] = np.asarray(getattr(self, key))
+        if self.fingerprints:
+            members["fingerprints"] = np.array([self.fingerprints.get(name, "") for name in self.names])
         with atomic_path(path) as temporary, open(temporary, "wb") as file:
             np.savez(file, allow_pickle=False, **members)
 
@@ -180,13 +193,23 @@ class ViewPredictions:
             names=names,
             ids=members.get("ids"),
             classes=members.get("classes"),
+            draws=members.get("draws"),
+            fingerprints=_fingerprints(names, members.get("fingerprints")),
         )
 
     def _like(
-        self, mean: Array, variance: Array | None, *, names: Sequence[str] | None = None, ids: Array | None
+        self,
+        mean: Array,
+        variance: Array | None,
+        *,
+        names: Sequence[str] | None = None,
+        ids: Array | None,
+        draws: Array | None = None,
+        fingerprints: Mapping[str, str] | None = None,
     ) -> Self:
         names = None if names is None and self.generated_names else names or self.names
-        return type(self)(mean, variance, names=names, ids=ids, classes=self.classes)
+        prints = self.fingerprints if fingerprints is None else fingerprints
+        return type(self)(mean, variance, names=names, ids=ids, classes=self.classes, draws=draws, fingerprints=prints)
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,6 +343,21 @@ def _floats(values: ArrayLike, name: str) -> Array:
         return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64, casting="same_kind")
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be an (N, K, C) array of real numbers; got {type(values).__name__}") from None
+
+
+def _draws(draws: ArrayLike, shape: tuple[int, ...]) -> Array:
+    values = _floats(draws, "draws")
+    n_inputs, n_views, n_outputs = shape
+    fits = values.ndim == 4 and values.shape[1] == n_views and values.shape[3] == n_outputs
+    if not fits or len(values) > n_inputs:
+        raise ValueError(f"draws must be (n, {n_views}, M, {n_outputs}) with n at most {n_inputs}; got {values.shape}")
+    return values
+
+
+def _fingerprints(names: Sequence[str] | None, texts: Array | None) -> dict[str, str]:
+    if names is None or texts is None:
+        return {}
+    return {name: str(text) for name, text in zip(names, texts, strict=True) if str(text)}
 
 
 def _names(names: Sequence[str], n_views: int) -> tuple[str, ...]:

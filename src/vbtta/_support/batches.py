@@ -1,0 +1,82 @@
+"""Inputs of any kind, batch by batch: arrays, tensors, tables, DataLoaders, iterators."""
+
+__all__ = ["batches_of"]
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]:
+    """Batches of the inputs, and the number of rows where it is known beforehand.
+
+    Parameters
+    ----------
+    inputs : array, tensor, table; dict or tuple of those; DataLoader or iterator of batches
+        What has rows is cut into batches of `batch_size`; what is iterated over gives batches of its own.
+    batch_size : int
+        Rows of a batch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> batches, n_rows = batches_of(np.zeros((5, 2)), 2)
+    >>> n_rows, [len(batch) for batch in batches]
+    (5, [2, 2, 1])
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number of at least 1; got {batch_size!r}")
+    n_rows = _n_rows(inputs)
+    if n_rows is not None:
+        if n_rows == 0:
+            raise ValueError("inputs are empty; there must be at least one row")
+        return (_rows(inputs, start, start + batch_size) for start in range(0, n_rows, batch_size)), n_rows
+    if isinstance(inputs, str | bytes) or not hasattr(inputs, "__iter__"):
+        raise TypeError(
+            f"inputs must be an array, a tensor, a dict or tuple of them, a DataLoader or an iterator of batches; "
+            f"got {type(inputs).__name__}"
+        )
+    if "Random" in type(getattr(inputs, "sampler", None)).__name__:
+        raise ValueError("inputs is a DataLoader that shuffles, so its rows cannot be matched: use shuffle=False")
+    return _checked(inputs), None
+
+
+def _n_rows(inputs: Any) -> int | None:
+    """Rows of an array, a table, or a dict or tuple of them; None for what has to be iterated over."""
+    if isinstance(inputs, Mapping) or (isinstance(inputs, tuple) and inputs):
+        parts = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+        lengths = {key: _n_rows(part) for key, part in parts.items()}
+        if not lengths or len(set(lengths.values())) > 1 or None in lengths.values():
+            raise ValueError(f"inputs must be arrays with the same number of rows; got {lengths}")
+        return next(iter(lengths.values()))
+    if hasattr(inputs, "toarray"):
+        raise TypeError("inputs is a sparse matrix, which views cannot work on; use inputs.toarray()")
+    shape = getattr(inputs, "shape", None)
+    if shape is None:
+        return None
+    if len(shape) == 0:
+        raise ValueError("inputs must have rows; got a single number")
+    return int(shape[0])
+
+
+def _rows(inputs: Any, start: int, stop: int) -> Any:
+    if isinstance(inputs, Mapping):
+        return {key: _rows(part, start, stop) for key, part in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_rows(part, start, stop) for part in inputs)
+    return inputs.iloc[start:stop] if hasattr(inputs, "iloc") else inputs[start:stop]
+
+
+def _checked(inputs: Any) -> Iterator[Any]:
+    """The batches of an iterable, which must be as many as it says."""
+    try:
+        promised: int | None = len(inputs)
+    except TypeError:
+        promised = None
+    found = 0
+    for batch in inputs:
+        found += 1
+        yield batch
+    if found == 0:
+        raise ValueError("inputs gave no batch; an iterator can be used only once, so make a new one")
+    if promised is not None and found < promised:
+        raise ValueError(f"inputs ended after {found} of {promised} batches; the results would not match the labels")

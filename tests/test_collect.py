@@ -1,0 +1,176 @@
+"""collect_views: the same numbers whatever the batches, one batch of memory, errors that name view and row."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from vbtta.augment import Affine, CutMix, FeatureDropout, GaussianNoise, Identity, Mixup, Pool, as_view
+from vbtta.augment.fingerprint import view_fingerprint
+from vbtta.collect import collect_views, measure_cost
+from vbtta.predictions import ViewPredictions
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+@pytest.fixture(scope="module")
+def views(inputs):
+    return [Identity(), GaussianNoise(0.2), Mixup(0.5, inputs), CutMix(0.5, inputs), FeatureDropout(0.3)]
+
+
+@pytest.fixture(scope="module")
+def reference(network, inputs, views):
+    return collect_views(network, inputs, views, draws=3, seed=7, keep_draws=9)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 256])
+def test_batch_size_does_not_matter(network, inputs, views, reference, batch_size):
+    found = collect_views(network, inputs, views, draws=3, seed=7, keep_draws=9, batch_size=batch_size)
+    np.testing.assert_allclose(found.mean, reference.mean, atol=1e-5)
+    np.testing.assert_allclose(found.variance, reference.variance, atol=1e-5)
+    np.testing.assert_allclose(found.draws, reference.draws, atol=1e-5)
+
+
+def test_source_does_not_matter(network, inputs, views, reference):
+    tensor = torch.from_numpy(inputs)
+    labelled = TensorDataset(tensor, torch.arange(len(tensor)))
+    sources = [
+        DataLoader(tensor, batch_size=11),
+        DataLoader(labelled, batch_size=11),
+        (tensor[start : start + 9] for start in range(0, 40, 9)),
+        tensor,
+    ]
+    for source in sources:
+        found = collect_views(network, source, views, draws=3, seed=7)
+        np.testing.assert_allclose(found.mean, reference.mean, atol=1e-5)
+        np.testing.assert_allclose(found.variance, reference.variance, atol=1e-5)
+
+
+def test_seed_matters_and_moments_are_those_of_the_draws(network, inputs, views, reference):
+    other = collect_views(network, inputs, views, draws=3, seed=8)
+    assert np.abs(other.mean[:, 1:] - reference.mean[:, 1:]).min(axis=(0, 2)).max() > 0
+    np.testing.assert_allclose(other.mean[:, 0], reference.mean[:, 0])
+    assert reference.draws.shape == (9, 5, 3, 3)
+    np.testing.assert_allclose(reference.draws.mean(axis=2), reference.mean[:9], atol=1e-6)
+    np.testing.assert_allclose(reference.draws.var(axis=2, ddof=1), reference.variance[:9], atol=1e-6)
+
+
+def test_one_draw_has_no_variance(network, inputs):
+    assert collect_views(network, inputs, [Identity(), GaussianNoise(0.2)]).variance is None
+    assert collect_views(network, inputs, [Identity()], draws=5).variance is None
+
+
+def test_draws_and_fingerprints_survive_files_and_choices(reference, tmp_path):
+    reference.save(tmp_path / "views.npz")
+    loaded = ViewPredictions.load(tmp_path / "views.npz")
+    np.testing.assert_array_equal(loaded.draws, reference.draws)
+    assert loaded.fingerprints == reference.fingerprints
+    some = loaded.select(["noise(0.2)"])
+    assert some.draws.shape == (9, 1, 3, 3)
+    assert list(some.fingerprints) == ["noise(0.2)"]
+    assert loaded.take(np.arange(3)).draws is None
+    both = loaded.select(["identity"]).concat(some, axis="views")
+    assert set(both.fingerprints) == {"identity", "noise(0.2)"}
+    with pytest.raises(ValueError, match="draws must be"):
+        ViewPredictions(np.zeros((2, 1, 1)), draws=np.zeros((3, 1, 4, 1)))
+
+
+def test_fingerprints_tell_parameters_apart(inputs):
+    pool = Pool(inputs)
+    assert view_fingerprint(Mixup(0.5, pool)) == view_fingerprint(Mixup(0.5, Pool(inputs.copy())))
+    assert view_fingerprint(Mixup(0.5, pool)) != view_fingerprint(Mixup(0.5, Pool(inputs + 1)))
+    assert view_fingerprint(GaussianNoise(1)) == view_fingerprint(GaussianNoise(1.0))
+    assert view_fingerprint(Affine(np.eye(2))) != view_fingerprint(Affine(2 * np.eye(2)))
+    assert view_fingerprint(as_view(lambda x: 2 * x, name="double")) == "-"
+
+
+def test_memory_is_the_result_and_one_batch():
+    """20,000 images under 16 views: below twice the output plus one batch."""
+    images = np.zeros((20_000, 1, 16, 16), dtype=np.float32)
+    views = [Identity(), *(as_view(lambda x, k=k: x + k, name=f"plus {k}") for k in range(1, 16))]
+    batch_size, outputs = 256, 10
+
+    def model(batch):
+        return batch.reshape(len(batch), -1)[:, :outputs]
+
+    tracemalloc.start()
+    try:
+        result = collect_views(model, images, views, batch_size=batch_size)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    one_batch = 4 * batch_size * images[0].nbytes  # the batch, its view, the view's check, slack
+    assert peak < 2 * result.mean.nbytes + one_batch
+
+    tracemalloc.start()
+    try:
+        stream = (images[start : start + batch_size] for start in range(0, len(images), batch_size))
+        collect_views(model, stream, views)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * result.mean.nbytes + one_batch
+
+
+def test_ids_and_classes_are_carried(inputs):
+    found = collect_views(lambda x: x[:, :2], inputs, [Identity()], ids=np.arange(40) + 100, classes=["no", "yes"])
+    assert found.ids[0] == 100
+    assert list(found.classes) == ["no", "yes"]
+
+
+def test_progress_goes_to_the_error_stream(inputs, capsys):
+    collect_views(lambda x: x, inputs, [Identity()], progress=True)
+    assert "40 of 40 inputs" in capsys.readouterr().err
+
+
+def test_costs_are_positive_and_named(inputs):
+    cost = measure_cost(lambda x: x, inputs, [Identity(), GaussianNoise(0.1)], draws=2)
+    assert set(cost) == {"identity", "noise(0.1)"}
+    assert min(cost.values()) > 0
+
+
+class EndsEarly:
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        return iter(np.zeros((3, 2, 6), dtype=np.float32))
+
+
+def test_bad_input_is_named(network, inputs):
+    identity = [Identity()]
+    with pytest.raises(ValueError, match="turned a batch of 40 rows into 39"):
+        collect_views(network, inputs, [as_view(lambda x: x[1:], name="shorter")])
+    with pytest.raises(ValueError, match="view broken returned NaN"):
+        collect_views(network, inputs, [as_view(lambda x: x * float("nan"), name="broken")])
+    with pytest.raises(ValueError, match="ended after 3 of 5 batches"):
+        collect_views(network, EndsEarly(), identity)
+    with pytest.raises(ValueError, match="gave no batch"):
+        collect_views(network, iter([]), identity)
+    with pytest.raises(ValueError, match="shuffle=False"):
+        collect_views(network, DataLoader(torch.from_numpy(inputs), shuffle=True), identity)
+    with pytest.raises(ValueError, match=r"returned nan for input 3 under view identity"):
+        collect_views(lambda x: np.where(np.arange(len(x)) == 3, np.nan, 0.0), inputs, identity)
+    with pytest.raises(ValueError, match="same number"):
+        collect_views(lambda x: x[:, : len(x)], inputs[:5], identity, batch_size=3)
+    with pytest.raises(ValueError, match="inputs are empty"):
+        collect_views(network, inputs[:0], identity)
+    with pytest.raises(TypeError, match="inputs must be an array"):
+        collect_views(network, 3, identity)
+    with pytest.raises(ValueError, match="same number of rows"):
+        collect_views(network, (inputs, inputs[1:]), identity)
+    for options in ({"draws": 0}, {"keep_draws": -1}, {"batch_size": 0}, {"variance": "exact"}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            collect_views(network, inputs, identity, **options)

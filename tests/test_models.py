@@ -1,0 +1,201 @@
+"""Every framework behind one face, left as it was found, with errors that say what to do."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import make_classification, make_regression
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
+from sklearn.svm import SVC
+from torch import nn
+
+from vbtta.models import Model, as_model, log_probability
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x, mask):
+        return {"logits": self.linear(x) * mask, "features": x}
+
+
+@pytest.fixture
+def batch():
+    return np.random.default_rng(0).normal(size=(5, 3))
+
+
+def test_torch_module_keeps_every_submodules_mode(batch):
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    network.train()
+    network[1].eval()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    model = as_model(network)
+    with model.ready():
+        first, second = model(batch), model(batch)
+    np.testing.assert_array_equal(first, second)  # dropout is off
+    assert [network.training, network[1].training, network[2].training] == [True, False, True]
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_mode_is_restored_after_an_error():
+    network = nn.Sequential(nn.Linear(3, 4)).train()
+    model = as_model(network)
+    with pytest.raises(RuntimeError), model.ready():
+        model(np.zeros((2, 7)))
+    assert network.training
+
+
+def test_dict_and_tuple_inputs_and_outputs(batch):
+    network = TwoHeads()
+    mask = np.ones((5, 1))
+    by_name = as_model(network, "logits")
+    expected = network(torch.tensor(batch, dtype=torch.float32), torch.ones(5, 1))["logits"].detach().numpy()
+    np.testing.assert_allclose(by_name(by_name.prepare({"x": batch, "mask": mask})), expected)
+    np.testing.assert_allclose(by_name(by_name.prepare((batch, mask))), expected)
+    np.testing.assert_allclose(as_model(network, lambda raw: raw["logits"])((batch, mask)), expected)
+    with pytest.raises(ValueError, match="choose one with output="):
+        as_model(network)((batch, mask))
+    with pytest.raises(ValueError, match="'logits', 'features'"):
+        as_model(network, "logit")((batch, mask))
+
+
+def test_labels_of_a_batch_are_left_out_and_optional_arguments_are_not_guessed(batch):
+    plain = as_model(nn.Linear(3, 2))
+    assert plain.prepare([batch, np.arange(5)]).shape == (5, 3)
+
+    class Optional(nn.Linear):
+        def forward(self, x, mask=None):
+            return super().forward(x)
+
+    with pytest.raises(ValueError, match="give the inputs as a dict"):
+        as_model(Optional(3, 2)).prepare([batch, np.arange(5)])
+
+
+def test_wrong_shapes_are_named(batch):
+    with pytest.raises(ValueError, match=r"returned shape \(5, 3, 1\) for a batch of 5 rows"):
+        as_model(lambda x: x[:, :, None])(batch)
+    with pytest.raises(ValueError, match=r"shape \(4, 3\) for a batch of 5 rows"):
+        as_model(lambda x: x[1:])(batch)
+    with pytest.raises(ValueError, match="real numbers"):
+        as_model(lambda x: np.array(["a"] * len(x)))(batch)
+
+
+def test_a_module_on_no_or_several_devices_is_refused():
+    with pytest.raises(ValueError, match="meta device"):
+        as_model(nn.Linear(3, 2, device="meta"))
+
+
+def test_autocast_runs_in_lower_precision(batch):
+    network = nn.Linear(3, 2)
+    exact, rough = as_model(network), as_model(network, autocast=torch.bfloat16)
+    with exact.ready():
+        expected = exact(batch)
+    with rough.ready():
+        found = rough(batch)
+    assert found.dtype == np.float32
+    assert 0 < np.abs(found - expected).max() < 0.05
+
+
+def test_estimators_give_logs_decisions_or_predictions(batch):
+    X, y = make_classification(60, 4, n_classes=3, n_informative=3, n_redundant=0, random_state=0)
+    logistic = LogisticRegression().fit(X, y)
+    model = as_model(logistic)
+    assert model.output_kind == "log_probability"
+    np.testing.assert_allclose(np.exp(model(X)), logistic.predict_proba(X))
+    np.testing.assert_array_equal(model.classes, [0, 1, 2])
+    forest = as_model(RandomForestClassifier(5, random_state=0).fit(X, y))
+    assert np.isfinite(forest(X)).all()  # probabilities of exactly 0 are floored
+    assert as_model(RidgeClassifier().fit(X, y)).output_kind == "decision"
+    binary = RidgeClassifier().fit(X, y == 0)
+    two = as_model(binary)(X)
+    np.testing.assert_allclose(two[:, 1] - two[:, 0], binary.decision_function(X))
+    X, y = make_regression(30, 3, random_state=0)
+    line = LinearRegression().fit(X, y)
+    np.testing.assert_allclose(as_model(line)(X)[:, 0], line.predict(X))
+    with pytest.raises(ValueError, match="methods \\['predict'\\]"):
+        as_model(line, "predict_proba")
+
+
+def test_estimators_that_cannot_be_used_say_why():
+    X, y = make_classification(60, 4, n_classes=3, n_informative=3, n_redundant=0, random_state=0)
+    with pytest.raises(ValueError, match="not fitted"):
+        as_model(LogisticRegression())
+    pairs = as_model(SVC(decision_function_shape="ovo").fit(X[y < 4], (y + 2 * (X[:, 0] > 0))))
+    with pytest.raises(ValueError, match="ovr"):
+        pairs(X)
+
+
+def test_tables_keep_their_column_names():
+    pandas = pytest.importorskip("pandas")
+    X, y = make_regression(30, 3, random_state=0)
+    table = pandas.DataFrame(X, columns=["a", "b", "c"])
+    model = as_model(LinearRegression().fit(table, y))
+    ready = model.prepare(table)
+    assert isinstance(ready, np.ndarray)
+    model(ready)  # a missing name would be a warning, which is an error here
+    with pytest.raises(ValueError, match="fitted to"):
+        model.prepare(table[["c", "b", "a"]])
+
+
+def sum_session(path, rows):
+    """x (rows, 3) and scale (rows, 1) to total = x * scale and twice = 2 x, written node by node."""
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper
+
+    real = TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "scale"], ["total"]), helper.make_node("Add", ["x", "x"], ["twice"])],
+        "sums",
+        [helper.make_tensor_value_info("x", real, [rows, 3]), helper.make_tensor_value_info("scale", real, [rows, 1])],
+        [helper.make_tensor_value_info(name, real, [rows, 3]) for name in ("total", "twice")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, path)
+    return path
+
+
+def test_onnx_session(tmp_path, batch):
+    runtime = pytest.importorskip("onnxruntime")
+    path = sum_session(tmp_path / "model.onnx", "rows")
+    scale = np.arange(5.0)[:, None]
+    model = as_model(path, "total")
+    for given in ({"x": batch, "scale": scale}, (batch, scale)):
+        np.testing.assert_allclose(model(model.prepare(given)), batch * scale, atol=1e-6)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(as_model(session, 1)((batch, scale)), 2 * batch, atol=1e-6)
+    difference = as_model(session, lambda outputs: outputs["twice"] - outputs["total"])
+    np.testing.assert_allclose(difference((batch, scale)), (2 - scale) * batch, atol=1e-6)
+    with pytest.raises(ValueError, match="choose one with output="):
+        as_model(session)((batch, scale))
+    with pytest.raises(ValueError, match="dict of arrays"):
+        model.prepare(batch)
+    with pytest.raises(ValueError, match="lacks \\['scale'\\]"):
+        model.prepare({"x": batch})
+    fixed = as_model(sum_session(tmp_path / "fixed.onnx", 4), "total")
+    with pytest.raises(ValueError, match="exactly 4 rows"):
+        fixed((batch, scale))
+    with pytest.raises(FileNotFoundError, match="no ONNX file"):
+        as_model(tmp_path / "absent.onnx")
+
+
+def test_dispatch_refuses_what_is_no_model():
+    assert isinstance(as_model(lambda x: x), Model)
+    again = as_model(lambda x: x)
+    assert as_model(again) is again
+    with pytest.raises(ValueError, match="only once"):
+        as_model(again, 0)
+    with pytest.raises(TypeError, match="not a class"):
+        as_model(LinearRegression)
+    with pytest.raises(TypeError, match="must be a torch module"):
+        as_model(3)
+    with pytest.raises(ValueError, match="for torch modules"):
+        as_model(lambda x: x, device="cpu")
+
+
+def test_log_probability_of_tensors_and_arrays_agree():
+    values = np.array([[0.0, 0.25, 0.75]])
+    np.testing.assert_allclose(log_probability(torch.tensor(values)).numpy(), log_probability(values))
+    assert as_model(lambda x: x, log_probability).output_kind == "log_probability"
