@@ -330,6 +330,30 @@ def test_one_view_is_that_view(task, name):
         np.testing.assert_allclose(point(fitted.predict(views)), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("case", ["one label", "equal views", "huge", "constant", "separable", "many views", "single"])
+@pytest.mark.parametrize(("task", "name"), ALL)
+def test_odd_data_give_finite_predictions(task, name, case):
+    generator = np.random.default_rng(0)
+    n, k = (1 if case == "one label" else 20), (9 if case == "many views" else 3)
+    outputs = generator.normal(size=(n, k, 3 if task == "classification" else 1))
+    y = generator.integers(0, 3, n)
+    outputs = {
+        "equal views": np.repeat(outputs[:, :1], k, axis=1),
+        "huge": outputs * 1e4,
+        "constant": np.zeros_like(outputs),
+        "separable": np.eye(3)[y][:, None] * 50 + outputs
+        if task == "classification"
+        else outputs * 0 + y[:, None, None],
+        "single": outputs.astype(np.float32),
+    }.get(case, outputs)
+    views = ViewPredictions(outputs, names=["identity", *(f"view{i}" for i in range(1, k))])
+    prediction = fit_baseline(name, views, y if task == "classification" else y.astype(float), task=task).predict(views)
+    assert np.isfinite(point(prediction)).all()
+    assert np.isfinite(prediction.log_prob(y)).all()
+    if task == "classification":
+        np.testing.assert_allclose(prediction.proba.sum(axis=1), 1)
+
+
 def test_unlabelled_instances_ids_and_classes():
     views, labels = classification()
     named = ViewPredictions(

@@ -135,8 +135,14 @@ class _View:
         return predictions.mean[:, self.view]
 
 
-def test_references_are_original_and_the_baseline_with_the_best_nll():
-    outcome = run("regression")
+@pytest.fixture(scope="module")
+def everything():
+    """All default methods of a regression."""
+    return run("regression")
+
+
+def test_references_are_original_and_the_baseline_with_the_best_nll(everything):
+    outcome = everything
     losses = {name: outcome[name, "nll"] for name in BASELINES["regression"]}
     assert outcome.against_best.reference == min(losses, key=losses.get)
     assert outcome.against_original.reference == "original"
@@ -149,8 +155,8 @@ def test_references_are_original_and_the_baseline_with_the_best_nll():
     assert any("hindsight" in note for note in outcome.notes)
 
 
-def test_default_methods_include_the_policies_and_every_baseline():
-    outcome = run("regression")
+def test_default_methods_include_the_policies_and_every_baseline(everything):
+    outcome = everything
     assert outcome.methods == (*BASELINES["regression"], "vbtta", "vbtta-mixture", "vbtta-latent")
     assert np.isfinite(outcome.values).all()
     assert type(outcome.fitted["vbtta-latent"].model).__name__ == "GaussianLatent"
@@ -172,10 +178,15 @@ def test_costs():
     assert run("classification", methods=["uniform"], draws=4).forward_passes.tolist() == [12]
 
 
-def test_policies_say_which_views_they_need():
-    outcome = run("regression", methods=["vbtta-mixture"])
-    assert outcome.views_used[0] == np.count_nonzero(outcome.fitted["vbtta-mixture"].weights)
+def test_policies_say_which_views_they_need(everything):
+    m = everything.methods.index("vbtta-mixture")
+    assert everything.views_used[m] == np.count_nonzero(everything.fitted["vbtta-mixture"].weights)
+
+
+def test_without_baselines_there_is_no_best_one():
+    outcome = run("regression", methods={"mine": _View(1)})
     assert outcome.against_best is None
+    assert outcome.against_original is None
 
 
 def test_plain_arrays_get_a_residual_density():

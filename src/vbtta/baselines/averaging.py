@@ -99,9 +99,16 @@ def _average(fit: Fit, n_views: int, n_labels: float) -> Array:
 
 
 def _conditional_logit(features: Array, target: Array, max_steps: int = 50) -> tuple[float, Array]:
-    """Maximum-likelihood coefficients of P(c) = softmax_c(sum_k b_k x_kc) by Newton's method."""
+    """Maximum-likelihood coefficients of P(c) = softmax_c(sum_k b_k x_kc) by Newton's method.
+
+    In units of each view's spread over classes, so that the start is never in the flat part of the softmax.
+    """
     n_views = features.shape[1]
     weight = target.sum(axis=1)
+    features = features - features.mean(axis=2, keepdims=True)
+    unit = np.sqrt((features**2).mean(axis=(0, 2)))
+    unit = np.where(unit > 0, unit, 1.0)
+    features = features / unit[:, None]
     coefficient = np.full(n_views, 1 / n_views)
     value = _logit_value(coefficient, features, target)
     for _ in range(max_steps):
@@ -124,7 +131,7 @@ def _conditional_logit(features: Array, target: Array, max_steps: int = 50) -> t
         coefficient = coefficient + size * step
         if gain < 1e-10 * (1 + abs(value)):
             break
-    return value, coefficient
+    return value, coefficient / unit
 
 
 def _logit_value(coefficient: Array, features: Array, target: Array) -> float:

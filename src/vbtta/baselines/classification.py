@@ -143,4 +143,5 @@ def _linear(weights: Array) -> Fitted:
 
 def _logit(weights: Array) -> Fitted:
     used = np.flatnonzero(weights if weights.ndim == 1 else weights.any(axis=1))
+    used = used if used.size else np.array([0])  # equal probabilities need a view to say how many inputs there are
     return Fitted(weights, used.tolist(), partial(pools.logit_pool, weights=weights[used]))

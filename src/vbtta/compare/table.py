@@ -136,9 +136,7 @@ class Comparison:
         if against not in differences:
             raise ValueError(f"against must be one of {', '.join(differences) or 'none here'}; got {against!r}")
         difference, s = differences[against], self.metrics.index(metric)
-        order = np.argsort(-self.values[:, s], kind="stable")
-        if metric in _LARGER_IS_BETTER:
-            order = order[::-1]
+        order = np.argsort(-self._loss(s), kind="stable")  # the best on top
         figure = require("matplotlib.figure", "cli").Figure(
             figsize=(7, 1.2 + 0.28 * len(self.methods)), layout="constrained"
         )
@@ -171,14 +169,16 @@ class Comparison:
             rows.append(cells)
         return rows
 
+    def _loss(self, s: int) -> Array:
+        """A metric turned so that less is better: (methods,)."""
+        if self.metrics[s] == "coverage":
+            return np.abs(self.values[:, s] - COVERAGE_LEVEL)
+        return -self.values[:, s] if self.metrics[s] in _LARGER_IS_BETTER else self.values[:, s]
+
     def _best(self, s: int) -> list[int]:
         """The methods with the best value of a metric, as printed."""
-        score = self.values[:, s].round(4)
-        if self.metrics[s] in _LARGER_IS_BETTER:
-            score = -score
-        elif self.metrics[s] == "coverage":
-            score = np.abs(score - COVERAGE_LEVEL).round(4)
-        return [int(m) for m in np.flatnonzero(score == score.min())]
+        loss = self._loss(s).round(4)
+        return [int(m) for m in np.flatnonzero(loss == loss.min())]
 
 
 def _title(metric: str) -> str:
