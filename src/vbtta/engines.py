@@ -58,6 +58,7 @@ def fit_model(predictions: ViewPredictions, labels: LabelSets, model: ModelSpec,
         converged=ascent.converged,
         n_outputs=predictions.mean.shape[2],
         classes=predictions.classes,
+        fingerprints=predictions.fingerprints,
         annotator_names=labels.annotator_names,
         steps=tuple(problem.posterior(state) for state in ascent.states),
     )

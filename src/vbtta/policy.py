@@ -1,6 +1,6 @@
 """A policy: which views count how much, how they are calibrated, how good the annotators are."""
 
-__all__ = ["ConvergenceWarning", "Guard", "GuardWarning", "History", "Policy"]
+__all__ = ["ConvergenceWarning", "Guard", "GuardWarning", "History", "Policy", "Selection", "SelectionPoint"]
 
 import json
 import os
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.files import atomic_path
+from vbtta._support.fingerprints import conflict
 from vbtta._support.plain import from_plain, to_plain
 from vbtta._version import __version__
 from vbtta.infer.latent_fit import LatentPosterior
@@ -49,6 +50,25 @@ class Guard(NamedTuple):
     reason: str
 
 
+class SelectionPoint(NamedTuple):
+    """One set of views and what it is worth."""
+
+    views: tuple[str, ...]
+    cost: float
+    score: float  # cross-validated log score, mean over labelled instances
+    difference: float  # from the score of all views, with its standard error
+    standard_error: float
+
+
+class Selection(NamedTuple):
+    """The choice of views under a budget: cost and quality of the best sets found, cheapest first."""
+
+    budget: float
+    cost: dict[str, float]  # of every view
+    chosen: SelectionPoint
+    curve: tuple[SelectionPoint, ...]
+
+
 _UNGUARDED = Guard(False, False, 0.0, 0.0, "not asked for")
 
 
@@ -76,8 +96,10 @@ class Policy:
         Bound and weights after every accepted update; the first entry has uniform weights.
     guard : Guard
         Whether the views were checked against the identity view alone, and what came of it.
-    selection
+    selection : Selection or None
         The cost-quality curve, where views were selected under a budget.
+    fingerprints : dict
+        By view name, what made the predictions of the fit; predictions made otherwise are refused.
     """
 
     task: str
@@ -95,7 +117,8 @@ class Policy:
     generated_names: bool = False
     fitted: tuple[str, ...] = ()  # the views the posterior knows, where they are not all
     guard: Guard = _UNGUARDED
-    selection: Any = None
+    selection: Selection | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict, repr=False)
     steps: tuple[Posterior, ...] = field(default=(), repr=False)
 
     def __repr__(self) -> str:
@@ -196,6 +219,7 @@ class Policy:
             "converged": self.converged,
             "guard": to_plain(self.guard),
             "selection": to_plain(self.selection),
+            "fingerprints": self.fingerprints,
             "posterior": to_plain(self.posterior),
             "history": to_plain(self.history),
         }
@@ -244,7 +268,8 @@ class Policy:
             generated_names=from_plain(bool, data["generated_names"]),
             fitted=from_plain(tuple[str, ...], data["fitted"]),
             guard=from_plain(Guard, data["guard"]),
-            selection=data["selection"],
+            selection=from_plain(Selection | None, data["selection"]),
+            fingerprints={name: from_plain(str, text) for name, text in data.get("fingerprints", {}).items()},
         )
         stated = np.asarray(data["weights"], dtype=np.float64)
         if stated.shape != (len(policy.names),) or not np.allclose(stated, policy.weights, atol=1e-9):
@@ -287,6 +312,13 @@ class Policy:
         missing = [name for name in needed if name not in predictions.names]
         if missing:
             raise ValueError(f"the policy needs the views {missing}, which the predictions lack")
+        for name in needed:
+            what = conflict(self.fingerprints.get(name, ""), predictions.fingerprints.get(name, ""))
+            if what is not None:
+                raise ValueError(
+                    f"view {name!r} of the predictions is not the one the policy was fitted to: it {what}; collect "
+                    f"the views as for the fit, or fit again"
+                )
         return predictions.select(needed)
 
     def _people(self, labels: LabelSets) -> Array:

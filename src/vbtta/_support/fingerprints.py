@@ -1,0 +1,26 @@
+"""Fingerprints of predictions, "<digits of the view>/<kind of output>", and whether two fit each other."""
+
+__all__ = ["conflict"]
+
+_UNKNOWN = ("", "-")
+
+
+def conflict(known: str, found: str) -> str | None:
+    """Say what differs between two fingerprints; None where they agree or one does not tell.
+
+    Examples
+    --------
+    >>> conflict("3f2a/raw", "3f2a/raw"), conflict("-/raw", "3f2a/raw"), conflict("", "3f2a/raw")
+    (None, None, None)
+    >>> conflict("3f2a/raw", "77b1/raw")
+    'has other parameters'
+    >>> conflict("3f2a/raw", "3f2a/log_probability")
+    "has 'log_probability' outputs instead of 'raw'"
+    """
+    known_view, _, known_output = known.partition("/")
+    found_view, _, found_output = found.partition("/")
+    if known_output and found_output and known_output != found_output:
+        return f"has {found_output!r} outputs instead of {known_output!r}"
+    if known_view in _UNKNOWN or found_view in _UNKNOWN or known_view == found_view:
+        return None
+    return "has other parameters"
