@@ -39,7 +39,10 @@ class Sums(NamedTuple):
     """Additive statistics."""
 
     log_evidence: Array  # ()
+    size: Array  # (): units, which are labels or, with a noise model, instances
     count: Array  # (K,): responsibilities of the views
+    slope: Array  # (K,): sum of rho, rho_k a unit's probability under view k over that under the mixture
+    information: Array  # (K, K): sum of rho rho^T; zeros with class weights
     class_count: Array  # (C, K): the same by class; (0, 0) without class weights
     class_load: Array  # (C, K): sum of P_k(c)/Z, the slope of ln Z; likewise
     calibration: CalibrationSums
@@ -59,9 +62,7 @@ class ViewShares(NamedTuple):
     log_evidence: Array  # (n,)
 
 
-def run_pass(
-    data: CategoricalData, likelihood: Likelihood, evidence: Array | None
-) -> tuple[Sums, Array | None]:
+def run_pass(data: CategoricalData, likelihood: Likelihood, evidence: Array | None) -> tuple[Sums, Array | None]:
     """Statistics of all instances and, with a noise model, the truth's posterior (N+, C)."""
     truth = None if evidence is None else np.empty_like(evidence)
 
@@ -74,7 +75,7 @@ def run_pass(
             shares = view_shares(logits, variance, likelihood, target[part].T, noisy=evidence is not None)
             if truth is not None:
                 truth[part] = shares.target.T
-            sums = _sums(shares, logits, variance, likelihood)
+            sums = _sums(shares, logits, variance, likelihood, noisy=evidence is not None)
             total = sums if total is None else _plus(total, sums)
         assert total is not None
         return total
@@ -86,9 +87,7 @@ def run_pass(
     return result, truth
 
 
-def components(
-    logits: Array, variance: Array | None, likelihood: Likelihood
-) -> tuple[Array, Array]:
+def components(logits: Array, variance: Array | None, likelihood: Likelihood) -> tuple[Array, Array]:
     """Unnormalised probabilities of every class under every view, (C, K, n), and their sums' inverse (K, n)."""
     kappa = np.exp(likelihood.calibration.log_kappa)
     utility = logits * kappa[:, None]
@@ -120,34 +119,59 @@ def view_shares(
         found = np.exp(target - top) * mixture
         norm = found.sum(axis=0)
         size = np.ones(len(norm))
-        return ViewShares(
-            proba, inverse, joint, scale, mixture, total, found / norm, size, top + np.log(norm / total)
-        )
+        return ViewShares(proba, inverse, joint, scale, mixture, total, found / norm, size, top + np.log(norm / total))
     size = target.sum(axis=0)
     log_evidence = (target * np.log(mixture)).sum(axis=0) - size * np.log(total)
     return ViewShares(proba, inverse, joint, scale, mixture, total, target, size, log_evidence)
 
 
-def _sums(shares: ViewShares, logits: Array, variance: Array | None, likelihood: Likelihood) -> Sums:
+def _sums(
+    shares: ViewShares, logits: Array, variance: Array | None, likelihood: Likelihood, *, noisy: bool
+) -> Sums:
     by_class = likelihood.class_weights is not None
     ratio = shares.target / shares.mixture  # (C, n)
-    share = shares.scale * np.einsum("ckn,cn->kn", shares.joint, ratio)  # (K, n)
+    relative = np.einsum("ckn,cn->kn", shares.joint, ratio)
+    share = shares.scale * relative  # (K, n)
+    slope, information = np.zeros(len(share)), np.zeros((len(share), len(share)))
+    if not by_class:
+        relative *= shares.inverse  # rho, summed over an instance's labels
+        slope, information = relative.sum(axis=1), _weight_information(shares, relative, noisy)
     class_count = class_load = np.zeros((0, 0))
     net_ratio, net = ratio, share  # what the labels say, less what the normaliser takes back
+    gross = share
     if by_class:
         load = shares.size / shares.total
         class_count = np.einsum("ckn,kn,cn->ck", shares.joint, shares.scale, ratio)
         class_load = np.einsum("ckn,kn->ck", shares.proba, shares.inverse * load)
         net_ratio = ratio - load
         net = shares.scale * np.einsum("ckn,cn->kn", shares.joint, net_ratio)
+        gross = 2 * share - net
     calibration = _no_calibration(likelihood)
     if likelihood.calibrate:
-        calibration = _softmax_curvature(shares, logits, share)
+        weighted = shares.proba * logits  # (C, K, n)
+        mean = weighted.sum(axis=0) * shares.inverse  # (K, n): E_k f
+        calibration = _softmax_curvature(shares, logits, weighted, mean, share)
         if likelihood.link == "softmax":
-            calibration = _softmax_gradient(calibration, shares, logits, net_ratio, net)
+            product = weighted if likelihood.class_weights is None else shares.joint * logits
+            found = np.einsum("ckn,cn->kn", product, net_ratio) * shares.scale
+            mixed = np.einsum("ckn,kn->c", shares.proba, net * shares.inverse)
+            calibration = calibration._replace(
+                kappa=(found - net * mean).sum(axis=1), offset=(shares.mixture * net_ratio).sum(axis=1) - mixed
+            )
         else:
-            calibration = _probit_gradient(calibration, shares, logits, variance, likelihood, net_ratio, share)
-    return Sums(shares.log_evidence.sum(), share.sum(axis=1), class_count, class_load, calibration)
+            calibration = _probit_gradient(calibration, shares, logits, variance, likelihood, net_ratio, gross)
+    size, count = shares.size.sum(), share.sum(axis=1)
+    return Sums(shares.log_evidence.sum(), size, count, slope, information, class_count, class_load, calibration)
+
+
+def _weight_information(shares: ViewShares, relative: Array, noisy: bool) -> Array:
+    """Sum of rho rho^T over instances or, without noise, over labels: (K, K)."""
+    if noisy:
+        return np.asarray(relative @ relative.T)
+    label, instance = np.nonzero(shares.target)
+    rho = shares.proba[label, :, instance] * shares.inverse[:, instance].T  # (j, K)
+    rho *= (np.sqrt(shares.target[label, instance]) / shares.mixture[label, instance])[:, None]
+    return np.asarray(rho.T @ rho)
 
 
 def _no_calibration(likelihood: Likelihood) -> CalibrationSums:
@@ -155,13 +179,13 @@ def _no_calibration(likelihood: Likelihood) -> CalibrationSums:
     return CalibrationSums(np.zeros(K), np.zeros(C), np.zeros(K), np.zeros((C, K)), np.zeros(C))
 
 
-def _softmax_curvature(shares: ViewShares, logits: Array, share: Array) -> CalibrationSums:
+def _softmax_curvature(
+    shares: ViewShares, logits: Array, weighted: Array, mean: Array, share: Array
+) -> CalibrationSums:
     """Sums of share times the covariance of (f, 1_c) under P_k.
 
     Offsets: of P_k's covariances over an instance's views the mixed one is taken, which is no smaller.
     """
-    weighted = shares.proba * logits  # (C, K, n)
-    mean = weighted.sum(axis=0) * shares.inverse  # (K, n)
     square = np.einsum("ckn,ckn->kn", weighted, logits) * shares.inverse
     per_view = share * shares.inverse
     mixed = np.einsum("ckn,kn->cn", shares.proba, per_view)  # (C, n): sum_k share P_k
@@ -173,18 +197,6 @@ def _softmax_curvature(shares: ViewShares, logits: Array, share: Array) -> Calib
     return CalibrationSums(nothing, nothing, (share * (square - mean**2)).sum(axis=1), cross, offset)
 
 
-def _softmax_gradient(
-    curvature: CalibrationSums, shares: ViewShares, logits: Array, ratio: Array, net: Array
-) -> CalibrationSums:
-    """Sums of r (f - E_k f) and r (1_c - P_k), r the responsibilities `ratio` stands for, `net` their sum."""
-    found = np.einsum("ckn,cn->kn", shares.joint * logits, ratio) * shares.scale
-    mean = np.einsum("ckn,ckn->kn", shares.proba, logits) * shares.inverse
-    mixed = np.einsum("ckn,kn->c", shares.proba, net * shares.inverse)
-    return curvature._replace(
-        kappa=(found - net * mean).sum(axis=1), offset=(shares.mixture * ratio).sum(axis=1) - mixed
-    )
-
-
 def _probit_gradient(
     curvature: CalibrationSums,
     shares: ViewShares,
@@ -192,11 +204,11 @@ def _probit_gradient(
     variance: Array | None,
     likelihood: Likelihood,
     ratio: Array,
-    share: Array,
+    gross: Array,
 ) -> CalibrationSums:
     """The exact gradient; the curvature is halfway between the softmax's and the gradients' outer products."""
     by_kappa, by_utility = utility_gradient(shares, logits, variance, likelihood, ratio)
-    enough = np.maximum(share.T, 1e-300)  # (n, K)
+    enough = np.maximum(gross.T, 1e-300)  # (n, K)
     offset = curvature.offset_curvature * _PROBIT_INFORMATION
     spread = 0.5 * np.einsum("nkc,nk->c", by_utility**2, 1 / enough)
     return CalibrationSums(

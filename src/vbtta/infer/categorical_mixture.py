@@ -23,7 +23,8 @@ from vbtta.predictions import ViewPredictions
 from vbtta.specs import CategoricalMixture
 
 _BOLD_ENOUGH = 0.5  # share of a Newton step that needs no second thought
-_TRIALS = (1.0, 0.5, 0.25, 0.05)  # shares of a step whose gain nothing guarantees
+_SHARES = (1.0, 0.5, 0.25, 0.05)  # of a step whose gain nothing guarantees
+_SETTLED = 0.2  # change of temperatures and offsets below which the weights take Newton steps
 
 
 class CategoricalState(NamedTuple):
@@ -76,26 +77,33 @@ class CategoricalProblem:
         return bound, statistics
 
     def update(self, state: CategoricalState, statistics: Statistics) -> CategoricalState:
-        """One step of every factor; weights and noise have closed forms, the calibration a Newton step.
+        """One step of every factor, which does not lower the bound.
 
-        For the softmax link a share of it is known to gain. Where that share is small, and for models of which nothing
-        of the kind is known, the step is tried, and shortened until the bound does not fall.
+        EM has closed forms for weights and noise, and for the softmax link a share of the calibration's Newton step is
+        known to gain. Bolder steps (Newton's for the weights too, once the temperatures have settled) are
+        tried first and taken where the bound does not fall; what was looked at last is not computed twice.
         """
-        views = statistics.views
-        after = self._update_weights(state, views)._replace(noise=statistics.noise)
-        if not self.spec.calibrate:
-            return after
-        now = state.calibration
-        step = calibration.direction(now, views.calibration, self.prior)
-        safe = 0.0
-        if self.spec.link == "softmax" and state.class_weights is None:
-            safe = calibration.cautious_share(now, step, views.calibration, self.prior, self.data.spread)
+        views, now = statistics.views, state.calibration
+        plain = self._update_weights(state, views)._replace(noise=statistics.noise)
+        step, safe = np.zeros(self.data.n_views + self.data.n_classes), 1.0
+        if self.spec.calibrate:
+            step = calibration.direction(now, views.calibration, self.prior)
+            certain = self.spec.link == "softmax" and state.class_weights is None
+            safe = 0.0
+            if certain:
+                safe = calibration.cautious_share(now, step, views.calibration, self.prior, self.data.spread)
+        trials = []
+        if state.class_weights is None and state.weight_counts is None and np.abs(step).max() < _SETTLED:
+            weights = newton_weights(views.slope, views.information, float(views.size))
+            if np.abs(weights - state.weights).max() > 1e-12:
+                trials.append((plain._replace(weights=weights), 1.0))
         if safe < _BOLD_ENOUGH and np.abs(step).max() > 1e-10:
-            for share in _TRIALS[: 1 if safe > 0 else None]:
-                bold = after._replace(calibration=calibration.moved(now, step, share))
-                if self.evaluate(bold)[0] >= statistics.bound - 1e-13 * abs(statistics.bound):
-                    return bold
-        return after._replace(calibration=calibration.moved(now, step, safe))
+            trials += [(plain, share) for share in (_SHARES[:1] if safe > 0 else _SHARES)]
+        for after, share in trials:
+            bold = after._replace(calibration=calibration.moved(now, step, share))
+            if self.evaluate(bold)[0] >= statistics.bound - 1e-13 * abs(statistics.bound):
+                return bold
+        return plain._replace(calibration=calibration.moved(now, step, safe))
 
     def pack(self, state: CategoricalState) -> Array:
         """(sqrt w, sqrt w_kc, ln kappa_k, o, ln of the noise's counts)."""
@@ -205,10 +213,8 @@ class CategoricalProblem:
     def _update_weights(self, state: CategoricalState, views: Sums) -> CategoricalState:
         if state.class_weights is not None:
             strength = self.spec.class_concentration
-            by_class = class_weights.update_class_weights(
-                views.class_count, views.class_load, state.weights, strength
-            )
-            common = class_weights.update_common_weights(by_class, strength)
+            by_class = class_weights.update_class_weights(views.class_count, views.class_load, state.weights, strength)
+            common = class_weights.update_common_weights(by_class)
             return state._replace(weights=common, class_weights=by_class)
         counts = None if self.spec.concentration is None else self.spec.concentration + views.count
         weights = views.count if counts is None else counts
@@ -241,6 +247,20 @@ def categorical_problem(
     )
     named = labels.annotator is not None and noise in ("annotator", "confusion")
     return CategoricalProblem(data, spec, model, named), first
+
+
+def newton_weights(slope: Array, information: Array, size: float) -> Array:
+    """Weights that maximise the log-likelihood's second-order expansion: non-negative least squares.
+
+    sum_j ln sum_k w_k P_jk - J sum_k w_k has its maximum on the simplex. Its gradient is g - J, its Hessian
+    -H = -sum rho rho^T with H w = g, so the expansion is (2 g - J)^T x - x^T H x / 2.
+    """
+    from scipy.optimize import nnls
+
+    K = len(slope)
+    factor = np.linalg.cholesky(information + 1e-9 * np.trace(information) / K * np.eye(K))
+    found = nnls(factor.T, np.linalg.solve(factor, 2 * slope - size), maxiter=100 * K)[0]
+    return np.asarray(found / found.sum()) if found.sum() > 0 else np.full(K, 1 / K)
 
 
 def _weights(state: CategoricalState) -> Array:

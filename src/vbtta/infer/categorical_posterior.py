@@ -116,7 +116,7 @@ class CategoricalPosterior:
             by_class = by_class[views] / np.maximum(by_class[views].sum(axis=0), 1e-300)
         if known is not None:
             centre = known.centre[views] / max(known.centre[views].sum(), 1e-300)
-            known = WeightInformation(centre, known.gradient[views], known.information[np.ix_(views, views)])
+            known = WeightInformation(centre, known.information[np.ix_(views, views)], known.profile[views])
         return replace(
             self,
             weights=weights / weights.sum(),

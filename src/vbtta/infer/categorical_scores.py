@@ -8,7 +8,7 @@ from vbtta.infer.blocks import map_blocks
 from vbtta.infer.calibration import CalibrationPrior
 from vbtta.infer.categorical import Likelihood, ViewShares, utility_gradient, view_shares
 from vbtta.infer.categorical_data import CategoricalData
-from vbtta.infer.intervals import WeightInformation, eliminate
+from vbtta.infer.intervals import PROFILE_GRID, WeightInformation, eliminate
 from vbtta.labels import Array
 
 _MOST_SCORED = 100_000  # labels, or instances with a noise model, from which the information is estimated
@@ -29,14 +29,13 @@ def weight_information(
 
     def one(part: slice) -> tuple[Array, Array, float]:
         scores, size = _scores(data, likelihood, evidence, part, free)
-        return (scores * size) @ scores.T, scores[: len(weights)] @ size, float(size.sum())
+        return (scores * size) @ scores.T, _profile(scores[: len(weights)], free, size), float(size.sum())
 
     found = map_blocks(one, parts)
-    seen = sum(size for _, _, size in found)
     everything = float(data.n_instances) if evidence is not None else data.n_labels
-    scale = everything / seen
+    scale = everything / sum(size for _, _, size in found)
     information = scale * np.sum([outer for outer, _, _ in found], axis=0)
-    gain = scale * (np.sum([gain for _, gain, _ in found], axis=0) - seen)
+    profile = scale * np.sum([profile for _, profile, _ in found], axis=0)
     n_offsets = len(information) - len(weights) - 1 - int(free.sum()) if likelihood.calibrate else 0
     nuisance = np.zeros(0)
     if likelihood.calibrate:
@@ -47,7 +46,7 @@ def weight_information(
                 np.full(n_offsets, 1 / prior.offset_scale**2),
             ]
         )
-    return WeightInformation(weights, np.where(free, 0.0, gain), eliminate(information, len(weights), nuisance))
+    return WeightInformation(weights, eliminate(information, len(weights), nuisance), profile)
 
 
 def _scores(
@@ -80,6 +79,15 @@ def _scores(
     if len(by_offset) <= _MOST_CLASSES:
         rows.append(by_offset)
     return np.concatenate(rows), size
+
+
+def _profile(rho: Array, free: Array, size: Array) -> Array:
+    """Log likelihood where a dropped view takes each weight of the grid from all the others: (K, G)."""
+    profile = np.zeros((len(rho), len(PROFILE_GRID)))
+    for place, weight in enumerate(PROFILE_GRID):
+        inside = np.maximum(1 - weight + weight * rho[~free], np.finfo(np.float64).tiny)
+        profile[~free, place] = np.log(inside) @ size
+    return profile
 
 
 def _calibration_scores(

@@ -1,10 +1,11 @@
 """Weights by view and class, drawn towards common ones: P(c | x) proportional to sum_k w_kc P_k(c | x).
 
-    w_.c ~ Dirichlet(1 + a w),   at their mode, as is w
+    ln prior = a sum_c sum_k w_k ln(w_kc / w_k),   w_kc and w at their mode
 
-The mode of the prior is w itself; a is its strength, in labels. ln Z_i, the log normaliser, lies below its
-tangent in the weights, so each class's weights maximise sum_k R_kc ln w_kc - B_kc w_kc, R the responsibilities and B
-the tangent's slopes: a step that cannot lower the bound.
+For a given w this is the Dirichlet(1 + a w) of each class, relative to its peak, which is at w itself; a is its
+strength, in labels. (With the density's own peak left in, the joint mode piles all classes on one view: the peak is
+highest there.) ln Z_i, the log normaliser, lies below its tangent in the weights, so each class's weights maximise
+sum_k R_kc ln w_kc - B_kc w_kc, R the responsibilities and B the tangent's slopes: a step that cannot lower the bound.
 """
 
 __all__ = ["log_prior", "update_class_weights", "update_common_weights"]
@@ -14,12 +15,15 @@ from scipy import special
 
 from vbtta.labels import Array
 
+_SMALLEST = 1e-200
+
 
 def log_prior(class_weights: Array, common: Array, strength: float) -> float:
-    """Log density of the class weights (K, C) given the common ones (K,)."""
-    K, C = class_weights.shape
-    normaliser = special.gammaln(K + strength) - special.gammaln(1 + strength * common).sum()
-    return float(C * normaliser + special.xlogy(strength * common[:, None], class_weights).sum())
+    """Log prior of the class weights (K, C) and the common ones (K,)."""
+    inside = common > 0
+    with np.errstate(divide="ignore"):
+        ratio = np.log(class_weights[inside]) - np.log(common[inside])[:, None]
+    return float(strength * common[inside] @ ratio.sum(axis=1))
 
 
 def update_class_weights(count: Array, load: Array, common: Array, strength: float) -> Array:
@@ -27,40 +31,22 @@ def update_class_weights(count: Array, load: Array, common: Array, strength: flo
 
     w_kc = (R_kc + a w_k) / (B_kc + m_c), where m_c makes them sum to one: a root that Newton reaches from the left.
     """
-    top = count + strength * common  # (C, K)
-    shift = np.where(top > 0, top - load, -np.inf).max(axis=1, keepdims=True)
+    top = np.maximum(count + strength * common, 0)  # (C, K)
+    top[top < _SMALLEST] = 0
+    some = top > 0
+    shift = np.where(some, top - load, -np.inf).max(axis=1, keepdims=True)
     for _ in range(100):
-        weights = np.where(top > 0, top / np.maximum(load + shift, 1e-300), 0)
-        excess = weights.sum(axis=1, keepdims=True) - 1
-        slope = np.where(top > 0, weights / np.maximum(load + shift, 1e-300), 0).sum(axis=1, keepdims=True)
-        shift = shift + excess / slope
+        inverse = np.where(some, 1 / np.where(some, load + shift, 1.0), 0)
+        excess = (top * inverse).sum(axis=1, keepdims=True) - 1
+        shift = shift + excess / (top * inverse**2).sum(axis=1, keepdims=True)
         if np.abs(excess).max() < 1e-14:
             break
-    weights = np.where(top > 0, top / np.maximum(load + shift, 1e-300), 0)
+    weights = np.where(some, top / np.where(some, load + shift, 1.0), 0)
     return np.asarray((weights / weights.sum(axis=1, keepdims=True)).T)
 
 
-def update_common_weights(class_weights: Array, strength: float) -> Array:
-    """Common weights (K,) at their mode given the class weights: digamma(1 + a w_k) = mean_c ln w_kc - m, or w_k = 0."""
-    with np.errstate(divide="ignore"):
-        level = np.log(class_weights).mean(axis=1)  # (K,)
-    low = level.max() - special.digamma(1 + strength)  # one view takes it all
-    high = level.max() - special.digamma(1.0)  # none takes any
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        if _size(level - middle).sum() > strength:
-            low = middle
-        else:
-            high = middle
-    weights = _size(level - 0.5 * (low + high))
-    return np.asarray(weights / weights.sum())
-
-
-def _size(level: Array) -> Array:
-    """The x >= 0 with digamma(1 + x) = level, 0 where there is none."""
-    positive = level > special.digamma(1.0)
-    goal = np.where(positive, level, 0.0)
-    x = np.where(goal > -2.22, np.exp(goal) + 0.5, 1.0)
-    for _ in range(8):
-        x = np.maximum(x - (special.digamma(x) - goal) / special.polygamma(1, x), 1e-3)
-    return np.where(positive, np.maximum(x - 1, 0), 0)
+def update_common_weights(class_weights: Array) -> Array:
+    """Common weights (K,) at their mode given the class weights: proportional to the geometric means over classes."""
+    inside = (class_weights > 0).all(axis=1)
+    level = np.where(inside, np.log(np.where(inside[:, None], class_weights, 1)).mean(axis=1), -np.inf)
+    return np.asarray(special.softmax(level))
