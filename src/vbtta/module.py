@@ -1,0 +1,295 @@
+"""TTAModule: a network, its views and a policy as one torch module, ready for export."""
+
+__all__ = ["TTAModule"]
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import numpy as np
+
+from vbtta._support.extras import missing_extra
+from vbtta._support.fingerprints import conflict
+from vbtta._support.random import RowStreams
+from vbtta.augment.base import Augmentation, Batch
+from vbtta.augment.fingerprint import view_fingerprint
+from vbtta.augment.foreign import as_views
+from vbtta.infer.pooling import pooling_of
+from vbtta.models.base import as_model, n_rows_of, select_output
+from vbtta.policy import Policy
+
+try:
+    import torch
+    from torch import Tensor, nn
+
+    from vbtta.models.torch import TorchModel, evaluating
+except ModuleNotFoundError as error:
+    raise missing_extra(error.name or "torch", "torch") from error
+
+OutputKind = Literal["probability", "log_probability", "mean"]
+
+_ROWS = 256  # rows of one forward pass unless told otherwise: more of them no longer pay
+_NODES, _REACH = 33, 8.0  # of the probit integral: utilities have unit variance here
+
+
+class TTAModule(nn.Module):
+    """A network that looks at its input through the views of a policy and returns one calibrated prediction.
+
+    Views of weight zero are never computed. Views that give images of one size share forward passes.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, or what ``as_model(module, output=...)`` returned
+        The network; it is used in evaluation mode and left in the mode it was in.
+    views : list of views
+        All views of the policy with a positive weight, matched by name; others are ignored.
+    policy : Policy
+        Fitted to predictions of the same network and views.
+    output : {"probability", "log_probability", "mean"}, optional
+        What `forward` returns: class probabilities (B, C) or their logarithm in classification, means (B, C) in
+        regression. By default "probability" or "mean".
+    max_batch : int, optional
+        Most rows of a forward pass of the network; views beyond that are computed in turn and added up. An exported
+        module computes all views in one pass, or with `max_batch` in one pass each.
+    draws : int
+        Draws of every stochastic view.
+    seed : int
+        Decides those draws; rows are numbered within the batch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from vbtta import ViewPredictions, fit_policy
+    >>> from vbtta.augment import Identity, as_view
+    >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    >>> model, views = nn.Linear(3, 1), [Identity(), as_view(torch.neg, name="minus")]
+    >>> from vbtta.collect import collect_views
+    >>> policy = fit_policy(collect_views(model, x, views), x.sum(1).numpy(), task="regression", guard=False)
+    >>> TTAModule(model, views, policy)(x).shape
+    torch.Size([50, 1])
+    """
+
+    scale: Tensor  # (K, C)
+    offset: Tensor  # (C,)
+    weights: Tensor  # (K, C)
+
+    def __init__(
+        self,
+        model: Any,
+        views: Any,
+        policy: Policy,
+        *,
+        output: OutputKind | None = None,
+        max_batch: int | None = None,
+        draws: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        adapter = as_model(model)
+        if not isinstance(adapter, TorchModel):
+            raise TypeError(f"TTAModule wraps torch modules; got {type(model).__name__}. Use collect_views for others")
+        if max_batch is not None and max_batch < 1:
+            raise ValueError(f"max_batch must be at least 1; got {max_batch}")
+        if draws < 1:
+            raise ValueError(f"draws must be at least 1; got {draws}")
+        pooling = pooling_of(policy.posterior)
+        self.output_kind: OutputKind = _output_kind(output, policy.task)
+        self.kind, self.link = pooling.kind, pooling.link
+        self.by_class = policy.class_weights is not None
+        self.model = adapter.module
+        self.views = _used_views(as_views(views), policy, adapter.output_kind)
+        # other libraries' transforms may hold tensors, which must move with the module
+        held = [getattr(view, "function", getattr(view, "transform", None)) for view in self.views]
+        self.view_modules = nn.ModuleList(part for part in held if isinstance(part, nn.Module))
+        self.max_batch, self.draws, self.seed = max_batch, draws, seed
+        self._select, self._keywords = adapter.output, adapter.keywords
+        for name in ("scale", "offset", "weights"):
+            values = torch.as_tensor(getattr(pooling, name), dtype=torch.float32, device=adapter.device)
+            self.register_buffer(name, values)
+
+    def extra_repr(self) -> str:
+        """Name the views and the output."""
+        return f"views=[{', '.join(view.name for view in self.views)}], output={self.output_kind!r}"
+
+    def forward(self, batch: Any) -> Tensor:
+        """Inputs of B rows, as the network takes them, to probabilities, their logarithm or means: (B, C)."""
+        exporting = torch.compiler.is_exporting()
+        if exporting:
+            self._check_exportable()
+        elif not torch.compiler.is_compiling():
+            self._check_device(batch)
+        training = not exporting and any(part.training for part in self.model.modules())
+        with evaluating(self.model) if training else nullcontext():
+            total: Tensor | None = None
+            for first, outputs in self._outputs(batch, exporting):
+                part = self._pool(first, outputs)
+                total = part if total is None else total + part
+        assert total is not None
+        return self._finish(total)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What a file of weights says of the policy, so that another one's are refused."""
+        return {"views": [view.name for view in self.views], "kind": self.kind, "link": self.link}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Compare with the file's policy."""
+        if state != self.get_extra_state():
+            raise ValueError(
+                f"the weights belong to a policy with the views {state.get('views')} ({state.get('kind')}); this "
+                f"module has {[view.name for view in self.views]} ({self.kind})"
+            )
+
+    def _outputs(self, batch: Batch, exporting: bool) -> Iterator[tuple[list[int], Tensor]]:
+        """Which views, and what the network says of them: (V, B, C)."""
+        n_rows = batch.shape[0] if isinstance(batch, Tensor) else n_rows_of(batch)  # a symbol while exporting
+        at_once = self._views_at_once(n_rows, exporting)
+        waiting: dict[tuple[int, ...], tuple[list[int], list[Tensor]]] = {}
+        for k, view in enumerate(self.views):
+            if view.stochastic:
+                drawn = [self._call(_drawn(view, batch, self.seed, m), n_rows) for m in range(self.draws)]
+                yield [k], torch.stack(drawn).mean(0, keepdim=True)
+                continue
+            seen = view(batch)
+            if not isinstance(seen, Tensor):
+                yield [k], self._call(seen, n_rows)[None]
+                continue
+            if not exporting and seen.shape[0] != n_rows:
+                raise ValueError(f"view {view.name} turned a batch of {n_rows} rows into {seen.shape[0]}")
+            which, tensors = waiting.setdefault(tuple(seen.shape[1:]), ([], []))
+            which.append(k)
+            tensors.append(seen)
+            if len(which) == at_once:
+                yield which, self._joint(tensors, n_rows)
+                del waiting[tuple(seen.shape[1:])]
+        for which, tensors in waiting.values():
+            yield which, self._joint(tensors, n_rows)
+
+    def _views_at_once(self, n_rows: int, exporting: bool) -> int:
+        """Views of one forward pass; while exporting, the number of rows is not known."""
+        if exporting:
+            return len(self.views) if self.max_batch is None else 1
+        return max(1, (self.max_batch or _ROWS) // max(n_rows, 1))
+
+    def _joint(self, tensors: list[Tensor], n_rows: int) -> Tensor:
+        """Outputs of several views of one shape from one forward pass: (V, B, C)."""
+        if len(tensors) == 1:
+            return self._call(tensors[0], n_rows)[None]
+        outputs = self._call(torch.cat(tensors), len(tensors) * n_rows)
+        return outputs.reshape(len(tensors), n_rows, outputs.shape[1])
+
+    def _call(self, inputs: Batch, n_rows: int) -> Tensor:
+        """Outputs of the network: (B, C)."""
+        if isinstance(inputs, Mapping) and (self._keywords is None or set(inputs) <= self._keywords):
+            raw = self.model(**inputs)
+        else:
+            raw = self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs)
+        outputs: Tensor = select_output(raw, self._select)
+        if outputs.ndim == 1:
+            outputs = outputs[:, None]
+        if outputs.ndim != 2 or outputs.shape[1] != len(self.offset):
+            raise ValueError(
+                f"the network returned shape {tuple(outputs.shape)} for {n_rows} rows; the policy was fitted to "
+                f"{len(self.offset)} outputs a row"
+            )
+        return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+    def _pool(self, views: list[int], outputs: Tensor) -> Tensor:
+        """The share of some views (V, B, C) in the pool: (B, C)."""
+        scale = _rows_of(self.scale, views)
+        if self.kind != "mixture":
+            return (outputs * scale[:, None].to(outputs.dtype)).sum(0)
+        weights = _rows_of(self.weights, views)
+        utility = outputs * scale[:, None].to(outputs.dtype) + self.offset.to(outputs.dtype)
+        return (self._link(utility) * weights[:, None].to(outputs.dtype)).sum(0)
+
+    def _finish(self, total: Tensor) -> Tensor:
+        if self.kind == "linear":
+            return total + self.offset.to(total.dtype)
+        if self.kind == "latent":
+            utility = total + self.offset.to(total.dtype)
+            if self.link == "softmax" and self.output_kind == "log_probability":
+                return torch.log_softmax(utility, -1)
+            total = self._link(utility)
+        elif self.by_class:
+            total = total / total.sum(-1, keepdim=True)
+        if self.output_kind == "probability":
+            return total
+        return total.clamp_min(torch.finfo(total.dtype).tiny).log()
+
+    def _link(self, utility: Tensor) -> Tensor:
+        return torch.softmax(utility, -1) if self.link == "softmax" else _probit(utility)
+
+    def _check_device(self, batch: Batch) -> None:
+        where = next((tensor.device for tensor in self.model.parameters()), self.offset.device)
+        if where != self.offset.device:
+            raise ValueError(
+                f"the network is on {where} and its policy on {self.offset.device}: move the TTAModule, not the "
+                f"network inside it, with .to(device)"
+            )
+        if isinstance(batch, Tensor) and batch.device != where:
+            raise ValueError(f"the batch is on {batch.device} and the network on {where}: use batch.to({str(where)!r})")
+
+    def _check_exportable(self) -> None:
+        drawing = [view.name for view in self.views if view.stochastic]
+        if drawing:
+            raise ValueError(f"views {drawing} draw random numbers, which an export would freeze; leave them out")
+        if any(part.training for part in self.model.modules()):
+            raise ValueError("the network is in training mode; call .eval() on the TTAModule before exporting it")
+
+
+def _output_kind(output: OutputKind | None, task: str) -> OutputKind:
+    fitting: tuple[OutputKind, ...] = ("mean",) if task == "regression" else ("probability", "log_probability")
+    if output is None:
+        return fitting[0]
+    if output not in fitting:
+        raise ValueError(f"output must be {' or '.join(map(repr, fitting))} for a {task} policy; got {output!r}")
+    return output
+
+
+def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> list[Augmentation]:
+    """The views of positive weight in the order of the fit."""
+    by_name = {view.name: view for view in views}
+    if policy.generated_names:
+        if len(views) != len(policy.names):
+            raise ValueError(
+                f"the policy was fitted to {len(policy.names)} unnamed views and got {len(views)}; fit it to named ones"
+            )
+        by_name = dict(zip(policy.names, views, strict=True))
+    fitted = policy.fitted or policy.names
+    needed = [name for name, weight in zip(fitted, policy.posterior.weights, strict=True) if weight > 0]
+    missing = [name for name in needed if name not in by_name]
+    if missing:
+        raise ValueError(f"the policy needs the views {missing}, which are not among {list(by_name)}")
+    for name in needed:
+        what = conflict(policy.fingerprints.get(name, ""), f"{view_fingerprint(by_name[name])}/{output_kind}")
+        if what is not None:
+            raise ValueError(f"view {name!r} is not the one the policy was fitted to: it {what}")
+    return [by_name[name] for name in needed]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _drawn(view: Augmentation, batch: Batch, seed: int, draw: int) -> Batch:
+    return view(batch, RowStreams(seed, view.name, draw, np.arange(n_rows_of(batch))))
+
+
+def _rows_of(table: Tensor, rows: list[int]) -> Tensor:
+    """Some rows of a table, without copying the row numbers to a device."""
+    if rows == list(range(rows[0], rows[-1] + 1)):
+        return table[rows[0] : rows[-1] + 1]
+    return torch.stack([table[row] for row in rows])
+
+
+def _probit(utility: Tensor) -> Tensor:
+    """Probability that each normal utility of unit variance is the largest: (..., C).
+
+    The integral over the largest utility v of phi(v - u_c) prod_{i != c} Phi(v - u_i), by the trapezoid rule
+    within 8 standard deviations of the largest mean.
+    """
+    nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=utility.dtype, device=utility.device)
+    gap = utility.amax(-1, keepdim=True)[..., None] + nodes - utility[..., None]  # (..., C, Q)
+    below = (0.5 * (1 + torch.erf(gap * 0.5**0.5))).clamp_min(torch.finfo(utility.dtype).tiny)
+    density = torch.exp(-0.5 * gap**2)
+    log_below = below.log()
+    joint = density * torch.exp(log_below.sum(-2, keepdim=True) - log_below)
+    total = joint.sum(-1)
+    return total / total.sum(-1, keepdim=True)

@@ -1,0 +1,285 @@
+"""TTAModule says what collect_views and Policy.predict say, changes nothing, and can be exported."""
+
+import copy
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vbtta import ViewPredictions, fit_policy
+from vbtta.augment import Chain, GaussianNoise, Identity, as_view, d4
+from vbtta.augment.images import HorizontalFlip, Rotate, Shift, Zoom
+from vbtta.collect import collect_views
+from vbtta.infer.calibration import Calibration
+from vbtta.infer.categorical_posterior import CategoricalPosterior
+from vbtta.models import as_model
+from vbtta.module import TTAModule, _probit
+from vbtta.policy import History, Policy
+from vbtta.specs import EM, CategoricalMixture
+
+CLASSES = 4
+
+
+class ConvNet(nn.Module):
+    """Small, with what depends on the mode: batch norm and dropout."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(6 * 4, outputs)
+
+    def forward(self, images):
+        found = self.features(images)
+        return self.head(nn.functional.adaptive_avg_pool2d(found, 2).flatten(1))
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.rand(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def views():
+    return [Identity(), HorizontalFlip(), Rotate(10.0), Shift(0.1, 0.0), Chain((HorizontalFlip(), Zoom(1.2)))]
+
+
+def network(outputs, seed=0):
+    torch.manual_seed(seed)
+    net = ConvNet(outputs)
+    net(torch.rand(20, 3, 8, 8))  # so that the batch norm's buffers are not those of a new one
+    return net.train()
+
+
+def regression_policy(net, images, views, model):
+    predictions = collect_views(net, images, views)
+    truth = predictions.mean.mean(axis=1) + 0.01 * np.random.default_rng(0).normal(size=(len(images), 2))
+    return fit_policy(predictions, truth[:, None], task="regression", model=model, guard=False)
+
+
+def classification_policy(names, link="softmax", class_weights=None):
+    rng = np.random.default_rng(1)
+    weights = rng.dirichlet(np.ones(len(names)))
+    weights[1] = 0.0
+    weights /= weights.sum()
+    posterior = CategoricalPosterior(
+        link=link,
+        weights=weights,
+        class_weights=class_weights,
+        calibration=Calibration(0.3 * rng.normal(size=len(names)), 0.2 * rng.normal(size=CLASSES)),
+        noise=None,
+        noise_counts=None,
+        named=False,
+        information=None,
+    )
+    return Policy(
+        task="classification",
+        names=tuple(names),
+        model=CategoricalMixture(link=link),
+        engine=EM(),
+        posterior=posterior,
+        history=History(np.zeros(1), weights[None]),
+        elbo=0.0,
+        elbo_terms={},
+        converged=True,
+        n_outputs=CLASSES,
+    )
+
+
+def policies(net, images, views, kind):
+    names = [view.name for view in views]
+    if kind in ("mixture", "latent"):
+        return regression_policy(net, images, views, kind)
+    if kind == "class weights":
+        by_class = np.random.default_rng(2).dirichlet(np.ones(len(views)), size=CLASSES).T
+        return classification_policy(names, class_weights=by_class)
+    return classification_policy(names, link=kind)
+
+
+def expected_of(net, images, views, policy):
+    prediction = policy.predict(collect_views(net, images, views))
+    return prediction.mean if policy.task == "regression" else prediction.proba
+
+
+@pytest.mark.parametrize("kind", ["mixture", "latent", "softmax", "probit", "class weights"])
+def test_equal_to_collecting_and_predicting_and_nothing_changes(images, views, kind):
+    net = network(2 if kind in ("mixture", "latent") else CLASSES)
+    before = copy.deepcopy(net.state_dict())
+    policy = policies(net, images, views, kind)
+    expected = expected_of(net, images, views, policy)
+    for max_batch in (None, 1, 30):
+        module = TTAModule(net, views, policy, max_batch=max_batch)
+        np.testing.assert_allclose(module(images).detach().numpy(), expected, atol=1e-5)
+        assert all(part.training for part in net.modules())
+        for name, value in net.state_dict().items():
+            assert torch.equal(value, before[name])
+    if kind not in ("mixture", "latent"):
+        logs = TTAModule(net, views, policy, output="log_probability")(images)
+        np.testing.assert_allclose(logs.exp().detach().numpy(), expected, atol=1e-5)
+
+
+def test_views_of_weight_zero_are_not_computed(images, views):
+    net = network(CLASSES)
+
+    def explode(batch):
+        raise AssertionError("a view of weight zero was computed")
+
+    policy = classification_policy([view.name for view in views])
+    assert policy.weights[1] == 0
+    module = TTAModule(net, [views[0], as_view(explode, name=views[1].name), *views[2:]], policy)
+    without = TTAModule(net, [views[0], *views[2:]], policy)
+    torch.testing.assert_close(module(images), without(images))
+    assert len(module.views) == 4
+
+
+def test_views_of_other_sizes_get_their_own_pass():
+    wide = torch.rand(5, 3, 6, 10)
+    net = network(CLASSES)
+    turned = d4()
+    policy = classification_policy([view.name for view in turned])
+    np.testing.assert_allclose(
+        TTAModule(net, turned, policy)(wide).detach().numpy(), expected_of(net, wide, turned, policy), atol=1e-5
+    )
+
+
+def test_stochastic_views_draw_what_collect_views_draws(images):
+    views = [Identity(), GaussianNoise(0.1), GaussianNoise(0.3)]
+    net = network(CLASSES)
+    policy = classification_policy([view.name for view in views])
+    expected = policy.predict(collect_views(net, images, views, draws=3, seed=5)).proba
+    found = TTAModule(net, views, policy, draws=3, seed=5)(images)
+    np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-5)
+
+
+def test_one_forward_pass_for_all_views_that_fit(images, views):
+    net = network(CLASSES)
+    sizes = []
+    net.register_forward_pre_hook(lambda module, arguments: sizes.append(len(arguments[0])))
+    policy = classification_policy([view.name for view in views])
+    TTAModule(net, views, policy)(images)
+    assert sizes == [4 * 12]
+    sizes.clear()
+    TTAModule(net, views, policy, max_batch=30)(images)
+    assert sizes == [24, 24]
+
+
+def test_state_round_trip_and_other_policies_are_refused(images, views, tmp_path):
+    policy = classification_policy([view.name for view in views])
+    module = TTAModule(network(CLASSES), views, policy)
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    again = TTAModule(network(CLASSES, seed=1), views, policy)
+    again.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    torch.testing.assert_close(module(images), again(images))
+    other = TTAModule(network(CLASSES), views[1:], classification_policy([view.name for view in views[1:]]))
+    with pytest.raises((ValueError, RuntimeError), match=r"belong to a policy|size mismatch"):
+        other.load_state_dict(module.state_dict())
+
+
+def test_wrappers_and_compilation(images, views):
+    policy = classification_policy([view.name for view in views])
+    module = TTAModule(network(CLASSES), views, policy).eval()
+    expected = module(images)
+    torch.testing.assert_close(nn.DataParallel(module)(images), expected)
+    torch.testing.assert_close(copy.deepcopy(module)(images), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, while it traces
+        compiled = torch.compile(module, backend="eager")
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(images), expected)
+
+
+def test_export_and_onnx_on_any_batch_size(images, views, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    policy = classification_policy([view.name for view in views], class_weights=None)
+    module = TTAModule(network(CLASSES), views, policy)
+    rows = torch.export.Dim("rows", min=1, max=4096)
+    with pytest.raises(Exception, match="training mode"):
+        torch.export.export(module, (images,), dynamic_shapes=({0: rows},))
+    module.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, while it traces
+        program = torch.export.export(module, (images,), dynamic_shapes=({0: rows},))
+        torch.onnx.export(program, (), tmp_path / "tta.onnx", verbose=False)
+    session = runtime.InferenceSession(tmp_path / "tta.onnx", providers=["CPUExecutionProvider"])
+    for n_rows in (1, 5, 12):
+        expected = module(images[:n_rows]).detach()
+        torch.testing.assert_close(program.module()(images[:n_rows]), expected)
+        (found,) = session.run(None, {session.get_inputs()[0].name: images[:n_rows].numpy()})
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+
+
+def test_stochastic_views_are_not_exported(images):
+    views = [Identity(), GaussianNoise(0.1), GaussianNoise(0.3)]
+    module = TTAModule(network(CLASSES), views, classification_policy([view.name for view in views])).eval()
+    with pytest.raises(Exception, match="draw random numbers"):
+        torch.export.export(module, (images,))
+
+
+def test_parts_of_outputs_are_chosen_through_the_adapter(images, views):
+    net = network(CLASSES)
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, images):
+            return {"logits": self.net(images), "other": images}
+
+    policy = classification_policy([view.name for view in views])
+    found = TTAModule(as_model(Wrapped(), "logits"), views, policy)(images)
+    torch.testing.assert_close(found, TTAModule(net, views, policy)(images))
+
+
+def test_probit_probabilities_of_two_classes_have_a_closed_form():
+    from scipy.special import ndtr
+
+    gap = torch.linspace(-6, 6, 25)
+    found = _probit(torch.stack([gap, torch.zeros(25)], dim=1))
+    np.testing.assert_allclose(found[:, 0].numpy(), ndtr(gap.numpy() / np.sqrt(2)), atol=2e-6)
+
+
+def test_bad_input_is_named(images, views):
+    names = [view.name for view in views]
+    net, policy = network(CLASSES), classification_policy(names)
+    with pytest.raises(ValueError, match="needs the views"):
+        TTAModule(net, views[:2], policy)
+    with pytest.raises(ValueError, match="'probability' or 'log_probability' for a classification policy"):
+        TTAModule(net, views, policy, output="mean")
+    with pytest.raises(ValueError, match="max_batch"):
+        TTAModule(net, views, policy, max_batch=0)
+    with pytest.raises(TypeError, match="torch modules"):
+        TTAModule(lambda x: x, views, policy)
+    with pytest.raises(ValueError, match="fitted to 4 outputs"):
+        TTAModule(network(3), views, policy)(images)
+    with pytest.raises(ValueError, match="turned a batch of 12 rows into 11"):
+        TTAModule(net, [as_view(lambda x: x[1:], name=names[0]), *views[1:]], policy)(images)
+    module = TTAModule(net, views, policy)
+    with pytest.raises(ValueError, match="batch is on meta"):
+        module(images.to("meta"))
+    module.offset = module.offset.to("meta")
+    with pytest.raises(ValueError, match="move the TTAModule"):
+        module(images)
+
+
+def test_other_parameters_than_those_of_the_fit_are_refused(images, views):
+    net = network(2)
+    policy = regression_policy(net, images, views, "latent")
+    other = [Rotate(12.0, name="rotate(+10)") if view.name == "rotate(+10)" else view for view in views]
+    with pytest.raises(ValueError, match="other parameters"):
+        TTAModule(net, other, policy)
+    with pytest.raises(ValueError, match="other parameters"):
+        policy.predict(collect_views(net, images, other))
+
+
+def test_unnamed_views_are_matched_by_place(images, views):
+    net = network(CLASSES)
+    policy = classification_policy([view.name for view in views])
+    unnamed = replace(policy, names=tuple(f"view_{k}" for k in range(5)), generated_names=True)
+    torch.testing.assert_close(TTAModule(net, views, unnamed)(images), TTAModule(net, views, policy)(images))
+    with pytest.raises(ValueError, match="5 unnamed views and got 4"):
+        TTAModule(net, views[:4], unnamed)
+    assert ViewPredictions(np.zeros((1, 5, 4))).names == unnamed.names
