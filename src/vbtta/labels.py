@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[Any]
 
+_LARGEST_COUNT = 1e15  # of all labels together: beyond that sums lose single labels
+
 
 @dataclass(frozen=True, eq=False)
 class LabelSets:
@@ -210,8 +212,8 @@ class LabelSets:
             value = _plain(value)
         if value.dtype.kind == "f" and not np.all(np.isfinite(value)):
             raise ValueError("labels must be finite; got an infinite label")
-        if not np.isfinite(count.sum()):
-            raise ValueError("counts are too large: their sum overflows; divide them by a common factor")
+        if len(count) and count.max() > _LARGEST_COUNT / len(count):
+            raise ValueError(f"counts are too large ({count.max():.3g}); divide them by a common factor")
         return cls(
             instance=instance[order].astype(np.intp),
             value=value,

@@ -4,7 +4,7 @@ Component k of row n has weight w_nk, degrees of freedom d_k (infinite: a normal
 (C outputs) and a scale matrix S; its covariance is S d/(d - 2).
 """
 
-__all__ = ["crps", "log_density", "moments", "quantile"]
+__all__ = ["crps", "log_density", "moments", "quantile", "variance_factor"]
 
 from itertools import pairwise
 
@@ -25,10 +25,15 @@ def moments(weights: Array, dof: Array, location: Array, scale: Array) -> tuple[
     """Mean (N, C) and covariance (N, C, C); location is (N, K, C), scale (N, K, C, C)."""
     mean = np.einsum("nk,nkc->nc", weights, location)
     deviation = location - mean[:, None]  # (N, K, C)
-    spread = np.where(np.isinf(dof), 1.0, dof / np.maximum(dof - 2, 1e-300))  # (K,)
-    covariance = np.einsum("nk,nkcd->ncd", weights * spread, scale)
+    covariance = np.einsum("nk,nkcd->ncd", weights * variance_factor(dof), scale)
     covariance += np.einsum("nk,nkc,nkd->ncd", weights, deviation, deviation)
     return mean, covariance
+
+
+def variance_factor(dof: Array) -> Array:
+    """Covariance over scale, d/(d - 2): (K,); 1 for a normal."""
+    finite = np.where(np.isinf(dof), 3.0, dof)
+    return np.where(np.isinf(dof), 1.0, finite / (finite - 2))
 
 
 def log_density(y: Array, weights: Array, dof: Array, location: Array, scale: Array) -> Array:

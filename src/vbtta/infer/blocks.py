@@ -11,7 +11,7 @@ import numpy as np
 
 from vbtta.labels import Array
 
-_ENTRIES = 1 << 14  # of one (K, labels) array in a block: four of them fit a core's second-level cache
+_ENTRIES = 1 << 15  # of one (K, labels) array in a block: a few of them fit a core's second-level cache
 
 BlockT = TypeVar("BlockT")
 ResultT = TypeVar("ResultT")

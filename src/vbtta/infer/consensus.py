@@ -9,6 +9,7 @@ from vbtta.infer.blocks import Block
 from vbtta.infer.standard import Standard
 from vbtta.infer.truth import AnnotatorPrior, AnnotatorState
 from vbtta.labels import Array, LabelSets
+from vbtta.mixtures import variance_factor
 from vbtta.predictions import ContinuousPrediction
 
 
@@ -33,7 +34,7 @@ def pool_truth(
         bias=np.concatenate([people.bias, stranger.bias]),
         bias_covariance=np.pad(people.bias_covariance, (0, 1)),
     )
-    spread = prediction.dof / (prediction.dof - 2)  # (K,)
+    spread = variance_factor(prediction.dof)  # (K,)
     covariance = spread[:, None, None] * prediction.scale / (standard.scale[:, None] * standard.scale)  # (N, K, C, C)
     precision = np.linalg.inv(covariance).swapaxes(0, 1)  # (K, N, C, C)
     labelled = np.flatnonzero(np.bincount(labels.instance, minlength=N))

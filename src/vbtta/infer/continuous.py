@@ -402,6 +402,6 @@ def _moments(share: Array, features: list[Array | None]) -> Array:
         weighted = share if feature is None else share * feature
         for column in range(row, n_features):
             other = features[column]
-            value = weighted.sum(axis=1) if other is None else np.einsum("kj,kj->k", weighted, other)
+            value = weighted.sum(axis=1) if other is None else np.vecdot(weighted, other)
             moments[:, row, column] = moments[:, column, row] = value
     return moments

@@ -2,7 +2,7 @@
 
 __all__ = ["MixtureProblem", "mixture_problem"]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from vbtta.predictions import ViewPredictions
 from vbtta.specs import EM, GaussianMixture
 
 _MOST_SCORED = 100_000  # labels from which intervals are estimated
+_MOST_SCREENED = 20_000  # labels from which the prior's scale is
 
 
 class Sums(NamedTuple):
@@ -137,9 +138,7 @@ class MixtureProblem:
     def finish(self, ascent: Ascent) -> MixturePosterior:
         """The posterior at the end of an ascent, with what intervals for the weights need."""
         state: MixtureFactors = ascent.state
-        step = max(1, int(self.data.n_labels // _MOST_SCORED))
-        blocks = self.data.blocks[::step]
-        some = self.data._replace(blocks=blocks, n_labels=float(sum(block.repeats.sum() for block in blocks)))
+        some = self.data.some(_MOST_SCORED)
         likelihood, first = likelihood_problem(some, self, state)
         found = ascend(likelihood, first, EM(tol=1e-6, max_steps=200))
         return self.posterior(state, weight_information(some, self.data, likelihood.prior, found.state))
@@ -156,6 +155,19 @@ class MixtureProblem:
     @property
     def _least_dof(self) -> int:
         return self.data.n_outputs - 1
+
+
+def _variance_within(data: ContinuousData, prior: MixturePrior, first: MixtureState) -> tuple[float, ...]:
+    """Residual variance of a label around its own view, in the labels' units: (C,), the prior's v.
+
+    A view's residuals against all labels are those of the labels it explains and of the others'; where views
+    differ much, that is far too large a guess. A short fit tells them apart.
+    """
+    some = data.some(_MOST_SCREENED)
+    factors = ascend(MixtureProblem(some, prior, None), MixtureFactors(first, None), EM(max_steps=30, tol=1e-4)).state
+    views = factors.views
+    within = views.weights @ np.diagonal(views.inverse_scale / views.dof[:, None, None], axis1=1, axis2=2)
+    return tuple(np.minimum(within, prior.residual_variance) * data.standard.scale**2)
 
 
 class LikelihoodProblem(MixtureProblem):
@@ -199,6 +211,8 @@ def mixture_problem(
     """The problem that data and model pose, and where to start."""
     data = continuous_data(predictions, labels, with_variance=spec.heteroscedastic)
     prior, state = continuous.start(data, spec)
+    if spec.v is None:
+        prior, state = continuous.start(data, replace(spec, v=_variance_within(data, prior, state)))
     if not annotators:
         return MixtureProblem(data, prior, None), MixtureFactors(state, None)
     people = AnnotatorPrior(1.0, float(prior.residual_variance.mean()), spec.gamma)

@@ -35,6 +35,12 @@ class ContinuousData(NamedTuple):
     n_instances: int  # N+, those with a label
     n_annotators: int
 
+    def some(self, most: int) -> "ContinuousData":
+        """Every n-th block, so that about `most` labels remain."""
+        n_labels = sum(len(block.repeats) for block in self.blocks)
+        blocks = self.blocks[:: max(1, n_labels // most)]
+        return self._replace(blocks=blocks, n_labels=float(sum(block.repeats.sum() for block in blocks)))
+
 
 def continuous_data(
     predictions: ViewPredictions, labels: LabelSets, standard: Standard | None = None, *, with_variance: bool = False

@@ -1,0 +1,9 @@
+"""What several test files share."""
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20240613)

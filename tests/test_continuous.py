@@ -1,0 +1,360 @@
+"""The continuous mixture: the bound rises, lies below the evidence, and the answers are right."""
+
+import itertools
+
+import numpy as np
+import pytest
+from problems import random_problem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, special, stats
+
+from vbtta import EM, GaussianMixture, LabelSets, ViewPredictions, fit_policy
+from vbtta.infer import continuous
+from vbtta.infer.accelerate import ascend
+from vbtta.infer.mixture import mixture_problem
+
+
+def never_falls(bounds: list[float]) -> bool:
+    steps = np.diff(bounds)
+    return bool((steps >= -1e-10 * (1 + np.abs(bounds[:-1]))).all())
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_instances=st.integers(2, 100),
+    n_views=st.integers(1, 8),
+    n_outputs=st.integers(1, 3),
+    n_columns=st.integers(1, 2),
+    link=st.sampled_from(["affine", "shift"]),
+    counts=st.booleans(),
+    heteroscedastic=st.booleans(),
+    concentration=st.sampled_from([None, 0.3, 2.0]),
+    edge=st.booleans(),
+)
+def test_the_bound_never_falls(
+    seed: int,
+    n_instances: int,
+    n_views: int,
+    n_outputs: int,
+    n_columns: int,
+    link: str,
+    counts: bool,
+    heteroscedastic: bool,
+    concentration: float | None,
+    edge: bool,
+) -> None:
+    rng = np.random.default_rng(seed)
+    predictions, labels = random_problem(
+        rng,
+        n_instances=n_instances,
+        n_views=n_views,
+        n_outputs=n_outputs,
+        n_columns=n_columns,
+        gaps=0.3,
+        counts=counts,
+    )
+    spec = GaussianMixture(link=link, heteroscedastic=heteroscedastic, concentration=concentration)  # type: ignore[arg-type]
+    problem, first = mixture_problem(predictions, labels, spec, annotators=False)
+    if edge and n_views > 1 and concentration is None:  # start on the edge of the simplex
+        weights = np.r_[0.0, rng.dirichlet(np.ones(n_views - 1))]
+        first = first._replace(views=first.views._replace(weights=weights))
+    for accelerate in (False, True):
+        ascent = ascend(problem, first, EM(max_steps=20, accelerate=accelerate))
+        assert never_falls(ascent.bounds)
+        assert np.isfinite(ascent.bounds).all()
+        terms = problem.bound_terms(ascent.state, ascent.statistics)
+        total = sum(value if name.startswith("J") else -value for name, value in terms.items())
+        assert total - problem.unit_change == pytest.approx(ascent.bounds[-1], rel=1e-8, abs=1e-8)
+        if edge and n_views > 1 and concentration is None:
+            assert ascent.state.views.weights[0] == 0
+
+
+def test_seven_terms_by_their_definitions(rng: np.random.Generator) -> None:
+    """Every term by brute force from the densities, not from the sums the code keeps."""
+    predictions, labels = random_problem(rng, n_instances=12, n_views=3, n_outputs=2, n_columns=2, counts=True)
+    problem, first = mixture_problem(predictions, labels, GaussianMixture(heteroscedastic=True), annotators=False)
+    state = ascend(problem, first, EM(max_steps=3, accelerate=False)).state
+    _, sums = problem.evaluate(state)
+    terms = problem.bound_terms(state, sums)
+    views, prior, C = state.views, problem.prior, 2
+    block = problem.data.blocks[0]
+    instance = np.arange(block.value.shape[1]) if block.instance is None else block.instance
+    log_p = np.empty((3, len(instance)))
+    data_term = np.empty_like(log_p)
+    for k, j in itertools.product(range(3), range(len(instance))):
+        f, y = block.mean[:, k, instance[j]], block.value[:, j]
+        assert block.variance is not None
+        omega = 1 / (1 + block.variance[:, k, instance[j]] / prior.residual_variance)
+        H = np.hstack([np.diag(f), np.eye(C)])
+        r = y - f - H @ views.theta_mean[k]
+        e = np.outer(r, r) + H @ views.theta_covariance[k] @ H.T
+        root = np.diag(np.sqrt(omega))
+        precision = views.dof[k] * np.linalg.inv(views.inverse_scale[k])
+        log_det = (
+            special.digamma(0.5 * (views.dof[k] - np.arange(C))).sum()
+            + C * np.log(2)
+            - np.linalg.slogdet(views.inverse_scale[k])[1]
+        )
+        data_term[k, j] = 0.5 * log_det + 0.5 * np.log(omega).sum() - 0.5 * C * np.log(2 * np.pi)
+        data_term[k, j] -= 0.5 * np.trace(precision @ root @ e @ root)
+        log_p[k, j] = data_term[k, j] + np.log(views.weights[k])
+    p = np.exp(log_p - special.logsumexp(log_p, axis=0)) * block.repeats
+    plain = p / block.repeats
+    assert terms["J_S"] - problem.unit_change == pytest.approx((p * data_term).sum())
+    assert terms["J_z"] == pytest.approx((p * np.log(views.weights)[:, None]).sum())
+    assert terms["Pi_z"] == pytest.approx((p * np.log(plain)).sum())
+    draws = np.random.default_rng(0)
+    sigma, theta_log, theta_prior, q_log = 0.0, 0.0, 0.0, 0.0
+    size = 20_000
+    for k in range(3):  # the others by Monte Carlo under Q
+        wishart = stats.wishart(views.dof[k], np.linalg.inv(views.inverse_scale[k]))
+        sample = wishart.rvs(size, random_state=draws)
+        sigma += stats.wishart(prior.nu, np.linalg.inv(prior.inverse_scale)).logpdf(sample.transpose(1, 2, 0)).mean()
+        q_log += wishart.logpdf(sample.transpose(1, 2, 0)).mean()
+        theta = draws.multivariate_normal(views.theta_mean[k], views.theta_covariance[k], size=size)
+        theta_prior += stats.norm(0, prior.beta**-0.5).logpdf(theta).sum(axis=1).mean()
+        theta_log += stats.multivariate_normal(views.theta_mean[k], views.theta_covariance[k]).logpdf(theta).mean()
+    assert terms["J_Sigma"] == pytest.approx(sigma, abs=0.1)
+    assert terms["Pi_Sigma"] == pytest.approx(q_log, abs=0.1)
+    assert terms["J_mu"] == pytest.approx(theta_prior, abs=0.1)
+    assert terms["Pi_mu"] == pytest.approx(theta_log, abs=0.1)
+
+
+def log_marginal(residual: np.ndarray, design: np.ndarray, beta: float, nu: float, V: float) -> float:
+    """ln of the integral over theta and Lambda of prod N(r | H theta, 1/Lambda): theta exactly, Lambda by quadrature."""
+    n = len(residual)
+    if n == 0:
+        return 0.0
+
+    log_precision = np.linspace(-9, 12, 421)
+    spectrum, axes = np.linalg.eigh(design @ design.T / beta)
+    variance = np.maximum(spectrum, 0)[:, None] + np.exp(-log_precision)  # (n, grid)
+    squares = ((axes.T @ residual)[:, None] ** 2 / variance).sum(axis=0)
+    height = -0.5 * (squares + np.log(2 * np.pi * variance).sum(axis=0))
+    height += stats.gamma(0.5 * nu, scale=2 / V).logpdf(np.exp(log_precision)) + log_precision
+    return float(height.max() + np.log(integrate.simpson(np.exp(height - height.max()), x=log_precision)))
+
+
+@pytest.mark.parametrize("link", ["affine", "shift"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bound_lies_below_the_exact_evidence(link: str, seed: int) -> None:
+    """Exact by enumeration of z and quadrature over Lambda: K = 2, J = 4, both with w fixed and under a Dirichlet."""
+    rng = np.random.default_rng(seed)
+    f = rng.normal(size=(4, 2, 1))
+    y = f[:, 0, 0] + 0.5 * rng.normal(size=4)
+    for concentration in (None, 1.5):
+        spec = GaussianMixture(link=link, concentration=concentration, beta=0.5, nu=4.0)  # type: ignore[arg-type]
+        problem, first = mixture_problem(ViewPredictions(f), LabelSets.from_array(y), spec, annotators=False)
+        ascent = ascend(problem, first, EM(max_steps=100))
+        block, prior, weights = problem.data.blocks[0], problem.prior, ascent.state.views.weights
+        V = float(prior.inverse_scale[0, 0])
+        marginal = {}
+        for k in range(2):
+            for subset in itertools.product([False, True], repeat=4):
+                inside = np.array(subset)
+                residual = (block.value[0] - block.mean[0, k])[inside]
+                ones = np.ones(inside.sum())
+                design = np.stack([block.mean[0, k][inside], ones], axis=1) if link == "affine" else ones[:, None]
+                marginal[k, subset] = log_marginal(residual, design, prior.beta, prior.nu, V)
+        paths = []
+        for first_view in itertools.product([False, True], repeat=4):
+            n = sum(first_view)
+            if concentration is None:
+                with np.errstate(divide="ignore"):
+                    log_prior = special.xlogy(n, weights[0]) + special.xlogy(4 - n, weights[1])
+            else:
+                a = concentration
+                log_prior = special.betaln(a + n, a + 4 - n) - special.betaln(a, a)
+            paths.append(log_prior + marginal[0, first_view] + marginal[1, tuple(not x for x in first_view)])
+        evidence = special.logsumexp(paths)
+        assert ascent.bounds[-1] < evidence
+        assert ascent.bounds[-1] > evidence - 10  # and not by a trivial margin
+
+
+def test_one_view_with_known_precision_is_conjugate_regression(rng: np.random.Generator) -> None:
+    f, sd = rng.normal(size=60), 0.4
+    y = 1.5 + 0.7 * f + sd * rng.normal(size=60)
+    model = GaussianMixture(noise="none", nu=1e12, v=sd**2, beta=2.0)
+    policy = fit_policy(ViewPredictions(f[:, None, None]), y, task="regression", model=model, guard=False)
+    posterior = policy.posterior
+    location, scale = posterior.standard.location[0], posterior.standard.scale[0]  # type: ignore[attr-defined]
+    design = np.stack([(f - location) / scale, np.ones(60)], axis=1)
+    precision = (scale / sd) ** 2
+    G = 2.0 * np.eye(2) + precision * design.T @ design
+    m = np.linalg.solve(G, precision * design.T @ ((y - f) / scale))
+    views = posterior.state.views  # type: ignore[attr-defined]
+    np.testing.assert_allclose(views.theta_mean[0], m, rtol=1e-6)
+    np.testing.assert_allclose(views.theta_covariance[0], np.linalg.inv(G), rtol=1e-6)
+
+
+def test_one_view_with_a_flat_prior_is_least_squares(rng: np.random.Generator) -> None:
+    f = rng.normal(size=(300, 1, 2)) * [1.0, 40.0] + [0.0, 500.0]
+    y = f[:, 0] * [0.5, 2.0] + [3.0, -7.0] + rng.normal(size=(300, 2)) * [0.3, 9.0]
+    model = GaussianMixture(beta=1e-9)
+    policy = fit_policy(ViewPredictions(f), y[:, None], task="regression", model=model, guard=False)
+    mean = policy.predict(ViewPredictions(f)).mean
+    for c in range(2):
+        slope, offset = np.polyfit(f[:, 0, c], y[:, c], 1)
+        # a full precision couples the outputs: close to least squares per output, not equal to it
+        np.testing.assert_allclose(mean[:, c], offset + slope * f[:, 0, c], rtol=0, atol=0.05 * y[:, c].std())
+    single = fit_policy(ViewPredictions(f[:, :, :1]), y[:, 0], task="regression", model=model, guard=False)
+    slope, offset = np.polyfit(f[:, 0, 0], y[:, 0], 1)
+    np.testing.assert_allclose(
+        single.predict(ViewPredictions(f[:, :, :1])).mean[:, 0], offset + slope * f[:, 0, 0], rtol=1e-6, atol=1e-6
+    )
+
+
+def test_data_from_the_model_return_its_parameters() -> None:
+    rng = np.random.default_rng(5)
+    J, K = 20_000, 5
+    weights = np.array([0.4, 0.25, 0.2, 0.1, 0.05])
+    slope, offset, sd = np.array([1.2, 0.8, 1.0, 1.5, 0.6]), np.array([0.0, 2.0, -1.5, 1.0, -3.0]), 0.3
+    noise = sd * np.array([1.0, 0.7, 1.4, 0.5, 1.0])
+    f = 2 * rng.normal(size=(J, K))
+    z = rng.choice(K, size=J, p=weights)
+    rows = np.arange(J)
+    y = offset[z] + slope[z] * f[rows, z] + noise[z] * rng.normal(size=J)
+    policy = fit_policy(ViewPredictions(f[:, :, None]), y, task="regression", model="mixture", guard=False)
+    np.testing.assert_allclose(policy.weights, weights, atol=0.02)
+    one = policy.posterior.predict(ViewPredictions(np.zeros((1, K, 1))))
+    two = policy.posterior.predict(ViewPredictions(np.ones((1, K, 1))))
+    np.testing.assert_allclose(two.location - one.location, slope[None, :, None], rtol=0.05)  # type: ignore[union-attr]
+    np.testing.assert_allclose(one.location[0, :, 0], offset, rtol=0.05, atol=0.05)  # type: ignore[union-attr]
+    np.testing.assert_allclose(np.sqrt(one.scale[0, :, 0, 0]), noise, rtol=0.05)  # type: ignore[union-attr]
+
+
+def fit(f: np.ndarray, y: object, **options: object):  # type: ignore[no-untyped-def]
+    options = {"model": "mixture", "guard": False, **options}
+    return fit_policy(ViewPredictions(f), y, task="regression", **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def views(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    truth = rng.normal(size=300)
+    f = np.stack([0.8 * truth, truth + 0.5 * rng.normal(size=300), 0.2 + truth], axis=1)
+    f += 0.3 * rng.normal(size=(300, 3))
+    return f[:, :, None], truth + 0.2 * rng.normal(size=300)
+
+
+@pytest.mark.parametrize("model", ["mixture", "latent"])
+def test_permuting_views_permutes_weights(views, model: str) -> None:  # type: ignore[no-untyped-def]
+    f, y = views
+    order = [2, 0, 1]
+    np.testing.assert_allclose(
+        fit(f[:, order], y, model=model).weights, fit(f, y, model=model).weights[order], rtol=1e-5, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("model", ["mixture", "latent"])
+def test_units_do_not_matter(views, model: str) -> None:  # type: ignore[no-untyped-def]
+    f, y = views
+    scale, shift = 1234.5, -77.0
+    plain, scaled = fit(f, y, model=model), fit(shift + scale * f, shift + scale * y, model=model)
+    np.testing.assert_allclose(scaled.weights, plain.weights, rtol=1e-6, atol=1e-9)
+    a, b = plain.predict(ViewPredictions(f)), scaled.predict(ViewPredictions(shift + scale * f))
+    np.testing.assert_allclose(b.mean, shift + scale * a.mean, rtol=1e-6)
+    np.testing.assert_allclose(b.variance, scale**2 * a.variance, rtol=1e-6)
+    assert scaled.elbo == pytest.approx(plain.elbo - len(y) * np.log(scale), rel=1e-6)
+
+
+@pytest.mark.parametrize("model", ["mixture", "latent"])
+def test_counts_equal_repeated_labels(views, model: str) -> None:  # type: ignore[no-untyped-def]
+    f, y = views
+    rows = np.arange(len(y))
+    twice = LabelSets.from_table(np.r_[rows, rows], np.r_[y, y], n_instances=len(y))
+    counted = LabelSets.from_table(rows, y, count=np.full(len(y), 2), n_instances=len(y))
+    a, b = fit(f, twice, model=model), fit(f, counted, model=model)
+    np.testing.assert_allclose(a.weights, b.weights, rtol=1e-6, atol=1e-9)
+    assert a.elbo == pytest.approx(b.elbo, rel=1e-9)
+
+
+def test_one_view_without_calibration_is_the_model_itself(views) -> None:  # type: ignore[no-untyped-def]
+    f, y = views
+    policy = fit(f[:, :1], y, model=GaussianMixture(link="shift", beta=1e15))
+    np.testing.assert_allclose(policy.predict(ViewPredictions(f[:, :1])).mean, f[:, 0], atol=1e-9)
+
+
+def test_a_useless_view_is_suppressed_and_copies_share(rng: np.random.Generator) -> None:
+    truth = rng.normal(size=500)
+    good = truth + 0.3 * rng.normal(size=500)
+    y = truth + 0.3 * rng.normal(size=500)
+    noise = rng.normal(size=500)
+    for model in ("mixture", "latent"):
+        weights = fit(np.stack([good, noise], axis=1)[:, :, None], y, model=model).weights
+        assert weights[1] < 0.02
+        pair = fit(np.stack([good, good, noise], axis=1)[:, :, None], y, model=model).weights
+        assert pair[0] == pytest.approx(pair[1], abs=1e-6)
+        assert pair[0] == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_view_counts_less_where_its_draws_vary(rng: np.random.Generator) -> None:
+    truth = rng.normal(size=2000)
+    variance = rng.choice([0.01, 4.0], size=(2000, 2))
+    f = truth[:, None] + np.sqrt(variance) * rng.normal(size=(2000, 2))
+    y = truth + 0.1 * rng.normal(size=2000)
+    predictions = ViewPredictions(f[:, :, None], variance[:, :, None])
+    scores = {}
+    for heteroscedastic in (False, True):
+        model = GaussianMixture(heteroscedastic=heteroscedastic, v=0.02)
+        policy = fit_policy(predictions.take(slice(0, 1000)), y[:1000], task="regression", model=model, guard=False)
+        scores[heteroscedastic] = policy.predict(predictions.take(slice(1000, 2000))).log_prob(y[1000:]).mean()
+    assert scores[True] > scores[False] + 0.2
+
+
+def test_predictive_intervals_cover() -> None:
+    rng = np.random.default_rng(3)
+    f = rng.normal(size=(21_500, 3))
+    z = rng.choice(3, size=21_500, p=[0.5, 0.3, 0.2])
+    y = 1.3 * f[np.arange(21_500), z] + 0.4 * rng.normal(size=21_500)
+    predictions = ViewPredictions(f[:, :, None])
+    policy = fit_policy(predictions.take(slice(0, 1500)), y[:1500], task="regression", model="mixture", guard=False)
+    lower, upper = policy.predict(predictions.take(slice(1500, None))).interval(0.9)
+    fresh = y[1500:, None]
+    assert 0.88 <= float(((lower <= fresh) & (fresh <= upper)).mean()) <= 0.92
+
+
+def test_start_is_uniform_and_steps_are_kept(views) -> None:  # type: ignore[no-untyped-def]
+    f, y = views
+    policy = fit(f, y, engine=EM(keep_states=True))
+    assert policy.history.weights.shape == (policy.n_steps, 3)
+    np.testing.assert_allclose(policy.history.weights[0], 1 / 3)
+    first = policy.at_step(1)
+    prediction = first.predict(ViewPredictions(f))
+    np.testing.assert_allclose(prediction.mean, prediction.location.mean(axis=1))
+    last = policy.at_step(policy.n_steps)
+    np.testing.assert_array_equal(last.weights, policy.weights)
+    assert last.elbo == policy.elbo
+    with pytest.raises(ValueError, match="between 1 and"):
+        policy.at_step(0)
+    with pytest.raises(ValueError, match="keep_states=True"):
+        fit(f, y).at_step(1)
+
+
+def test_blocks_do_not_change_the_answer(views, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    f, y = views
+    whole = fit(f, y)
+    monkeypatch.setattr("vbtta.infer.blocks._ENTRIES", 1)
+    parts = fit(f, y)
+    np.testing.assert_allclose(parts.weights, whole.weights, rtol=1e-9)
+    assert parts.elbo == pytest.approx(whole.elbo, rel=1e-12)
+
+
+def test_acceleration_needs_a_quarter_of_the_passes() -> None:
+    """On eighteen correlated views, where plain EM creeps."""
+    rng = np.random.default_rng(2)
+    truth = rng.normal(size=2000)
+    shared = 0.4 * rng.normal(size=2000)
+    f = (truth + shared)[:, None] + np.linspace(0.1, 0.6, 18) * rng.normal(size=(2000, 18))
+    predictions, labels = ViewPredictions(f[:, :, None]), LabelSets.from_array(truth + 0.3 * rng.normal(size=2000))
+    passes = {}
+    problem, first = mixture_problem(predictions, labels, GaussianMixture(), annotators=False)
+    plain = ascend(problem, first, EM(max_steps=3000, accelerate=False, tol=1e-8))
+    target = plain.bounds[-1] - 1e-6 * abs(plain.bounds[-1])
+    fast = ascend(problem, first, EM(max_steps=3000, tol=1e-8))
+    passes["plain"] = int(np.flatnonzero(np.array(plain.bounds) >= target)[0]) + 1
+    assert fast.bounds[-1] >= target
+    passes["fast"] = int(np.flatnonzero(np.array(fast.bounds) >= target)[0]) + 1
+    assert passes["fast"] * 4 <= plain.passes
+    assert continuous.divergence(fast.state.views, problem.prior) > 0
