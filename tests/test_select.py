@@ -1,0 +1,103 @@
+"""select_views keeps the budget, finds what helps, and its curve survives a file."""
+
+import numpy as np
+import pytest
+
+from vbtta import GaussianLatent, Policy, ViewPredictions, fit_policy
+from vbtta.select import select_views
+
+NOISE = {"identity": 0.3, "good a": 0.3, "good b": 0.3, "copy of a": 0.3, "bad": 1.5, "useless": 30.0}
+FAST = {"task": "regression", "model": GaussianLatent(shrinkage=1.0)}
+
+
+@pytest.fixture(scope="module")
+def problem():
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=150)
+    views = {name: truth + size * rng.normal(size=150) for name, size in NOISE.items()}
+    views["copy of a"] = views["good a"] + 1e-3 * rng.normal(size=150)
+    mean = np.stack(list(views.values()), axis=1)[:, :, None]
+    return ViewPredictions(mean, names=list(views)), truth + 0.05 * rng.normal(size=150)
+
+
+@pytest.fixture(scope="module")
+def three(problem):
+    return select_views(*problem, budget=3, **FAST)
+
+
+def test_the_budget_is_kept_and_the_right_views_are_found(problem, three):
+    used = {name for name, weight in zip(three.names, three.weights, strict=True) if weight > 0}
+    assert len(used) <= 3
+    assert "identity" in used
+    assert "good b" in used
+    assert used & {"good a", "copy of a"}
+    assert not used & {"bad", "useless"}
+    assert used == set(three.selection.chosen.views)
+    assert three.weights.sum() == pytest.approx(1)
+
+
+def test_the_policy_is_a_fit_of_the_chosen_views(problem, three):
+    predictions, labels = problem
+    alone = fit_policy(predictions.select(three.selection.chosen.views), labels, **FAST)
+    found, expected = three.predict(predictions), alone.predict(predictions)
+    np.testing.assert_allclose(found.mean, expected.mean, atol=1e-9)
+    assert three.names == predictions.names
+    assert three.history.weights.shape == (three.n_steps, 6)
+    only = predictions.select(three.selection.chosen.views)
+    np.testing.assert_allclose(three.predict(only).mean, found.mean)
+
+
+def test_the_curve_rises_with_cost_and_knows_the_full_set(problem, three):
+    curve = three.selection.curve
+    costs = [point.cost for point in curve]
+    assert costs == sorted(costs)
+    assert curve[0].cost == 1
+    assert any(len(point.views) == 6 and point.difference == 0 for point in curve)
+    affordable = [point for point in curve if point.cost <= 3]
+    assert max(affordable, key=lambda point: point.score).views == three.selection.chosen.views
+    assert curve[0].score < three.selection.chosen.score
+
+
+def test_the_curve_survives_a_file(three, tmp_path):
+    three.save(tmp_path / "policy.json")
+    again = Policy.load(tmp_path / "policy.json")
+    assert again.selection == three.selection
+    np.testing.assert_allclose(again.weights, three.weights)
+
+
+def test_a_budget_of_one_takes_one_view(problem):
+    policy = select_views(*problem, budget=1, **FAST)
+    assert np.count_nonzero(policy.weights) == 1
+
+
+def test_costs_change_the_choice(problem):
+    cost = dict.fromkeys(NOISE, 1.0) | {"good b": 10.0}
+    policy = select_views(*problem, budget=3, cost=cost, **FAST)
+    assert "good b" not in policy.selection.chosen.views
+    assert policy.selection.chosen.cost <= 3
+    by_place = select_views(*problem, budget=3, cost=list(cost.values()), **FAST)
+    assert by_place.selection.chosen == policy.selection.chosen
+
+
+def test_views_without_names_are_selected_by_place(problem):
+    predictions, labels = problem
+    unnamed = ViewPredictions(predictions.mean)
+    policy = select_views(unnamed, labels, budget=2, **FAST)
+    assert policy.predict(unnamed).mean.shape == (150, 1)
+
+
+def test_bad_input_is_named(problem):
+    predictions, labels = problem
+    with pytest.raises(ValueError, match="pays for a view"):
+        select_views(predictions, labels, budget=0.5, **FAST)
+    with pytest.raises(ValueError, match="pays for a view"):
+        select_views(predictions, labels, budget=float("nan"), **FAST)
+    with pytest.raises(ValueError, match="says nothing of the views"):
+        select_views(predictions, labels, budget=2, cost={"identity": 1.0}, **FAST)
+    with pytest.raises(ValueError, match="6 numbers"):
+        select_views(predictions, labels, budget=2, cost=[1.0], **FAST)
+    with pytest.raises(ValueError, match="positive"):
+        select_views(predictions, labels, budget=2, cost=[0.0] * 6, **FAST)
+    few = np.where(np.arange(150) < 4, labels, np.nan)
+    with pytest.raises(ValueError, match="at least 5 labelled"):
+        select_views(predictions, few, budget=2, **FAST)
