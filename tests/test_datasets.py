@@ -80,9 +80,7 @@ class TestImageData:
 class TestWhere:
     def test_folder_from_environment(self, tmp_path, rng, monkeypatch):
         pixels = rng.integers(256, size=(2, 28, 28), dtype=np.uint8)
-        write_parquet(
-            tmp_path / "mnist-test.parquet", pixels, [str(digit) for digit in range(10)], label=[7, 1]
-        )
+        write_parquet(tmp_path / "mnist-test.parquet", pixels, [str(digit) for digit in range(10)], label=[7, 1])
         monkeypatch.setenv("VBTTA_DATA", str(tmp_path))
         data = load_mnist("test")
         np.testing.assert_array_equal(data.images[:, 0], pixels)
@@ -163,9 +161,7 @@ class TestParquet:
             load_parquet(path, label="age")
         with pytest.raises(FileNotFoundError, match=r"other\.parquet does not exist"):
             load_parquet(tmp_path / "other.parquet")
-        pq.write_table(
-            pa.table({"image": [png(np.zeros((4, 4, 3), np.uint8)), b"no image"], "label": [0, 1]}), path
-        )
+        pq.write_table(pa.table({"image": [png(np.zeros((4, 4, 3), np.uint8)), b"no image"], "label": [0, 1]}), path)
         with pytest.raises(ValueError, match="row 1 is not an image"):
             load_parquet(path)
 
@@ -226,9 +222,7 @@ class TestCifarBatches:
                 b"batch_label": b"part",
             }
             (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
-        (folder / "batches.meta").write_bytes(
-            pickle.dumps({b"label_names": [c.encode() for c in CLASSES]}, protocol=2)
-        )
+        (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [c.encode() for c in CLASSES]}, protocol=2))
         return tmp_path, pixels
 
     @pytest.fixture
@@ -301,9 +295,7 @@ class TestSafePickle:
 
     def test_as_python_2_wrote_it(self, tmp_path):
         # Opcode for opcode what Python 2 makes of {"data": array([255, 0, 7], uint8), "labels": [2]}.
-        data_type = (
-            b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        )
+        data_type = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
         array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
         state = b"(K\x01K\x03\x85" + data_type + b"\x89U\x03\xff\x00\x07tb"
         (tmp_path / "file").write_bytes(b"\x80\x02}(U\x04data" + array + state + b"U\x06labels](K\x02eu.")
@@ -354,9 +346,7 @@ class TestSafePickle:
         with pytest.raises(ValueError, match="does not fit 6 bytes"):
             load_pickle(tmp_path / "file")
 
-    @pytest.mark.parametrize(
-        "content", [b"", b"not a pickle", b"\x80\x02]q\x00h\x00a."], ids=["empty", "text", "loop"]
-    )
+    @pytest.mark.parametrize("content", [b"", b"not a pickle", b"\x80\x02]q\x00h\x00a."], ids=["empty", "text", "loop"])
     def test_damaged(self, tmp_path, content):
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(ValueError, match="cannot be read"):

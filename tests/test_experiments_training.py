@@ -156,9 +156,7 @@ class TestTrain:
         assert torch.equal(weights(train(config, *stripes, cache=tmp_path)), expected)
         assert len(list(tmp_path.iterdir())) == 1
 
-    def test_finished_network_is_loaded_and_other_data_trains_anew(
-        self, stripes, config, tmp_path, monkeypatch
-    ):
+    def test_finished_network_is_loaded_and_other_data_trains_anew(self, stripes, config, tmp_path, monkeypatch):
         images, labels = stripes
         expected = weights(train(config, images, labels, cache=tmp_path))
         calls = []

@@ -117,9 +117,7 @@ def load_cifar10n(folder: str | os.PathLike[str] | None = None) -> ImageData:
     return dataclasses.replace(data, extra=columns)
 
 
-def load_utkface(
-    split: Split, folder: str | os.PathLike[str] | None = None, *, size: int | None = None
-) -> ImageData:
+def load_utkface(split: Split, folder: str | os.PathLike[str] | None = None, *, size: int | None = None) -> ImageData:
     """UTKFace: faces with the age in years; byte-identical copies are left out (many have another age).
 
     Parameters
@@ -139,9 +137,7 @@ def load_utkface(
     """
     root = _checked(split, folder)
     if (root / "utkface.parquet").is_file():
-        return load_parquet(
-            root / "utkface.parquet", label="age", size=size, keep={"split": split, "duplicate_of": ""}
-        )
+        return load_parquet(root / "utkface.parquet", label="age", size=size, keep={"split": split, "duplicate_of": ""})
     if (root / "UTKFace").is_dir():
         return load_utkface_folder(root / "UTKFace", split, size=size or 64)
     raise _absent("UTKFace", root, ["utkface.parquet", "UTKFace/"])
@@ -182,9 +178,7 @@ def load_food101(
         return load_food_folder(root / "food-101", split, size=size or 64, classes=classes)
     if (root / "food101-10.parquet").is_file():
         if classes not in (None, 10):
-            raise ValueError(
-                f"classes={classes!r} needs the official folder food-101; the sample has ten classes."
-            )
+            raise ValueError(f"classes={classes!r} needs the official folder food-101; the sample has ten classes.")
         return load_parquet(root / "food101-10.parquet", size=size, keep={"split": split})
     raise _absent("Food-101", root, ["food-101/", "food101-10.parquet"])
 

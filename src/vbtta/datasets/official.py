@@ -50,17 +50,13 @@ def load_cifar_batches(folder: str | os.PathLike[str], split: str) -> ImageData:
     images, labels = [], []
     for name in names:
         if not (source / name).is_file():
-            raise FileNotFoundError(
-                f"{source / name} does not exist. Unpack the whole of cifar-10-python.tar.gz."
-            )
+            raise FileNotFoundError(f"{source / name} does not exist. Unpack the whole of cifar-10-python.tar.gz.")
         batch = load_pickle(source / name)
         try:
             images.append(np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE))
             labels.append(np.asarray(batch["labels"], dtype=np.int64))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{source / name} is not a CIFAR-10 batch ({error}). Unpack the archive again."
-            ) from error
+            raise ValueError(f"{source / name} is not a CIFAR-10 batch ({error}). Unpack the archive again.") from error
     meta = load_pickle(source / "batches.meta") if (source / "batches.meta").is_file() else {}
     classes = tuple(meta.get("label_names", (str(number) for number in range(10))))
     return ImageData(np.concatenate(images), np.concatenate(labels), classes=classes)
@@ -70,14 +66,10 @@ def load_cifar_human_labels(path: str | os.PathLike[str]) -> dict[str, NDArray[n
     """Read ``CIFAR-10_human.pt``: columns clean_label, label_1 to label_3, worse_label and aggre_label."""
     content = load_torch_file(path)
     try:
-        columns = {
-            ours: np.asarray(content[theirs], dtype=np.int64) for theirs, ours in _HUMAN_LABELS.items()
-        }
+        columns = {ours: np.asarray(content[theirs], dtype=np.int64) for theirs, ours in _HUMAN_LABELS.items()}
         columns["clean_label"] = np.asarray(content["clean_label"], dtype=np.int64)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} does not hold the labels of CIFAR-10N ({error}). Download it again."
-        ) from error
+        raise ValueError(f"{path} does not hold the labels of CIFAR-10N ({error}). Download it again.") from error
     return columns
 
 
@@ -108,9 +100,7 @@ def load_utkface_folder(folder: str | os.PathLike[str], split: str, *, size: int
     A file is a test image if the first 8 bytes of the SHA-256 of its name, as a number, modulo 100 are below
     20: the split does not depend on which other files are there.
     """
-    files = sorted(
-        path for path in Path(folder).iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png")
-    )
+    files = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     seen: set[bytes] = set()
     rows: list[int] = []
     for row, path in enumerate(files):
@@ -186,9 +176,7 @@ def _read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
     """Read an idx file: two zero bytes, type code, number of axes, big-endian 32-bit lengths, data."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if raw[:4] != bytes((0, 0, _IDX_BYTES, n_axes)):
-        raise ValueError(
-            f"{path} is not an idx file of bytes with {n_axes} axes; it starts with {raw[:4].hex()}."
-        )
+        raise ValueError(f"{path} is not an idx file of bytes with {n_axes} axes; it starts with {raw[:4].hex()}.")
     lengths = np.frombuffer(raw, dtype=">u4", count=n_axes, offset=4).tolist()
     data = np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * n_axes)
     if len(data) != int(np.prod(lengths)):
@@ -198,9 +186,7 @@ def _read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
 
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} does not exist. Unpack the whole of food-101.tar.gz, meta/ included."
-        )
+        raise FileNotFoundError(f"{path} does not exist. Unpack the whole of food-101.tar.gz, meta/ included.")
     return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
@@ -212,9 +198,7 @@ def _utkface_split(name: str) -> str:
 def _utkface_age(path: Path) -> int:
     age = path.name.split("_")[0]
     if not age.isdigit():
-        raise ValueError(
-            f"{path} has no age: UTKFace names are age_gender_race_date.jpg. Remove other files."
-        )
+        raise ValueError(f"{path} has no age: UTKFace names are age_gender_race_date.jpg. Remove other files.")
     return int(age)
 
 

@@ -57,15 +57,11 @@ def load_parquet(
     for name, value in (keep or {}).items():
         rows = rows[np.asarray(table[name].take(rows).to_pylist(), dtype=object) == value]
     table = table.take(rows)
-    contents: list[Any] = [
-        cell.get("bytes") if isinstance(cell, dict) else cell for cell in table[image].to_pylist()
-    ]
+    contents: list[Any] = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in table[image].to_pylist()]
     extra = {name: _array(table, name) for name in table.column_names if name not in (image, label)}
     labels = _array(table, label)
     if labels.dtype.kind not in "iuf" or not np.isfinite(labels).all():
-        raise ValueError(
-            f"{source}, column {label!r}: every label must be a number; got {table[label].type}."
-        )
+        raise ValueError(f"{source}, column {label!r}: every label must be a number; got {table[label].type}.")
     return ImageData(
         decode_images(contents, mode=mode, size=size, where=str(source)),
         labels,

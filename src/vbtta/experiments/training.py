@@ -185,8 +185,7 @@ def predict(network: nn.Module, images: NDArray[np.uint8], *, batch_size: int = 
     """
     with torch.inference_mode():
         outputs = [
-            network(unit_images(images[start : start + batch_size]))
-            for start in range(0, len(images), batch_size)
+            network(unit_images(images[start : start + batch_size])) for start in range(0, len(images), batch_size)
         ]
     result: NDArray[np.float32] = torch.cat(outputs).numpy()
     return result
@@ -197,9 +196,7 @@ def _checked(
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     images, targets = np.asarray(images), np.asarray(targets)
     if images.ndim != 4 or images.dtype != np.uint8:
-        raise ValueError(
-            f"images must be uint8 of shape (N, channels, H, W); got {images.dtype} {images.shape}."
-        )
+        raise ValueError(f"images must be uint8 of shape (N, channels, H, W); got {images.dtype} {images.shape}.")
     if len(targets) != len(images):
         raise ValueError(f"targets must have one row per image; got {len(targets)} for {len(images)} images.")
     if len(images) == 0:
@@ -243,9 +240,7 @@ def _train(
             _save(checkpoint, config, network, optimizer, generator, epoch + 1)
         if progress:
             seconds = time.perf_counter() - start
-            line = (
-                f"{config.network}: epoch {epoch + 1}/{config.epochs}  loss {mean_loss:.4f}  {seconds:.0f} s"
-            )
+            line = f"{config.network}: epoch {epoch + 1}/{config.epochs}  loss {mean_loss:.4f}  {seconds:.0f} s"
             print(line, file=sys.stderr, flush=True)
     return network.eval()
 
@@ -354,7 +349,5 @@ def _restore(
             optimizer.load_state_dict(state["optimizer"])
             generator.set_state(state["generator"])
     except (OSError, EOFError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
-        raise ValueError(
-            f"{path} is not a checkpoint of this network ({error}). Delete it to train anew."
-        ) from error
+        raise ValueError(f"{path} is not a checkpoint of this network ({error}). Delete it to train anew.") from error
     return epochs
