@@ -41,6 +41,7 @@ class Doubt(NamedTuple):
     """Laplace approximation of the pool around its mode."""
 
     covariance: Array  # (K + C, K + C) of (v, b); zero for weights held at 0
+    shrunk: Array  # (K,): how far the prior holds v from where the labels alone would have it
     slope: Array  # (K,): how hard a weight at 0 is pressed there; 0 where it is free
     stiffness: Array  # (K,)
 
@@ -124,7 +125,8 @@ class LatentProblem:
     def posterior(self, state: LatentState) -> "LatentPosterior":
         """What remains when the data are gone; without doubts about the pool."""
         size = self.data.n_views + self.data.n_outputs
-        certain = Doubt(np.zeros((size, size)), np.zeros(self.data.n_views), np.full(self.data.n_views, 1e300))
+        none = np.zeros(self.data.n_views)
+        certain = Doubt(np.zeros((size, size)), none, none, np.full(self.data.n_views, 1e300))
         return LatentPosterior(state, self.annotator_prior, self.data.standard, certain)
 
     def finish(self, ascent: Ascent) -> "LatentPosterior":
@@ -137,7 +139,8 @@ class LatentProblem:
         covariance[np.ix_(free, free)] = np.linalg.inv(quadratic[np.ix_(free, free)])
         slope, stiffness = np.zeros(K), np.ones(K)
         slope[~free[:K]], stiffness[~free[:K]] = latent.pinned_forces(quadratic, linear, u, free)
-        return replace(self.posterior(state), doubt=Doubt(covariance, slope, stiffness))
+        shrunk = self.prior.shrinkage * covariance[:K, :K] @ (state.pool - 1 / K)  # one Newton step without the prior
+        return replace(self.posterior(state), doubt=Doubt(covariance, shrunk, slope, stiffness))
 
     def _truth_pass(
         self, state: LatentState, precision: Array, log_precision: float
@@ -216,12 +219,16 @@ class LatentPosterior:
         return float(self.state.pool.sum())
 
     def weight_interval(self, level: float) -> Array:
-        """Intervals (K, 2) of the weights by Laplace: normal where free, the half-line's quantile at zero."""
+        """Intervals (K, 2) of the weights by Laplace: normal where free, the half-line's quantile at zero.
+
+        What the prior takes away counts as error: lambda is itself an estimate.
+        """
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
         K, gain, weights = len(self.state.pool), max(self.gain, 1e-300), self.weights
         jacobian = (np.eye(K) - weights[:, None]) / gain
-        error = np.sqrt(np.diagonal(jacobian @ self.doubt.covariance[:K, :K] @ jacobian.T))
+        variance = np.diagonal(jacobian @ self.doubt.covariance[:K, :K] @ jacobian.T)
+        error = np.sqrt(variance + (jacobian @ self.doubt.shrunk) ** 2)
         reach = special.ndtri(0.5 + 0.5 * level) * error
         bounds = np.stack([weights - reach, weights + reach], axis=1)
         pinned = self.state.pool == 0
@@ -282,10 +289,11 @@ class LatentPosterior:
         pool = self.state.pool[views]
         pool = pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
         inside = np.concatenate([views, len(self.state.pool) + np.arange(len(self.state.offset))])
-        doubt = Doubt(
-            self.doubt.covariance[np.ix_(inside, inside)], self.doubt.slope[views], self.doubt.stiffness[views]
+        doubt = self.doubt
+        kept = Doubt(
+            doubt.covariance[np.ix_(inside, inside)], doubt.shrunk[views], doubt.slope[views], doubt.stiffness[views]
         )
-        return replace(self, state=self.state._replace(pool=pool), doubt=doubt)
+        return replace(self, state=self.state._replace(pool=pool), doubt=kept)
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:
         """Biases and noise levels of the annotators."""

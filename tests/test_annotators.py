@@ -1,0 +1,190 @@
+"""Annotators of continuous labels: found, and worth knowing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import random_problem
+from scipy import special, stats
+
+from vbtta import EM, GaussianLatent, GaussianMixture, LabelSets, ViewPredictions, fit_policy
+from vbtta.infer.accelerate import ascend
+from vbtta.infer.latent_fit import latent_problem
+from vbtta.infer.mixture import mixture_problem
+from vbtta.infer.truth import contrasts
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_instances=st.integers(2, 60),
+    n_views=st.integers(1, 6),
+    n_outputs=st.integers(1, 3),
+    n_columns=st.integers(1, 4),
+    counts=st.booleans(),
+    heteroscedastic=st.booleans(),
+    latent=st.booleans(),
+)
+def test_the_bound_never_falls(
+    seed: int,
+    n_instances: int,
+    n_views: int,
+    n_outputs: int,
+    n_columns: int,
+    counts: bool,
+    heteroscedastic: bool,
+    latent: bool,
+) -> None:
+    predictions, labels = random_problem(
+        np.random.default_rng(seed),
+        n_instances=n_instances,
+        n_views=n_views,
+        n_outputs=n_outputs,
+        n_columns=n_columns,
+        gaps=0.4,
+        counts=counts,
+        annotators=True,
+    )
+    if latent:
+        problem, first = latent_problem(predictions, labels, GaussianLatent(), annotators=True)
+    else:
+        spec = GaussianMixture(heteroscedastic=heteroscedastic)
+        problem, first = mixture_problem(predictions, labels, spec, annotators=True)  # type: ignore[assignment]
+    for accelerate in (False, True):
+        ascent = ascend(problem, first, EM(max_steps=15, accelerate=accelerate))
+        bounds = np.array(ascent.bounds)
+        assert np.isfinite(bounds).all()
+        assert (np.diff(bounds) >= -1e-9 * (1 + np.abs(bounds[:-1]))).all()
+        terms = problem.bound_terms(ascent.state, ascent.statistics)
+        total = sum(value if name.startswith("J") else -value for name, value in terms.items())
+        assert total - problem.unit_change == pytest.approx(bounds[-1], rel=1e-7, abs=1e-7)
+
+
+def test_the_bound_lies_below_the_evidence() -> None:
+    """The evidence by Monte Carlo from the prior: two views, three instances, two annotators."""
+    rng = np.random.default_rng(1)
+    f = rng.normal(size=(3, 2, 1))
+    Y = f[:, 0] + 0.3 * rng.normal(size=(3, 2))
+    spec = GaussianMixture(link="shift", beta=4.0, nu=6.0, gamma=4.0)
+    labels = LabelSets.from_array(Y, annotators="columns")
+    problem, first = mixture_problem(ViewPredictions(f), labels, spec, annotators=True)
+    ascent = ascend(problem, first, EM(max_steps=200))
+    weights, prior, people = ascent.state.views.weights, problem.prior, problem.annotator_prior
+    assert people is not None
+    block, size = problem.data.blocks[0], 400_000
+    theta = rng.normal(size=(size, 2)) / np.sqrt(prior.beta)
+    precision = rng.gamma(0.5 * prior.nu, 2 / prior.inverse_scale[0, 0], size=(size, 2))
+    tau = rng.gamma(people.shape, 1 / people.rate, size=(size, 2))
+    bias = rng.normal(size=(size, 1)) / np.sqrt(people.gamma) * contrasts(2)[:, 0]
+    log_likelihood = np.zeros(size)
+    for i in range(3):
+        y = block.value[0, 2 * i : 2 * i + 2] - bias  # (size, 2): labels of an instance are consecutive
+        views = []
+        for k in range(2):
+            # y | t ~ N(t, 1/tau), t ~ N(mu, 1/precision): both labels jointly, t integrated out
+            residual = y - (block.mean[0, k, i] + theta[:, k])[:, None]
+            a, b, c = 1 / tau[:, 0], 1 / tau[:, 1], 1 / precision[:, k]
+            determinant = a * b + a * c + b * c
+            form = ((b + c) * residual[:, 0] ** 2 + (a + c) * residual[:, 1] ** 2) - 2 * c * residual.prod(axis=1)
+            with np.errstate(divide="ignore"):
+                views.append(
+                    np.log(weights[k]) - np.log(2 * np.pi) - 0.5 * np.log(determinant) - 0.5 * form / determinant
+                )
+        log_likelihood += special.logsumexp(views, axis=0)
+    likelihood = np.exp(log_likelihood - log_likelihood.max())
+    evidence = log_likelihood.max() + np.log(likelihood.mean())
+    error = likelihood.std() / likelihood.mean() / np.sqrt(size)
+    assert error < 0.05
+    assert evidence - 8 < ascent.bounds[-1] < evidence + 3 * error
+
+
+def crowd(
+    rng: np.random.Generator, n_instances: int = 2000
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    truth = rng.normal(size=n_instances)
+    f = np.stack([truth + 0.3 * rng.normal(size=n_instances), truth + 0.6 * rng.normal(size=n_instances)], axis=1)
+    known = {"bias": np.array([0.5, -0.3, 0.0, 0.2, -0.4]), "noise": np.array([0.1, 0.2, 0.4, 0.8, 1.6])}
+    Y = truth[:, None] + known["bias"] + known["noise"] * rng.normal(size=(n_instances, 5))
+    Y[rng.random(Y.shape) < 0.5] = np.nan
+    return truth, f[:, :, None], Y, known
+
+
+@pytest.mark.parametrize("model", ["mixture", "latent"])
+def test_annotators_are_recovered(model: str) -> None:
+    truth, f, Y, known = crowd(np.random.default_rng(4))
+    labels = LabelSets.from_array(Y, annotators=list("abcde"))
+    predictions = ViewPredictions(f)
+    policy = fit_policy(predictions, labels, task="regression", model=model, guard=False)  # type: ignore[arg-type]
+    assert policy.model.noise == "annotator"
+    found = policy.annotators
+    np.testing.assert_allclose(found.bias[:, 0], known["bias"], atol=0.1)
+    assert (found.bias_error[:, 0] < 0.08).all()
+    np.testing.assert_allclose(found.noise[:, 0], known["noise"], rtol=0.12)
+    assert (found.noise_interval[:, 0, 0] < found.noise[:, 0]).all()
+    consensus = policy.consensus(predictions, labels)
+    labelled = np.isfinite(Y).any(axis=1)
+    mean_label = np.nanmean(Y[labelled], axis=1)
+    assert np.mean((consensus.mean[labelled, 0] - truth[labelled]) ** 2) < 0.2 * np.mean(
+        (mean_label - truth[labelled]) ** 2
+    )
+    inside = np.abs(consensus.mean[:, 0] - truth) < 1.645 * np.sqrt(consensus.variance[:, 0])
+    assert 0.86 < inside.mean() < 0.94
+
+
+def test_knowing_annotators_improves_the_weights() -> None:
+    """With one dreadful annotator the plain mixture cannot see which view is better."""
+    rng = np.random.default_rng(7)
+    truth = rng.normal(size=400)
+    f = np.stack([truth + 0.25 * rng.normal(size=400), truth + 0.5 * rng.normal(size=400)], axis=1)[:, :, None]
+    Y = truth[:, None] + np.array([0.1, 0.1, 3.0]) * rng.normal(size=(400, 3))
+    labels = LabelSets.from_array(Y, annotators="columns")
+    clean = fit_policy(ViewPredictions(f), truth, task="regression", model="mixture", guard=False).weights
+    distance = {
+        noise: np.abs(
+            fit_policy(
+                ViewPredictions(f), labels, task="regression", model=GaussianMixture(noise=noise), guard=False
+            ).weights
+            - clean
+        ).sum()
+        for noise in ("none", "annotator")
+    }
+    assert distance["annotator"] < 0.5 * distance["none"]
+
+
+def test_the_default_follows_the_labels(rng: np.random.Generator) -> None:
+    f = rng.normal(size=(50, 2, 1))
+    y = f[:, 0, 0]
+    rows = np.arange(50)
+    overlap = LabelSets.from_table(np.r_[rows, rows], np.r_[y, y + 0.1], annotator=np.r_[rows % 3, (rows + 1) % 3])
+    apart = LabelSets.from_table(rows, y, annotator=rows % 3)
+    options = {"task": "regression", "model": "mixture", "guard": False}
+    assert fit_policy(ViewPredictions(f), overlap, **options).model.noise == "annotator"  # type: ignore[arg-type]
+    assert fit_policy(ViewPredictions(f), apart, **options).model.noise == "none"  # type: ignore[arg-type]
+    options["model"] = GaussianMixture(noise="annotator")
+    with pytest.warns(UserWarning, match="cannot be told apart"):
+        fit_policy(ViewPredictions(f), apart, **options)  # type: ignore[arg-type]
+
+
+def test_strangers_are_as_good_as_the_prior_says() -> None:
+    truth, f, Y, _ = crowd(np.random.default_rng(4), 300)
+    policy = fit_policy(
+        ViewPredictions(f), LabelSets.from_array(Y, annotators=list("abcde")), task="regression", guard=False
+    )
+    label = np.array([truth[0] + 1.0])
+    new = ViewPredictions(f[:1])
+    known = policy.consensus(new, LabelSets.from_table([0], label, annotator=["a"])).mean
+    stranger = policy.consensus(new, LabelSets.from_table([0], label, annotator=["z"])).mean
+    alone = policy.predict(new).mean
+    assert abs(known - alone) > abs(stranger - alone) > 0
+
+
+def test_consensus_without_a_noise_model_weighs_the_views(rng: np.random.Generator) -> None:
+    f = np.array([[0.0, 10.0]])[:, :, None].repeat(200, axis=0) + 0.1 * rng.normal(size=(200, 2, 1))
+    which = rng.random(200) < 0.5
+    y = np.where(which, f[:, 0, 0], f[:, 1, 0])
+    policy = fit_policy(
+        ViewPredictions(f), y, task="regression", model=GaussianMixture(link="shift", noise="none"), guard=False
+    )
+    consensus = policy.consensus(ViewPredictions(f), y)
+    np.testing.assert_allclose(consensus.mean[:, 0], y, atol=0.2)
+    assert stats.pearsonr(policy.predict(ViewPredictions(f)).mean[:, 0], y).statistic < 0.5

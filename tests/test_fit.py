@@ -1,0 +1,306 @@
+"""fit_policy and Policy as users meet them: guard, intervals, files, bad input."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from vbtta import (
+    EM,
+    CategoricalMixture,
+    ConvergenceWarning,
+    GaussianLatent,
+    GaussianMixture,
+    LabelSets,
+    Policy,
+    ViewPredictions,
+    fit_policy,
+)
+from vbtta.policy import GuardWarning
+
+
+@pytest.fixture
+def helpful(rng: np.random.Generator) -> tuple[ViewPredictions, np.ndarray]:
+    truth = rng.normal(size=300)
+    f = truth[:, None] + 0.5 * rng.normal(size=(300, 3))
+    return ViewPredictions(f[:, :, None], names=["identity", "flip", "shift"]), truth + 0.1 * rng.normal(size=300)
+
+
+def test_the_guard_falls_back_where_every_view_hurts() -> None:
+    """The calibration folds are few and the views many: their weights are noise, and the identity is perfect."""
+    fell_back = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        truth = rng.normal(size=25)
+        f = np.concatenate([truth[:, None] + 0.02 * rng.normal(size=(25, 1)), 3 * rng.normal(size=(25, 14))], axis=1)
+        names = ["identity", *(f"bad_{k}" for k in range(14))]
+        predictions = ViewPredictions(f[:, :, None], names=names)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuardWarning)
+            policy = fit_policy(predictions, truth, task="regression", model="latent")
+        assert policy.guard.checked
+        if policy.guard.fell_back:
+            fell_back += 1
+            assert policy.names == tuple(names)
+            np.testing.assert_array_equal(policy.weights, np.eye(15)[0])
+            assert policy.history.weights.shape[1] == 15
+            alone = policy.predict(predictions.select(["identity"]))
+            np.testing.assert_array_equal(alone.mean, policy.predict(predictions).mean)
+    assert fell_back >= 5
+
+
+def test_the_guard_warns_when_it_falls_back() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        truth = rng.normal(size=25)
+        f = np.concatenate([truth[:, None] + 0.02 * rng.normal(size=(25, 1)), 3 * rng.normal(size=(25, 14))], axis=1)
+        predictions = ViewPredictions(f[:, :, None], names=["identity", *(f"bad_{k}" for k in range(14))])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            policy = fit_policy(predictions, truth, task="regression", model="latent")
+        assert any(issubclass(w.category, GuardWarning) for w in caught) == policy.guard.fell_back
+
+
+def test_the_guard_lets_helpful_views_pass(helpful) -> None:  # type: ignore[no-untyped-def]
+    predictions, y = helpful
+    policy = fit_policy(predictions, y, task="regression")
+    assert policy.guard.checked
+    assert not policy.guard.fell_back
+    assert policy.guard.difference > policy.guard.standard_error
+    assert (policy.weights > 0.1).all()
+
+
+def test_the_guard_says_when_it_is_skipped(helpful) -> None:  # type: ignore[no-untyped-def]
+    predictions, y = helpful
+    unnamed = fit_policy(ViewPredictions(predictions.mean), y, task="regression")
+    assert not unnamed.guard.checked
+    assert "identity" in unnamed.guard.reason
+    few = fit_policy(predictions.take(slice(0, 4)), y[:4], task="regression")
+    assert "fewer than 5" in few.guard.reason
+    assert isinstance(few.model, GaussianMixture)
+    assert fit_policy(predictions, y, task="regression", guard=False).guard.reason == "not asked for"
+
+
+@pytest.mark.parametrize(
+    ("weights", "n_labels"), [((0.6, 0.3, 0.1), 150), ((0.97, 0.0, 0.03), 150), ((0.95, 0.05, 0.0), 60)]
+)
+def test_weight_intervals_cover_at_their_rate(weights: tuple[float, ...], n_labels: int) -> None:
+    rng = np.random.default_rng(0)
+    truth, K = np.array(weights), len(weights)
+    hits, n_problems = np.zeros(K), 200
+    for _ in range(n_problems):
+        f = rng.normal(size=(n_labels, K))
+        z = rng.choice(K, size=n_labels, p=truth)
+        y = f[np.arange(n_labels), z] + 0.4 * rng.normal(size=n_labels)
+        policy = fit_policy(ViewPredictions(f[:, :, None]), y, task="regression", model="mixture", guard=False)
+        interval = policy.weight_interval(0.9)
+        assert (interval[:, 1] > 0).all()
+        assert ((interval[:, 0] <= policy.weights) & (policy.weights <= interval[:, 1])).all()
+        hits += (interval[:, 0] <= truth) & (truth <= interval[:, 1])
+    assert (hits / n_problems >= 0.85).all()
+
+
+@pytest.mark.parametrize(
+    "model", [GaussianMixture(), GaussianMixture(concentration=0.5, heteroscedastic=True), GaussianLatent()]
+)
+def test_policies_survive_files(helpful, tmp_path: Path, model) -> None:  # type: ignore[no-untyped-def]
+    predictions, y = helpful
+    predictions = ViewPredictions(predictions.mean, np.full(predictions.mean.shape, 0.1), names=predictions.names)
+    labels = LabelSets.from_array(np.stack([y, y + 0.1], axis=1), annotators=["ann", "bob"])
+    policy = fit_policy(predictions, labels, task="regression", model=model)
+    path = tmp_path / "policy.json"
+    policy.save(path)
+    again = Policy.load(path)
+    np.testing.assert_array_equal(again.weights, policy.weights)
+    np.testing.assert_array_equal(again.weight_interval(0.8), policy.weight_interval(0.8))
+    np.testing.assert_array_equal(again.predict(predictions).mean, policy.predict(predictions).mean)
+    np.testing.assert_array_equal(again.predict(predictions).variance, policy.predict(predictions).variance)
+    np.testing.assert_array_equal(again.consensus(predictions, labels).mean, policy.consensus(predictions, labels).mean)
+    assert again.model == policy.model
+    assert again.elbo == policy.elbo
+    assert again.elbo_terms == policy.elbo_terms
+    assert again.guard == policy.guard
+    assert again.annotators.names == ("ann", "bob")
+    np.testing.assert_array_equal(again.history.weights, policy.history.weights)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_damaged_and_newer_files_are_refused(helpful, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    predictions, y = helpful
+    path = tmp_path / "policy.json"
+    with pytest.raises(FileNotFoundError, match="no policy file"):
+        Policy.load(path)
+    fit_policy(predictions, y, task="regression", model="mixture", guard=False).save(path)
+    text = path.read_text()
+    data = json.loads(text)
+    for broken, message in {
+        text[: len(text) // 2]: "not JSON",
+        "[1, 2]": "not a policy",
+        json.dumps({**data, "format": "other"}): "not a policy",
+        json.dumps({**data, "version": 99}): "upgrade vbtta",
+        json.dumps({key: value for key, value in data.items() if key != "posterior"}): "lacks 'posterior'",
+        json.dumps({**data, "posterior": {}}): "damaged policy",
+        json.dumps({**data, "weights": [1, 0, 0]}): "disagree",
+        json.dumps({**data, "model": {"kind": "Evil"}}): "unknown model",
+    }.items():
+        path.write_text(broken)
+        with pytest.raises(ValueError, match=message):
+            Policy.load(path)
+
+
+def test_views_are_matched_by_name(helpful) -> None:  # type: ignore[no-untyped-def]
+    predictions, y = helpful
+    policy = fit_policy(predictions, y, task="regression", guard=False)
+    expected = policy.predict(predictions).mean
+    np.testing.assert_allclose(policy.predict(predictions.select(["shift", "flip", "identity"])).mean, expected)
+    extra = predictions.concat(ViewPredictions(predictions.mean[:, :1], names=["more"]), axis="views")
+    np.testing.assert_allclose(policy.predict(extra).mean, expected)
+    with pytest.raises(ValueError, match=r"needs the views \['shift'\]"):
+        policy.predict(predictions.select(["identity", "flip"]))
+    with pytest.raises(ValueError, match="have names and those of the predictions have not"):
+        policy.predict(ViewPredictions(predictions.mean))
+    unnamed = fit_policy(ViewPredictions(predictions.mean), y, task="regression")
+    with pytest.raises(ValueError, match="2 unnamed views but the policy was fitted to 3"):
+        unnamed.predict(ViewPredictions(predictions.mean[:, :2]))
+    with pytest.raises(ValueError, match="2 outputs but the policy was fitted to 1"):
+        policy.predict(ViewPredictions(np.zeros((2, 3, 2)), names=predictions.names))
+
+
+@pytest.mark.parametrize("model", ["mixture", "latent"])
+def test_pruning_drops_views(rng: np.random.Generator, model: str) -> None:
+    truth = rng.normal(size=300)
+    f = truth[:, None] + np.array([0.2, 0.3, 1.5]) * rng.normal(size=(300, 3))
+    predictions = ViewPredictions(f[:, :, None], names=["identity", "good", "poor"])
+    policy = fit_policy(predictions, truth, task="regression", model=model, guard=False)  # type: ignore[arg-type]
+    pruned = policy.prune(min_weight=0.1)
+    assert pruned.names == policy.names
+    assert pruned.weights[2] == 0
+    assert pruned.weights.sum() == pytest.approx(1)
+    pruned.predict(predictions.select(["identity", "good"]))
+    assert pruned.weight_interval().shape == (3, 2)
+    with pytest.raises(ValueError, match="must leave a view"):
+        policy.prune(min_weight=1.1)
+
+
+def test_warnings_and_options(helpful) -> None:  # type: ignore[no-untyped-def]
+    predictions, y = helpful
+    with pytest.warns(ConvergenceWarning, match="did not converge in 3 steps"):
+        policy = fit_policy(predictions, y, task="regression", model="mixture", engine=EM(max_steps=3), guard=False)
+    assert not policy.converged
+    quiet = fit_policy(predictions, y, task="regression", model="mixture", engine=EM(max_steps=3, tol=0), guard=False)
+    assert quiet.n_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "classify"}, "task must be one of"),
+        ({"model": "mix"}, "model must be"),
+        ({"model": CategoricalMixture()}, "not for task='regression'"),
+        ({"model": GaussianMixture(component="laplace")}, "advi"),
+        ({"model": GaussianMixture(nu=1.5)}, r"nu must exceed C \+ 1"),
+        ({"engine": "gibbs"}, "engine must be"),
+        ({"labels": np.full(300, np.nan)}, "at least one instance needs a label"),
+        ({"labels": np.zeros(5)}, "labels are for 5 instances"),
+        ({"labels": np.array(["a"] * 300)}, "must be numbers"),
+        ({"labels": np.zeros((300, 1, 2))}, "2 output"),
+    ],
+)
+def test_wrong_use_is_named(helpful, options, message: str) -> None:  # type: ignore[no-untyped-def]
+    predictions, y = helpful
+    options = {"task": "regression", "labels": y, **options}
+    with pytest.raises(ValueError, match=message):
+        fit_policy(predictions, options.pop("labels"), **options)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: GaussianMixture(link="cubic"), "link must be one of"),  # type: ignore[arg-type]
+        (lambda: GaussianMixture(beta=0.0), "beta must be a positive number"),
+        (lambda: GaussianMixture(concentration=-1), "concentration must be a positive number"),
+        (lambda: GaussianMixture(v=[1.0, np.nan]), "v must be a positive number"),
+        (lambda: EM(max_steps=0), "max_steps must be at least 1"),
+        (lambda: EM(tol=-1), "tol must not be negative"),
+        (lambda: CategoricalMixture(confusion_prior=(1.0,)), "two numbers"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_records_are_named(build, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize("model", ["auto", "mixture", "latent", GaussianMixture(link="shift", noise="annotator")])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "single label",
+        "constant labels",
+        "identical views",
+        "perfect views",
+        "constant views",
+        "zero variance",
+        "tiny",
+        "huge",
+    ],
+)
+def test_odd_data_give_finite_answers(case: str, model) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(0)
+    f, y = rng.normal(size=(20, 3)), rng.normal(size=20)
+    if case == "single label":
+        y = np.where(np.arange(20) == 7, y, np.nan)
+    elif case == "constant labels":
+        y = np.full(20, 3.0)
+    elif case == "identical views":
+        f = np.repeat(f[:, :1], 3, axis=1)
+    elif case == "perfect views":
+        f = np.repeat(y[:, None], 3, axis=1)
+    elif case == "constant views":
+        f = np.full((20, 3), 2.0)
+    elif case == "zero variance":
+        f, y = np.zeros((20, 3)), np.zeros(20)
+    elif case == "tiny":
+        f, y = 1e-150 * f, 1e-150 * y
+    else:
+        f, y = 1e150 * f, 1e150 * y
+    predictions = ViewPredictions(f[:, :, None], names=["identity", "b", "c"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        policy = fit_policy(predictions, y, task="regression", model=model)
+    prediction = policy.predict(predictions)
+    for values in (policy.weights, policy.weight_interval(), policy.elbo, prediction.mean, prediction.variance):
+        assert np.isfinite(values).all()
+    assert policy.weights.sum() == pytest.approx(1)
+    assert np.isfinite(prediction.log_prob(np.nan_to_num(y))).all()
+    assert np.isfinite(prediction.quantile(0.9)).all()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    mean=hnp.arrays(
+        np.float64,
+        st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 2)),
+        elements=st.one_of(st.floats(-1e3, 1e3), st.just(0.0), st.floats(allow_nan=True, allow_infinity=True)),
+    ),
+    label=st.lists(st.one_of(st.none(), st.floats(-1e3, 1e3), st.just(float("inf"))), min_size=1, max_size=6),
+    model=st.sampled_from(["auto", "mixture", "latent"]),
+)
+def test_whatever_goes_in_errors_or_finite_numbers_come_out(mean: np.ndarray, label: list[object], model: str) -> None:
+    try:
+        predictions = ViewPredictions(mean)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            policy = fit_policy(predictions, np.array(label, dtype=object), task="regression", model=model)  # type: ignore[arg-type]
+    except ValueError as error:
+        assert str(error)
+        return
+    prediction = policy.predict(predictions)
+    assert np.isfinite(policy.weights).all()
+    assert np.isfinite(prediction.mean).all()
+    assert (prediction.variance > 0).all()
+    assert np.isfinite(prediction.log_prob(np.zeros(prediction.mean.shape))).all()

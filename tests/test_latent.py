@@ -1,0 +1,91 @@
+"""The latent pool: a convex problem with the right answer, and honest doubt."""
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from vbtta import EM, GaussianLatent, LabelSets, ViewPredictions, fit_policy
+from vbtta.infer.accelerate import ascend
+from vbtta.infer.latent_fit import latent_problem
+
+
+def pooled(
+    rng: np.random.Generator, J: int, weights: np.ndarray, noise: float, C: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    f = rng.normal(size=(J, len(weights), C))
+    y = np.einsum("k,jkc->jc", weights, f) + 0.5 + noise * rng.normal(size=(J, C))
+    return f, y
+
+
+def test_the_mode_is_the_convex_solution() -> None:
+    rng = np.random.default_rng(0)
+    f, y = pooled(rng, 200, np.array([0.7, 0.3, 0.0, 0.0]), 0.5)
+    problem, first = latent_problem(
+        ViewPredictions(f), LabelSets.from_array(y), GaussianLatent(shrinkage=3.0), annotators=False
+    )
+    state = ascend(problem, first, EM(tol=1e-13)).state
+    block, precision = problem.data.blocks[0], float(state.precision[0, 0])
+
+    def energy(u: np.ndarray) -> float:
+        residual = block.value[0] - u[:4] @ block.mean[0] - u[4]
+        return float(
+            0.5 * precision * residual @ residual
+            + 1.5 * ((u[:4] - 0.25) ** 2).sum()
+            + 0.5 * problem.prior.beta * u[4] ** 2
+        )
+
+    solution = optimize.minimize(
+        energy,
+        np.r_[np.full(4, 0.25), 0],
+        bounds=[(0, None)] * 4 + [(None, None)],
+        tol=1e-15,
+        options={"maxiter": 10_000},
+    ).x
+    np.testing.assert_allclose(np.r_[state.pool, state.offset], solution, atol=1e-4)
+
+
+def test_weights_gain_and_noise_are_recovered() -> None:
+    rng = np.random.default_rng(1)
+    f, y = pooled(rng, 5000, 1.2 * np.array([0.6, 0.4, 0.0]), 0.3, C=2)
+    policy = fit_policy(ViewPredictions(f), y[:, None], task="regression", model="latent", guard=False)
+    np.testing.assert_allclose(policy.weights, [0.6, 0.4, 0.0], atol=0.02)
+    assert policy.gain == pytest.approx(1.2, abs=0.03)
+    variance = policy.predict(ViewPredictions(f)).covariance
+    np.testing.assert_allclose(variance.mean(axis=0), 0.09 * np.eye(2), atol=0.01)
+
+
+def test_intervals_cover() -> None:
+    rng = np.random.default_rng(2)
+    truth = np.array([0.55, 0.35, 0.1, 0.0])
+    hits = np.zeros(4)
+    for _ in range(150):
+        f, y = pooled(rng, 120, truth, 1.0)
+        interval = fit_policy(
+            ViewPredictions(f), y[:, 0], task="regression", model="latent", guard=False
+        ).weight_interval(0.9)
+        hits += (interval[:, 0] <= truth) & (truth <= interval[:, 1])
+        assert (interval[:, 1] > 0).all()
+    assert (hits / 150 > 0.82).all()
+
+
+def test_few_labels_stay_near_the_average() -> None:
+    rng = np.random.default_rng(3)
+    truth = rng.normal(size=6)
+    f = truth[:, None, None] + 0.5 * rng.normal(size=(6, 8, 1))
+    policy = fit_policy(ViewPredictions(f), truth, task="regression", model="latent", guard=False)
+    assert (policy.weights > 0.02).sum() >= 4
+    assert np.isfinite(policy.predict(ViewPredictions(f)).variance).all()
+
+
+def test_auto_takes_the_better_pool() -> None:
+    """Averaging helps where errors are independent; a mixture where each label follows one view."""
+    rng = np.random.default_rng(4)
+    truth = rng.normal(size=600)
+    independent = truth[:, None] + 0.7 * rng.normal(size=(600, 4))
+    assert isinstance(
+        fit_policy(ViewPredictions(independent[:, :, None]), truth, task="regression").model, GaussianLatent
+    )
+    apart = 3 * rng.normal(size=(600, 2))
+    y = apart[np.arange(600), rng.integers(0, 2, 600)] + 0.1 * rng.normal(size=600)
+    chosen = fit_policy(ViewPredictions(apart[:, :, None]), y, task="regression").model
+    assert type(chosen).__name__ == "GaussianMixture"
