@@ -165,7 +165,7 @@ def test_the_default_follows_the_labels(rng: np.random.Generator) -> None:
         fit_policy(ViewPredictions(f), apart, **options)  # type: ignore[arg-type]
 
 
-def test_strangers_are_as_good_as_the_prior_says() -> None:
+def test_strangers_are_as_good_as_the_average() -> None:
     truth, f, Y, _ = crowd(np.random.default_rng(4), 300)
     policy = fit_policy(
         ViewPredictions(f), LabelSets.from_array(Y, annotators=list("abcde")), task="regression", guard=False

@@ -7,7 +7,7 @@ import numpy as np
 from vbtta.infer import truth
 from vbtta.infer.blocks import Block
 from vbtta.infer.standard import Standard
-from vbtta.infer.truth import AnnotatorPrior, AnnotatorState
+from vbtta.infer.truth import AnnotatorState
 from vbtta.labels import Array, LabelSets
 from vbtta.mixtures import variance_factor
 from vbtta.predictions import ContinuousPrediction
@@ -18,20 +18,19 @@ def pool_truth(
     labels: LabelSets,
     annotator: Array,
     people: AnnotatorState,
-    prior: AnnotatorPrior,
     standard: Standard,
 ) -> tuple[ContinuousPrediction, Array]:
     """Combine predictive distributions with labels through the annotators.
 
-    Components are taken as normals of the same covariance; an annotator the fit did not meet is as good as the
-    prior says. Returns the truth's distribution and the log evidence of every input's labels (N,).
+    Components are taken as normals of the same covariance; an annotator the fit did not meet is unbiased and as noisy
+    as those it met are on average. Returns the truth's distribution and the log evidence of every input's labels (N,).
     """
     N, K, C = prediction.location.shape
-    stranger = truth.start(1, C, prior)
+    typical_shape = people.shape.mean()
     everybody = AnnotatorState(
-        shape=np.concatenate([people.shape, stranger.shape]),
-        rate=np.concatenate([people.rate, stranger.rate]),
-        bias=np.concatenate([people.bias, stranger.bias]),
+        shape=np.append(people.shape, typical_shape),
+        rate=np.append(people.rate, typical_shape * (people.rate / people.shape).mean()),
+        bias=np.concatenate([people.bias, np.zeros((1, C))]),
         bias_covariance=np.pad(people.bias_covariance, (0, 1)),
     )
     spread = variance_factor(prediction.dof)  # (K,)

@@ -127,7 +127,7 @@ class LatentProblem:
         size = self.data.n_views + self.data.n_outputs
         none = np.zeros(self.data.n_views)
         certain = Doubt(np.zeros((size, size)), none, none, np.full(self.data.n_views, 1e300))
-        return LatentPosterior(state, self.annotator_prior, self.data.standard, certain)
+        return LatentPosterior(state, self.data.standard, certain)
 
     def finish(self, ascent: Ascent) -> "LatentPosterior":
         """The posterior at the end of an ascent, with the Laplace approximation of the pool."""
@@ -191,7 +191,7 @@ def latent_problem(
     outer = latent.residual_outer(moments, np.full(K, 1 / K), np.zeros(C))
     people, people_prior = None, None
     if annotators:
-        people_prior = AnnotatorPrior(1.0, float(reference.residual_variance.mean()), spec.gamma)
+        people_prior = truth.default_prior(reference.residual_variance, spec.gamma)
         people = truth.start(data.n_annotators, C, people_prior)
     first = LatentState(
         np.full(K, 1 / K), np.zeros(C), np.asarray(prior.nu + moments.n), prior.inverse_scale + outer, people
@@ -204,7 +204,6 @@ class LatentPosterior:
     """A fitted pool: one calibrated average of the views and, where modelled, the annotators."""
 
     state: LatentState
-    annotator_prior: AnnotatorPrior | None
     standard: Standard
     doubt: Doubt
 
@@ -264,16 +263,16 @@ class LatentPosterior:
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:
         """The truth of every input given its labels; without annotators labels tell nothing beyond the fit."""
         prediction = self.predict(predictions)
-        if self.state.annotators is None or self.annotator_prior is None:
+        if self.state.annotators is None:
             return prediction
-        return pool_truth(prediction, labels, annotator, self.state.annotators, self.annotator_prior, self.standard)[0]
+        return pool_truth(prediction, labels, annotator, self.state.annotators, self.standard)[0]
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set, annotators included: (N+,)."""
         prediction = self.predict(predictions)
-        people, prior, rows = self.state.annotators, self.annotator_prior, labels.labelled
-        if people is not None and prior is not None:
-            return np.asarray(pool_truth(prediction, labels, annotator, people, prior, self.standard)[1][rows])
+        people, rows = self.state.annotators, labels.labelled
+        if people is not None:
+            return np.asarray(pool_truth(prediction, labels, annotator, people, self.standard)[1][rows])
         which = labels.instance
         each = mixture_log_density(
             labels.continuous(len(self.state.offset)),

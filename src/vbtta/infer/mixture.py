@@ -133,7 +133,7 @@ class MixtureProblem:
 
     def posterior(self, state: MixtureFactors, information: WeightInformation | None = None) -> MixturePosterior:
         """What remains when the data are gone."""
-        return MixturePosterior(self.prior, state, self.annotator_prior, self.data.standard, information)
+        return MixturePosterior(self.prior, state, self.data.standard, information)
 
     def finish(self, ascent: Ascent) -> MixturePosterior:
         """The posterior at the end of an ascent, with what intervals for the weights need."""
@@ -215,7 +215,7 @@ def mixture_problem(
         prior, state = continuous.start(data, replace(spec, v=_variance_within(data, prior, state)))
     if not annotators:
         return MixtureProblem(data, prior, None), MixtureFactors(state, None)
-    people = AnnotatorPrior(1.0, float(prior.residual_variance.mean()), spec.gamma)
+    people = truth.default_prior(prior.residual_variance, spec.gamma)
     return MixtureProblem(data, prior, people), MixtureFactors(
         state, truth.start(data.n_annotators, data.n_outputs, people)
     )

@@ -13,7 +13,7 @@ from vbtta.infer.continuous import MixturePrior, MixtureState
 from vbtta.infer.intervals import WeightInformation, weight_intervals
 from vbtta.infer.posterior import AnnotatorNoise, annotator_noise
 from vbtta.infer.standard import Standard
-from vbtta.infer.truth import AnnotatorPrior, AnnotatorState
+from vbtta.infer.truth import AnnotatorState
 from vbtta.labels import Array, LabelSets
 from vbtta.mixtures import log_density as mixture_log_density
 from vbtta.predictions import ContinuousPrediction, ViewPredictions
@@ -32,7 +32,6 @@ class MixturePosterior:
 
     prior: MixturePrior
     state: MixtureFactors
-    annotator_prior: AnnotatorPrior | None
     standard: Standard
     information: WeightInformation | None
 
@@ -71,14 +70,14 @@ class MixturePosterior:
                 log_share, labels.instance, labels.count[:, None] * self._log_components(prior_view, labels, value)
             )
             return ContinuousPrediction(normalise(log_share), prior_view.dof, prior_view.location, prior_view.scale)
-        return self._pooled_truth(prior_view, labels, annotator)[0]
+        return pool_truth(prior_view, labels, annotator, self.state.annotators, self.standard)[0]
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set, annotators included: (N+,)."""
         prediction = self.predict(predictions)
         rows = labels.labelled
         if self.state.annotators is not None:
-            return np.asarray(self._pooled_truth(prediction, labels, annotator)[1][rows])
+            return np.asarray(pool_truth(prediction, labels, annotator, self.state.annotators, self.standard)[1][rows])
         value = labels.continuous(prediction.location.shape[2])
         each = mixture_log_density(
             value,
@@ -141,12 +140,3 @@ class MixturePosterior:
             for k in range(len(prediction.dof))
         ]
         return np.stack(columns, axis=1)
-
-    def _pooled_truth(
-        self, prediction: ContinuousPrediction, labels: LabelSets, annotator: Array
-    ) -> tuple[ContinuousPrediction, Array]:
-        """Truth given views and labels, and the log evidence of every label set (N,), views taken as normal."""
-        people, prior = self.state.annotators, self.annotator_prior
-        assert people is not None
-        assert prior is not None
-        return pool_truth(prediction, labels, annotator, people, prior, self.standard)

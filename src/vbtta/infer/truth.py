@@ -15,6 +15,7 @@ __all__ = [
     "Truth",
     "annotator_statistics",
     "contrasts",
+    "default_prior",
     "divergence",
     "infer_truth",
     "pack",
@@ -40,6 +41,15 @@ class AnnotatorPrior(NamedTuple):
     shape: float  # a0
     rate: float  # b0
     gamma: float
+
+
+def default_prior(residual_variance: Array, gamma: float) -> AnnotatorPrior:
+    """A weak prior at the scale of the views' residuals.
+
+    Where one annotator is much better than the rest, the truth follows that annotator and its noise is hardly
+    identified: a rate of the residual variance itself would then show as half as much noise again.
+    """
+    return AnnotatorPrior(0.5, 0.05 * float(residual_variance.mean()), gamma)
 
 
 class AnnotatorState(NamedTuple):
