@@ -8,31 +8,35 @@ from typing import Any
 
 import numpy as np
 
+from vbtta.infer import label_noise
 from vbtta.infer.accelerate import ascend
+from vbtta.infer.categorical_latent import categorical_latent_problem
+from vbtta.infer.categorical_mixture import categorical_problem
 from vbtta.infer.latent_fit import latent_problem
 from vbtta.infer.mixture import mixture_problem
 from vbtta.labels import LabelSets
 from vbtta.policy import ConvergenceWarning, History, Policy
 from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM, GaussianLatent, GaussianMixture, ModelSpec
+from vbtta.specs import EM, CategoricalMixture, GaussianLatent, GaussianMixture, ModelSpec
 
 
 def resolve(model: ModelSpec, labels: LabelSets) -> ModelSpec:
     """The model with its noise decided, where it was left open.
 
-    Annotator noise and view noise can be told apart only where instances carry several labels.
+    Annotator noise and view noise can be told apart only where instances carry several labels: without them a noise
+    model would invent what it explains.
     """
     if isinstance(model, GaussianMixture | GaussianLatent):
-        overlap = _overlaps(labels)
-        if model.noise == "annotator" and not overlap:
+        if model.noise == "annotator" and not labels.overlap:
             warnings.warn(
                 "noise='annotator' was asked for but hardly any instance has two labels: annotator noise and view "
                 "noise cannot be told apart, and the split follows the prior",
                 stacklevel=3,
             )
         if model.noise is None:
-            return replace(model, noise="annotator" if overlap and len(labels.annotator_names) > 1 else "none")
-    return model
+            return replace(model, noise="annotator" if labels.overlap and len(labels.annotator_names) > 1 else "none")
+        return model
+    return model if model.noise is not None else replace(model, noise=label_noise.default_noise(labels))
 
 
 def fit_model(predictions: ViewPredictions, labels: LabelSets, model: ModelSpec, engine: EM, *, task: str) -> Policy:
@@ -71,10 +75,7 @@ def _problem(predictions: ViewPredictions, labels: LabelSets, model: ModelSpec) 
         return mixture_problem(predictions, labels, model, annotators=model.noise == "annotator")
     if isinstance(model, GaussianLatent):
         return latent_problem(predictions, labels, model, annotators=model.noise == "annotator")
-    raise ValueError(f"no engine for {type(model).__name__}")
-
-
-def _overlaps(labels: LabelSets) -> bool:
-    """Whether at least 20 instances, or a tenth of the labelled ones, carry two labels or more."""
-    size = labels.labels_per_instance
-    return bool((size >= 2).sum() >= max(1, min(20, 0.1 * (size > 0).sum())))
+    noise = model.noise or label_noise.default_noise(labels)
+    if isinstance(model, CategoricalMixture):
+        return categorical_problem(predictions, labels, model, noise=noise)
+    return categorical_latent_problem(predictions, labels, model, noise=noise)

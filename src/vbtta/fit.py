@@ -14,10 +14,19 @@ from vbtta.engines import fit_model, resolve
 from vbtta.labels import Array, LabelSets
 from vbtta.policy import Guard, GuardWarning, Policy
 from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM, EngineSpec, GaussianLatent, GaussianMixture, ModelSpec
+from vbtta.specs import (
+    EM,
+    CategoricalLatent,
+    CategoricalMixture,
+    EngineSpec,
+    GaussianLatent,
+    GaussianMixture,
+    ModelSpec,
+)
 
 _MODELS: dict[str, dict[str, type[ModelSpec]]] = {
     "regression": {"mixture": GaussianMixture, "latent": GaussianLatent},
+    "classification": {"mixture": CategoricalMixture, "latent": CategoricalLatent},
 }
 _FEWEST = 5  # labelled instances below which nothing is held out
 
@@ -41,7 +50,7 @@ def fit_policy(
         A model's predictions for the calibration inputs under K views.
     labels : LabelSets or array
         One label or more for some or all of the inputs; arrays go through :meth:`LabelSets.from_array`.
-    task : {"regression"}
+    task : {"regression", "classification"}
     model : "auto", "mixture", "latent" or a model record
         What is assumed. "auto" takes the pool with the better cross-validated log score.
     engine : "auto", "em" or an engine record

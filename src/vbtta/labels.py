@@ -246,6 +246,12 @@ class LabelSets:
         """Number of labels of each instance, counts included: (N,)."""
         return np.bincount(self.instance, weights=self.count, minlength=self.n_instances)
 
+    @property
+    def overlap(self) -> bool:
+        """Whether at least 20 instances, or a tenth of the labelled ones, carry two labels or more."""
+        size = self.labels_per_instance
+        return bool((size >= 2).sum() >= max(1, min(20, 0.1 * (size > 0).sum())))
+
     def continuous(self, n_outputs: int) -> Array:
         """The labels as (J, C) floats."""
         if self.by_position:
@@ -408,9 +414,14 @@ def _annotator_codes(annotator: ArrayLike, n_labels: int) -> tuple[Array, tuple[
 
 
 def class_positions(value: Array, n_classes: int, classes: Array | None) -> Array:
-    """Positions of class values among the classes, which are 0..C-1 where none are named."""
+    """Positions of class values among the classes, which are 0..C-1 where none are named.
+
+    Integers are positions, too, where the classes are words and none of them is a number that occurs.
+    """
     if classes is not None:
         position, unknown = _look_up(value, classes)
+        if unknown.all() and classes.dtype.kind == "U" and value.dtype.kind in "iub":
+            return class_positions(value, n_classes, None)
         if unknown.any():
             known = ", ".join(str(name) for name in classes[:20])
             raise ValueError(f"label {str(value[unknown][0])!r} is not among the classes ({known})")

@@ -14,6 +14,8 @@ from vbtta._support.files import atomic_path
 from vbtta._support.fingerprints import conflict
 from vbtta._support.plain import from_plain, to_plain
 from vbtta._version import __version__
+from vbtta.infer.categorical_latent_posterior import LatentClassPosterior
+from vbtta.infer.categorical_posterior import CategoricalPosterior
 from vbtta.infer.latent_fit import LatentPosterior
 from vbtta.infer.mixture_posterior import MixturePosterior
 from vbtta.infer.posterior import Posterior
@@ -22,7 +24,12 @@ from vbtta.predictions import Prediction, ViewPredictions
 from vbtta.specs import EngineSpec, ModelSpec, spec_from_dict, spec_to_dict
 
 _FORMAT, _VERSION = "vbtta-policy", 1
-_POSTERIORS: dict[str, type[Any]] = {"GaussianMixture": MixturePosterior, "GaussianLatent": LatentPosterior}
+_POSTERIORS: dict[str, type[Any]] = {
+    "GaussianMixture": MixturePosterior,
+    "GaussianLatent": LatentPosterior,
+    "CategoricalMixture": CategoricalPosterior,
+    "CategoricalLatent": LatentClassPosterior,
+}
 
 
 class ConvergenceWarning(UserWarning):
