@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vbtta._version import __version__
 
 if TYPE_CHECKING:
+    from vbtta.comparison import compare
     from vbtta.fit import fit_policy
     from vbtta.labels import LabelSets
     from vbtta.policy import ConvergenceWarning, Policy
@@ -29,6 +30,7 @@ __all__ = [
     "Policy",
     "ViewPredictions",
     "__version__",
+    "compare",
     "fit_policy",
 ]
 
@@ -42,6 +44,7 @@ _HOME = {
     "LabelSets": "labels",
     "Policy": "policy",
     "ViewPredictions": "predictions",
+    "compare": "comparison",
     "fit_policy": "fit",
 }
 

@@ -101,12 +101,9 @@ def _disagreement(logits: Array, weights: Array) -> Array:
 def _gaussian(mean: Array, variance: Array) -> ContinuousPrediction:
     """Normal densities of one width around point predictions (N, C)."""
     n_inputs, n_outputs = mean.shape
-    prediction = ContinuousPrediction(
+    return ContinuousPrediction(
         weights=np.ones((n_inputs, 1)),
         dof=np.array([np.inf]),
         location=mean[:, None],
         scale=np.broadcast_to(np.diag(variance), (n_inputs, 1, n_outputs, n_outputs)),
     )
-    with np.errstate(invalid="ignore"):  # dof/(dof - 2) is inf/inf before it is replaced by 1; moments are kept
-        prediction.mean  # noqa: B018
-    return prediction

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta.compare.methods import entries, fit, predict, views_used
-from vbtta.compare.scores import METRICS, HeldOut, bootstrap, columns, evaluate
-from vbtta.compare.table import Comparison, Difference
+from vbtta.comparison.methods import entries, fit, predict, views_used
+from vbtta.comparison.scores import METRICS, HeldOut, bootstrap, columns, evaluate
+from vbtta.comparison.table import Comparison, Difference
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import ViewPredictions
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vbtta.compare
+import vbtta
 from vbtta import metrics
 from vbtta.baselines import BASELINES, fit_baseline
-from vbtta.compare import compare
-from vbtta.compare.running import _difference
-from vbtta.compare.scores import HeldOut, bootstrap, columns, evaluate
+from vbtta.comparison import compare
+from vbtta.comparison.running import _difference
+from vbtta.comparison.scores import HeldOut, bootstrap, columns, evaluate
 from vbtta.labels import LabelSets
 from vbtta.predictions import CategoricalPrediction, ContinuousPrediction, ViewPredictions
 
@@ -105,7 +105,7 @@ def test_bootstrap_is_the_metric_of_resampled_instances(seed):
 
 def test_bootstrap_does_not_depend_on_the_block_size(monkeypatch):
     whole = run("classification", methods=["original", "uniform"])
-    monkeypatch.setattr("vbtta.compare.scores._CELLS", 700)
+    monkeypatch.setattr("vbtta.comparison.scores._CELLS", 700)
     np.testing.assert_allclose(
         whole.against_best.low, run("classification", methods=["original", "uniform"]).against_best.low
     )
@@ -311,7 +311,7 @@ def test_errors_name_what_exists():
         run("regression", methods=["uniform"])["uniform", "brier"]
 
 
-def test_the_module_can_be_called_like_the_function():
+def test_the_function_is_public_and_its_package_does_not_hide_it():
     views, y = regression()
     outcome = vbtta.compare(views, y, views, y, task="regression", methods=["uniform"], resamples=10)
     assert outcome.methods == ("uniform",)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vbtta._support.extras import require
-from vbtta.compare.scores import COVERAGE_LEVEL
+from vbtta.comparison.scores import COVERAGE_LEVEL
 from vbtta.labels import Array
 
 _LARGER_IS_BETTER = ("accuracy",)
@@ -25,7 +25,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Methods x metrics on one test set; made by :func:`vbtta.compare.compare`.
+    """Methods x metrics on one test set; made by :func:`vbtta.comparison.compare`.
 
     Attributes
     ----------

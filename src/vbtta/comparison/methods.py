@@ -80,10 +80,7 @@ def predict(
     at_train = _plain(fitted.predict(views), (len(views), shape[1]), entry.name)
     variance = residual_variance(y - at_train[labels.instance], y, labels.count)
     scale = np.broadcast_to(np.diag(variance), (len(mean), 1, shape[1], shape[1]))
-    prediction = ContinuousPrediction(np.ones((len(mean), 1)), np.array([np.inf]), mean[:, None], scale)
-    with np.errstate(invalid="ignore"):  # as for the baselines: infinite degrees of freedom
-        prediction.mean  # noqa: B018
-    return prediction
+    return ContinuousPrediction(np.ones((len(mean), 1)), np.array([np.inf]), mean[:, None], scale)
 
 
 def views_used(fitted: Any, predictions: ViewPredictions) -> tuple[str, ...]:
