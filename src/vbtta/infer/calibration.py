@@ -9,8 +9,8 @@ __all__ = [
     "Calibration",
     "CalibrationPrior",
     "CalibrationSums",
-    "common_log_kappa",
     "cautious_share",
+    "common_log_kappa",
     "direction",
     "gradient",
     "log_prior",
@@ -43,7 +43,7 @@ class Calibration(NamedTuple):
 
 
 class CalibrationSums(NamedTuple):
-    """Derivatives of the expected log-likelihood with respect to kappa_k and o; curvatures are minus the second ones."""
+    """Derivatives of the expected log-likelihood in kappa_k and o; curvatures are minus the second ones."""
 
     kappa: Array  # (K,)
     offset: Array  # (C,)
@@ -108,7 +108,7 @@ def cautious_share(
     gain of any step from below, without another look at the data.
     """
     kappa, before = np.exp(state.log_kappa), log_prior(state, prior)
-    best_share, best_gain = 0.0, 0.0
+    best_share, best_gain, inner = 0.0, 0.0, sums.offset_curvature
     for share in _SHARES:
         new = moved(state, step, share)
         by_kappa, by_offset = np.exp(new.log_kappa) - kappa, new.offset - state.offset
@@ -116,7 +116,7 @@ def cautious_share(
         if reach > 100:
             continue
         form = sums.kappa_curvature @ by_kappa**2 + 2 * by_offset @ sums.cross_curvature @ by_kappa
-        form += by_offset @ _full(sums.offset_curvature) @ by_offset
+        form += by_offset @ inner @ by_offset if inner.ndim == 2 else inner @ by_offset**2
         rise = 0.5 if reach < 1e-4 else (np.expm1(reach) - reach) / reach**2
         gain = sums.kappa @ by_kappa + sums.offset @ by_offset - rise * form + log_prior(new, prior) - before
         if gain > best_gain:

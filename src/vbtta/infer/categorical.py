@@ -8,7 +8,7 @@ joint responsibility of view k and class c is q_ic w_k P_k(c) / P(c), with q_ic 
 With class weights w_kc the mixture is divided by its sum Z_i over the classes.
 """
 
-__all__ = ["Likelihood", "Sums", "ViewShares", "components", "run_pass", "utility_gradient", "view_shares"]
+__all__ = ["Likelihood", "Sums", "ViewShares", "components", "plus", "run_pass", "utility_gradient", "view_shares"]
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from vbtta.infer.probit import log_probit, log_probit_vjp
 from vbtta.labels import Array
 
 _LOWEST = -600.0  # of a log probability: no product of a few underflows
+_NEGLIGIBLE = 1e-12  # responsibility below which a view's probit gradient is not computed
 _FULL_CURVATURE = 128  # classes up to which the offsets' curvature is a matrix
 
 
@@ -40,7 +41,7 @@ class Sums(NamedTuple):
 
     log_evidence: Array  # ()
     size: Array  # (): units, which are labels or, with a noise model, instances
-    count: Array  # (K,): responsibilities of the views
+    share: Array  # (K,): responsibilities of the views
     slope: Array  # (K,): sum of rho, rho_k a unit's probability under view k over that under the mixture
     information: Array  # (K, K): sum of rho rho^T; zeros with class weights
     class_count: Array  # (C, K): the same by class; (0, 0) without class weights
@@ -76,14 +77,14 @@ def run_pass(data: CategoricalData, likelihood: Likelihood, evidence: Array | No
             if truth is not None:
                 truth[part] = shares.target.T
             sums = _sums(shares, logits, variance, likelihood, noisy=evidence is not None)
-            total = sums if total is None else _plus(total, sums)
+            total = sums if total is None else plus(total, sums)
         assert total is not None
         return total
 
     parts = map_blocks(group, data.blocks)
     result = parts[0]
     for other in parts[1:]:
-        result = _plus(result, other)
+        result = plus(result, other)
     return result, truth
 
 
@@ -125,9 +126,7 @@ def view_shares(
     return ViewShares(proba, inverse, joint, scale, mixture, total, target, size, log_evidence)
 
 
-def _sums(
-    shares: ViewShares, logits: Array, variance: Array | None, likelihood: Likelihood, *, noisy: bool
-) -> Sums:
+def _sums(shares: ViewShares, logits: Array, variance: Array | None, likelihood: Likelihood, *, noisy: bool) -> Sums:
     by_class = likelihood.class_weights is not None
     ratio = shares.target / shares.mixture  # (C, n)
     relative = np.einsum("ckn,cn->kn", shares.joint, ratio)
@@ -160,8 +159,10 @@ def _sums(
             )
         else:
             calibration = _probit_gradient(calibration, shares, logits, variance, likelihood, net_ratio, gross)
-    size, count = shares.size.sum(), share.sum(axis=1)
-    return Sums(shares.log_evidence.sum(), size, count, slope, information, class_count, class_load, calibration)
+    size = shares.size.sum()
+    return Sums(
+        shares.log_evidence.sum(), size, share.sum(axis=1), slope, information, class_count, class_load, calibration
+    )
 
 
 def _weight_information(shares: ViewShares, relative: Array, noisy: bool) -> Array:
@@ -224,15 +225,19 @@ def utility_gradient(
     shares: ViewShares, logits: Array, variance: Array | None, likelihood: Likelihood, ratio: Array
 ) -> tuple[Array, Array]:
     """Probit: gradients of sum_kc r ln P_k(c) with respect to kappa_k, (n, K), and the utilities, (n, K, C)."""
+    responsibility = (shares.joint * shares.scale * ratio[:, None]).T  # (n, K, C)
+    by_utility, by_kappa = np.zeros(responsibility.shape), np.zeros(responsibility.shape[:2])
+    used = np.abs(responsibility).sum(axis=2) > _NEGLIGIBLE  # (n, K)
     kappa = np.exp(likelihood.calibration.log_kappa)
-    utility = (logits * kappa[:, None] + likelihood.calibration.offset[:, None, None]).T  # (n, K, C)
+    utility = (logits * kappa[:, None] + likelihood.calibration.offset[:, None, None]).T
     scale = _scale(variance, kappa)
-    responsibility = (shares.joint * shares.scale * ratio[:, None]).T
-    found = log_probit_vjp(np.ascontiguousarray(utility), 1.0 if scale is None else scale, responsibility)
-    by_kappa = np.einsum("nkc,ckn->nk", found.grad_mean, logits)
+    found = log_probit_vjp(utility[used], 1.0 if scale is None else scale[used], responsibility[used])
+    by_utility[used] = found.grad_mean
+    by_kappa[used] = (found.grad_mean * logits.T[used]).sum(axis=1)
     if scale is not None and variance is not None:
-        by_kappa += kappa * np.einsum("nkc,ckn->nk", found.grad_scale / scale, variance)
-    return by_kappa, found.grad_mean
+        by_scale = (found.grad_scale / scale[used] * variance.T[used]).sum(axis=1)
+        by_kappa[used] += np.broadcast_to(kappa, used.shape)[used] * by_scale
+    return by_kappa, by_utility
 
 
 _PROBIT_INFORMATION = 0.65  # half of what a probit of unit noise tells, relative to a softmax, where classes are close
@@ -245,9 +250,9 @@ def _scale(variance: Array | None, kappa: Array) -> Array | None:
     return np.ascontiguousarray(np.sqrt(variance * (kappa**2)[:, None] + 1).T)
 
 
-def _plus(first: Any, second: Any) -> Any:
+def plus(first: Any, second: Any) -> Any:
     """Statistics added field by field."""
     fields: Iterator[Any] = (
-        _plus(one, other) if isinstance(one, tuple) else one + other for one, other in zip(first, second, strict=True)
+        plus(one, other) if isinstance(one, tuple) else one + other for one, other in zip(first, second, strict=True)
     )
     return type(first)(*fields)

@@ -216,8 +216,8 @@ class CategoricalProblem:
             by_class = class_weights.update_class_weights(views.class_count, views.class_load, state.weights, strength)
             common = class_weights.update_common_weights(by_class)
             return state._replace(weights=common, class_weights=by_class)
-        counts = None if self.spec.concentration is None else self.spec.concentration + views.count
-        weights = views.count if counts is None else counts
+        counts = None if self.spec.concentration is None else self.spec.concentration + views.share
+        weights = views.share if counts is None else counts
         return state._replace(weights=weights / weights.sum(), weight_counts=counts)
 
 

@@ -1,6 +1,6 @@
 """A fitted mixture of views for class labels: what remains when the data are gone, and what it predicts."""
 
-__all__ = ["CategoricalPosterior", "LabelReader", "joint_information"]
+__all__ = ["CategoricalPosterior", "LabelReader", "class_names", "joint_information", "row_blocks", "score_labels"]
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -81,7 +81,7 @@ class CategoricalPosterior:
         proba, information = np.empty((N, C)), np.empty(N)
         for rows, joint in self._joint(predictions):
             proba[rows], information[rows] = joint.sum(axis=1).T, joint_information(joint)
-        return CategoricalPrediction(proba, information, _classes(predictions))
+        return CategoricalPrediction(proba, information, class_names(predictions))
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
         """The true class of every input given its labels; `annotator` (J,) is -1 for people the fit did not meet.
@@ -103,7 +103,7 @@ class CategoricalPosterior:
                 joint *= _view_evidence(joint, labels, position, rows)
             joint /= joint.sum(axis=(0, 1))
             proba[rows], information[rows] = joint.sum(axis=1).T, joint_information(joint)
-        return CategoricalPrediction(proba, information, _classes(predictions))
+        return CategoricalPrediction(proba, information, class_names(predictions))
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set, noise included: (N+,)."""
@@ -143,19 +143,25 @@ class CategoricalPosterior:
         calibration = Calibration(self.calibration.log_kappa[used], self.calibration.offset)
         by_class = None if self.class_weights is None else self.class_weights[used]
         likelihood = Likelihood(self.link, True, calibration, self.weights[used], by_class)
-        N, K, C = predictions.mean.shape
-        step = max(1, _ENTRIES // (K * C))
-        for first in range(0, N, step):
-            rows = slice(first, min(first + step, N))
-            variance = None
-            if predictions.variance is not None and self.link == "probit":
-                variance = predictions.variance[rows].astype(np.float64).transpose(2, 1, 0)
+        for rows, variance in row_blocks(predictions, self.link):
             proba, inverse = components(shifted(predictions.mean[rows]), variance, likelihood)
             proba *= inverse * self.weights[used][:, None] if by_class is None else inverse
             if by_class is not None:
                 proba *= by_class.T[:, :, None]
             proba /= proba.sum(axis=(0, 1))
             yield rows, proba
+
+
+def row_blocks(predictions: ViewPredictions, link: str) -> Iterator[tuple[slice, Array | None]]:
+    """Blocks of rows and, for a probit, their variances over draws (C, K, n)."""
+    N, K, C = predictions.mean.shape
+    step = max(1, _ENTRIES // (K * C))
+    for first in range(0, N, step):
+        rows = slice(first, min(first + step, N))
+        variance = None
+        if predictions.variance is not None and link == "probit":
+            variance = predictions.variance[rows].astype(np.float64).transpose(2, 1, 0)
+        yield rows, variance
 
 
 def score_labels(
@@ -181,7 +187,8 @@ def score_labels(
 def joint_information(joint: Array) -> Array:
     """Mutual information between class and view of P(class, view), (C, K, n): (n,)."""
     by_view, by_class = joint.sum(axis=0), joint.sum(axis=1)
-    return np.maximum(_entropy(by_view, 0) + _entropy(by_class, 0) - _entropy(joint, (0, 1)), 0)
+    information = _entropy(by_view, 0) + _entropy(by_class, 0) - _entropy(joint, (0, 1))
+    return np.asarray(np.maximum(information, 0))
 
 
 def _entropy(proba: Array, axis: int | tuple[int, ...]) -> Array:
@@ -200,5 +207,6 @@ def _view_evidence(joint: Array, labels: LabelSets, position: Array, rows: slice
     return np.asarray(np.exp(total - total.max(axis=1, keepdims=True)).T)
 
 
-def _classes(predictions: ViewPredictions) -> Array:
+def class_names(predictions: ViewPredictions) -> Array:
+    """What the outputs stand for: (C,)."""
     return np.arange(predictions.mean.shape[2]) if predictions.classes is None else predictions.classes

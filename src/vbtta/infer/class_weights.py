@@ -47,6 +47,6 @@ def update_class_weights(count: Array, load: Array, common: Array, strength: flo
 
 def update_common_weights(class_weights: Array) -> Array:
     """Common weights (K,) at their mode given the class weights: proportional to the geometric means over classes."""
-    inside = (class_weights > 0).all(axis=1)
+    inside = np.asarray((class_weights > 0).all(axis=1))
     level = np.where(inside, np.log(np.where(inside[:, None], class_weights, 1)).mean(axis=1), -np.inf)
     return np.asarray(special.softmax(level))

@@ -1,0 +1,132 @@
+"""A fitted latent pool for class labels: what remains when the data are gone, and what it predicts."""
+
+__all__ = ["LatentClassPosterior", "PoolDoubt", "pool_weights"]
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from vbtta.infer import label_noise
+from vbtta.infer.calibration import Calibration
+from vbtta.infer.categorical import Likelihood, components
+from vbtta.infer.categorical_data import check_logits, shifted
+from vbtta.infer.categorical_pool import pool_proba
+from vbtta.infer.categorical_posterior import LabelReader, class_names, joint_information, row_blocks, score_labels
+from vbtta.infer.label_noise import AnnotatorAccuracy, NoiseModel
+from vbtta.labels import Array, LabelSets
+from vbtta.predictions import CategoricalPrediction, ViewPredictions
+
+
+class PoolDoubt(NamedTuple):
+    """Laplace approximation of the pool around its mode."""
+
+    covariance: Array  # (K, K) of v; zero for weights held at 0
+    slope: Array  # (K,): how hard a weight at 0 is pressed there; 0 where it is free
+    stiffness: Array  # (K,)
+
+
+@dataclass(frozen=True)
+class LatentClassPosterior:
+    """A fitted pool: one calibrated sum of the views' logits and, where modelled, the label noise."""
+
+    link: str
+    pool: Array  # (K,): v
+    offset: Array  # (C,)
+    noise: NoiseModel | None
+    noise_counts: Array | None  # (U, 2) or (U, C, C)
+    named: bool
+    doubt: PoolDoubt
+
+    @property
+    def weights(self) -> Array:
+        """The weights of the views: (K,)."""
+        return pool_weights(self.pool)
+
+    @property
+    def class_weights(self) -> None:
+        """The pool has one weight a view."""
+        return None
+
+    @property
+    def gain(self) -> float:
+        """What the weighted average is multiplied by: the sum of v."""
+        return float(self.pool.sum())
+
+    def weight_interval(self, level: float) -> Array:
+        """Intervals (K, 2) of the weights by Laplace: normal where free, the half-line's quantile at zero."""
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
+        K, gain, weights = len(self.pool), max(self.gain, 1e-300), self.weights
+        jacobian = (np.eye(K) - weights[:, None]) / gain
+        error = np.sqrt(np.maximum(np.diagonal(jacobian @ self.doubt.covariance @ jacobian.T), 0))
+        reach = special.ndtri(0.5 + 0.5 * level) * error
+        bounds = np.stack([weights - reach, weights + reach], axis=1)
+        pinned = self.pool == 0
+        root = np.sqrt(self.doubt.stiffness[pinned])
+        pressed = self.doubt.slope[pinned] / root  # the energy s v + h v^2 / 2 is a normal's tail beyond this
+        limit = -special.ndtri_exp(np.log1p(-level) + special.log_ndtr(-pressed)) - pressed
+        bounds[pinned, 0] = 0
+        bounds[pinned, 1] = limit / root / gain
+        return np.asarray(np.clip(bounds, 0, 1))
+
+    def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
+        """Class probabilities for inputs whose views are those of positive weight, in order.
+
+        What the views disagree about is measured as if each were the pool.
+        """
+        check_logits(predictions)
+        N, _, C = predictions.mean.shape
+        weights = self.weights[self.weights > 0]
+        alone = Calibration(np.full(len(weights), np.log(max(self.gain, 1e-300))), self.offset)
+        likelihood = Likelihood(self.link, True, alone, weights, None)
+        proba, information = np.empty((N, C)), np.empty(N)
+        for rows, variance in row_blocks(predictions, self.link):
+            logits = shifted(predictions.mean[rows])
+            proba[rows] = pool_proba(logits, variance, self.link, self.gain * weights, self.offset).T
+            each, inverse = components(logits, variance, likelihood)
+            information[rows] = joint_information(each * inverse * weights[:, None])
+        proba /= proba.sum(axis=1, keepdims=True)
+        return CategoricalPrediction(proba, information, class_names(predictions))
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
+        """The true class of every input given its labels; without a noise model labels tell nothing beyond the fit."""
+        prediction, reader = self.predict(predictions), self._reader()
+        if reader is None:
+            return prediction
+        position = labels.categorical(prediction.proba.shape[1], predictions.classes)
+        evidence = reader.log_evidence(labels, position, annotator, expected=False)
+        proba, rows = prediction.proba.copy(), labels.labelled
+        proba[rows] *= np.exp(evidence - evidence.max(axis=1, keepdims=True))
+        proba[rows] /= proba[rows].sum(axis=1, keepdims=True)
+        return replace(prediction, proba=proba)
+
+    def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
+        """Log score of every labelled input's label set, noise included: (N+,)."""
+        return score_labels(self.predict(predictions), labels, annotator, self._reader(), predictions)
+
+    def keep(self, views: Array) -> "LatentClassPosterior":
+        """The same with only some of the views; they take over the gain of the others."""
+        pool = self.pool[views]
+        pool = pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
+        covariance, slope, stiffness = self.doubt
+        doubt = PoolDoubt(covariance[np.ix_(views, views)], slope[views], stiffness[views])
+        return replace(self, pool=pool, doubt=doubt)
+
+    def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorAccuracy | None:
+        """Accuracies and confusion matrices of the annotators."""
+        if self.noise is None or self.noise_counts is None:
+            return None
+        return label_noise.describe(self.noise, self.noise_counts, names)
+
+    def _reader(self) -> LabelReader | None:
+        if self.noise is None or self.noise_counts is None:
+            return None
+        return LabelReader(self.noise, self.noise_counts, self.named)
+
+
+def pool_weights(pool: Array) -> Array:
+    """Weights w = v / sum v; uniform where all are zero."""
+    total = pool.sum()
+    return np.asarray(pool / total) if total > 0 else np.full(len(pool), 1 / len(pool))

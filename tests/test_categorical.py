@@ -1,0 +1,460 @@
+"""The categorical mixture: a bound that rises and stays below the evidence, and weights that are right."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, special
+
+from vbtta.infer import calibration, label_noise
+from vbtta.infer.accelerate import ascend
+from vbtta.infer.calibration import Calibration
+from vbtta.infer.categorical_data import categorical_data
+from vbtta.infer.categorical_mixture import CategoricalState, categorical_problem
+from vbtta.infer.matrices import kl_dirichlet
+from vbtta.labels import LabelSets
+from vbtta.predictions import ViewPredictions
+from vbtta.specs import EM, CategoricalMixture
+
+NOISES = ("none", "uniform", "annotator", "confusion")
+EXACT = EM(tol=1e-12, max_steps=5000)
+
+
+def draw(rng, n, n_views, n_classes, *, weights=None, kappa=1.0, accuracy=(0.95, 0.8, 0.6), sharp=2.0):
+    """Logits, true classes and labels from the model itself."""
+    weights = rng.dirichlet(np.ones(n_views)) if weights is None else np.asarray(weights)
+    logits = sharp * rng.normal(size=(n, n_views, n_classes))
+    view = rng.choice(n_views, p=weights, size=n)
+    utility = kappa * logits[np.arange(n), view] + rng.gumbel(size=(n, n_classes))
+    truth = utility.argmax(axis=1)
+    columns = [
+        np.where(rng.random(n) < right, truth, (truth + rng.integers(1, n_classes, n)) % n_classes)
+        for right in accuracy
+    ]
+    return logits, truth, np.stack(columns, axis=1)
+
+
+def fit(logits, labels, spec=None, noise="none", engine=None, **options):
+    spec = CategoricalMixture(**options) if spec is None else spec
+    predictions = logits if isinstance(logits, ViewPredictions) else ViewPredictions(logits)
+    labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+    problem, first = categorical_problem(predictions, labels, spec, noise=noise)
+    return problem, ascend(problem, first, EM() if engine is None else engine)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n_classes=st.integers(2, 12),
+    n_views=st.integers(1, 8),
+    noise=st.sampled_from(NOISES),
+    link=st.sampled_from(["softmax", "softmax", "probit"]),
+    weights=st.sampled_from(["view", "view_class"]),
+    concentration=st.sampled_from([None, 0.5]),
+    accelerate=st.booleans(),
+)
+def test_bound_never_falls(seed, n_classes, n_views, noise, link, weights, concentration, accelerate):
+    rng = np.random.default_rng(seed)
+    n = 12 if link == "probit" else int(rng.integers(3, 60))
+    logits, _, labels = draw(rng, n, n_views, n_classes, sharp=rng.choice([0.3, 3.0, 30.0]))
+    instance, column = np.nonzero(rng.random(labels.shape) < 0.7)
+    instance, column = (instance, column) if len(instance) else (np.array([0]), np.array([0]))
+    sets = LabelSets.from_table(
+        instance, labels[instance, column], annotator=column, count=rng.integers(1, 4, len(instance)), n_instances=n
+    )
+    variance = rng.gamma(1.0, size=logits.shape) if rng.random() < 0.5 else None
+    spec = CategoricalMixture(
+        link=link, weights=weights, concentration=None if weights == "view_class" else concentration
+    )
+    steps = 8 if link == "probit" else 25
+    engine = EM(max_steps=steps, tol=0, accelerate=accelerate)
+    problem, ascent = fit(ViewPredictions(logits, variance), sets, spec, noise, engine)
+    bounds = np.array(ascent.bounds)
+    assert np.isfinite(bounds).all()
+    assert (np.diff(bounds) >= -1e-9 * np.abs(bounds[0])).all()
+    np.testing.assert_allclose(ascent.weights[0], 1 / n_views)  # step 1: uniform weights
+    terms = problem.bound_terms(ascent.state, ascent.statistics)
+    assert terms["J_S"] - sum(value for name, value in terms.items() if name != "J_S") == pytest.approx(bounds[-1])
+    interval = problem.finish(ascent).weight_interval(0.9)
+    assert np.isfinite(interval).all()
+    assert (interval[:, 1] > 0).all()
+
+
+def exact_log_joint(problem, state, labels):
+    """ln P(S, calibration | w), or ln P(S, calibration) under a Dirichlet, by enumeration of all truths and views."""
+    data = problem.data
+    kappa, offset = np.exp(state.calibration.log_kappa), state.calibration.offset
+    proba = special.softmax(kappa[:, None] * data.mean + offset, axis=2)  # (N, K, C)
+    log_prior = calibration.log_prior(state.calibration, problem.prior)
+    table, (n, n_views, n_classes) = data.table, proba.shape
+    if problem.noise is None:
+        units = [
+            (i, y) for i, y, r in zip(table.instance, table.label, table.repeats, strict=True) for _ in range(int(r))
+        ]
+        choices = itertools.product(range(n_views), repeat=len(units))
+        terms = [
+            sum(np.log(proba[i, k, y]) for k, (i, y) in zip(views, units, strict=True))
+            + log_views(views, state, problem)
+            for views in choices
+        ]
+        return special.logsumexp(terms) + log_prior
+    terms = []
+    for views in itertools.product(range(n_views), repeat=n):
+        for truth in itertools.product(range(n_classes), repeat=n):
+            one_hot = np.eye(n_classes)[list(truth)]
+            counts = label_noise.update(problem.noise, one_hot, table)
+            prior = np.broadcast_to(problem.noise.prior, counts.shape)
+            log_labels = (log_beta(counts) - log_beta(prior)).sum()
+            if problem.noise.kind != "confusion":  # which of the wrong classes
+                log_labels -= (counts - prior)[:, 1].sum() * np.log(n_classes - 1)
+            joint = sum(np.log(proba[i, k, c]) for i, (k, c) in enumerate(zip(views, truth, strict=True)))
+            terms.append(joint + log_labels + log_views(views, state, problem))
+    return special.logsumexp(terms) + log_prior
+
+
+def log_beta(counts):
+    return special.gammaln(counts).sum(axis=-1) - special.gammaln(counts.sum(axis=-1))
+
+
+def log_views(views, state, problem):
+    counts = np.bincount(views, minlength=len(state.weights))
+    if state.weight_counts is None:
+        return special.xlogy(counts, state.weights).sum()
+    prior = np.full(len(counts), problem.spec.concentration)
+    return log_beta(prior + counts) - log_beta(prior)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("concentration", [None, 0.7])
+def test_bound_lies_below_the_exact_joint(noise, concentration):
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        logits, _, labels = draw(rng, 3, 2, 2, accuracy=(0.9, 0.7))
+        sets = LabelSets.from_array(labels, annotators="columns")
+        problem, first = categorical_problem(
+            ViewPredictions(logits), sets, CategoricalMixture(concentration=concentration), noise=noise
+        )
+        ascent = ascend(problem, first, EM(keep_states=True, max_steps=30))
+        for state in (ascent.states[0], ascent.states[len(ascent.states) // 2], ascent.state):
+            exact = exact_log_joint(problem, state, sets)
+            bound = problem.evaluate(state)[0]
+            assert bound <= exact + 1e-9
+            if noise == "none" and concentration is None:
+                assert bound == pytest.approx(exact)  # nothing is approximated
+
+
+@pytest.mark.parametrize("link", ["softmax", "probit"])
+@pytest.mark.parametrize("noise", ["none", "confusion"])
+@pytest.mark.parametrize("weights", ["view", "view_class"])
+def test_gradient_is_the_bounds_and_vanishes_at_convergence(link, noise, weights):
+    rng = np.random.default_rng(0)
+    logits, _, labels = draw(rng, 60, 3, 3, weights=[0.5, 0.3, 0.2])
+    predictions = ViewPredictions(logits, rng.gamma(1.0, size=logits.shape))
+    spec = CategoricalMixture(link=link, weights=weights)
+    problem, first = categorical_problem(predictions, LabelSets.from_array(labels), spec, noise=noise)
+
+    def numerical(state):
+        steps = 1e-5 * np.eye(6)
+        values = [
+            [problem.evaluate(state._replace(calibration=calibration.moved(state.calibration, s)))[0] for s in (d, -d)]
+            for d in steps
+        ]
+        return np.array([(up - down) / 2e-5 for up, down in values])
+
+    anywhere = first._replace(calibration=Calibration(0.3 * rng.normal(size=3), 0.2 * rng.normal(size=3)))
+    statistics = problem.evaluate(anywhere)[1]
+    exact = calibration.gradient(anywhere.calibration, statistics.views.calibration, problem.prior)
+    np.testing.assert_allclose(exact, numerical(anywhere), atol=1e-5)
+
+    ascent = ascend(problem, first, EM(tol=1e-11, max_steps=3000))
+    assert np.linalg.norm(numerical(ascent.state)) < 2e-2  # of a bound whose curvature is in the hundreds
+    if weights == "view":
+        views = ascent.statistics.views
+        slack = views.slope - float(views.size)  # what moving weight to a view would gain
+        assert (slack <= 1e-2).all()
+        assert np.abs(slack[ascent.state.weights > 0]).max() < 1e-2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_weights_are_the_convex_solution(seed):
+    rng = np.random.default_rng(seed)
+    true = [0.6, 0.4, 0, 0, 0] if seed % 2 else None
+    accuracy = (1.0, 1.0) if seed % 2 else (0.9, 0.8)
+    logits, _, labels = draw(rng, 400, 5, 4, weights=true, accuracy=accuracy)
+    _, ascent = fit(logits, labels, engine=EXACT, calibrate=False)
+    proba = special.softmax(logits, axis=2)
+    instance = np.repeat(np.arange(400), 2)
+    likelihood = proba[instance, :, labels.ravel()]  # (J, K)
+    found = optimize.minimize(
+        lambda w: -np.log(likelihood @ w).sum(),
+        np.full(5, 0.2),
+        jac=lambda w: -(likelihood / (likelihood @ w)[:, None]).sum(axis=0),
+        bounds=[(0, 1)] * 5,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": lambda w: np.ones(5)},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 1000},
+    )
+    np.testing.assert_allclose(ascent.weights[-1], found.x, atol=1e-5)
+    at_edge = found.x < 1e-7
+    assert (ascent.weights[-1][at_edge] == 0).all()
+    if true is not None:
+        assert at_edge.any()
+
+
+def test_recovers_the_truth_from_three_annotators():
+    rng = np.random.default_rng(5)
+    weights, kappa, accuracy = np.array([0.5, 0.3, 0.2, 0.0]), 0.6, (0.9, 0.75, 0.6)
+    logits, truth, labels = draw(rng, 5000, 4, 5, weights=weights, kappa=kappa, accuracy=accuracy, sharp=4.0)
+    sets = LabelSets.from_array(labels, annotators="columns")
+    for noise in ("annotator", "confusion"):
+        problem, ascent = fit(logits, sets, noise=noise)
+        assert ascent.converged
+        assert len(ascent.bounds) <= 60
+        posterior = problem.finish(ascent)
+        np.testing.assert_allclose(posterior.weights, weights, atol=0.03)
+        np.testing.assert_allclose(posterior.kappa[:3], kappa, rtol=0.15)
+        found = posterior.describe_annotators(sets.annotator_names)
+        np.testing.assert_allclose(found.accuracy, accuracy, atol=0.02)
+        matrices = np.where(np.eye(5, dtype=bool), np.array(accuracy)[:, None, None], 0)
+        matrices += (1 - np.eye(5)) * (1 - np.array(accuracy))[:, None, None] / 4
+        np.testing.assert_allclose(found.confusion, matrices, atol=0.05)
+        interval = posterior.weight_interval(0.95)
+        assert ((interval[:, 0] <= weights + 1e-3) & (weights <= interval[:, 1])).all()
+        used = np.flatnonzero(posterior.weights > 0)
+        views = ViewPredictions(logits[:, used])
+        consensus = posterior.consensus(views, sets, sets.annotator).label
+        votes = np.stack([(labels == c).sum(axis=1) for c in range(5)], axis=1)
+        majority = (votes + 1e-3 * rng.random(votes.shape)).argmax(axis=1)
+        assert (consensus == truth).mean() > (majority == truth).mean() + 0.04
+
+
+def test_one_annotator_equals_uniform():
+    rng = np.random.default_rng(1)
+    logits, _, labels = draw(rng, 80, 3, 4, accuracy=(0.8, 0.8))
+    instance = np.repeat(np.arange(80), 2)
+    alone = LabelSets.from_table(instance, labels.ravel(), annotator=["ann"] * 160, n_instances=80)
+    results = [fit(logits, sets, noise=noise)[1] for sets, noise in ((alone, "annotator"), (labels, "uniform"))]
+    np.testing.assert_allclose(*(ascent.bounds for ascent in results))
+    np.testing.assert_allclose(*(ascent.weights[-1] for ascent in results))
+
+
+def test_probit_of_two_classes_is_its_closed_form():
+    rng = np.random.default_rng(2)
+    logits, _, labels = draw(rng, 60, 3, 2, accuracy=(0.9,))
+    variance = rng.gamma(1.0, size=logits.shape)
+    problem, ascent = fit(ViewPredictions(logits, variance), labels, link="probit", engine=EM(tol=1e-10))
+    posterior = problem.finish(ascent)
+    used = np.flatnonzero(posterior.weights > 0)
+    kappa, offset = posterior.kappa[used], posterior.calibration.offset
+    gap = kappa * (logits[:, used, 1] - logits[:, used, 0]) + offset[1] - offset[0]
+    spread = np.sqrt(kappa**2 * variance[:, used].sum(axis=2) + 2)
+    expected = special.ndtr(gap / spread) @ posterior.weights[used]
+    found = posterior.predict(ViewPredictions(logits[:, used], variance[:, used])).proba
+    np.testing.assert_allclose(found[:, 1], expected, atol=1e-8)
+    chosen = np.where(labels[:, 0] == 1, expected, 1 - expected)
+    bound = np.log(chosen).sum() + calibration.log_prior(ascent.state.calibration, problem.prior)
+    assert ascent.bounds[-1] == pytest.approx(bound, abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", ["view", "view_class"])
+@pytest.mark.parametrize("noise", ["none", "confusion"])
+def test_permutations_permute(noise, weights):
+    rng = np.random.default_rng(3)
+    logits, _, labels = draw(rng, 60, 3, 4)
+    views, classes = rng.permutation(3), rng.permutation(4)
+    engine = EM(max_steps=30, tol=0, accelerate=False)
+    before = fit(logits, labels, noise=noise, weights=weights, engine=engine)[1].state
+    moved = logits[:, views][:, :, classes]
+    after = fit(moved, np.argsort(classes)[labels], noise=noise, weights=weights, engine=engine)[1].state
+    np.testing.assert_allclose(after.weights, before.weights[views], atol=1e-8)
+    np.testing.assert_allclose(after.calibration.log_kappa, before.calibration.log_kappa[views], atol=1e-8)
+    np.testing.assert_allclose(after.calibration.offset, before.calibration.offset[classes], atol=1e-8)
+    if weights == "view_class":
+        np.testing.assert_allclose(after.class_weights, before.class_weights[views][:, classes], atol=1e-8)
+    if noise == "confusion":
+        np.testing.assert_allclose(after.noise, before.noise[:, classes][:, :, classes], rtol=1e-7)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_counts_equal_repeats(noise):
+    rng = np.random.default_rng(4)
+    logits, _, labels = draw(rng, 40, 3, 3, accuracy=(0.8,))
+    rows = np.arange(40)
+    people = rng.integers(0, 2, 40)
+    counted = LabelSets.from_table(rows, labels[:, 0], people, count=np.full(40, 2), n_instances=40)
+    repeated = LabelSets.from_table(np.tile(rows, 2), np.tile(labels[:, 0], 2), np.tile(people, 2), n_instances=40)
+    results = [fit(logits, sets, noise=noise) for sets in (counted, repeated)]
+    np.testing.assert_allclose(*(ascent.bounds for _, ascent in results))
+    intervals = [problem.finish(ascent).weight_interval(0.9) for problem, ascent in results]
+    np.testing.assert_allclose(*intervals, atol=1e-8)
+
+
+def test_counts_table_equals_labels():
+    rng = np.random.default_rng(4)
+    logits, _, labels = draw(rng, 40, 2, 3)
+    counts = np.stack([(labels == c).sum(axis=1) for c in range(3)], axis=1)
+    results = [fit(logits, sets, noise="confusion")[1].bounds for sets in (LabelSets.from_counts(counts), labels)]
+    np.testing.assert_allclose(*results)
+
+
+def test_many_classes_are_read_in_place_with_the_same_result(monkeypatch):
+    rng = np.random.default_rng(6)
+    logits, _, labels = draw(rng, 80, 3, 5)
+    labels = labels.astype(float)
+    labels[::7] = np.nan
+    expected = fit(logits, labels, noise="confusion")[1].bounds
+    monkeypatch.setattr("vbtta.infer.categorical_data._FEW_CLASSES", 2)
+    monkeypatch.setattr("vbtta.infer.categorical_data._ENTRIES", 100)
+    problem, ascent = fit(logits, labels, noise="confusion")
+    assert problem.data.stored is None
+    np.testing.assert_allclose(ascent.bounds, expected)
+
+
+def test_one_view_uncalibrated_is_the_plain_model():
+    rng = np.random.default_rng(7)
+    logits, _, labels = draw(rng, 30, 1, 4, accuracy=(0.9,))
+    problem, ascent = fit(logits, labels, calibrate=False)
+    posterior = problem.finish(ascent)
+    prediction = posterior.predict(ViewPredictions(logits))
+    np.testing.assert_allclose(prediction.proba, special.softmax(logits[:, 0], axis=1))
+    np.testing.assert_allclose(prediction.mutual_information, 0, atol=1e-12)
+    scores = posterior.score(ViewPredictions(logits), LabelSets.from_array(labels), np.full(30, -1))
+    assert scores.sum() == pytest.approx(ascent.bounds[-1])
+
+
+def test_class_weights_shrink_to_the_common_ones():
+    rng = np.random.default_rng(8)
+    logits, _, labels = draw(rng, 150, 3, 3, accuracy=(0.9,))
+    loose, tight = (
+        fit(logits, labels, weights="view_class", class_concentration=a, engine=EM(tol=1e-9, max_steps=4000))[1].state
+        for a in (1.0, 300.0)
+    )
+    spread = [np.abs(s.class_weights - s.class_weights.mean(axis=1, keepdims=True)).max() for s in (loose, tight)]
+    assert spread[1] < 0.2 * spread[0]
+    np.testing.assert_allclose(loose.class_weights.sum(axis=0), 1)
+
+
+def test_consensus_and_score_include_the_noise():
+    rng = np.random.default_rng(9)
+    logits, _, labels = draw(rng, 60, 2, 3)
+    sets = LabelSets.from_array(labels, annotators="columns")
+    problem, ascent = fit(logits, sets, noise="confusion", concentration=1.0)
+    posterior = problem.finish(ascent)
+    views = ViewPredictions(logits)
+    prior = posterior.predict(views)
+    few = sets.take(np.arange(5))
+    some = views.take(np.arange(8))
+    few = LabelSets.from_table(few.instance, few.value, few.annotator, n_instances=8)
+    stranger = np.full(len(few), -1)
+    for who, counts in ((few.annotator, posterior.noise_counts), (stranger, None)):
+        found = posterior.consensus(some, few, who)
+        np.testing.assert_allclose(found.proba[5:], prior.proba[5:8])  # no labels, no news
+        np.testing.assert_allclose(found.proba.sum(axis=1), 1)
+        mean = np.repeat(problem.noise.prior[None], 3, axis=0) if counts is None else counts
+        elog = label_noise.log_expected(mean)
+        people = few.annotator
+        log_truth = np.log(prior.proba[:5]) + np.stack(
+            [sum(elog[people[j], :, int(few.value[j])] for j in np.flatnonzero(few.instance == i)) for i in range(5)]
+        )
+        np.testing.assert_allclose(found.proba[:5], special.softmax(log_truth, axis=1))
+        matrix = mean / mean.sum(axis=2, keepdims=True)
+        expected = [
+            np.log(
+                prior.proba[i]
+                @ np.prod([matrix[people[j], :, int(few.value[j])] for j in np.flatnonzero(few.instance == i)], axis=0)
+            )
+            for i in range(5)
+        ]
+        np.testing.assert_allclose(posterior.score(some, few, who), expected)
+
+
+def test_kept_views_predict_as_if_the_others_had_no_weight():
+    rng = np.random.default_rng(10)
+    logits, _, labels = draw(rng, 60, 3, 3)
+    for weights in ("view", "view_class"):
+        problem, ascent = fit(logits, labels, weights=weights)
+        kept = problem.finish(ascent).keep(np.array([0, 2]))
+        assert kept.weights.sum() == pytest.approx(1)
+        used = np.array([0, 2])[kept.weights > 0]
+        assert np.isfinite(kept.predict(ViewPredictions(logits[:, used])).proba).all()
+        assert kept.weight_interval(0.9).shape == (2, 2)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("link", ["softmax", "probit"])
+def test_odd_labels_give_finite_results(noise, link):
+    rng = np.random.default_rng(11)
+    logits = rng.normal(size=(6, 2, 4)) * np.array([1.0, 1e4])[:, None]
+    cases = [
+        LabelSets.from_array(np.zeros(6, dtype=int)),  # one class only
+        LabelSets.from_array([0, 1, 1, 0, 1, 0]),  # classes that never occur
+        LabelSets.from_table([0], [3], ["ann"], n_instances=6),  # one label
+        LabelSets.from_table([0, 1, 1], [3, 2, 3], ["ann", "bob", "ann"], n_instances=6),  # an annotator with one
+    ]
+    for labels in cases:
+        problem, ascent = fit(logits, labels, noise=noise, link=link, engine=EM(max_steps=20, tol=0))
+        posterior = problem.finish(ascent)
+        assert np.isfinite(ascent.bounds).all()
+        assert np.isfinite(posterior.weight_interval(0.9)).all()
+        used = np.flatnonzero(posterior.weights > 0)
+        views = ViewPredictions(logits[:, used])
+        who = np.zeros(len(labels), dtype=int)
+        assert np.isfinite(posterior.predict(views).proba).all()
+        assert np.isfinite(posterior.consensus(views, labels, who).proba).all()
+        assert np.isfinite(posterior.score(views, labels, who)).all()
+
+
+def refuse(logits, labels, match, **options):
+    with pytest.raises(ValueError, match=match):
+        fit(logits, labels, **options)
+
+
+def test_bad_input_is_named():
+    rng = np.random.default_rng(12)
+    logits = rng.normal(size=(5, 2, 3))
+    refuse(special.softmax(logits, axis=2), [0, 1, 2, 0, 1], r"np\.log\(p\)")
+    refuse(special.softmax(logits, axis=2).astype(np.float32), [0, 1, 2, 0, 1], "probabilities")
+    refuse(logits[:, :, :1], [0, 0, 0, 0, 0], "stack zeros")
+    refuse(logits, [0, 1, 2, 3, 1], "label 3 is outside")
+    refuse(logits, ["a", "b", "a", "b", "a"], "classes")
+    refuse(logits[:, :, :2], [-1, 1, 1, -1, 1], "classes")
+    refuse(logits, np.eye(3)[[0, 1, 2, 0, 1]], "from_counts")
+    refuse(logits, np.full((5, 2), np.nan), "empty")
+    refuse(logits, [0, 1, 2, 0, 1], "class_concentration", weights="view_class", concentration=1.0)
+
+
+def test_named_classes_map_labels():
+    rng = np.random.default_rng(13)
+    logits = rng.normal(size=(6, 2, 2))
+    plain = fit(logits, [0, 1, 1, 0, 1, 0])[1].bounds
+    for classes, labels in (
+        ([-1, 1], [-1, 1, 1, -1, 1, -1]),
+        (["cat", "dog"], ["cat", "dog", "dog", "cat", "dog", "cat"]),
+    ):
+        views = ViewPredictions(logits, classes=classes)
+        problem, ascent = fit(views, labels)
+        np.testing.assert_allclose(ascent.bounds, plain)
+        posterior = problem.finish(ascent)
+        used = [name for name, weight in zip(views.names, posterior.weights, strict=True) if weight > 0]
+        assert set(posterior.predict(views.select(used)).label) <= set(classes)
+
+
+def test_dirichlet_weights_have_the_divergence_in_the_bound():
+    rng = np.random.default_rng(14)
+    logits, _, labels = draw(rng, 50, 3, 3)
+    problem, ascent = fit(logits, labels, concentration=0.5, noise="uniform")
+    state: CategoricalState = ascent.state
+    assert state.weight_counts.sum() == pytest.approx(50 + 1.5)
+    terms = problem.bound_terms(state, ascent.statistics)
+    assert terms["KL_w"] == pytest.approx(float(kl_dirichlet(state.weight_counts, np.full(3, 0.5))))
+
+
+def test_data_are_not_copied_where_classes_are_many():
+    rng = np.random.default_rng(15)
+    logits = rng.normal(size=(20, 2, 100)).astype(np.float32)
+    predictions = ViewPredictions(logits)
+    data = categorical_data(predictions, LabelSets.from_array(np.arange(20)), noise="none", with_variance=False)
+    assert data.stored is None
+    assert np.shares_memory(data.mean, logits)
