@@ -288,7 +288,7 @@ def divergence(state: MixtureState, prior: MixturePrior) -> float:
 
 
 def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePrior) -> dict[str, float]:
-    """The paper's seven terms, repaired; they sum (J minus Pi) to the bound (docs/method, eq. 12)."""
+    """The paper's seven terms, repaired; they sum (J minus Pi) to the bound (docs/method, eq. 11)."""
     C, inside = prior.n_outputs, prior.regressors
     n_views, size = state.theta_mean.shape
     inverse, log_det = inverse_and_log_det(state.inverse_scale)

@@ -107,7 +107,7 @@ def start(n_annotators: int, n_outputs: int, prior: AnnotatorPrior) -> Annotator
 
 
 def summarise(block: Block, annotators: AnnotatorState) -> LabelSummary:
-    """Pool every instance's labels (docs/method, eq. 13)."""
+    """Pool every instance's labels (docs/method, eq. 15)."""
     u, n_outputs = block.annotator, len(block.value)
     instance = np.arange(len(u)) if block.instance is None else block.instance
     size = block.mean.shape[2]

@@ -1,0 +1,77 @@
+"""Importing the package needs NumPy and SciPy only, and little time."""
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import vbtta
+
+SOURCE = Path(vbtta.__file__).parents[1]
+REGRESSION = """
+import numpy as np
+from vbtta import LabelSets, Policy, ViewPredictions, fit_policy
+rng = np.random.default_rng(0)
+truth = rng.normal(size=80)
+views = ViewPredictions(truth[:, None, None] + rng.normal(size=(80, 3, 1)) * 0.3, names=["identity", "a", "b"])
+policy = fit_policy(views, truth, task="regression")
+assert abs(policy.predict(views).mean[:, 0] - truth).mean() < 0.3
+logits = ViewPredictions(rng.normal(size=(80, 3, 4)), names=["identity", "a", "b"])
+fit_policy(logits, rng.integers(0, 4, size=80), task="classification").predict(logits)
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the core dependencies and nothing else."""
+    folder = tmp_path_factory.mktemp("bare")
+    installed = Path(sysconfig.get_paths()["purelib"])
+    for name in ("numpy", "numpy.libs", "scipy", "scipy.libs"):
+        if (installed / name).exists():
+            (folder / name).symlink_to(installed / name)
+    return folder
+
+
+def run(code: str, bare: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that sees the standard library, the bare folder and the source."""
+    lines = f"import sys; sys.path[:0] = [{str(SOURCE)!r}, {str(bare)!r}]\n"
+    command = [sys.executable, "-I", "-S", "-W", "error", "-c", lines + code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_core_works_with_numpy_and_scipy_alone(bare: Path) -> None:
+    missing = run("import sklearn", bare)
+    assert "ModuleNotFoundError" in missing.stderr  # the environment is bare indeed
+    done = run(REGRESSION, bare)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_that_needs_no_extra_loads(bare: Path) -> None:
+    done = run(
+        "import vbtta\nfor name in ('EM', 'LabelSets', 'Policy', 'fit_policy', 'GaussianMixture'): getattr(vbtta, name)",
+        bare,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_is_light(bare: Path) -> None:
+    code = """
+import time
+start = time.process_time()
+import vbtta
+spent = time.process_time() - start
+heavy = [name for name in ("scipy.stats", "scipy.optimize", "sklearn", "torch", "pandas", "matplotlib") if name in sys.modules]
+assert not heavy, heavy
+assert spent < 0.5, spent
+assert "fit_policy" in dir(vbtta)
+"""
+    done = run(code, bare)
+    assert done.returncode == 0, done.stderr
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'fit_polcy'"):
+        _ = vbtta.fit_polcy
+    assert set(vbtta.__all__) == set(dir(vbtta))
