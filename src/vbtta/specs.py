@@ -1,6 +1,7 @@
 """What is assumed and how it is inferred: models and engines as small frozen records, validated when built."""
 
 __all__ = [
+    "ADVI",
     "EM",
     "CategoricalLatent",
     "CategoricalMixture",
@@ -8,13 +9,16 @@ __all__ = [
     "GaussianLatent",
     "GaussianMixture",
     "ModelSpec",
+    "OrdinalMixture",
+    "PyroModel",
+    "RankingMixture",
     "spec_from_dict",
     "spec_to_dict",
 ]
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -170,6 +174,90 @@ class CategoricalLatent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OrdinalMixture:
+    """Ordered levels from a mixture of views of one score each, by a cumulative probit; engine ADVI only.
+
+    P_k(y <= c | x) = Phi(b_c - s_k f_k(x)), with common cut points b, which are inferred, and slopes
+    ln s_k = ln s + xi_k.
+
+    Parameters
+    ----------
+    levels : sequence, optional
+        The levels in ascending order; by default the numbers that occur among the labels.
+    concentration : float, optional
+        Dirichlet concentration of the weights; 1 by default.
+    slope_scale, xi_scale : float
+        Prior standard deviations of the common log slope, for scores of unit variance, and of the views' deviations.
+    level_concentration : float
+        Dirichlet concentration of the levels' frequencies, from which the cut points follow.
+    """
+
+    levels: Sequence[Any] | None = None
+    concentration: float | None = None
+    slope_scale: float = 1.0
+    xi_scale: float = 0.1
+    level_concentration: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive(
+            concentration=self.concentration,
+            slope_scale=self.slope_scale,
+            xi_scale=self.xi_scale,
+            level_concentration=self.level_concentration,
+        )
+        if self.levels is not None:
+            if isinstance(self.levels, str) or len(self.levels) < 2 or len(set(self.levels)) < len(self.levels):
+                raise ValueError(f"levels must be two different values or more, in ascending order; got {self.levels!r}")
+            object.__setattr__(self, "levels", tuple(self.levels))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingMixture:
+    """Rankings of a list's items from a mixture of views that score the items, by Plackett-Luce; engine ADVI only.
+
+    The best item is drawn with probabilities softmax(kappa_k f_k), the next from what is left likewise, and so on;
+    ln kappa_k = ln kappa + xi_k.
+
+    Parameters
+    ----------
+    concentration : float, optional
+        Dirichlet concentration of the weights; 1 by default.
+    kappa_scale, xi_scale : float
+        Prior standard deviations of the common log inverse temperature, for scores whose variance within a list is
+        one on average, and of the views' deviations from it.
+    """
+
+    concentration: float | None = None
+    kappa_scale: float = 1.0
+    xi_scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        _positive(concentration=self.concentration, kappa_scale=self.kappa_scale, xi_scale=self.xi_scale)
+
+
+@dataclass(frozen=True)
+class PyroModel:
+    """A mixture of views whose likelihood is a Pyro model of the user's; engine ADVI only.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(predictions, labels, prior) -> None``, a Pyro model: it draws the views' parameters with
+        ``prior.sample(predictions)`` and any others with ``pyro.sample``, and says how probable the labels are with
+        ``pyro.factor`` or observed sites (see :mod:`vbtta.infer.advi.own`). A loaded policy has its name only.
+    views : GaussianMixture or CategoricalMixture, optional
+        How views are calibrated and which priors they have; the task's mixture by default.
+    """
+
+    function: Callable[[Any, Any, Any], None] | str
+    views: GaussianMixture | CategoricalMixture | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function) and not isinstance(self.function, str):
+            raise ValueError(f"function must be a Pyro model (predictions, labels, prior); got {self.function!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EM:
     """Variational EM: closed-form steps that never lower the bound.
 
@@ -197,16 +285,91 @@ class EM:
             raise ValueError(f"tol must not be negative; got {self.tol}")
 
 
-ModelSpec = GaussianMixture | GaussianLatent | CategoricalMixture | CategoricalLatent
-EngineSpec = EM
+@dataclass(frozen=True, kw_only=True)
+class ADVI:
+    """Automatic differentiation variational inference on Pyro: a full-rank normal on the unconstrained parameters.
+
+    Parameters
+    ----------
+    steps : int
+        Gradient steps, all of which are taken; the step length falls along a cosine.
+    bound : {"elbo", "renyi", "iwae"}
+        What is maximised. All bound the log evidence from below; the importance-weighted one is the tightest for a
+        number of particles, and its weights the noisiest.
+    alpha : float, optional
+        Order of the Renyi bound, between 0 (importance-weighted) and 1 (ELBO); 0.5 by default.
+    particles : int
+        Draws per step.
+    batch_size : int, optional
+        Labels (or instances, where their labels share a truth) per step; all of them by default. Bounds other
+        than the ELBO are then no longer bounds on the way; at the end all data count.
+    learning_rate : float
+        Of Adam.
+    keep_states : bool
+        Whether to keep every step's state for :meth:`Policy.at_step`.
+
+    Notes
+    -----
+    Weights always have a Dirichlet prior here; its concentration is 1 where the model states none.
+    """
+
+    steps: int = 3000
+    bound: Literal["elbo", "renyi", "iwae"] = "elbo"
+    alpha: float | None = None
+    particles: int = 8
+    batch_size: int | None = None
+    learning_rate: float = 0.02
+    keep_states: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("bound", self.bound, ("elbo", "renyi", "iwae"))
+        _positive(learning_rate=self.learning_rate)
+        for name in ("steps", "particles", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1; got {value!r}")
+        if self.alpha is not None and self.bound != "renyi":
+            raise ValueError(f"alpha is the order of bound='renyi'; leave it out with bound={self.bound!r}")
+        if self.alpha is not None and not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be between 0 and 1; got {self.alpha!r}")
+
+    @property
+    def order(self) -> float:
+        """The order of the bound as a Renyi bound: 1 for the ELBO, 0 for the importance-weighted one."""
+        if self.bound == "renyi":
+            return 0.5 if self.alpha is None else self.alpha
+        return 1.0 if self.bound == "elbo" else 0.0
+
+
+ModelSpec = (
+    GaussianMixture
+    | GaussianLatent
+    | CategoricalMixture
+    | CategoricalLatent
+    | OrdinalMixture
+    | RankingMixture
+    | PyroModel
+)
+EngineSpec = EM | ADVI
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (GaussianMixture, GaussianLatent, CategoricalMixture, CategoricalLatent, EM)
+    kind.__name__: kind
+    for kind in (
+        GaussianMixture,
+        GaussianLatent,
+        CategoricalMixture,
+        CategoricalLatent,
+        OrdinalMixture,
+        RankingMixture,
+        PyroModel,
+        EM,
+        ADVI,
+    )
 }
 
 
 def spec_to_dict(spec: ModelSpec | EngineSpec) -> dict[str, Any]:
     """A record as plain data: its kind and options."""
-    return {"kind": type(spec).__name__, **asdict(spec)}
+    return {"kind": type(spec).__name__, **{field.name: _plain(getattr(spec, field.name)) for field in fields(spec)}}
 
 
 def spec_from_dict(data: dict[str, Any]) -> Any:
@@ -218,7 +381,23 @@ def spec_from_dict(data: dict[str, Any]) -> Any:
     unknown = sorted(set(options) - {field.name for field in fields(kind)})
     if unknown:
         raise ValueError(f"{kind.__name__} has no option {unknown[0]!r}")
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
+    return kind(**{key: _rich(value) for key, value in options.items()})
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return spec_to_dict(value)  # type: ignore[arg-type]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
+
+
+def _rich(value: Any) -> Any:
+    if isinstance(value, dict):
+        return spec_from_dict(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _check_categorical(spec: CategoricalMixture | CategoricalLatent) -> None:
