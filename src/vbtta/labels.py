@@ -18,8 +18,8 @@ _LARGEST_COUNT = 1e15  # of all labels together: beyond that sums lose single la
 class LabelSets:
     """The labels of a calibration sample, one entry a label, sorted by instance.
 
-    Build it with :meth:`from_array`, :meth:`from_table` or :meth:`from_counts`; the fields are
-    validated there and never change.
+    Build it with :meth:`from_array`, :meth:`from_table`, :meth:`from_counts` or :meth:`from_rankings`; the
+    fields are validated there and never change.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class LabelSets:
     ids : (n_instances,) array or None
         Identifiers of the instances, where labels came with them.
     by_position : bool
-        Values are positions among the classes (from counts) rather than class values.
+        Values are positions among the classes (from counts) or items (from rankings) rather than class values.
     open_ended : bool
         Instances are integers from a table without `n_instances`: row numbers, or ids where the
         predictions have integer ids; there may be more instances than the largest of them.
@@ -205,6 +205,48 @@ class LabelSets:
         )
 
     @classmethod
+    def from_rankings(cls, orders: Sequence[ArrayLike | None], instance: ArrayLike | None = None) -> Self:
+        """Read rankings of a list's items.
+
+        Parameters
+        ----------
+        orders : sequence of J sequences
+            Every entry is one ranking: positions of items among the predictions' outputs, the best first. Items left
+            out come after those named. An empty entry or None means "no ranking".
+        instance : (J,) array, optional
+            Row of the ranked instance, where there are several rankings of one; by default entry i ranks instance i.
+
+        Examples
+        --------
+        >>> LabelSets.from_rankings([[2, 0, 1], [1], None]).value
+        array([[ 2,  0,  1],
+               [ 1, -1, -1]])
+        """
+        rows = [np.zeros(0) if order is None else _as_array(order, "orders") for order in orders]
+        for place, row in enumerate(rows):
+            if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
+                raise ValueError(f"orders[{place}] must be positions of items from 0, the best first; got {row.tolist()}")
+            if len(np.unique(row)) < len(row):
+                raise ValueError(f"orders[{place}] names an item twice: {row.tolist()}")
+        key = np.arange(len(rows)) if instance is None else _as_array(instance, "instance")
+        if key.shape != (len(rows),) or (key.size and (key.dtype.kind not in "iu" or key.min() < 0)):
+            raise ValueError(f"instance must be {len(rows)} row numbers, one a ranking; got shape {key.shape}")
+        kept = np.array([place for place, row in enumerate(rows) if row.size], dtype=np.intp)
+        value = np.full((len(kept), max((len(rows[place]) for place in kept), default=1)), -1, dtype=np.int64)
+        for line, place in enumerate(kept):
+            value[line, : len(rows[place])] = rows[place]
+        return cls._build(
+            instance=key[kept],
+            value=value,
+            count=np.ones(len(kept)),
+            annotator=None,
+            annotator_names=(),
+            n_instances=int(key.max()) + 1 if key.size else 0,
+            by_position=True,
+            open_ended=instance is not None,
+        )
+
+    @classmethod
     def _build(cls, *, instance: Array, value: Array, annotator: Array | None, count: Array, **rest: Any) -> Self:
         order = np.argsort(instance, kind="stable")
         value = value[order]
@@ -255,7 +297,7 @@ class LabelSets:
     def continuous(self, n_outputs: int) -> Array:
         """The labels as (J, C) floats."""
         if self.by_position:
-            raise ValueError("labels from counts are classes; a regression needs from_array or from_table")
+            raise ValueError("labels from counts or rankings are no numbers; a regression needs from_array or from_table")
         try:
             value = self.value.astype(np.float64)
         except (TypeError, ValueError):
@@ -278,6 +320,16 @@ class LabelSets:
                 f"labels look one-hot: {n_classes} columns of 0 and 1, one 1 a row; use LabelSets.from_counts(Y)"
             )
         return class_positions(value, n_classes, None if self.by_position else classes)
+
+    def rankings(self, n_items: int) -> Array:
+        """The labels as (J, L) orders of all items, best first, -1 where a ranking ends early."""
+        if not self.by_position or self.value.ndim != 2:
+            raise ValueError("labels are not rankings; build them with LabelSets.from_rankings")
+        if self.value.size and self.value.max() >= n_items:
+            raise ValueError(f"a ranking names item {int(self.value.max())}, but the predictions have {n_items} items")
+        orders = np.full((len(self), n_items), -1, dtype=np.int64)
+        orders[:, : self.value.shape[1]] = self.value
+        return orders
 
     # -- rearranging --------------------------------------------------------------------------
 
