@@ -70,7 +70,7 @@ def test_bound_never_falls(seed, n_classes, n_views, noise, link, shrinkage, acc
 def test_mode_is_that_of_an_independent_solver():
     rng = np.random.default_rng(0)
     logits, _, labels = draw(rng, 150, 4, 3, pool=[0.7, 0.3, 0.0, 0.0], accuracy=(0.9,))
-    problem, ascent = fit(logits, labels, shrinkage=20.0, engine=EM(tol=1e-12))
+    ascent = fit(logits, labels, shrinkage=20.0, engine=EM(tol=1e-12))[1]
 
     def energy(u):
         pool, offset, centre = u[:4], u[4:7], np.exp(u[7])
@@ -199,11 +199,11 @@ def test_scores_predictions_and_kept_views():
 
 def test_bad_input_is_named():
     logits = np.random.default_rng(8).normal(size=(5, 2, 3))
-    for given, labels, match in (
+    for values, labels, match in (
         (special.softmax(logits, axis=2), [0, 1, 2, 0, 1], r"np\.log\(p\)"),
         (logits[:, :, :1], [0, 0, 0, 0, 0], "stack zeros"),
         (logits, np.full(5, np.nan), "empty"),
         (logits, [0, 1, 2, 3, 1], "outside"),
     ):
         with pytest.raises(ValueError, match=match):
-            fit(given, labels)
+            fit(values, labels)

@@ -23,6 +23,7 @@ from vbtta.labels import Array
 
 _LOWEST = -600.0  # of a log probability: no product of a few underflows
 _NEGLIGIBLE = 1e-12  # responsibility below which a view's probit gradient is not computed
+_LARGEST = 1e15  # of rho: a dropped view may explain a label that no other does
 _FULL_CURVATURE = 128  # classes up to which the offsets' curvature is a matrix
 
 
@@ -134,6 +135,7 @@ def _sums(shares: ViewShares, logits: Array, variance: Array | None, likelihood:
     slope, information = np.zeros(len(share)), np.zeros((len(share), len(share)))
     if not by_class:
         relative *= shares.inverse  # rho, summed over an instance's labels
+        np.minimum(relative, _LARGEST, out=relative)
         slope, information = relative.sum(axis=1), _weight_information(shares, relative, noisy)
     class_count = class_load = np.zeros((0, 0))
     net_ratio, net = ratio, share  # what the labels say, less what the normaliser takes back
@@ -172,6 +174,7 @@ def _weight_information(shares: ViewShares, relative: Array, noisy: bool) -> Arr
     label, instance = np.nonzero(shares.target)
     rho = shares.proba[label, :, instance] * shares.inverse[:, instance].T  # (j, K)
     rho *= (np.sqrt(shares.target[label, instance]) / shares.mixture[label, instance])[:, None]
+    np.minimum(rho, _LARGEST, out=rho)
     return np.asarray(rho.T @ rho)
 
 

@@ -95,7 +95,7 @@ class CategoricalProblem:
         trials = []
         if state.class_weights is None and state.weight_counts is None and np.abs(step).max() < _SETTLED:
             weights = newton_weights(views.slope, views.information, float(views.size))
-            if np.abs(weights - state.weights).max() > 1e-12:
+            if weights is not None and np.abs(weights - state.weights).max() > 1e-12:
                 trials.append((plain._replace(weights=weights), 1.0))
         if safe < _BOLD_ENOUGH and np.abs(step).max() > 1e-10:
             trials += [(plain, share) for share in (_SHARES[:1] if safe > 0 else _SHARES)]
@@ -249,8 +249,8 @@ def categorical_problem(
     return CategoricalProblem(data, spec, model, named), first
 
 
-def newton_weights(slope: Array, information: Array, size: float) -> Array:
-    """Weights that maximise the log-likelihood's second-order expansion: non-negative least squares.
+def newton_weights(slope: Array, information: Array, size: float) -> Array | None:
+    """Weights that maximise the log-likelihood's second-order expansion, by non-negative least squares; or None.
 
     sum_j ln sum_k w_k P_jk - J sum_k w_k has its maximum on the simplex. Its gradient is g - J, its Hessian
     -H = -sum rho rho^T with H w = g, so the expansion is (2 g - J)^T x - x^T H x / 2.
@@ -258,9 +258,14 @@ def newton_weights(slope: Array, information: Array, size: float) -> Array:
     from scipy.optimize import nnls
 
     K = len(slope)
-    factor = np.linalg.cholesky(information + 1e-9 * np.trace(information) / K * np.eye(K))
-    found = nnls(factor.T, np.linalg.solve(factor, 2 * slope - size), maxiter=100 * K)[0]
-    return np.asarray(found / found.sum()) if found.sum() > 0 else np.full(K, 1 / K)
+    size_of = np.sqrt(np.maximum(np.diagonal(information), 1e-300))  # so that views of any likelihood compare
+    scaled = information / np.outer(size_of, size_of)
+    factor = np.linalg.cholesky(scaled + 1e-9 * np.eye(K))
+    try:
+        found = nnls(factor.T, np.linalg.solve(factor, (2 * slope - size) / size_of), maxiter=100 * K)[0] / size_of
+    except RuntimeError:  # no solution within the limit
+        return None
+    return np.asarray(found / found.sum()) if found.sum() > 0 else None
 
 
 def _weights(state: CategoricalState) -> Array:

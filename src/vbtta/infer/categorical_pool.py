@@ -75,8 +75,7 @@ def pool_proba(logits: Array, variance: Array | None, link: str, pool: Array, of
         return np.asarray(np.exp(np.maximum(log_proba, _LOWEST)))
     utility -= utility.max(axis=0)
     proba = np.exp(np.maximum(utility, _LOWEST, out=utility), out=utility)
-    proba /= proba.sum(axis=0)
-    return proba
+    return np.asarray(proba / proba.sum(axis=0))
 
 
 def _sums(
