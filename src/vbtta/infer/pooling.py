@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vbtta.infer import continuous
+from vbtta.infer.categorical_latent_posterior import LatentClassPosterior
 from vbtta.infer.categorical_posterior import CategoricalPosterior
 from vbtta.infer.latent_fit import LatentPosterior
 from vbtta.infer.mixture_posterior import MixturePosterior
@@ -47,6 +48,11 @@ def pooling_of(posterior: Any) -> Pooling:
             weights = posterior.class_weights
         scale = np.repeat(posterior.kappa[used][:, None], C, axis=1)
         return Pooling("mixture", posterior.link, scale, offset, weights[used])
+    if isinstance(posterior, LatentClassPosterior):
+        used, C = posterior.weights > 0, len(posterior.offset)
+        pool = (posterior.gain * posterior.weights)[used]
+        scale = np.repeat(pool[:, None], C, axis=1)
+        return Pooling("latent", posterior.link, scale, posterior.offset, np.ones_like(scale))
     raise ValueError(
         f"a {type(posterior).__name__} has no closed point prediction outside Policy.predict; fit with engine='em'"
     )

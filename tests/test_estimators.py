@@ -1,0 +1,248 @@
+"""VBTTAClassifier and VBTTARegressor keep scikit-learn's contract, and their own: frozen models stay as they are."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes, make_classification, make_regression
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from vbtta import GaussianLatent, LabelSets, fit_policy
+from vbtta.augment import GaussianNoise, Identity
+from vbtta.collect import collect_views
+from vbtta.estimators import VBTTAClassifier, VBTTARegressor
+
+
+class Shrink:
+    """A view whose printed form has no address in it, so that parallel test runs agree on the tests' names."""
+
+    name = "shrink"
+    stochastic = False
+
+    def __call__(self, batch, rng=None):
+        return 0.9 * batch
+
+    def __repr__(self):
+        return "Shrink()"
+
+
+VIEWS = [Identity(), Shrink()]
+QUICK = {"policy_model": "latent", "guard": False}
+
+
+def exemptions(estimator):
+    return {"check_supervised_y_2d": "a column of labels is one label an input, as in (N, M), and needs no warning"}
+
+
+@parametrize_with_checks(
+    [
+        VBTTARegressor(Ridge(), VIEWS, cv=3, **QUICK),
+        VBTTAClassifier(LogisticRegression(), VIEWS, cv=3, policy_model="mixture", guard=False),
+    ],
+    expected_failed_checks=exemptions,
+)
+@pytest.mark.filterwarnings("ignore::vbtta.policy.ConvergenceWarning")
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def regression():
+    X, y = make_regression(160, 5, noise=10.0, random_state=0)
+    return X[:80], y[:80], X[80:], y[80:]
+
+
+@pytest.fixture(scope="module")
+def classification():
+    X, y = make_classification(240, 6, n_informative=4, n_classes=3, random_state=0)
+    return X[:120], y[:120], X[120:], y[120:]
+
+
+def test_a_frozen_model_is_used_as_it_is_and_survives_clone(regression):
+    X, y, X_new, y_new = regression
+    model = Ridge().fit(X, y)
+    coefficients = model.coef_.copy()
+    wise = VBTTARegressor(model, VIEWS, **QUICK)
+    again = clone(wise)
+    assert again.model is model
+    assert again is not wise
+    again.fit(X_new, y_new)
+    np.testing.assert_array_equal(model.coef_, coefficients)
+    assert again.model_ is model
+    policy = fit_policy(collect_views(model, X_new, VIEWS), y_new, task="regression", model="latent", guard=False)
+    np.testing.assert_allclose(again.predict(X_new), policy.predict(collect_views(model, X_new, VIEWS)).mean[:, 0])
+    assert not hasattr(clone(VBTTARegressor(model, VIEWS, cv=3)).model, "coef_")
+    frozen = VBTTARegressor(FrozenEstimator(model), VIEWS, **QUICK).fit(X_new, y_new)
+    np.testing.assert_allclose(frozen.predict(X_new), again.predict(X_new))
+
+
+def test_out_of_fold_views_are_those_of_models_that_did_not_see_the_row(regression):
+    X, y, _, _ = regression
+    seen = []
+
+    class Memory(Ridge):
+        def fit(self, X, y, sample_weight=None):
+            self.rows_ = {tuple(row) for row in X}
+            return super().fit(X, y)
+
+        def predict(self, X):
+            seen.append(any(tuple(row) in self.rows_ for row in X))
+            return super().predict(X)
+
+    VBTTARegressor(Memory(), [Identity()], cv=4, **QUICK).fit(X, y)
+    assert seen == [False] * 4
+
+
+def test_standard_deviation_and_distribution(regression):
+    X, y, X_new, y_new = regression
+    wise = VBTTARegressor(Ridge().fit(X, y), VIEWS, **QUICK).fit(X_new, y_new)
+    mean, std = wise.predict(X_new, return_std=True)
+    np.testing.assert_allclose(mean, wise.predict(X_new))
+    inside = np.abs(y_new - mean) < 2 * std
+    assert 0.85 < inside.mean() <= 1
+    lower, upper = wise.predict_distribution(X_new).interval(0.9)
+    assert (lower < upper).all()
+    assert wise.score(X_new, y_new) > 0.9
+
+
+def test_label_sets_with_gaps(regression):
+    X, y, X_new, y_new = regression
+    model = Ridge().fit(X, y)
+    rng = np.random.default_rng(0)
+    several = y_new[:, None] + rng.normal(size=(80, 3))
+    several[rng.random((80, 3)) < 0.4] = np.nan
+    several[:5] = np.nan
+    wise = VBTTARegressor(model, VIEWS, **QUICK).fit(X_new, several)
+    same = VBTTARegressor(model, VIEWS, **QUICK).fit(X_new, LabelSets.from_array(several))
+    np.testing.assert_allclose(wise.predict(X_new), same.predict(X_new))
+    out_of_fold = VBTTARegressor(Ridge(), VIEWS, cv=3, **QUICK).fit(X_new, several)
+    assert out_of_fold.score(X_new, y_new) > 0.9
+
+
+def test_several_outputs(regression):
+    X, y, X_new, y_new = regression
+    model = Ridge().fit(X, np.stack([y, -y], axis=1))
+    wise = VBTTARegressor(model, VIEWS, **QUICK).fit(X_new, np.stack([y_new, -y_new], axis=1)[:, None])
+    mean, std = wise.predict(X_new, return_std=True)
+    assert mean.shape == std.shape == (80, 2)
+
+
+def test_weights_count_like_repetitions_and_zero_removes(regression):
+    X, y, X_new, y_new = regression
+    model = Ridge().fit(X, y)
+    weight = np.random.default_rng(0).integers(0, 3, size=80)
+    once = VBTTARegressor(model, VIEWS, **QUICK).fit(X_new, y_new, sample_weight=weight)
+    repeated = VBTTARegressor(model, VIEWS, **QUICK).fit(np.repeat(X_new, weight, axis=0), np.repeat(y_new, weight))
+    np.testing.assert_allclose(once.policy_.weights, repeated.policy_.weights, atol=1e-6)
+    with pytest.warns(UserWarning, match="takes no sample_weight"):
+        VBTTARegressor(make_pipeline(Ridge()), VIEWS, cv=2, **QUICK).fit(X_new, y_new, sample_weight=weight)
+    with pytest.raises(ValueError, match="at least one non-zero"):
+        VBTTARegressor(model, VIEWS, **QUICK).fit(X_new, y_new, sample_weight=np.zeros(80))
+
+
+def test_weights_do_not_turn_single_labels_into_label_sets(classification):
+    X, y, X_new, y_new = classification
+    wise = VBTTAClassifier(LogisticRegression().fit(X, y), VIEWS, policy_model="mixture", guard=False)
+    assert wise.fit(X_new, y_new, sample_weight=np.full(120, 3.0)).policy_.model.noise == "none"
+    three = np.repeat(y_new[:, None], 3, axis=1)
+    assert wise.fit(X_new, three).policy_.model.noise == "confusion"
+
+
+def test_classes_of_any_kind_and_calibrated_probabilities(classification):
+    X, y, X_new, y_new = classification
+    words = np.array(["red", "green", "blue"])[y]
+    wise = VBTTAClassifier(LogisticRegression().fit(X, words), VIEWS, **QUICK)
+    wise.fit(X_new, np.array(["red", "green", "blue"])[y_new])
+    assert list(wise.classes_) == ["blue", "green", "red"]
+    proba = wise.predict_proba(X_new)
+    np.testing.assert_allclose(proba.sum(axis=1), 1)
+    np.testing.assert_allclose(np.exp(wise.predict_log_proba(X_new)), proba)
+    assert set(wise.predict(X_new)) <= set(words)
+    assert wise.score(X_new, np.array(["red", "green", "blue"])[y_new]) > 0.5
+
+
+def test_a_class_that_a_fold_misses_keeps_its_column(classification):
+    X, y, _, _ = classification
+    rare = y.copy()
+    rare[:] = np.where(rare == 2, 1, rare)
+    rare[:2] = 7
+    folds = [(np.arange(60, 120), np.arange(60)), (np.arange(60), np.arange(60, 120))]
+    wise = VBTTAClassifier(LogisticRegression(), VIEWS, cv=folds, **QUICK).fit(X, rare)
+    assert wise.predict_proba(X).shape == (120, 3)
+    assert list(wise.classes_) == [0, 1, 7]
+
+
+def test_groups_and_splitters(regression):
+    X, y, _, _ = regression
+    groups = np.repeat(np.arange(8), 10)
+    VBTTARegressor(Ridge(), VIEWS, cv=GroupKFold(4), **QUICK).fit(X, y, groups=groups)
+    with pytest.raises(ValueError, match="exactly once"):
+        VBTTARegressor(Ridge(), VIEWS, cv=ShuffleSplit(3, random_state=0), **QUICK).fit(X, y)
+
+
+def test_tables_pipelines_and_searches(regression):
+    pandas = pytest.importorskip("pandas")
+    X, y, X_new, y_new = regression
+    names = list("abcde")
+    table, new = pandas.DataFrame(X, columns=names), pandas.DataFrame(X_new, columns=names)
+    wise = VBTTARegressor(Ridge().fit(table, y), VIEWS, **QUICK).fit(new, y_new)
+    assert list(wise.feature_names_in_) == names
+    wise.predict(new)
+    with pytest.raises(ValueError, match="feature names"):
+        wise.predict(new[names[::-1]])
+    pipe = make_pipeline(StandardScaler(), VBTTARegressor(Ridge(), VIEWS, cv=2, **QUICK)).fit(X, y)
+    assert pipe.score(X_new, y_new) > 0.9
+    frozen = VBTTARegressor(Ridge().fit(X, y), VIEWS, guard=False)
+    search = GridSearchCV(frozen, {"policy_model": ["mixture", GaussianLatent(shrinkage=1.0)]}, cv=2)
+    assert search.fit(X_new, y_new).best_score_ > 0.9
+    nested = GridSearchCV(VBTTARegressor(Ridge(), VIEWS, cv=2, **QUICK), {"model__alpha": [0.1, 10.0]}, cv=2)
+    assert nested.fit(X, y).best_params_["model__alpha"] in (0.1, 10.0)
+
+
+def test_stochastic_views_follow_the_random_state(regression):
+    X, y, X_new, y_new = regression
+    model = Ridge().fit(X, y)
+    views = [Identity(), GaussianNoise(0.5)]
+    first, second, other = (
+        VBTTARegressor(model, views, draws=2, random_state=seed, **QUICK).fit(X_new, y_new).predict(X_new)
+        for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, second)
+    assert np.abs(first - other).max() > 0
+    VBTTARegressor(model, views, random_state=np.random.RandomState(0), **QUICK).fit(X_new, y_new)
+
+
+def test_a_torch_network_with_images():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 4 * 4, 3)).train()
+    images = np.random.default_rng(0).random((60, 3, 4, 4), dtype=np.float32)
+    labels = network(torch.from_numpy(images)).argmax(1).numpy()
+    wise = VBTTAClassifier(network, VIEWS, **QUICK).fit(images, labels)
+    assert wise.predict(images).shape == (60,)
+    assert wise.score(images, labels) > 0.8
+    assert network.training
+    with pytest.raises(ValueError, match="has no fit method"):
+        VBTTAClassifier(network, VIEWS, cv=3).fit(images, labels)
+
+
+def test_bad_input_is_named(regression):
+    X, y, _, _ = regression
+    with pytest.raises(NotFittedError, match="use cv=5"):
+        VBTTARegressor(Ridge(), VIEWS).fit(X, y)
+    with pytest.raises(NotFittedError):
+        VBTTARegressor(Ridge().fit(X, y), VIEWS).predict(X)
+    with pytest.raises(ValueError, match="rows and y"):
+        VBTTARegressor(Ridge().fit(X, y), VIEWS).fit(X, y[:5])
+
+
+def test_real_data_with_noisy_views_are_not_worse_than_the_model_alone():
+    X, y = load_diabetes(return_X_y=True)
+    wise = VBTTARegressor(Ridge(1.0), [Identity(), GaussianNoise(0.02)], cv=5, draws=4).fit(X[:300], y[:300])
+    plain = Ridge(1.0).fit(X[:300], y[:300])
+    assert wise.score(X[300:], y[300:]) > plain.score(X[300:], y[300:]) - 0.02
