@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 from vbtta._version import __version__
 
 if TYPE_CHECKING:
+    from vbtta.collect import collect_views, measure_cost
     from vbtta.comparison import compare
+    from vbtta.estimators import VBTTAClassifier, VBTTARegressor
     from vbtta.fit import fit_policy
     from vbtta.labels import LabelSets
+    from vbtta.models import as_model
+    from vbtta.module import TTAModule
     from vbtta.policy import ConvergenceWarning, Policy
     from vbtta.predictions import ViewPredictions
+    from vbtta.select import select_views
     from vbtta.specs import EM, CategoricalLatent, CategoricalMixture, GaussianLatent, GaussianMixture
 
 __all__ = [
@@ -28,10 +33,17 @@ __all__ = [
     "GaussianMixture",
     "LabelSets",
     "Policy",
+    "TTAModule",
+    "VBTTAClassifier",
+    "VBTTARegressor",
     "ViewPredictions",
     "__version__",
+    "as_model",
+    "collect_views",
     "compare",
     "fit_policy",
+    "measure_cost",
+    "select_views",
 ]
 
 _HOME = {
@@ -43,9 +55,16 @@ _HOME = {
     "GaussianMixture": "specs",
     "LabelSets": "labels",
     "Policy": "policy",
+    "TTAModule": "module",
+    "VBTTAClassifier": "estimators",
+    "VBTTARegressor": "estimators",
     "ViewPredictions": "predictions",
+    "as_model": "models",
+    "collect_views": "collect",
     "compare": "comparison",
     "fit_policy": "fit",
+    "measure_cost": "collect",
+    "select_views": "select",
 }
 
 
