@@ -18,7 +18,7 @@ from vbtta.infer.categorical_posterior import CategoricalPosterior
 from vbtta.models import as_model
 from vbtta.module import TTAModule, _probit
 from vbtta.policy import History, Policy
-from vbtta.specs import EM, CategoricalMixture
+from vbtta.specs import EM, CategoricalLatent, CategoricalMixture
 
 CLASSES = 4
 
@@ -95,6 +95,11 @@ def policies(net, images, views, kind):
     if kind == "class weights":
         by_class = np.random.default_rng(2).dirichlet(np.ones(len(views)), size=CLASSES).T
         return classification_policy(names, class_weights=by_class)
+    if kind.startswith("pool"):
+        labels = np.random.default_rng(3).integers(0, CLASSES, size=len(images))
+        model = CategoricalLatent(link=kind.removeprefix("pool "), noise="none", shrinkage=1.0)
+        predictions = collect_views(net, images, views)
+        return fit_policy(predictions, labels, task="classification", model=model, guard=False)
     return classification_policy(names, link=kind)
 
 
@@ -103,7 +108,9 @@ def expected_of(net, images, views, policy):
     return prediction.mean if policy.task == "regression" else prediction.proba
 
 
-@pytest.mark.parametrize("kind", ["mixture", "latent", "softmax", "probit", "class weights"])
+@pytest.mark.parametrize(
+    "kind", ["mixture", "latent", "softmax", "probit", "class weights", "pool softmax", "pool probit"]
+)
 def test_equal_to_collecting_and_predicting_and_nothing_changes(images, views, kind):
     net = network(2 if kind in ("mixture", "latent") else CLASSES)
     before = copy.deepcopy(net.state_dict())
