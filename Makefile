@@ -15,6 +15,9 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks --out results/bench
 
+quality: $(READY)
+	$(BIN)/python -m benchmarks.quality --out results/quality
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis site build dist
 

@@ -34,7 +34,7 @@ from vbtta.datasets import ImageData, load_cifar10, load_cifar10n, load_food101,
 from vbtta.experiments.training import ImageNetwork, TrainingConfig, train
 from vbtta.predictions import ViewPredictions
 
-__all__ = ["BENCHMARKS", "Part", "Prepared", "image_views", "prepare"]
+__all__ = ["BENCHMARKS", "PARTS", "Part", "Prepared", "image_views", "is_ready", "prepare"]
 
 PARTS = ("dev", "calibration", "test")
 _FORMAT = 1  # raise it when splits or labels change
@@ -97,6 +97,15 @@ def prepare(name: str, seed: int, data: str, cache: str, *, threads: int | None 
         for part in PARTS
     }
     return Prepared(name, config.task, parts)
+
+
+def is_ready(name: str, seed: int, cache: str) -> bool:
+    """Whether the network of a data set is trained and its views are in the cache."""
+    folder = Path(cache) / f"{name}-seed{seed}"
+    note = folder / "config.json"
+    described = _describe(dataclasses.replace(BENCHMARKS[name].config, seed=seed))
+    files = [folder / f"{part}.npz" for part in (*PARTS, "labels")]
+    return note.is_file() and note.read_text() == described and all(file.is_file() for file in files)
 
 
 def image_views() -> list[BuiltIn]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta.comparison.methods import entries, fit, predict, views_used
-from vbtta.comparison.scores import METRICS, HeldOut, bootstrap, columns, evaluate
+from vbtta.comparison.scores import METRICS, bootstrap, columns, evaluate, held_out
 from vbtta.comparison.table import Comparison, Difference
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import ViewPredictions
@@ -81,7 +81,7 @@ def compare(
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1; got {resamples}")
     labels = _labels(train_labels, train_predictions)
-    test = _test_set(test_predictions, _labels(test_labels, test_predictions), task)
+    test = held_out(test_predictions, _labels(test_labels, test_predictions), task)
     chosen, notes = entries(methods, task, seed), []
     if "identity" not in train_predictions.names:
         kept = [entry for entry in chosen if entry.baseline not in ("original", "original+t")]
@@ -139,15 +139,6 @@ def _difference(
 def _labels(labels: LabelSets | ArrayLike, predictions: ViewPredictions) -> LabelSets:
     sets = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
     return sets.align(len(predictions), predictions.ids)
-
-
-def _test_set(predictions: ViewPredictions, labels: LabelSets, task: str) -> HeldOut:
-    if not len(labels):
-        raise ValueError("test_labels are empty; a comparison needs at least one test label")
-    n_outputs = predictions.mean.shape[2]
-    y = labels.categorical(n_outputs, predictions.classes) if task == "classification" else labels.continuous(n_outputs)
-    rows, instance = np.unique(labels.instance, return_inverse=True)
-    return HeldOut(labels.instance, instance, y, labels.count, len(rows))
 
 
 def _draws(draws: int | Mapping[str, int], view: str) -> int:

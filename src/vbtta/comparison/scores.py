@@ -4,7 +4,7 @@ Every metric is a function of sums over instances, so a resample of instances is
 is one column of sums divided by the resampled number of labels, the calibration error one column a bin.
 """
 
-__all__ = ["COVERAGE_LEVEL", "METRICS", "HeldOut", "bootstrap", "columns", "evaluate"]
+__all__ = ["COVERAGE_LEVEL", "METRICS", "HeldOut", "bootstrap", "columns", "evaluate", "held_out", "resampled"]
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vbtta import metrics
-from vbtta.labels import Array
-from vbtta.predictions import CategoricalPrediction, ContinuousPrediction, Prediction
+from vbtta.labels import Array, LabelSets
+from vbtta.predictions import CategoricalPrediction, ContinuousPrediction, Prediction, ViewPredictions
 
 METRICS = {
     "classification": ("accuracy", "nll", "brier", "ece"),
@@ -32,6 +32,16 @@ class HeldOut(NamedTuple):
     y: Array  # (J,) class positions or (J, C) values
     times: Array  # (J,) how often each label was given
     n_instances: int
+
+
+def held_out(predictions: ViewPredictions, labels: LabelSets, task: str) -> HeldOut:
+    """The labels of test predictions, aligned with them already."""
+    if not len(labels):
+        raise ValueError("test_labels are empty; a comparison needs at least one test label")
+    n_outputs = predictions.mean.shape[2]
+    y = labels.categorical(n_outputs, predictions.classes) if task == "classification" else labels.continuous(n_outputs)
+    rows, instance = np.unique(labels.instance, return_inverse=True)
+    return HeldOut(labels.instance, instance, y, labels.count, len(rows))
 
 
 def columns(prediction: Prediction, test: HeldOut) -> dict[str, Array]:
@@ -62,7 +72,7 @@ def columns(prediction: Prediction, test: HeldOut) -> dict[str, Array]:
 
 def evaluate(found: Sequence[Mapping[str, Array]], test: HeldOut) -> Array:
     """The metrics of every method: (methods, metrics)."""
-    return np.asarray(_resampled(found, test, np.ones((1, test.n_instances)))[0])
+    return np.asarray(resampled(found, test, np.ones((1, test.n_instances)))[0])
 
 
 def bootstrap(found: Sequence[Mapping[str, Array]], test: HeldOut, *, resamples: int, seed: int) -> Array:
@@ -75,11 +85,11 @@ def bootstrap(found: Sequence[Mapping[str, Array]], test: HeldOut, *, resamples:
         rows = min(at_once, resamples - first)
         drawn = generator.integers(0, size, (rows, size)) + size * np.arange(rows)[:, None]
         multiplicity = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size)
-        parts.append(_resampled(found, test, multiplicity.astype(np.float64)))
+        parts.append(resampled(found, test, multiplicity.astype(np.float64)))
     return np.concatenate(parts)
 
 
-def _resampled(found: Sequence[Mapping[str, Array]], test: HeldOut, multiplicity: Array) -> Array:
+def resampled(found: Sequence[Mapping[str, Array]], test: HeldOut, multiplicity: Array) -> Array:
     """Metrics where instance n occurs multiplicity[r, n] times: (R, methods, metrics)."""
     labels = np.bincount(test.instance, weights=test.times, minlength=test.n_instances)
     total = multiplicity @ labels  # (R,)

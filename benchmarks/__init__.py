@@ -1,0 +1,1 @@
+"""Measurements that are too long for the tests: quality on real data, speed, and the networks they need."""

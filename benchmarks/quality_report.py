@@ -1,0 +1,129 @@
+"""The quality benchmark's outcome for people: a page of tables and one figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vbtta._support.extras import require
+
+__all__ = ["figure", "markdown"]
+
+_TITLES = {
+    "cifar10n": "CIFAR-10N: small residual network, three human labels an image, clean test labels",
+    "utkface": "UTKFace: age, with a second label of standard deviation 5 years",
+    "food101": "Food-101, ten classes: one label an image",
+    "mnist1000": "MNIST, 1,000 training digits: three simulated annotators of accuracy 0.9, 0.8 and 0.7",
+}
+_SHORT = {"cifar10n": "CIFAR-10N", "utkface": "UTKFace", "food101": "Food-101 (10)", "mnist1000": "MNIST (1,000)"}
+_LARGER_IS_BETTER = ("accuracy",)
+
+
+def markdown(outcome: dict[str, Any]) -> str:
+    """All tables, each with its verdicts."""
+    made = outcome["provenance"]
+    parts = [
+        "# Quality on real data",
+        (
+            f"Networks that never saw the images below, 25 deterministic views, 1,000 calibration images; scored on "
+            f"the {outcome['part']} part against the true labels. Values are means over seeds; differences have 95 % "
+            "intervals from a paired bootstrap over images, pooled over seeds. `vbtta` is `fit_policy` with its "
+            "defaults, `vbtta-half` is `select_views` with half of the views. Bold: the best of a column."
+        ),
+        "![NLL of every method minus the default policy's](figure.svg)",
+    ]
+    for name, found in outcome["data_sets"].items():
+        parts += [f"## {_TITLES[name]}", _size(found), _verdicts(found), _values(found), _differences(found)]
+    versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
+    parts.append(
+        f"Made at {made['time']} from commit {made['git'][:12]} with {versions}. Hashes of the predictions, weights "
+        "and warnings are in results.json."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def figure(outcome: dict[str, Any]) -> Any:
+    """A panel a data set: NLL of every method minus the default policy's, with intervals."""
+    found = outcome["data_sets"]
+    new = require("matplotlib.figure", "cli").Figure(figsize=(4.2 * max(1, len(found)), 5.2), layout="constrained")
+    for place, (name, data) in enumerate(found.items()):
+        axes = new.add_subplot(1, len(found), place + 1)
+        rows = sorted(data["methods"], key=lambda row: -row["minus_vbtta"]["nll"][0])
+        for height, row in enumerate(rows):
+            value, low, high = row["minus_vbtta"]["nll"]
+            colour = "tab:blue" if row["baseline"] else "tab:orange"
+            axes.plot([low, high], [height, height], color=colour, linewidth=1.5)
+            axes.plot([value], [height], "o", color=colour, markersize=4)
+        axes.axvline(0, color="0.6", linewidth=0.8)
+        axes.set_xscale("symlog", linthresh=0.02)
+        axes.set_yticks(range(len(rows)), [row["method"] for row in rows], fontsize=8)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set_title(_SHORT[name], fontsize=10)
+        axes.set_xlabel("NLL minus vbtta's", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    return new
+
+
+def _size(found: dict[str, Any]) -> str:
+    seeds = ", ".join(str(seed) for seed in found["seeds"])
+    return f"{next(iter(found['n_test'].values())):,} images; seeds {seeds}."
+
+
+def _verdicts(found: dict[str, Any]) -> str:
+    lines = [
+        f"* {'yes' if verdict['holds'] else '**no**'}: {verdict['claim']} ({verdict['evidence']})"
+        for verdict in found["verdicts"]
+    ]
+    return "\n".join(lines)
+
+
+def _values(found: dict[str, Any]) -> str:
+    metrics = found["metrics"]
+    best = {metric: _best([row["values"][metric] for row in found["methods"]], metric) for metric in metrics}
+    rows = []
+    for row in found["methods"]:
+        cells = [row["method"]]
+        for metric in metrics:
+            text = _number(row["values"][metric], metric)
+            cells.append(f"**{text}**" if text == _number(best[metric], metric) else text)
+        rows.append([*cells, f"{row['views']:.1f}", f"{row['fit_seconds']:.1f}"])
+    return _table(["method", *map(_title, metrics), "views", "fit (s)"], rows)
+
+
+def _differences(found: dict[str, Any]) -> str:
+    metrics = [metric for metric in found["metrics"] if metric in ("nll", "accuracy", "mae", "ece", "crps")]
+    rows = [
+        [row["method"], *(_interval(row["minus_vbtta"][metric], metric) for metric in metrics)]
+        for row in found["methods"]
+        if row["method"] != "vbtta"
+    ]
+    return "Minus `vbtta` (bold where the interval excludes 0):\n\n" + _table(["method", *map(_title, metrics)], rows)
+
+
+def _interval(difference: tuple[float, float, float], metric: str) -> str:
+    value, low, high = difference
+    text = f"{_signed(value, metric)} [{_signed(low, metric)}, {_signed(high, metric)}]"
+    return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def _best(values: list[float], metric: str) -> float:
+    if metric == "coverage":
+        return min(values, key=lambda value: abs(value - 0.9))
+    return max(values) if metric in _LARGER_IS_BETTER else min(values)
+
+
+def _number(value: float, metric: str) -> str:
+    return f"{100 * value:.2f}" if metric in ("accuracy", "ece", "coverage") else f"{value:.4f}"
+
+
+def _signed(value: float, metric: str) -> str:
+    return f"{100 * value:+.2f}" if metric in ("accuracy", "ece", "coverage") else f"{value:+.4f}"
+
+
+def _title(metric: str) -> str:
+    names = {"accuracy": "accuracy (%)", "ece": "ECE (%)", "coverage": "90 % coverage (%)", "brier": "Brier"}
+    return names.get(metric, metric.upper())
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
