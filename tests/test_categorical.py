@@ -220,7 +220,7 @@ def test_recovers_the_truth_from_three_annotators():
         matrices = np.where(np.eye(5, dtype=bool), np.array(accuracy)[:, None, None], 0)
         matrices += (1 - np.eye(5)) * (1 - np.array(accuracy))[:, None, None] / 4
         np.testing.assert_allclose(found.confusion, matrices, atol=0.05)
-        interval = posterior.weight_interval(0.95)
+        interval = posterior.weight_interval(0.99)
         assert ((interval[:, 0] <= weights + 1e-3) & (weights <= interval[:, 1])).all()
         used = np.flatnonzero(posterior.weights > 0)
         views = ViewPredictions(logits[:, used])

@@ -13,6 +13,7 @@ __all__ = [
     "common_log_kappa",
     "direction",
     "gradient",
+    "log_kappa_precision",
     "log_prior",
     "moved",
 ]
@@ -75,14 +76,19 @@ def gradient(state: Calibration, sums: CalibrationSums, prior: CalibrationPrior)
     return np.concatenate([by_kappa, sums.offset - state.offset / prior.offset_scale**2])
 
 
+def log_kappa_precision(n_views: int, prior: CalibrationPrior) -> Array:
+    """Prior precision of all ln kappa_k, their common part at its mode: (K, K)."""
+    inner = 1 / prior.xi_scale**2
+    shared = inner**2 / (1 / prior.kappa_scale**2 + n_views * inner)
+    return inner * np.eye(n_views) - shared
+
+
 def direction(state: Calibration, sums: CalibrationSums, prior: CalibrationPrior) -> Array:
     """A Newton step of (ln kappa_k, o): (K + C,). The curvature of exp is left out, so that it ascends."""
     K, C = len(state.log_kappa), len(state.offset)
     kappa = np.exp(state.log_kappa)
-    inner = 1 / prior.xi_scale**2
     curvature = np.empty((K + C, K + C))
-    shared = inner**2 / (1 / prior.kappa_scale**2 + K * inner)
-    curvature[:K, :K] = np.diag(kappa**2 * np.maximum(sums.kappa_curvature, 0) + inner) - shared
+    curvature[:K, :K] = np.diag(kappa**2 * np.maximum(sums.kappa_curvature, 0)) + log_kappa_precision(K, prior)
     curvature[K:, :K] = sums.cross_curvature * kappa
     curvature[:K, K:] = curvature[K:, :K].T
     curvature[K:, K:] = _full(sums.offset_curvature) + np.eye(C) / prior.offset_scale**2

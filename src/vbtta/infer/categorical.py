@@ -44,7 +44,7 @@ class Sums(NamedTuple):
     size: Array  # (): units, which are labels or, with a noise model, instances
     share: Array  # (K,): responsibilities of the views
     slope: Array  # (K,): sum of rho, rho_k a unit's probability under view k over that under the mixture
-    information: Array  # (K, K): sum of rho rho^T; zeros with class weights
+    information: Array  # (2K, 2K): sum of outer products of a unit's slopes in (w, kappa); zeros with class weights
     class_count: Array  # (C, K): the same by class; (0, 0) without class weights
     class_load: Array  # (C, K): sum of P_k(c)/Z, the slope of ln Z; likewise
     calibration: CalibrationSums
@@ -132,11 +132,6 @@ def _sums(shares: ViewShares, logits: Array, variance: Array | None, likelihood:
     ratio = shares.target / shares.mixture  # (C, n)
     relative = np.einsum("ckn,cn->kn", shares.joint, ratio)
     share = shares.scale * relative  # (K, n)
-    slope, information = np.zeros(len(share)), np.zeros((len(share), len(share)))
-    if not by_class:
-        relative *= shares.inverse  # rho, summed over an instance's labels
-        np.minimum(relative, _LARGEST, out=relative)
-        slope, information = relative.sum(axis=1), _weight_information(shares, relative, noisy)
     class_count = class_load = np.zeros((0, 0))
     net_ratio, net = ratio, share  # what the labels say, less what the normaliser takes back
     gross = share
@@ -147,7 +142,7 @@ def _sums(shares: ViewShares, logits: Array, variance: Array | None, likelihood:
         net_ratio = ratio - load
         net = shares.scale * np.einsum("ckn,cn->kn", shares.joint, net_ratio)
         gross = 2 * share - net
-    calibration = _no_calibration(likelihood)
+    calibration, mean, by_kappa = _no_calibration(likelihood), None, None
     if likelihood.calibrate:
         weighted = shares.proba * logits  # (C, K, n)
         mean = weighted.sum(axis=0) * shares.inverse  # (K, n): E_k f
@@ -155,27 +150,39 @@ def _sums(shares: ViewShares, logits: Array, variance: Array | None, likelihood:
         if likelihood.link == "softmax":
             product = weighted if likelihood.class_weights is None else shares.joint * logits
             found = np.einsum("ckn,cn->kn", product, net_ratio) * shares.scale
+            by_kappa = found - net * mean  # (K, n)
             mixed = np.einsum("ckn,kn->c", shares.proba, net * shares.inverse)
             calibration = calibration._replace(
-                kappa=(found - net * mean).sum(axis=1), offset=(shares.mixture * net_ratio).sum(axis=1) - mixed
+                kappa=by_kappa.sum(axis=1), offset=(shares.mixture * net_ratio).sum(axis=1) - mixed
             )
         else:
             calibration = _probit_gradient(calibration, shares, logits, variance, likelihood, net_ratio, gross)
+    slope, information = np.zeros(len(share)), np.zeros((2 * len(share), 2 * len(share)))
+    if not by_class:
+        relative *= shares.inverse  # rho, summed over an instance's labels
+        np.minimum(relative, _LARGEST, out=relative)
+        slope = relative.sum(axis=1)
+        if noisy:
+            slopes = relative if by_kappa is None else np.concatenate([relative, by_kappa])
+        else:
+            slopes = _label_slopes(shares, likelihood, logits, None if by_kappa is None else mean)
+        information[: len(slopes), : len(slopes)] = slopes @ slopes.T
     size = shares.size.sum()
     return Sums(
         shares.log_evidence.sum(), size, share.sum(axis=1), slope, information, class_count, class_load, calibration
     )
 
 
-def _weight_information(shares: ViewShares, relative: Array, noisy: bool) -> Array:
-    """Sum of rho rho^T over instances or, without noise, over labels: (K, K)."""
-    if noisy:
-        return np.asarray(relative @ relative.T)
+def _label_slopes(shares: ViewShares, likelihood: Likelihood, logits: Array, mean: Array | None) -> Array:
+    """Slopes of every label's log probability in w and, given E_k f, kappa, times the root of its count: (2K, j)."""
     label, instance = np.nonzero(shares.target)
     rho = shares.proba[label, :, instance] * shares.inverse[:, instance].T  # (j, K)
-    rho *= (np.sqrt(shares.target[label, instance]) / shares.mixture[label, instance])[:, None]
+    rho /= shares.mixture[label, instance][:, None]
     np.minimum(rho, _LARGEST, out=rho)
-    return np.asarray(rho.T @ rho)
+    slopes = [rho]
+    if mean is not None:
+        slopes.append(likelihood.weights * rho * (logits[label, :, instance] - mean[:, instance].T))
+    return np.asarray((np.concatenate(slopes, axis=1) * np.sqrt(shares.target[label, instance])[:, None]).T)
 
 
 def _no_calibration(likelihood: Likelihood) -> CalibrationSums:

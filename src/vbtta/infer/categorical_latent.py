@@ -255,7 +255,7 @@ def _choose_shrinkage(predictions: ViewPredictions, labels: LabelSets, spec: Cat
         if not 0 <= place < len(_SPREADS):
             return -np.inf
         if place not in found:
-            tried = replace(problem, shrinkage=(K / _SPREADS[place]) ** 2, _last={})
+            tried: Any = replace(problem, shrinkage=(K / _SPREADS[place]) ** 2, _last={})
             ascent = ascend(tried, state, EM(tol=1e-5, max_steps=60))
             state = ascent.state._replace(pool=np.maximum(ascent.state.pool, 1e-3 / K))  # where the next one starts
             found[place] = tried.log_laplace_evidence(ascent.state, ascent.statistics)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from vbtta.infer import calibration, class_weights, label_noise
+from vbtta.infer import calibration, class_weights, label_noise, latent
 from vbtta.infer.accelerate import Ascent, vanishing_weights
 from vbtta.infer.calibration import Calibration, CalibrationPrior
 from vbtta.infer.categorical import Likelihood, Sums, run_pass
@@ -94,13 +94,16 @@ class CategoricalProblem:
                 safe = calibration.cautious_share(now, step, views.calibration, self.prior, self.data.spread)
         trials = []
         if state.class_weights is None and state.weight_counts is None and np.abs(step).max() < _SETTLED:
-            weights = newton_weights(views.slope, views.information, float(views.size))
-            if weights is not None and np.abs(weights - state.weights).max() > 1e-12:
-                trials.append((plain._replace(weights=weights), 1.0))
+            weights, log_kappa = self._newton(state, views)
+            if np.abs(weights - state.weights).max() > 1e-12:
+                bolder = step
+                if self.spec.link == "softmax":
+                    bolder = np.concatenate([log_kappa - now.log_kappa, step[self.data.n_views :]])
+                trials.append((plain._replace(weights=weights), bolder))
         if safe < _BOLD_ENOUGH and np.abs(step).max() > 1e-10:
-            trials += [(plain, share) for share in (_SHARES[:1] if safe > 0 else _SHARES)]
-        for after, share in trials:
-            bold = after._replace(calibration=calibration.moved(now, step, share))
+            trials += [(plain, share * step) for share in (_SHARES[:1] if safe > 0 else _SHARES)]
+        for after, change in trials:
+            bold = after._replace(calibration=calibration.moved(now, change))
             if self.evaluate(bold)[0] >= statistics.bound - 1e-13 * abs(statistics.bound):
                 return bold
         return plain._replace(calibration=calibration.moved(now, step, safe))
@@ -210,6 +213,32 @@ class CategoricalProblem:
             terms["KL_noise"] = label_noise.divergence(self.noise, state.noise)
         return terms
 
+    def _newton(self, state: CategoricalState, views: Sums) -> tuple[Array, Array]:
+        """Newton's weights and ln kappa_k, or the present ones where there is no such step.
+
+        sum_j ln sum_k w_k P_jk - J sum_k w_k has its maximum on the simplex; outer products of slopes stand for minus
+        its Hessian (for the weights they are it), and weights are kept from falling below 0.
+        """
+        K, now = self.data.n_views, state.calibration
+        u = np.concatenate([state.weights, now.log_kappa])
+        units = np.concatenate([np.ones(K), np.exp(now.log_kappa)])  # slopes in kappa become slopes in ln kappa
+        curvature = views.information * units * units[:, None]
+        gradient = np.concatenate([views.slope - float(views.size), np.zeros(K)])
+        if self.spec.calibrate:
+            curvature[K:, K:] += calibration.log_kappa_precision(K, self.prior)
+            gradient[K:] = calibration.gradient(now, views.calibration, self.prior)[:K]
+        else:
+            curvature[K:, K:] += np.eye(K)
+        scale = np.sqrt(np.maximum(np.diagonal(curvature), 1e-300))  # views of any likelihood compare
+        curvature = curvature / np.outer(scale, scale) + 1e-9 * np.eye(2 * K)
+        try:
+            weights, log_kappa = latent.solve(curvature, curvature @ (u * scale) + gradient / scale, K)
+        except (RuntimeError, np.linalg.LinAlgError):  # no solution within the limit
+            return state.weights, now.log_kappa
+        weights, log_kappa = weights / scale[:K], log_kappa / scale[K:]
+        change = np.clip(log_kappa - now.log_kappa, -0.5, 0.5)
+        return (weights / weights.sum() if weights.sum() > 0 else state.weights), now.log_kappa + change
+
     def _update_weights(self, state: CategoricalState, views: Sums) -> CategoricalState:
         if state.class_weights is not None:
             strength = self.spec.class_concentration
@@ -247,25 +276,6 @@ def categorical_problem(
     )
     named = labels.annotator is not None and noise in ("annotator", "confusion")
     return CategoricalProblem(data, spec, model, named), first
-
-
-def newton_weights(slope: Array, information: Array, size: float) -> Array | None:
-    """Weights that maximise the log-likelihood's second-order expansion, by non-negative least squares; or None.
-
-    sum_j ln sum_k w_k P_jk - J sum_k w_k has its maximum on the simplex. Its gradient is g - J, its Hessian
-    -H = -sum rho rho^T with H w = g, so the expansion is (2 g - J)^T x - x^T H x / 2.
-    """
-    from scipy.optimize import nnls
-
-    K = len(slope)
-    size_of = np.sqrt(np.maximum(np.diagonal(information), 1e-300))  # so that views of any likelihood compare
-    scaled = information / np.outer(size_of, size_of)
-    factor = np.linalg.cholesky(scaled + 1e-9 * np.eye(K))
-    try:
-        found = nnls(factor.T, np.linalg.solve(factor, (2 * slope - size) / size_of), maxiter=100 * K)[0] / size_of
-    except RuntimeError:  # no solution within the limit
-        return None
-    return np.asarray(found / found.sum()) if found.sum() > 0 else None
 
 
 def _weights(state: CategoricalState) -> Array:
