@@ -6,7 +6,7 @@ of any EM algorithm", Scandinavian Journal of Statistics 35 (2008).
 
 __all__ = ["Ascent", "Problem", "ascend", "vanishing_weights"]
 
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from vbtta.labels import Array
 from vbtta.specs import EM
 
 _VANISHING = (1e-2, 1e-4, 1e-6)  # weights below which zero is tried at the end
+
+_LONGEST = 1e6  # leap, in updates
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -64,70 +66,92 @@ class Ascent(NamedTuple):
 def ascend(problem: Problem[S, T], start: S, engine: EM) -> Ascent:
     """Climb from a starting state until the bound gains less than the tolerance per label.
 
-    One cycle takes two plain updates x0 -> x1 -> x2 and evaluates x' = x0 - 2 a r + a^2 u with
-    r = x1 - x0, u = x2 - 2 x1 + x0, a = -|r|/|u|. Evaluating x1 and x' costs two passes; x' is accepted
-    if its bound is at least x1's, else x2 is taken, which EM guarantees. So no accepted update falls.
+    A cycle takes two plain updates x0 -> x1 -> x2 and looks at x' = x0 + 2 a r + a^2 u with r = x1 - x0,
+    u = x2 - 2 x1 + x0, a = |r|/|u|, or at a shorter step. x' is accepted if its bound is at least x1's, else x2 is
+    taken, which EM guarantees; one more plain update steadies it. So no accepted update falls.
     """
-    bound, statistics = problem.evaluate(start)
-    state, passes = start, 1
-    history: list[tuple[float, Array, Any]] = [(bound, problem.weights(start), start)]
+    climb = _Climb(problem, start, engine)
+    while not (climb.full or climb.converged):
+        before, origin, origin_state = climb.bound, problem.weights(climb.state), climb.state
+        climb.step()
+        if engine.accelerate and not climb.full:
+            climb.leap(origin_state)
+        if engine.accelerate and not climb.full:
+            climb.step()
+        moved = float(np.abs(problem.weights(climb.state) - origin).max())
+        gain = climb.bound - before
+        if engine.tol > 0 and gain <= engine.tol * problem.n_labels and moved <= np.sqrt(engine.tol):
+            climb.converged = not climb.trim()
+    return climb.summary()
 
-    def accept(new: S, value: float, sums: T) -> None:
-        nonlocal state, bound, statistics
-        state, bound, statistics = new, value, sums
-        history.append((value, problem.weights(new), new if engine.keep_states else None))
 
-    longest = 4.0  # of the extrapolation; grows where it helps
-    converged = False
-    while len(history) < engine.max_steps and not converged:
-        before, origin = bound, problem.weights(state)
-        first = problem.update(state, statistics)
-        value, sums = problem.evaluate(first)
-        passes += 1
-        start_vector = problem.pack(state) if engine.accelerate else None
-        accept(first, value, sums)
-        if start_vector is not None and len(history) < engine.max_steps:
-            second = problem.update(first, sums)
-            middle = problem.pack(first)
-            r = middle - start_vector
-            u = problem.pack(second) - middle - r
-            length = float(np.linalg.norm(r)) / max(float(np.linalg.norm(u)), 1e-300)
-            step = min(max(length, 1.0), longest)
-            candidate = second
-            if step > 1.0:
-                candidate = problem.unpack(start_vector + 2 * step * r + step**2 * u, second)
-            with np.errstate(all="ignore"):
-                value, sums = problem.evaluate(candidate)
-            passes += 1
-            if np.isfinite(value) and value >= bound:
-                longest = longest * 4 if step == longest else longest
-            elif step > 1.0:
-                longest = max(longest / 4, 4.0)
-                candidate = second
-                value, sums = problem.evaluate(second)
-                passes += 1
-            accept(candidate, value, sums)
-        moved = float(np.abs(problem.weights(state) - origin).max())
-        small = engine.tol > 0 and bound - before <= engine.tol * problem.n_labels
-        if small and moved <= np.sqrt(engine.tol):
-            converged = True
-            for candidate in problem.trimmed(state):
-                value, sums = problem.evaluate(candidate)
-                passes += 1
-                if value >= bound:  # a weight that wants to be zero: put it there, and go on
-                    accept(candidate, value, sums)
-                    converged = False
-                    break
-    bounds, weights, states = zip(*history, strict=True)
-    return Ascent(
-        state=state,
-        statistics=statistics,
-        bounds=list(bounds),
-        weights=list(weights),
-        states=list(states) if engine.keep_states else [],
-        converged=converged or engine.tol == 0,
-        passes=passes,
-    )
+class _Climb(Generic[S, T]):
+    """Where an ascent stands, and the moves it can make."""
+
+    def __init__(self, problem: Problem[S, T], start: S, engine: EM) -> None:
+        self.problem, self.engine = problem, engine
+        self.converged = False
+        self.passes = 0
+        self.history: list[tuple[float, Array, Any]] = []
+        self._accept(start, *self._look(start))
+
+    @property
+    def full(self) -> bool:
+        """Whether all steps are used up."""
+        return len(self.history) >= self.engine.max_steps
+
+    def step(self) -> None:
+        """A plain update."""
+        state = self.problem.update(self.state, self.statistics)
+        self._accept(state, *self._look(state))
+
+    def leap(self, origin: S) -> None:
+        """Extrapolate from the state before the last update through this one, or take the next update."""
+        problem = self.problem
+        second = problem.update(self.state, self.statistics)
+        first_vector, middle = problem.pack(origin), problem.pack(self.state)
+        r = middle - first_vector
+        u = problem.pack(second) - middle - r
+        length = float(np.linalg.norm(r)) / max(float(np.linalg.norm(u)), 1e-300)
+        for stretch in (length, 1 + 0.25 * (length - 1)):
+            if not 1 < stretch < _LONGEST:
+                continue
+            with np.errstate(all="ignore"):  # a leap may land where numbers end; then it is not taken
+                state = problem.unpack(first_vector + 2 * stretch * r + stretch**2 * u, second)
+                value, sums = self._look(state)
+            if np.isfinite(value) and value >= self.bound:
+                return self._accept(state, value, sums)
+        return self._accept(second, *self._look(second))
+
+    def trim(self) -> bool:
+        """Put vanishing weights to zero where that does not lower the bound; whether it did."""
+        for state in self.problem.trimmed(self.state):
+            value, sums = self._look(state)
+            if value >= self.bound:
+                self._accept(state, value, sums)
+                return True
+        return False
+
+    def summary(self) -> Ascent:
+        """What the ascent came to."""
+        bounds, weights, states = zip(*self.history, strict=True)
+        return Ascent(
+            state=self.state,
+            statistics=self.statistics,
+            bounds=list(bounds),
+            weights=list(weights),
+            states=list(states) if self.engine.keep_states else [],
+            converged=self.converged or self.engine.tol == 0,
+            passes=self.passes,
+        )
+
+    def _look(self, state: S) -> tuple[float, T]:
+        self.passes += 1
+        return self.problem.evaluate(state)
+
+    def _accept(self, state: S, bound: float, statistics: T) -> None:
+        self.state, self.bound, self.statistics = state, bound, statistics
+        self.history.append((bound, self.problem.weights(state), state if self.engine.keep_states else None))
 
 
 def vanishing_weights(weights: Array) -> list[Array]:

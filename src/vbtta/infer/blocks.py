@@ -5,6 +5,7 @@ __all__ = ["Block", "add", "block_bounds", "map_blocks"]
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -48,12 +49,16 @@ def block_bounds(instance: Array, n_views: int) -> list[tuple[int, int]]:
 
 
 def map_blocks(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> list[ResultT]:
-    """Apply a function to every block, on several threads (NumPy releases the lock); results in order."""
+    """Apply a function to every block, on several threads (NumPy releases the lock); results in order.
+
+    Every call runs in the caller's context: NumPy's error state would not reach the threads otherwise.
+    """
     threads = min(_cores(), len(blocks))
     if threads <= 1:
         return [function(block) for block in blocks]
+    contexts = [copy_context() for _ in blocks]
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(function, blocks))
+        return list(pool.map(lambda context, block: context.run(function, block), contexts, blocks))
 
 
 def add(parts: Sequence[SumT]) -> SumT:
