@@ -165,11 +165,14 @@ def test_one_forward_pass_for_all_views_that_fit(images, views):
     sizes = []
     net.register_forward_pre_hook(lambda module, arguments: sizes.append(len(arguments[0])))
     policy = classification_policy([view.name for view in views])
-    TTAModule(net, views, policy)(images)
+    TTAModule(net, views, policy, max_batch=64)(images)
     assert sizes == [4 * 12]
     sizes.clear()
     TTAModule(net, views, policy, max_batch=30)(images)
     assert sizes == [24, 24]
+    sizes.clear()
+    TTAModule(net, views, policy)(images[:1])
+    assert sizes == [4]
 
 
 def test_state_round_trip_and_other_policies_are_refused(images, views, tmp_path):

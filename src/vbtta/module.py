@@ -28,7 +28,9 @@ except ModuleNotFoundError as error:
 
 OutputKind = Literal["probability", "log_probability", "mean"]
 
-_ROWS = 256  # rows of one forward pass unless told otherwise: more of them no longer pay
+# Rows of one forward pass unless told otherwise: beyond that, activations leave a processor's cache, and passes that
+# are few enough already keep an accelerator busy.
+_ROWS_ON_CPU, _ROWS_ELSEWHERE = 32, 512
 _NODES, _REACH = 33, 8.0  # of the probit integral: utilities have unit variance here
 
 
@@ -49,8 +51,9 @@ class TTAModule(nn.Module):
         What `forward` returns: class probabilities (B, C) or their logarithm in classification, means (B, C) in
         regression. By default "probability" or "mean".
     max_batch : int, optional
-        Most rows of a forward pass of the network; views beyond that are computed in turn and added up. An exported
-        module computes all views in one pass, or with `max_batch` in one pass each.
+        Most rows of a forward pass of the network; views beyond that are computed in turn and added up. By default 32
+        on a CPU and 512 elsewhere. An exported module computes all views in one pass, or with `max_batch` in one pass
+        each.
     draws : int
         Draws of every stochastic view.
     seed : int
@@ -168,7 +171,8 @@ class TTAModule(nn.Module):
         """Views of one forward pass; while exporting, the number of rows is not known."""
         if exporting:
             return len(self.views) if self.max_batch is None else 1
-        return max(1, (self.max_batch or _ROWS) // max(n_rows, 1))
+        usual = _ROWS_ON_CPU if self.offset.device.type == "cpu" else _ROWS_ELSEWHERE
+        return max(1, (self.max_batch or usual) // max(n_rows, 1))
 
     def _joint(self, tensors: list[Tensor], n_rows: int) -> Tensor:
         """Outputs of several views of one shape from one forward pass: (V, B, C)."""
