@@ -1,0 +1,23 @@
+"""Whether the assumptions are met, which views matter, and whether incoming views still look the same."""
+
+__all__ = [
+    "Diagnosis",
+    "anderson_darling",
+    "diagnose",
+    "drift_of",
+    "effective_views",
+    "henze_zirkler",
+    "holm",
+    "influence_of",
+    "normality_of",
+    "overlap_of",
+    "predictive_checks",
+    "prior_sensitivity",
+    "shapiro_wilk",
+]
+
+from vbtta.diagnostics.checks import predictive_checks, prior_sensitivity
+from vbtta.diagnostics.diagnosis import Diagnosis, diagnose
+from vbtta.diagnostics.drift import drift_of
+from vbtta.diagnostics.normality import anderson_darling, henze_zirkler, holm, normality_of, shapiro_wilk
+from vbtta.diagnostics.views import effective_views, influence_of, overlap_of

@@ -1,0 +1,293 @@
+"""Are the draws of a stochastic view Gaussian around their mean? Tests, shares of rejections, QQ data."""
+
+__all__ = [
+    "HenzeZirkler",
+    "Normality",
+    "anderson_darling",
+    "henze_zirkler",
+    "holm",
+    "normality_of",
+    "qq_points",
+    "shapiro_wilk",
+]
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from vbtta.labels import Array
+
+_SIMULATIONS = 999  # of the null distribution, where no asymptotic one serves
+_ENTRIES = 1 << 22  # of the largest temporary
+_MOST_INSTANCES = 200  # whose draws are tested
+_MOST_DRAWS = 200  # of an instance, for the multivariate test, whose cost grows with their square
+_RELATIVE = 1e-10  # variances smaller than that, relative to the largest, are none
+_QQ_LEVELS = np.concatenate([[0.001, 0.005], np.linspace(0.01, 0.99, 99), [0.995, 0.999]])
+
+
+class HenzeZirkler(NamedTuple):
+    """Outcome of the Henze-Zirkler test."""
+
+    statistic: float
+    p_value: float
+    dimension: int  # directions in which the sample varies
+
+
+class Normality(NamedTuple):
+    """Shares of instances whose draws are not Gaussian, by view; NaN for views whose draws do not vary.
+
+    At a level of 0.05, about that share is expected of views that are Gaussian.
+    """
+
+    names: tuple[str, ...]
+    henze_zirkler: Array  # (K,): all outputs together
+    anderson_darling: Array  # (K,): output by output, Holm-corrected
+    shapiro_wilk: Array  # (K,)
+    tested: Array  # (K,) int: instances with draws that vary
+    n_draws: int
+    level: float
+    qq_normal: Array  # (Q,): quantiles of the standard normal
+    qq_draws: Array  # (K, Q): quantiles of the standardised draws
+
+
+def henze_zirkler(sample: ArrayLike, *, simulations: int = _SIMULATIONS, seed: int = 0) -> HenzeZirkler:
+    """Henze and Zirkler's test of multivariate normality.
+
+    With D_j the squared Mahalanobis distance of x_j from the mean, D_jk that between x_j and x_k, and
+    b = ((2d + 1)/4)^(1/(d+4)) n^(1/(d+4)) / sqrt(2), the statistic
+
+        1/n sum_jk exp(-b^2 D_jk / 2) - 2 (1 + b^2)^(-d/2) sum_j exp(-b^2 D_j / (2 (1 + b^2))) + n (1 + 2 b^2)^(-d/2)
+
+    is the weighted distance between the empirical characteristic function and the normal one. Its null distribution
+    is approximately log-normal, which serves for d <= 2 and n >= 100; otherwise it is simulated, which is exact as
+    the statistic does not depend on location and scale. Directions without variance are left out.
+
+    Parameters
+    ----------
+    sample : (n, d) or (n,) array
+    simulations : int
+        Of the null distribution, where it is simulated.
+    seed : int
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> henze_zirkler(rng.normal(size=(200, 2))).p_value > 0.05
+    True
+    >>> henze_zirkler(rng.exponential(size=(200, 2))).p_value < 0.001
+    True
+    """
+    points = np.asarray(sample, dtype=np.float64)
+    points = points[:, None] if points.ndim == 1 else points
+    if points.ndim != 2 or not np.isfinite(points).all():
+        raise ValueError(f"sample must be a finite array of shape (n, d); got shape {points.shape}")
+    white = _whiten(points)
+    n, d = white.shape
+    if d == 0 or n < d + 2:
+        raise ValueError(
+            f"sample must vary and have at least {points.shape[1] + 2} points in {points.shape[1]} dimensions; got {n} "
+            f"points that vary in {d}"
+        )
+    statistic = float(_statistics(white[None])[0])
+    if d <= 2 and n >= 100:
+        return HenzeZirkler(statistic, _asymptotic(statistic, n, d), d)
+    null = _null_distribution(n, d, simulations, seed)
+    above = simulations - np.searchsorted(null, statistic)
+    return HenzeZirkler(statistic, float((1 + above) / (1 + simulations)), d)
+
+
+def anderson_darling(sample: ArrayLike) -> tuple[Array, Array]:
+    """Anderson-Darling statistics and p-values along the first axis, mean and variance estimated.
+
+    P-values from the approximation of D'Agostino and Stephens for A^2 (1 + 0.75/n + 2.25/n^2).
+
+    Examples
+    --------
+    >>> statistic, p_value = anderson_darling(np.random.default_rng(0).exponential(size=(100, 2)))
+    >>> (p_value < 0.001).all()
+    np.True_
+    """
+    points = np.sort(np.asarray(sample, dtype=np.float64), axis=0)
+    n = len(points)
+    standard = (points - points.mean(axis=0)) / points.std(axis=0, ddof=1)
+    odd = (2 * np.arange(1, n + 1) - 1).reshape(-1, *[1] * (points.ndim - 1))
+    statistic = -n - (odd * (special.log_ndtr(standard) + special.log_ndtr(-standard[::-1]))).mean(axis=0)
+    a = statistic * (1 + 0.75 / n + 2.25 / n**2)
+    p_value = np.select(
+        [a >= 0.6, a >= 0.34, a >= 0.2],
+        [
+            np.exp(1.2937 - 5.709 * a + 0.0186 * np.minimum(a, 100) ** 2),
+            np.exp(0.9177 - 4.279 * a - 1.38 * a**2),
+            1 - np.exp(-8.318 + 42.796 * a - 59.938 * a**2),
+        ],
+        1 - np.exp(-13.436 + 101.14 * a - 223.73 * a**2),
+    )
+    return statistic, np.clip(p_value, 0, 1)
+
+
+def shapiro_wilk(sample: ArrayLike) -> tuple[Array, Array]:
+    """Shapiro-Wilk statistics and p-values along the first axis."""
+    from scipy import stats
+
+    found = stats.shapiro(np.asarray(sample, dtype=np.float64), axis=0)
+    return np.asarray(found.statistic), np.asarray(found.pvalue)
+
+
+def holm(p_values: ArrayLike) -> Array:
+    """P-values corrected for their number, step by step (Holm), along the last axis.
+
+    Examples
+    --------
+    >>> holm([0.01, 0.04, 0.03])
+    array([0.03, 0.06, 0.06])
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, axis=-1)
+    n = p.shape[-1]
+    stepped = np.maximum.accumulate(np.take_along_axis(p, order, axis=-1) * np.arange(n, 0, -1), axis=-1)
+    corrected = np.empty_like(p)
+    np.put_along_axis(corrected, order, np.minimum(stepped, 1), axis=-1)
+    return corrected
+
+
+def normality_of(
+    draws: ArrayLike, names: Sequence[str] | None = None, *, level: float = 0.05, seed: int = 0
+) -> Normality:
+    """Test every view's draws of every instance: outputs of a model, or the augmented inputs themselves.
+
+    Parameters
+    ----------
+    draws : (n, K, M, C) array
+        M draws of K views for n instances; at most 200 of these are tested.
+    names : K strings, optional
+    level : float
+        Of the tests.
+    seed : int
+        For simulated null distributions.
+
+    Examples
+    --------
+    >>> draws = np.random.default_rng(0).normal(size=(20, 1, 50, 2))
+    >>> normality_of(draws, ["noise"]).henze_zirkler[0] < 0.2
+    np.True_
+    """
+    values = np.asarray(draws, dtype=np.float64)
+    if values.ndim != 4:
+        raise ValueError(f"draws must be (n, K, M, C), M draws of K views for n instances; got shape {values.shape}")
+    if values.shape[2] < 8:
+        raise ValueError(f"draws must have at least 8 draws of a view; got {values.shape[2]}")
+    values = values[:_MOST_INSTANCES]
+    _, K, M, _ = values.shape
+    views = tuple(f"view_{k}" for k in range(K)) if names is None else tuple(names)
+    if len(views) != K:
+        raise ValueError(f"names must be {K} strings, one a view; got {len(views)}")
+    rejected = np.full((3, K), np.nan)
+    tested = np.zeros(K, dtype=np.intp)
+    quantiles = np.full((K, len(_QQ_LEVELS)), np.nan)
+    for k in range(K):
+        varying = [one for one in values[:, k] if _whiten(one).shape[1] > 0]
+        tested[k] = len(varying)
+        if varying:
+            rejected[:, k] = np.mean([_rejections(one, level, seed) for one in varying], axis=0)
+            quantiles[k] = _qq_of(varying)
+    return Normality(
+        views, rejected[0], rejected[1], rejected[2], tested, M, level, special.ndtri(_QQ_LEVELS), quantiles
+    )
+
+
+def qq_points(sample: ArrayLike) -> Array:
+    """Draws (M, C) as standard normal scores, exactly so if the draws are normal.
+
+    A draw minus the mean, over the standard deviation, both of the same M draws, is a Student-t with M - 2 degrees of
+    freedom after r sqrt((M - 2) / (M - 1 - r^2)), r^2 = (x - mean)^2 M / ((M - 1) s^2): few draws do not look
+    short-tailed because they were standardised by themselves.
+    """
+    points = np.asarray(sample, dtype=np.float64)
+    M = len(points)
+    spread = points.std(axis=0, ddof=1) * np.sqrt((M - 1) / M)
+    r = (points - points.mean(axis=0)) / spread
+    student = r * np.sqrt((M - 2) / np.maximum(M - 1 - r**2, 1e-12))
+    lower = special.stdtr(M - 2, -np.abs(student))  # the small tail keeps its digits
+    return np.asarray(-np.sign(student) * special.ndtri(lower))
+
+
+def _rejections(sample: Array, level: float, seed: int) -> tuple[bool, bool, bool]:
+    """Whether one instance's draws (M, C) fail the three tests."""
+    moving = sample[:, _moves(sample)]
+    some = sample[:_MOST_DRAWS]
+    white = _whiten(some)
+    together = len(some) >= white.shape[1] + 2 and henze_zirkler(some, seed=seed).p_value < level
+    anderson, shapiro = (bool((holm(test(moving)[1]) < level).any()) for test in (anderson_darling, shapiro_wilk))
+    return together, anderson, shapiro
+
+
+def _qq_of(samples: list[Array]) -> Array:
+    """Quantiles of the pooled scores of several instances."""
+    scores = np.concatenate([qq_points(sample[:, _moves(sample)]).ravel() for sample in samples])
+    return np.asarray(np.quantile(scores, _QQ_LEVELS))
+
+
+def _moves(sample: Array) -> Array:
+    """Which outputs vary over the draws."""
+    spread, size = sample.std(axis=0), np.abs(sample).max(axis=0)
+    return np.asarray(spread > 1e-7 * size)  # single precision: constants differ in the seventh digit
+
+
+def _whiten(sample: Array) -> Array:
+    """Centred and with unit covariance (1/n) in the directions that vary: (n, rank)."""
+    centred = sample - sample.mean(axis=0)
+    centred = np.asarray(centred[:, _moves(sample)])
+    if not centred.shape[1]:
+        return centred
+    value, vector = np.linalg.eigh(centred.T @ centred / len(sample))
+    kept = value > _RELATIVE * value[-1]
+    return np.asarray(centred @ (vector[:, kept] / np.sqrt(value[kept])))
+
+
+def _statistics(white: Array) -> Array:
+    """Henze-Zirkler statistics of whitened samples (B, n, d): (B,)."""
+    _, n, d = white.shape
+    b2 = _smoothing(n, d) ** 2
+    norm = (white**2).sum(axis=2)  # (B, n): D_j
+    inner = white @ white.transpose(0, 2, 1)  # (B, n, n)
+    pairs = np.exp(-0.5 * b2 * (norm[:, :, None] + norm[:, None] - 2 * inner)).sum(axis=(1, 2)) / n
+    single = 2 * (1 + b2) ** (-d / 2) * np.exp(-b2 * norm / (2 * (1 + b2))).sum(axis=1)
+    return np.asarray(pairs - single + n * (1 + 2 * b2) ** (-d / 2))
+
+
+def _smoothing(n: int, d: int) -> float:
+    return float(((2 * d + 1) / 4) ** (1 / (d + 4)) * n ** (1 / (d + 4)) / np.sqrt(2))
+
+
+def _asymptotic(statistic: float, n: int, d: int) -> float:
+    """P-value of the log-normal distribution with the statistic's asymptotic mean and variance."""
+    b2 = _smoothing(n, d) ** 2
+    a, w = 1 + 2 * b2, (1 + b2) * (1 + 3 * b2)
+    mean = 1 - a ** (-d / 2) * (1 + d * b2 / a + d * (d + 2) * b2**2 / (2 * a**2))
+    variance = (
+        2 * (1 + 4 * b2) ** (-d / 2)
+        + 2 * a**-d * (1 + 2 * d * b2**2 / a**2 + 3 * d * (d + 2) * b2**4 / (4 * a**4))
+        - 4 * w ** (-d / 2) * (1 + 3 * d * b2**2 / (2 * w) + d * (d + 2) * b2**4 / (2 * w**2))
+    )
+    log_variance = np.log1p(variance / mean**2)
+    centre = np.log(mean) - 0.5 * log_variance
+    return float(special.ndtr(-(np.log(max(statistic, 1e-300)) - centre) / np.sqrt(log_variance)))
+
+
+@lru_cache(maxsize=64)
+def _null_distribution(n: int, d: int, simulations: int, seed: int) -> Array:
+    """Sorted statistics of simulated normal samples: (simulations,)."""
+    generator = np.random.default_rng([seed, n, d])
+    at_once = max(1, _ENTRIES // n**2)
+    found = []
+    for first in range(0, simulations, at_once):
+        sample = generator.standard_normal((min(at_once, simulations - first), n, d))
+        sample -= sample.mean(axis=1, keepdims=True)
+        covariance = sample.transpose(0, 2, 1) @ sample / n  # (B, d, d)
+        factor = np.linalg.cholesky(covariance)
+        found.append(_statistics(np.linalg.solve(factor, sample.transpose(0, 2, 1)).transpose(0, 2, 1)))
+    return np.sort(np.concatenate(found))
