@@ -5,9 +5,11 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from vbtta import fit_policy
 from vbtta.augment import Affine, CutMix, FeatureDropout, GaussianNoise, Identity, Mixup, Pool, as_view
 from vbtta.augment.fingerprint import view_fingerprint
 from vbtta.collect import collect_views, measure_cost
@@ -174,3 +176,17 @@ def test_bad_input_is_named(network, inputs):
     for options in ({"draws": 0}, {"keep_draws": -1}, {"batch_size": 0}, {"variance": "exact"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             collect_views(network, inputs, identity, **options)
+
+
+def test_a_policy_refuses_other_outputs_and_other_parameters(inputs):
+    X, y = inputs, (inputs[:, 0] > 0).astype(int)
+    model = LogisticRegression().fit(X, y)
+    views = [Identity(), Affine(0.9 * np.eye(6), name="smaller")]
+    spec = {"task": "classification", "model": "mixture", "guard": False}
+    policy = fit_policy(collect_views(model, X, views), y, **spec)
+    policy.predict(collect_views(model, X, views))
+    with pytest.raises(ValueError, match="'decision' outputs instead of 'log_probability'"):
+        policy.predict(collect_views(model, X, views, output="decision_function"))
+    policy = fit_policy(collect_views(model, X, views[1:]), y, **spec)
+    with pytest.raises(ValueError, match=r"view 'smaller' .* has other parameters"):
+        policy.predict(collect_views(model, X, [Affine(0.8 * np.eye(6), name="smaller")]))

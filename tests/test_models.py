@@ -1,5 +1,8 @@
 """Every framework behind one face, left as it was found, with errors that say what to do."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -199,3 +202,28 @@ def test_log_probability_of_tensors_and_arrays_agree():
     values = np.array([[0.0, 0.25, 0.75]])
     np.testing.assert_allclose(log_probability(torch.tensor(values)).numpy(), log_probability(values))
     assert as_model(lambda x: x, log_probability).output_kind == "log_probability"
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "extra"),
+    [
+        ("torch", "vbtta.delta", "torch"),
+        ("torch", "vbtta.module", "torch"),
+        ("sklearn", "vbtta.estimators", "cli"),
+    ],
+)
+def test_a_missing_extra_is_named(monkeypatch, package, module, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in list(sys.modules):
+        if name in (module, "vbtta.models.torch") or name.startswith(f"{package}."):
+            monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=rf'{package} is needed .* pip install "vbtta\[{extra}\]"'):
+        importlib.import_module(module)
+
+
+def test_a_missing_onnx_runtime_is_named(monkeypatch, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match=r'pip install "vbtta\[onnx\]"'):
+        as_model(path)
