@@ -202,7 +202,7 @@ def test_warnings_and_options(helpful) -> None:  # type: ignore[no-untyped-def]
         ({"task": "classify"}, "task must be one of"),
         ({"model": "mix"}, "model must be"),
         ({"model": CategoricalMixture()}, "not for task='regression'"),
-        ({"model": GaussianMixture(component="laplace")}, "advi"),
+        ({"model": GaussianMixture(component="laplace"), "engine": "em"}, "advi"),
         ({"model": GaussianMixture(nu=1.5)}, r"nu must exceed C \+ 1"),
         ({"engine": "gibbs"}, "engine must be"),
         ({"labels": np.full(300, np.nan)}, "at least one instance needs a label"),
@@ -296,8 +296,7 @@ def test_whatever_goes_in_errors_or_finite_numbers_come_out(mean: np.ndarray, la
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             policy = fit_policy(predictions, np.array(label, dtype=object), task="regression", model=model)  # type: ignore[arg-type]
-    except ValueError as error:
-        assert str(error)
+    except ValueError:
         return
     prediction = policy.predict(predictions)
     assert np.isfinite(policy.weights).all()

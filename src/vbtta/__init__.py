@@ -14,6 +14,7 @@ from vbtta._version import __version__
 if TYPE_CHECKING:
     from vbtta.collect import collect_views, measure_cost
     from vbtta.comparison import compare
+    from vbtta.diagnostics import diagnose
     from vbtta.estimators import VBTTAClassifier, VBTTARegressor
     from vbtta.fit import fit_policy
     from vbtta.labels import LabelSets
@@ -22,9 +23,20 @@ if TYPE_CHECKING:
     from vbtta.policy import ConvergenceWarning, Policy
     from vbtta.predictions import ViewPredictions
     from vbtta.select import select_views
-    from vbtta.specs import EM, CategoricalLatent, CategoricalMixture, GaussianLatent, GaussianMixture
+    from vbtta.specs import (
+        ADVI,
+        EM,
+        CategoricalLatent,
+        CategoricalMixture,
+        GaussianLatent,
+        GaussianMixture,
+        OrdinalMixture,
+        PyroModel,
+        RankingMixture,
+    )
 
 __all__ = [
+    "ADVI",
     "EM",
     "CategoricalLatent",
     "CategoricalMixture",
@@ -32,7 +44,10 @@ __all__ = [
     "GaussianLatent",
     "GaussianMixture",
     "LabelSets",
+    "OrdinalMixture",
     "Policy",
+    "PyroModel",
+    "RankingMixture",
     "TTAModule",
     "VBTTAClassifier",
     "VBTTARegressor",
@@ -41,12 +56,14 @@ __all__ = [
     "as_model",
     "collect_views",
     "compare",
+    "diagnose",
     "fit_policy",
     "measure_cost",
     "select_views",
 ]
 
 _HOME = {
+    "ADVI": "specs",
     "EM": "specs",
     "CategoricalLatent": "specs",
     "CategoricalMixture": "specs",
@@ -54,7 +71,10 @@ _HOME = {
     "GaussianLatent": "specs",
     "GaussianMixture": "specs",
     "LabelSets": "labels",
+    "OrdinalMixture": "specs",
     "Policy": "policy",
+    "PyroModel": "specs",
+    "RankingMixture": "specs",
     "TTAModule": "module",
     "VBTTAClassifier": "estimators",
     "VBTTARegressor": "estimators",
@@ -62,6 +82,7 @@ _HOME = {
     "as_model": "models",
     "collect_views": "collect",
     "compare": "comparison",
+    "diagnose": "diagnostics",
     "fit_policy": "fit",
     "measure_cost": "collect",
     "select_views": "select",

@@ -11,7 +11,7 @@ from vbtta.engines import fit_model
 from vbtta.labels import Array, LabelSets
 from vbtta.policy import ConvergenceWarning
 from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM, ModelSpec
+from vbtta.specs import EM, EngineSpec, ModelSpec
 
 _FOLDS = 5
 _MOST_INSTANCES = 20_000  # a choice needs no more than that
@@ -27,14 +27,16 @@ def folds_of(labels: LabelSets, seed: int) -> list[tuple[Array, Array]]:
 
 
 def cross_validated_scores(
-    predictions: ViewPredictions, labels: LabelSets, model: ModelSpec, engine: EM, *, task: str, seed: int
+    predictions: ViewPredictions, labels: LabelSets, model: ModelSpec, engine: EngineSpec, *, task: str, seed: int
 ) -> Array:
     """Log score of every held-out instance's label set, noise model included, in the order of the folds."""
-    quick = replace(engine, tol=max(engine.tol, 1e-6), max_steps=min(engine.max_steps, 300), keep_states=False)
+    quick = replace(engine, keep_states=False)
+    if isinstance(quick, EM):
+        quick = replace(quick, tol=max(quick.tol, 1e-6), max_steps=min(quick.max_steps, 300))
     scores = []
     for train, held in folds_of(labels, seed):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
-            policy = fit_model(predictions.take(train), labels.take(train), model, quick, task=task)
+            policy = fit_model(predictions.take(train), labels.take(train), model, quick, task=task, seed=seed)
         scores.append(policy.score(predictions.take(held), labels.take(held)))
     return np.concatenate(scores)

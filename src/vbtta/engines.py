@@ -1,6 +1,6 @@
 """One model and one engine on one data set: a policy."""
 
-__all__ = ["fit_model", "resolve"]
+__all__ = ["fit_model", "fit_without_labels", "resolve"]
 
 import warnings
 from dataclasses import replace
@@ -17,7 +17,18 @@ from vbtta.infer.mixture import mixture_problem
 from vbtta.labels import LabelSets
 from vbtta.policy import ConvergenceWarning, History, Policy
 from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM, CategoricalMixture, GaussianLatent, GaussianMixture, ModelSpec
+from vbtta.specs import (
+    ADVI,
+    CategoricalLatent,
+    CategoricalMixture,
+    EngineSpec,
+    GaussianLatent,
+    GaussianMixture,
+    ModelSpec,
+    OrdinalMixture,
+    PyroModel,
+    RankingMixture,
+)
 
 
 def resolve(model: ModelSpec, labels: LabelSets) -> ModelSpec:
@@ -34,13 +45,33 @@ def resolve(model: ModelSpec, labels: LabelSets) -> ModelSpec:
                 stacklevel=3,
             )
         if model.noise is None:
+            if isinstance(model, GaussianMixture) and model.component != "normal":
+                return replace(model, noise="none")  # heavy tails and a shared truth have no closed form
             return replace(model, noise="annotator" if labels.overlap and len(labels.annotator_names) > 1 else "none")
+        return model
+    if isinstance(model, OrdinalMixture):
+        return model if model.levels is not None else replace(model, levels=_levels(labels))
+    if isinstance(model, RankingMixture | PyroModel):
         return model
     return model if model.noise is not None else replace(model, noise=label_noise.default_noise(labels))
 
 
-def fit_model(predictions: ViewPredictions, labels: LabelSets, model: ModelSpec, engine: EM, *, task: str) -> Policy:
-    """Fit one resolved model to aligned data."""
+def fit_model(
+    predictions: ViewPredictions,
+    labels: LabelSets,
+    model: ModelSpec,
+    engine: EngineSpec,
+    *,
+    task: str,
+    seed: int = 0,
+    progress: bool = False,
+) -> Policy:
+    """Fit one resolved model to aligned data; the seed matters to ADVI alone."""
+    if isinstance(engine, ADVI):
+        from vbtta.infer.advi.engine import fit_advi
+
+        found = fit_advi(predictions, labels, model, engine, seed=seed, progress=progress)
+        return _advi_policy(found, predictions, model, engine, task, labels.annotator_names)
     problem, first = _problem(predictions, labels, model)
     ascent = ascend(problem, first, engine)
     if not ascent.converged:
@@ -68,6 +99,59 @@ def fit_model(predictions: ViewPredictions, labels: LabelSets, model: ModelSpec,
     )
 
 
+def fit_without_labels(
+    predictions: ViewPredictions, model: CategoricalMixture, engine: ADVI, *, seed: int = 0, progress: bool = False
+) -> Policy:
+    """Weights of a classifier's views from their agreement and confidence alone."""
+    from vbtta.infer.advi.engine import fit_unsupervised
+
+    plain = replace(model, noise="none", calibrate=False, weights="view", link="softmax")
+    found = fit_unsupervised(predictions, plain, engine, seed=seed, progress=progress)
+    return replace(_advi_policy(found, predictions, plain, engine, "classification", ()), unsupervised=True)
+
+
+def _advi_policy(
+    found: Any, predictions: ViewPredictions, model: ModelSpec, engine: ADVI, task: str, people: tuple[str, ...]
+) -> Policy:
+    if not found.converged:
+        warnings.warn(
+            f"{type(model).__name__}: the bound still moved at the end of {engine.steps} steps of ADVI; raise "
+            "ADVI(steps=...) or learning_rate",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
+    return Policy(
+        task=task,
+        names=predictions.names,
+        generated_names=predictions.generated_names,
+        model=model,
+        engine=engine,
+        posterior=found.posterior,
+        history=History(found.bounds, found.weights),
+        elbo=found.bound,
+        elbo_terms=found.terms,
+        converged=found.converged,
+        n_outputs=predictions.mean.shape[2],
+        classes=predictions.classes,
+        fingerprints=predictions.fingerprints,
+        annotator_names=people,
+        steps=found.steps,
+    )
+
+
+def _levels(labels: LabelSets) -> tuple[Any, ...]:
+    """The numbers that occur, in ascending order."""
+    if labels.value.dtype.kind not in "iufb" or labels.by_position:
+        raise ValueError(
+            f"labels such as {str(labels.value.flat[0])!r} have no order of their own; state it with "
+            "OrdinalMixture(levels=[...]), the lowest first"
+        )
+    levels = tuple(np.unique(labels.value).tolist())
+    if len(levels) < 2:
+        raise ValueError(f"labels have one level only, {levels[0]!r}; state all with OrdinalMixture(levels=[...])")
+    return levels
+
+
 def _problem(predictions: ViewPredictions, labels: LabelSets, model: ModelSpec) -> tuple[Any, Any]:
     if isinstance(model, GaussianMixture):
         if model.component != "normal":
@@ -75,6 +159,8 @@ def _problem(predictions: ViewPredictions, labels: LabelSets, model: ModelSpec) 
         return mixture_problem(predictions, labels, model, annotators=model.noise == "annotator")
     if isinstance(model, GaussianLatent):
         return latent_problem(predictions, labels, model, annotators=model.noise == "annotator")
+    if not isinstance(model, CategoricalMixture | CategoricalLatent):
+        raise ValueError(f"{type(model).__name__} has no closed form; use engine='advi'")
     noise = model.noise or label_noise.default_noise(labels)
     if isinstance(model, CategoricalMixture):
         return categorical_problem(predictions, labels, model, noise=noise)

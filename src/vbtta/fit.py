@@ -3,18 +3,20 @@
 __all__ = ["fit_policy"]
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta.crossval import cross_validated_scores
-from vbtta.engines import fit_model, resolve
+from vbtta.engines import fit_model, fit_without_labels, resolve
 from vbtta.labels import Array, LabelSets
 from vbtta.policy import Guard, GuardWarning, Policy
 from vbtta.predictions import ViewPredictions
 from vbtta.specs import (
+    ADVI,
     EM,
     CategoricalLatent,
     CategoricalMixture,
@@ -22,22 +24,28 @@ from vbtta.specs import (
     GaussianLatent,
     GaussianMixture,
     ModelSpec,
+    OrdinalMixture,
+    PyroModel,
+    RankingMixture,
 )
 
-_MODELS: dict[str, dict[str, type[ModelSpec]]] = {
+_MODELS: dict[str, dict[str, type[Any]]] = {
     "regression": {"mixture": GaussianMixture, "latent": GaussianLatent},
     "classification": {"mixture": CategoricalMixture, "latent": CategoricalLatent},
+    "ordinal": {"mixture": OrdinalMixture},
+    "ranking": {"mixture": RankingMixture},
 }
+_SLOW = "not checked: ADVI is too slow to be cross-validated; fit the same model with engine='em' to check it"
 _FEWEST = 5  # labelled instances below which nothing is held out
 
 
 def fit_policy(
     predictions: ViewPredictions,
-    labels: LabelSets | ArrayLike,
+    labels: LabelSets | ArrayLike | None,
     *,
     task: str,
-    model: ModelSpec | Literal["auto", "mixture", "latent"] = "auto",
-    engine: EngineSpec | Literal["auto", "em"] = "auto",
+    model: ModelSpec | Callable[..., None] | Literal["auto", "mixture", "latent"] = "auto",
+    engine: EngineSpec | Literal["auto", "em", "advi"] = "auto",
     guard: bool = True,
     seed: int = 0,
     progress: bool = False,
@@ -48,18 +56,22 @@ def fit_policy(
     ----------
     predictions : ViewPredictions
         A model's predictions for the calibration inputs under K views.
-    labels : LabelSets or array
-        One label or more for some or all of the inputs; arrays go through :meth:`LabelSets.from_array`.
-    task : {"regression", "classification"}
-    model : "auto", "mixture", "latent" or a model record
-        What is assumed. "auto" takes the pool with the better cross-validated log score.
-    engine : "auto", "em" or an engine record
-        How it is inferred.
+    labels : LabelSets, array or None
+        One label or more for some or all of the inputs; arrays go through :meth:`LabelSets.from_array`. None infers
+        a classification's weights from the views' agreement and confidence alone (`policy.unsupervised`).
+    task : {"regression", "classification", "ordinal", "ranking"}
+        Numbers; classes, whose logits the predictions are; ordered levels, from one score an input and view; rankings
+        of the C items that the predictions score (:meth:`LabelSets.from_rankings`). The last two are fitted by ADVI.
+    model : "auto", "mixture", "latent", a model record or a function
+        What is assumed. "auto" takes the pool with the better cross-validated log score (with ADVI the mixture). A
+        function is a Pyro model of the labels, as in :class:`PyroModel`.
+    engine : "auto", "em", "advi" or an engine record
+        How it is inferred; "auto" is EM where the model has one.
     guard : bool
         Whether to compare, by cross-validated log score, with the same model on the identity view alone, and fall
         back to that where the views are worse by more than one standard error.
     seed : int
-        Decides the folds.
+        Decides the folds, and the draws of ADVI.
     progress : bool
         Whether to say on the standard error stream what is being done.
 
@@ -84,30 +96,39 @@ def fit_policy(
         raise TypeError(
             f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
         )
+    if labels is None:
+        return _unsupervised(predictions, task, model, engine, seed, progress)
     labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
     labels = labels.align(len(predictions), predictions.ids)
     if not len(labels):
         raise ValueError("labels are empty: at least one instance needs a label")
     predictions.check_finite()
-    how = _engine(engine)
+    how = _engine(engine, model, task)
     enough = len(labels.labelled) >= _FEWEST
 
     scores: Array | None = None
-    if model == "auto" and enough:
+    if model == "auto" and enough and isinstance(how, EM):
         _say(progress, "choosing between mixture and latent pool")
         chosen, scores = _choose([kind() for kind in options.values()], predictions, labels, how, task, seed)
     else:
         chosen = resolve(_model("mixture" if model == "auto" else model, options, task), labels)
     _say(progress, f"fitting {type(chosen).__name__}")
-    policy = fit_model(predictions, labels, chosen, how, task=task)
+    policy = fit_model(predictions, labels, chosen, how, task=task, seed=seed, progress=progress)
     if not guard:
         return policy
+    if isinstance(how, ADVI):
+        return replace(policy, guard=Guard(False, False, 0.0, 0.0, _SLOW))
     _say(progress, "comparing with the identity view alone")
     return _guarded(policy, predictions, labels, how, scores, seed, enough)
 
 
 def _choose(
-    candidates: list[ModelSpec], predictions: ViewPredictions, labels: LabelSets, engine: EM, task: str, seed: int
+    candidates: list[ModelSpec],
+    predictions: ViewPredictions,
+    labels: LabelSets,
+    engine: EngineSpec,
+    task: str,
+    seed: int,
 ) -> tuple[ModelSpec, Array]:
     """The candidate with the better cross-validated log score, and its scores."""
     models = [resolve(candidate, labels) for candidate in candidates]
@@ -120,7 +141,7 @@ def _guarded(
     policy: Policy,
     predictions: ViewPredictions,
     labels: LabelSets,
-    engine: EM,
+    engine: EngineSpec,
     scores: Array | None,
     seed: int,
     enough: bool,
@@ -161,23 +182,55 @@ def _guarded(
     )
 
 
-def _model(model: ModelSpec | str, options: dict[str, type[ModelSpec]], task: str) -> ModelSpec:
+def _unsupervised(
+    predictions: ViewPredictions, task: str, model: Any, engine: EngineSpec | str, seed: int, progress: bool
+) -> Policy:
+    """Weights without labels."""
+    if task != "classification":
+        raise ValueError(f"labels=None is for task='classification'; task={task!r} needs labels")
+    model = CategoricalMixture() if model in ("auto", "mixture") else model
+    if not isinstance(model, CategoricalMixture):
+        raise ValueError(f"labels=None fits a CategoricalMixture; got model={model!r}")
+    how = ADVI() if engine in ("auto", "advi") else engine
+    if not isinstance(how, ADVI):
+        raise ValueError(f"labels=None needs engine='advi'; got {engine!r}")
+    predictions.check_finite()
+    policy = fit_without_labels(predictions, model, how, seed=seed, progress=progress)
+    reason = "unsupervised: without labels nothing can be compared with the identity view"
+    return replace(policy, guard=Guard(False, False, 0.0, 0.0, reason))
+
+
+def _model(model: ModelSpec | Callable[..., None] | str, options: dict[str, type[Any]], task: str) -> ModelSpec:
     if isinstance(model, str):
         if model not in options:
             raise ValueError(f"model must be 'auto', {', '.join(map(repr, options))} or a model record; got {model!r}")
-        return options[model]()
+        return options[model]()  # type: ignore[no-any-return]
+    if callable(model):
+        model = PyroModel(model)
+    if isinstance(model, PyroModel):
+        if task not in ("regression", "classification"):
+            raise ValueError(f"a model of your own is for regression and classification; got task={task!r}")
+        views: Any = _model(model.views or "mixture", {"mixture": options["mixture"]}, task)
+        return replace(model, views=views)
     if not isinstance(model, tuple(options.values())):
         fitting = ", ".join(kind.__name__ for kind in options.values())
         raise ValueError(f"model {type(model).__name__} is not for task={task!r}; use one of {fitting}")
     return model
 
 
-def _engine(engine: EngineSpec | str) -> EM:
-    if isinstance(engine, EM):
-        return engine
-    if engine in ("auto", "em"):
-        return EM()
-    raise ValueError(f"engine must be 'auto', 'em' or EM(...); got {engine!r}")
+def _engine(engine: EngineSpec | str, model: Any, task: str) -> EngineSpec:
+    closed = task in ("regression", "classification") and not callable(model) and not isinstance(model, PyroModel)
+    if isinstance(engine, EM | ADVI):
+        how = engine
+    elif engine in ("auto", "em", "advi"):
+        normal = getattr(model, "component", "normal") == "normal"
+        how = EM() if engine == "em" or (engine == "auto" and closed and normal) else ADVI()
+    else:
+        raise ValueError(f"engine must be 'auto', 'em', 'advi', EM(...) or ADVI(...); got {engine!r}")
+    if isinstance(how, EM) and not closed:
+        what = f"task={task!r}" if task in ("ordinal", "ranking") else "a model of your own"
+        raise ValueError(f"{what} has no closed form; use engine='advi'")
+    return how
 
 
 def _say(progress: bool, what: str) -> None:

@@ -225,7 +225,7 @@ class LabelSets:
         rows = [np.zeros(0) if order is None else _as_array(order, "orders") for order in orders]
         for place, row in enumerate(rows):
             if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
-                raise ValueError(f"orders[{place}] must be positions of items from 0, the best first; got {row.tolist()}")
+                raise ValueError(f"orders[{place}] must be positions of items, the best first; got {row.tolist()}")
             if len(np.unique(row)) < len(row):
                 raise ValueError(f"orders[{place}] names an item twice: {row.tolist()}")
         key = np.arange(len(rows)) if instance is None else _as_array(instance, "instance")
@@ -297,7 +297,9 @@ class LabelSets:
     def continuous(self, n_outputs: int) -> Array:
         """The labels as (J, C) floats."""
         if self.by_position:
-            raise ValueError("labels from counts or rankings are no numbers; a regression needs from_array or from_table")
+            raise ValueError(
+                "labels from counts or rankings are no numbers; a regression takes from_array or from_table"
+            )
         try:
             value = self.value.astype(np.float64)
         except (TypeError, ValueError):

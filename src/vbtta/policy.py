@@ -14,6 +14,13 @@ from vbtta._support.files import atomic_path
 from vbtta._support.fingerprints import conflict
 from vbtta._support.plain import from_plain, to_plain
 from vbtta._version import __version__
+from vbtta.infer.advi.ordered_posteriors import OrdinalPosterior, RankingPosterior
+from vbtta.infer.advi.posteriors import (
+    AdviCategoricalPosterior,
+    AdviLatentClassPosterior,
+    AdviLatentPosterior,
+    AdviMixturePosterior,
+)
 from vbtta.infer.categorical_latent_posterior import LatentClassPosterior
 from vbtta.infer.categorical_posterior import CategoricalPosterior
 from vbtta.infer.latent_fit import LatentPosterior
@@ -21,7 +28,7 @@ from vbtta.infer.mixture_posterior import MixturePosterior
 from vbtta.infer.posterior import Posterior
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import Prediction, ViewPredictions
-from vbtta.specs import EngineSpec, ModelSpec, spec_from_dict, spec_to_dict
+from vbtta.specs import ADVI, EngineSpec, ModelSpec, PyroModel, spec_from_dict, spec_to_dict
 
 _FORMAT, _VERSION = "vbtta-policy", 1
 _POSTERIORS: dict[str, type[Any]] = {
@@ -29,6 +36,14 @@ _POSTERIORS: dict[str, type[Any]] = {
     "GaussianLatent": LatentPosterior,
     "CategoricalMixture": CategoricalPosterior,
     "CategoricalLatent": LatentClassPosterior,
+}
+_ADVI_POSTERIORS: dict[str, type[Any]] = {
+    "GaussianMixture": AdviMixturePosterior,
+    "GaussianLatent": AdviLatentPosterior,
+    "CategoricalMixture": AdviCategoricalPosterior,
+    "CategoricalLatent": AdviLatentClassPosterior,
+    "OrdinalMixture": OrdinalPosterior,
+    "RankingMixture": RankingPosterior,
 }
 
 
@@ -105,6 +120,8 @@ class Policy:
         Whether the views were checked against the identity view alone, and what came of it.
     selection : Selection or None
         The cost-quality curve, where views were selected under a budget.
+    unsupervised : bool
+        Whether the weights were inferred without labels.
     fingerprints : dict
         By view name, what made the predictions of the fit; predictions made otherwise are refused.
     """
@@ -127,12 +144,14 @@ class Policy:
     selection: Selection | None = None
     fingerprints: dict[str, str] = field(default_factory=dict, repr=False)
     steps: tuple[Posterior, ...] = field(default=(), repr=False)
+    unsupervised: bool = False
 
     def __repr__(self) -> str:
         order = np.argsort(-self.weights, kind="stable")[:6]
         shown = ", ".join(f"{self.names[k]} {self.weights[k]:.3f}" for k in order if self.weights[k] > 0)
         used = int(np.count_nonzero(self.weights))
-        return f"Policy({self.task}, {type(self.model).__name__}, {used} of {len(self.names)} views: {shown})"
+        task = f"unsupervised {self.task}" if self.unsupervised else self.task
+        return f"Policy({task}, {type(self.model).__name__}, {used} of {len(self.names)} views: {shown})"
 
     @property
     def weights(self) -> Array:
@@ -180,9 +199,11 @@ class Policy:
         return self.posterior.score(self._views(predictions), aligned, self._people(aligned))
 
     def at_step(self, step: int) -> Self:
-        """The policy as it was after `step` updates, from 1; needs ``EM(keep_states=True)``."""
+        """The policy as it was after `step` updates, from 1; needs ``keep_states=True`` of the engine."""
         if not self.steps:
-            raise ValueError("states were not kept (or not saved); fit with engine=EM(keep_states=True)")
+            raise ValueError(
+                "states were not kept (or not saved); fit with keep_states=True, as in EM(keep_states=True)"
+            )
         if not 1 <= step <= len(self.steps):
             raise ValueError(f"step must be between 1 and {len(self.steps)}; got {step}")
         return replace(
@@ -224,6 +245,7 @@ class Policy:
             "elbo": self.elbo,
             "elbo_terms": self.elbo_terms,
             "converged": self.converged,
+            "unsupervised": self.unsupervised,
             "guard": to_plain(self.guard),
             "selection": to_plain(self.selection),
             "fingerprints": self.fingerprints,
@@ -258,13 +280,13 @@ class Policy:
 
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> Self:
-        model = spec_from_dict(data["model"])
+        model, engine = spec_from_dict(data["model"]), spec_from_dict(data["engine"])
         policy = cls(
             task=data["task"],
             names=from_plain(tuple[str, ...], data["views"]),
             model=model,
-            engine=spec_from_dict(data["engine"]),
-            posterior=from_plain(_POSTERIORS[type(model).__name__], data["posterior"]),
+            engine=engine,
+            posterior=from_plain(_posterior_kind(model, engine), data["posterior"]),
             history=from_plain(History, data["history"]),
             elbo=from_plain(float, data["elbo"]),
             elbo_terms={name: from_plain(float, value) for name, value in data["elbo_terms"].items()},
@@ -274,6 +296,7 @@ class Policy:
             annotator_names=from_plain(tuple[str, ...], data["annotators"]),
             generated_names=from_plain(bool, data["generated_names"]),
             fitted=from_plain(tuple[str, ...], data["fitted"]),
+            unsupervised=from_plain(bool, data.get("unsupervised", False)),
             guard=from_plain(Guard, data["guard"]),
             selection=from_plain(Selection | None, data["selection"]),
             fingerprints={name: from_plain(str, text) for name, text in data.get("fingerprints", {}).items()},
@@ -335,6 +358,11 @@ class Policy:
             return np.full(len(labels), place, dtype=np.intp)
         known = {name: place for place, name in enumerate(self.annotator_names)}
         return np.array([known.get(name, -1) for name in labels.annotator_names], dtype=np.intp)[labels.annotator]
+
+
+def _posterior_kind(model: ModelSpec, engine: EngineSpec) -> type[Any]:
+    views = model.views if isinstance(model, PyroModel) and model.views is not None else model
+    return (_ADVI_POSTERIORS if isinstance(engine, ADVI) else _POSTERIORS)[type(views).__name__]
 
 
 def _json(data: dict[str, Any]) -> str:

@@ -207,7 +207,7 @@ class OrdinalMixture:
         )
         if self.levels is not None:
             if isinstance(self.levels, str) or len(self.levels) < 2 or len(set(self.levels)) < len(self.levels):
-                raise ValueError(f"levels must be two different values or more, in ascending order; got {self.levels!r}")
+                raise ValueError(f"levels must be two values or more, all different, ascending; got {self.levels!r}")
             object.__setattr__(self, "levels", tuple(self.levels))
 
 

@@ -1,0 +1,208 @@
+"""Ascent on a bound: reparametrised gradients of a full-rank normal, Adam, a cosine of step lengths.
+
+With importance weights r_i = P(data, u_i) / Q(u_i) of M particles the Renyi bound of order a is
+
+    L_a = 1/(1 - a) ln (1/M) sum_i r_i^(1-a),   a -> 1: the ELBO,  a = 0: the importance-weighted bound.
+
+Its gradient is taken along the draws' paths alone: sum_i (a s_i + (1 - a) s_i^2) d ln r_i / du_i du_i, with
+s_i proportional to r_i^(1-a). For a = 1 that is the estimator whose noise vanishes as Q nears the posterior, and one
+particle gives the same for every a. G. Roeder, Y. Wu, D. Duvenaud, "Sticking the landing" (2017); G. Tucker,
+D. Lawson, S. Gu, C. Maddison, "Doubly reparameterized gradient estimators for Monte Carlo objectives" (2019).
+"""
+
+__all__ = ["AdviAscent", "DivergenceError", "LogDensity", "ascend", "bound_of", "estimate_bound"]
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from scipy import linalg, special
+
+from vbtta.labels import Array
+from vbtta.specs import ADVI
+
+_LOG_2PI = math.log(2 * math.pi)
+_LARGEST = 2000  # unconstrained parameters of a full-rank normal
+_FIRST_SCALE = 0.1  # of Q, at most
+_MOMENTUM, _MEMORY, _SMALL = 0.9, 0.99, 1e-8  # of Adam; a short memory, as the cosine is short
+_WARM_UP = 0.05  # share of the steps over which the step length rises
+_SETTLED = 1e-3  # relative change of the running bound at which a run counts as converged
+_FINAL_DRAWS = 1024  # for the bound that is reported
+
+
+class DivergenceError(RuntimeError):
+    """The bound was not finite, also with a shorter step."""
+
+
+class LogDensity(Protocol):
+    """A log density on the unconstrained space."""
+
+    start: Array  # (D,)
+
+    @property
+    def n_units(self) -> int:
+        """Number of independent units of data."""
+        ...
+
+    def value_and_gradient(self, vectors: Array, units: Array | None = None) -> tuple[Array, Array]:
+        """Values (M,) and gradients (M, D), from some units or all."""
+        ...
+
+    def value(self, vectors: Array) -> Array:
+        """Values (M,)."""
+        ...
+
+
+class AdviAscent(NamedTuple):
+    """Where an ascent ended and how it got there."""
+
+    mean: Array  # (D,)
+    factor: Array  # (D, D)
+    bounds: Array  # (T,): one estimate a step
+    means: Array  # (T, D): of Q, before each step
+    factors: list[Array]  # likewise, or empty
+    converged: bool
+
+
+def ascend(
+    density: LogDensity, engine: ADVI, seed: int, n_labels: float, report: Callable[[int, float], None] | None = None
+) -> AdviAscent:
+    """Climb for all steps; a bound that is not finite is retried once, with a tenth of the step length."""
+    D = len(density.start)
+    if D > _LARGEST:
+        raise ValueError(
+            f"the model has {D} parameters, and a full-rank normal is kept for at most {_LARGEST}; use "
+            "noise='annotator' instead of confusion matrices, fewer views, or engine='em'"
+        )
+    for shrink in (1.0, 0.1):
+        found = _run(density, engine, shrink * engine.learning_rate, seed, n_labels, report)
+        if isinstance(found, AdviAscent):
+            return found
+    raise DivergenceError(
+        f"the bound was not finite in step {found} with learning_rate={engine.learning_rate:g}, and a tenth of it did "
+        "not help; try a smaller ADVI(learning_rate=...), more particles, bound='elbo', or look for extreme values "
+        "among the predictions and labels"
+    )
+
+
+def _run(
+    density: LogDensity,
+    engine: ADVI,
+    learning_rate: float,
+    seed: int,
+    n_labels: float,
+    report: Callable[[int, float], None] | None,
+) -> AdviAscent | int:
+    """The ascent, or the step in which the bound was not finite."""
+    rng = np.random.default_rng(seed)
+    mean, D = density.start.copy(), len(density.start)
+    factor = min(_FIRST_SCALE, 1 / math.sqrt(max(n_labels, 1.0))) * np.eye(D)
+    adam_mean, adam_factor = _Adam(mean.shape), _Adam(factor.shape)
+    below, diagonal = np.tril(np.ones((D, D)), -1), np.arange(D)
+    bounds, means, factors = np.empty(engine.steps), np.empty((engine.steps, D)), []
+    with np.errstate(all="ignore"):
+        for step in range(engine.steps):
+            means[step] = mean
+            if engine.keep_states:
+                factors.append(factor.copy())
+            noise = rng.standard_normal((engine.particles, D))
+            units = None
+            if engine.batch_size is not None and engine.batch_size < density.n_units:
+                units = rng.integers(density.n_units, size=engine.batch_size)
+            value, slope = density.value_and_gradient(mean + noise @ factor.T, units)
+            log_ratio = value - _log_q(noise, factor)
+            bounds[step] = bound_of(log_ratio, engine.order)
+            if not (np.isfinite(bounds[step]) and np.isfinite(slope).all()):
+                return step + 1
+            path = slope + linalg.solve_triangular(factor, noise.T, lower=True, trans="T", check_finite=False).T
+            path *= _coefficients(log_ratio, engine.order)[:, None]
+            length = learning_rate * _schedule((step + 0.5) / engine.steps)
+            mean = mean + adam_mean.step(path.sum(axis=0), length)
+            outer = path.T @ noise  # (D, D): d bound / d L
+            old = factor[diagonal, diagonal]
+            outer[diagonal, diagonal] *= old  # the diagonal is exp of its parameter
+            change = adam_factor.step(outer, length)
+            factor = factor + below * change * _row_scale(factor)
+            factor[diagonal, diagonal] = old * np.exp(change[diagonal, diagonal])
+            if report is not None:
+                report(step, float(bounds[step]))
+    if not np.isfinite(factor).all():
+        return engine.steps
+    return AdviAscent(mean, factor, bounds, means, factors, _settled(bounds, n_labels))
+
+
+def bound_of(log_ratio: Array, order: float) -> float:
+    """The Renyi bound of an order from log importance weights (M,)."""
+    if order == 1:
+        return float(log_ratio.mean())
+    power = 1 - order
+    return float((special.logsumexp(power * log_ratio) - math.log(len(log_ratio))) / power)
+
+
+def estimate_bound(
+    density: LogDensity, mean: Array, factor: Array, engine: ADVI, seed: int
+) -> tuple[float, dict[str, float]]:
+    """The bound from many draws and all data, and its terms: J (plus) and Pi (minus)."""
+    rng = np.random.default_rng([seed, 1])
+    repeats = max(1, _FINAL_DRAWS // engine.particles)
+    joint, log_q = np.empty((repeats, engine.particles)), np.empty((repeats, engine.particles))
+    for row in range(repeats):
+        noise = rng.standard_normal((engine.particles, len(mean)))
+        joint[row] = density.value(mean + noise @ factor.T)
+        log_q[row] = _log_q(noise, factor)
+    bound = float(np.mean([bound_of(one, engine.order) for one in joint - log_q]))
+    terms = {"J_joint": float(joint.mean()), "Pi_q": float(log_q.mean())}
+    if engine.order != 1:
+        terms["J_tightening"] = bound - terms["J_joint"] + terms["Pi_q"]
+    return bound, terms
+
+
+def _log_q(noise: Array, factor: Array) -> Array:
+    log_det = np.log(np.diagonal(factor)).sum()
+    return np.asarray(-0.5 * (noise**2).sum(axis=1) - log_det - 0.5 * noise.shape[1] * _LOG_2PI)
+
+
+def _coefficients(log_ratio: Array, order: float) -> Array:
+    share = special.softmax((1 - order) * log_ratio)
+    return np.asarray(order * share + (1 - order) * share**2)
+
+
+def _row_scale(factor: Array) -> Array:
+    """Size of each row of L: its entries move in proportion, whatever the parameter's posterior width."""
+    return np.asarray(np.sqrt((factor**2).sum(axis=1, keepdims=True)))
+
+
+def _schedule(progress: float) -> float:
+    """Step length over its largest: a short rise, then half a cosine down to zero."""
+    if progress < _WARM_UP:
+        return progress / _WARM_UP
+    return 0.5 * (1 + math.cos(math.pi * (progress - _WARM_UP) / (1 - _WARM_UP)))
+
+
+def _settled(bounds: Array, n_labels: float) -> bool:
+    """Whether the running mean of the bound has hardly changed, or no more than by chance, since the steps got short.
+
+    The last tenth is compared with the tenth up to 70 %: any later the steps are too short for a change to show.
+    """
+    window, T = max(1, len(bounds) // 10), len(bounds)
+    last, before = bounds[T - window :], bounds[max(0, (7 * T) // 10 - window) : (7 * T) // 10]
+    if not len(before):
+        return False
+    change = abs(last.mean() - before.mean())
+    chance = math.sqrt((last.var() + before.var()) / window)
+    return bool(change <= _SETTLED * max(abs(float(last.mean())), n_labels) + 2 * chance)
+
+
+class _Adam:
+    """D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization" (2015), upwards."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._first, self._second, self._time = np.zeros(shape), np.zeros(shape), 0
+
+    def step(self, gradient: Array, length: float) -> Array:
+        self._time += 1
+        self._first += (1 - _MOMENTUM) * (gradient - self._first)
+        self._second += (1 - _MEMORY) * (gradient**2 - self._second)
+        size = np.sqrt(self._second / (1 - _MEMORY**self._time)) + _SMALL
+        return np.asarray(length * self._first / (1 - _MOMENTUM**self._time) / size)
