@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import random_problem
 from scipy import special, stats
 
+from problems import random_problem
 from vbtta import EM, GaussianLatent, GaussianMixture, LabelSets, ViewPredictions, fit_policy
 from vbtta.infer.accelerate import ascend
 from vbtta.infer.latent_fit import latent_problem

@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from problems import random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
+from problems import random_problem
 from vbtta import EM, GaussianMixture, LabelSets, ViewPredictions, fit_policy
 from vbtta.infer import continuous
 from vbtta.infer.accelerate import ascend
@@ -123,7 +123,7 @@ def test_seven_terms_by_their_definitions(rng: np.random.Generator) -> None:
 
 
 def log_marginal(residual: np.ndarray, design: np.ndarray, beta: float, nu: float, V: float) -> float:
-    """ln of the integral over theta and Lambda of prod N(r | H theta, 1/Lambda): theta exactly, Lambda by quadrature."""
+    """ln of the integral of prod N(r | H theta, 1/Lambda) over theta (exactly) and Lambda (by quadrature)."""
     n = len(residual)
     if n == 0:
         return 0.0

@@ -24,7 +24,10 @@ T = TypeVar("T")
 class Problem(Protocol[S, T]):
     """What an ascent needs to know of a model and its data."""
 
-    n_labels: float
+    @property
+    def n_labels(self) -> float:
+        """J, which the tolerance is per."""
+        ...
 
     def evaluate(self, state: S) -> tuple[float, T]:
         """The bound at a state and the statistics for the next update: one pass over the data."""

@@ -30,9 +30,9 @@ def eliminate(information: Array, n_weights: int, nuisance_prior: Array) -> Arra
 def weight_intervals(estimate: Array, known: WeightInformation, level: float) -> Array:
     """Intervals (K, 2) at a level, around the likelihood's maximum; they hold the estimate too.
 
-    A free weight gets the interval of its square root's normal approximation, whose variance hardly depends
-    on the weight. A view whose weight is zero gets [0, u], u the quantile of its profile likelihood; and what it might
-    take from the others lowers their limits.
+    A free weight gets a normal interval below and, above, that of its square root, which is longer: a small weight
+    may well have been a larger one. A view whose weight is zero gets [0, u], u the quantile of its profile
+    likelihood; and what it might take from the others lowers their limits.
     """
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
@@ -40,12 +40,10 @@ def weight_intervals(estimate: Array, known: WeightInformation, level: float) ->
     free = np.flatnonzero(weights > 0)
     moves = _tangent(weights, free)  # (K, F - 1): directions that keep the sum and the zeros
     covariance = moves @ np.linalg.pinv(moves.T @ known.information @ moves, hermitian=True) @ moves.T
-    root = np.sqrt(weights[free])
-    error = np.sqrt(np.maximum(np.diagonal(covariance)[free], 0))
-    reach = special.ndtri(0.5 + 0.5 * level) * error / (2 * root)
+    reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(np.maximum(np.diagonal(covariance)[free], 0))
     bounds = np.zeros((len(weights), 2))
-    bounds[free, 0] = np.maximum(root - reach, 0) ** 2
-    bounds[free, 1] = (root + reach) ** 2
+    bounds[free, 0] = np.maximum(weights[free] - reach, 0)
+    bounds[free, 1] = weights[free] + reach + reach**2 / (4 * weights[free])
     dropped = np.flatnonzero((weights == 0) | (estimate == 0))
     for k in dropped:
         bounds[k] = 0, max(bounds[k, 1], _upper_limit(known.profile[k], level))
