@@ -5,11 +5,13 @@ __all__ = ["summary_of"]
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import special
 
 if TYPE_CHECKING:
     from vbtta.diagnostics.diagnosis import Diagnosis
 
 _SMALL = 0.01  # p-values below that are worth a remark, given that several are looked at
+_RARE = 0.001  # chance of so many rejections among Gaussian draws
 _MOVED = 0.2  # total variation of weights that hang on a prior
 _ALIKE = 0.9  # overlap of views that do the same
 
@@ -73,7 +75,7 @@ def _overlap(found: "Diagnosis") -> list[str]:
         value, a, b = max(pairs)
         return [f"No two views explain the same labels; nearest are {names[b]} and {names[a]} (overlap {value:.2f})."]
     shown = [f"{names[b]} and {names[a]} ({value:.2f})" for value, a, b in alike]
-    return [f"Views that explain the same labels, so that one may do (overlap): {_list(shown)}."]
+    return [f"Views that explain the same labels (overlap): {_list(shown)}."]
 
 
 def _influence(found: "Diagnosis") -> list[str]:
@@ -124,10 +126,13 @@ def _normality(found: "Diagnosis") -> list[str]:
     lines = []
     for k in np.flatnonzero(part.tested):
         shares = (part.henze_zirkler[k], part.anderson_darling[k], part.shapiro_wilk[k])
-        limit = part.level + 2 * np.sqrt(part.level * (1 - part.level) / part.tested[k])
-        mark = "! " if max(shares) > max(limit, 2 * part.level) else ""
+        n = int(part.tested[k])
+        chance = min(
+            float(special.bdtrc(round(share * n) - 1, n, part.level)) for share in shares
+        )  # of so many or more
+        mark = "! " if chance < _RARE else ""
         lines.append(
-            f"{mark}{part.names[k]}: draws are not Gaussian for {100 * shares[0]:.0f} % of {part.tested[k]} inputs "
+            f"{mark}{part.names[k]}: draws are not Gaussian for {100 * shares[0]:.0f} % of {n} inputs "
             f"(Henze-Zirkler; Anderson-Darling {100 * shares[1]:.0f} %, Shapiro-Wilk {100 * shares[2]:.0f} %); "
             f"{100 * part.level:.0f} % is what chance gives."
         )

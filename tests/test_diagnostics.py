@@ -1,0 +1,330 @@
+"""Diagnostics: tests hold their level and have power, simulated labels fit, influence and drift point the right way."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import vbtta
+from vbtta import EM, CategoricalMixture, LabelSets, ViewPredictions, diagnostics, fit_policy
+from vbtta.augment import CutMix, GaussianNoise, Mixup, RowStreams
+from vbtta.collect import collect_views
+from vbtta.diagnostics import (
+    anderson_darling,
+    diagnose,
+    drift_of,
+    effective_views,
+    henze_zirkler,
+    holm,
+    influence_of,
+    normality_of,
+    overlap_of,
+    predictive_checks,
+    prior_sensitivity,
+    shapiro_wilk,
+)
+from vbtta.diagnostics.normality import qq_points
+
+NAMES = ["identity", "twin", "noise"]
+
+
+def ages(seed=0, n=400, labels=1, spread=1.0):
+    """Two good views with one error each, a useless one, and labels around the truth."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=n)
+    f = np.stack([truth + 0.4 * rng.normal(size=n), truth + 0.5 * rng.normal(size=n), rng.normal(size=n)], axis=1)
+    y = truth[:, None] + 0.3 * spread * rng.normal(size=(n, labels))
+    return ViewPredictions(f[:, :, None], names=NAMES), y
+
+
+def crowd(seed=0, n=400, accuracy=0.8):
+    """Calibrated logits and three people who are right so often, or else anywhere."""
+    rng = np.random.default_rng(seed)
+    logits = 2.0 * rng.normal(size=(n, 1, 4)) + 0.5 * rng.normal(size=(n, 3, 4)) * np.array([0.5, 1, 4])[:, None]
+    proba = np.exp(logits[:, 0]) / np.exp(logits[:, 0]).sum(axis=1, keepdims=True)
+    truth = (rng.random((n, 1)) > proba.cumsum(axis=1)).sum(axis=1)
+    wrong = (truth[:, None] + rng.integers(1, 4, (n, 3))) % 4
+    y = np.where(rng.random((n, 3)) < accuracy, truth[:, None], wrong)
+    return ViewPredictions(logits, names=NAMES), y
+
+
+# -- normality ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "d"), [(30, 2), (150, 2), (60, 3), (40, 7)])
+def test_the_henze_zirkler_statistic_is_pingouins(n, d, rng):
+    import pingouin
+
+    for sample in (rng.normal(size=(n, d)), rng.gamma(2.0, size=(n, d)) @ rng.normal(size=(d, d)) + 5):
+        found, expected = henze_zirkler(sample), pingouin.multivariate_normality(sample)
+        assert found.statistic == pytest.approx(expected.hz, abs=1e-6)
+        if d <= 2 and n >= 100:
+            assert found.p_value == pytest.approx(expected.pval, abs=1e-6)
+
+
+@pytest.mark.parametrize(("n", "d"), [(100, 1), (120, 2), (30, 2), (30, 5)])
+def test_henze_zirkler_p_values_are_uniform_under_the_null(n, d, rng):
+    p_values = [henze_zirkler(rng.normal(size=(n, d))).p_value for _ in range(1000)]
+    assert stats.kstest(p_values, "uniform").pvalue > 0.01
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 4))
+def test_henze_zirkler_does_not_depend_on_units(seed, d):
+    rng = np.random.default_rng(seed)
+    sample = rng.exponential(size=(40, d))
+    change = rng.normal(size=(d, d)) + 3 * np.eye(d)
+    moved = henze_zirkler(sample @ change + rng.normal(size=d))
+    assert moved.statistic == pytest.approx(henze_zirkler(sample).statistic, rel=1e-6)
+
+
+def test_directions_without_variance_are_left_out(rng):
+    sample = rng.exponential(size=(60, 2))
+    padded = np.column_stack([sample, sample.sum(axis=1), np.full(60, 7.0)])
+    assert henze_zirkler(padded).dimension == 2
+    assert henze_zirkler(padded).statistic == pytest.approx(henze_zirkler(sample).statistic)
+    with pytest.raises(ValueError, match="must vary"):
+        henze_zirkler(np.ones((10, 2)))
+    with pytest.raises(ValueError, match="finite array"):
+        henze_zirkler([[np.nan, 1.0], [2.0, 3.0]])
+
+
+def test_anderson_darling_and_shapiro_wilk_hold_their_level_and_have_power(rng):
+    normal, skewed = rng.normal(size=(60, 800)), rng.exponential(size=(60, 100))
+    statistic, p_values = anderson_darling(normal)
+    assert stats.kstest(p_values, "uniform").pvalue > 0.01
+    assert stats.kstest(shapiro_wilk(normal)[1], "uniform").pvalue > 0.01
+    assert (anderson_darling(skewed)[1] < 0.05).mean() > 0.9
+    assert (shapiro_wilk(skewed)[1] < 0.05).mean() > 0.9
+    one = np.sort((normal[:, 0] - normal[:, 0].mean()) / normal[:, 0].std(ddof=1))
+    terms = [(2 * i + 1) * (stats.norm.logcdf(one[i]) + stats.norm.logsf(one[-1 - i])) for i in range(60)]
+    assert statistic[0] == pytest.approx(-60 - np.mean(terms))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_steps_down(values):
+    corrected, p = holm(values), np.array(values)
+    order = np.argsort(p)
+    expected, running = np.empty(len(p)), 0.0
+    for step, place in enumerate(order):
+        running = max(running, (len(p) - step) * p[place])
+        expected[place] = min(running, 1)
+    np.testing.assert_allclose(corrected, expected)
+    assert (corrected >= p).all()
+
+
+@pytest.mark.parametrize("draws", [8, 40])
+def test_scores_of_few_draws_are_exactly_normal(draws, rng):
+    scores = np.concatenate([qq_points(5 + 3 * rng.normal(size=(draws, 1))).ravel() for _ in range(400)])
+    assert stats.kstest(scores, "norm").pvalue > 0.01
+
+
+def test_mixup_at_a_tail_point_is_rejected_and_gaussian_noise_is_not(rng):
+    pool = rng.normal(size=(10_000, 2))
+    tail = np.broadcast_to([3.0, 3.0], (200, 2))
+
+    def p_value(view):
+        return henze_zirkler(view(tail, RowStreams(0, view.name, 0, range(200)))).p_value
+
+    assert p_value(Mixup(0.5, pool)) < 1e-6
+    assert p_value(CutMix(0.5, pool)) < 1e-6
+    assert p_value(GaussianNoise(0.3)) > 0.05
+
+
+def test_draws_of_collected_views_are_tested_in_output_space(rng):
+    pool, inputs = rng.normal(size=(500, 3)), 2 + rng.normal(size=(40, 3))
+    linear = rng.normal(size=(3, 2))
+    views = [vbtta.augment.Identity(), GaussianNoise(0.2), Mixup(0.5, pool)]
+    predictions = collect_views(lambda batch: batch @ linear, inputs, views, draws=60, keep_draws=40)
+    found = normality_of(predictions.draws, predictions.names)
+    assert list(found.tested) == [0, 40, 40]
+    assert np.isnan(found.henze_zirkler[0])
+    for shares in (found.henze_zirkler, found.anderson_darling, found.shapiro_wilk):
+        assert shares[1] < 0.2
+        assert shares[2] > 0.8
+    np.testing.assert_allclose(found.qq_draws[1], found.qq_normal, atol=0.3)
+    assert np.isnan(found.qq_draws[0]).all()
+
+
+def test_normality_refuses_what_it_cannot_test():
+    with pytest.raises(ValueError, match="must be \\(n, K, M, C\\)"):
+        normality_of(np.zeros((5, 2, 3)))
+    with pytest.raises(ValueError, match="at least 8 draws"):
+        normality_of(np.zeros((5, 2, 3, 1)))
+    with pytest.raises(ValueError, match="names must be 2 strings"):
+        normality_of(np.zeros((5, 2, 10, 1)), ["one"])
+
+
+# -- views --------------------------------------------------------------------------------------
+
+
+def test_effective_views():
+    assert effective_views(np.full(5, 0.2)) == pytest.approx(5)
+    assert effective_views(np.array([1.0, 0, 0])) == 1
+
+
+def test_copies_of_a_view_overlap_and_different_views_do_not():
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=600)
+    first = rng.random(600) < 0.5  # one view is right where the other is far off
+    good, bad = truth + 0.05 * rng.normal(size=(2, 600)), truth + 3 * rng.normal(size=(2, 600))
+    a, b = np.where(first, good[0], bad[0]), np.where(first, bad[1], good[1])
+    predictions = ViewPredictions(np.stack([a, a + 1e-3 * rng.normal(size=600), b], axis=1)[:, :, None], names=NAMES)
+    few = EM(max_steps=10, tol=0, accelerate=False)  # before the copy is dropped, as it would be in the end
+    policy = fit_policy(predictions, truth, task="regression", model="mixture", engine=few, guard=False)
+    found = overlap_of(policy, predictions, LabelSets.from_array(truth))
+    assert found.share.sum() == pytest.approx(1)
+    np.testing.assert_allclose(np.diagonal(found.matrix), 1)
+    assert np.all((found.matrix >= 0) & (found.matrix <= 1 + 1e-12))
+    assert found.names == tuple(NAMES)
+    assert found.matrix[0, 1] > 0.8
+    assert max(found.matrix[2, :2]) < 0.2
+
+
+def test_influence_says_which_view_is_missed():
+    predictions, y = ages(n=600)
+    policy = fit_policy(predictions, y, task="regression", model="latent", guard=False)
+    found = influence_of(policy, predictions, LabelSets.from_array(y))
+    without = fit_policy(predictions.select(["twin", "noise"]), y, task="regression", model=policy.model, guard=False)
+    assert found.bound[0] == pytest.approx(without.elbo - policy.elbo, abs=1e-3)
+    assert found.score[0] < -2 * found.standard_error[0] < 0
+    assert found.score[0] < found.score[1] < 0
+    assert abs(found.score[2]) < 3 * found.standard_error[2] + 1e-3
+    assert all(found.score[k] == 0 for k in range(3) if policy.weights[k] == 0)
+
+
+# -- checks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["mixture", "latent"])
+def test_label_sets_of_the_model_pass_the_predictive_checks(model):
+    predictions, y = crowd(n=800)
+    policy = fit_policy(predictions, y, task="classification", model=model, guard=False)
+    checks = predictive_checks(policy, predictions, LabelSets.from_array(y))
+    assert {"share of pairs of labels that agree", "frequency of class 0"} <= {check.statistic for check in checks}
+    assert min(check.p_value for check in checks) > 0.01
+    assert all(check.low <= check.expected <= check.high for check in checks)
+
+
+def test_numbers_pass_the_predictive_checks_with_and_without_annotators():
+    predictions, y = ages(n=800, labels=2)
+    for labels in (LabelSets.from_array(y, annotators="columns"), LabelSets.from_array(y[:, 0])):
+        policy = fit_policy(predictions, labels, task="regression", model="latent", guard=False)
+        checks = predictive_checks(policy, predictions, labels)
+        assert ("spread among the labels of an instance" in {check.statistic for check in checks}) == (
+            labels.annotator is not None
+        )
+        assert min(check.p_value for check in checks) > 0.01
+
+
+def test_a_wrong_model_fails_the_predictive_checks():
+    predictions, y = crowd(n=800, accuracy=0.95)
+    # without a noise model labels are independent given the views: they agree more often than that
+    policy = fit_policy(predictions, y, task="classification", model=CategoricalMixture(noise="none"), guard=False)
+    checks = {check.statistic: check for check in predictive_checks(policy, predictions, LabelSets.from_array(y))}
+    agreement = checks["share of pairs of labels that agree"]
+    assert agreement.p_value < 0.01
+    assert agreement.observed > agreement.high
+    predictions, y = ages()
+    heavy = y + (np.random.default_rng(1).random(y.shape) < 0.02) * 30
+    policy = fit_policy(predictions, heavy, task="regression", model="latent", guard=False)
+    found = predictive_checks(policy, predictions, LabelSets.from_array(heavy))
+    assert min(check.p_value for check in found) < 0.01
+
+
+def test_the_agreement_of_pairs_counts_counts():
+    predictions, y = crowd(n=60)
+    counts = np.stack([(y == c).sum(axis=1) for c in range(4)], axis=1)
+    policy = fit_policy(predictions, y, task="classification", model="mixture", guard=False)
+    pairs = np.mean([(y[:, a] == y[:, b]) for a, b in ((0, 1), (0, 2), (1, 2))])
+    for labels in (LabelSets.from_array(y), LabelSets.from_counts(counts)):
+        checks = {check.statistic: check for check in predictive_checks(policy, predictions, labels, simulations=5)}
+        assert checks["share of pairs of labels that agree"].observed == pytest.approx(pairs)
+
+
+def test_prior_sensitivity_names_the_prior_that_matters():
+    predictions, y = ages(n=30)
+    policy = fit_policy(predictions, y, task="regression", model=vbtta.GaussianLatent(shrinkage=300.0), guard=False)
+    found = prior_sensitivity(policy, predictions, LabelSets.from_array(y))
+    assert {one.prior for one in found} == {"shrinkage", "beta"}
+    worst = max(found, key=lambda one: one.distance)
+    assert worst.prior == "shrinkage"
+    assert 0.01 < worst.distance <= 1
+
+
+# -- drift --------------------------------------------------------------------------------------
+
+
+def test_drift_is_seen_where_there_is_some_and_only_there():
+    predictions, y = ages(0, n=1000)
+    policy = fit_policy(predictions, y, task="regression", model="mixture", guard=False)
+    same, _ = ages(1, n=1000)
+    assert not drift_of(policy, predictions, same).drifted
+    apart = ViewPredictions(same.mean + np.array([0, 1.0, 0])[:, None], names=NAMES)
+    found = drift_of(policy, predictions, apart)
+    assert found.drifted
+    assert {check.signal for check in found.checks} == {"predicted deviation", "disagreement", "prediction"}
+    views, labels = crowd(0, n=1000)
+    policy = fit_policy(views, labels, task="classification", model="mixture", guard=False)
+    same, _ = crowd(1, n=1000)
+    assert not drift_of(policy, views, same).drifted
+    duller = drift_of(policy, views, ViewPredictions(0.5 * same.mean, names=NAMES))
+    shift = {check.signal: check.shift for check in duller.checks}
+    assert duller.drifted
+    assert shift["confidence"] < -0.2
+
+
+# -- all together -------------------------------------------------------------------------------
+
+
+def test_a_diagnosis_reads_as_text_and_as_json(rng):
+    predictions, y = crowd(n=300)
+    labels = LabelSets.from_array(y, annotators="columns")
+    policy = fit_policy(predictions, labels, task="classification", model="latent", guard=False)
+    draws = predictions.mean[:30, :, None] + rng.normal(size=(30, 3, 40, 4)) * np.array([0, 1, 1])[:, None, None]
+    draws[:, 2] = np.exp(draws[:, 2])
+    incoming = ViewPredictions(predictions.mean * 0.3, names=NAMES)
+    found = diagnose(policy, predictions, labels, draws, incoming=incoming)
+    text = str(found)
+    assert text == found.summary()
+    assert "views have weight" in text
+    assert "Estimated accuracy of the labels: annotator_0" in text
+    assert "! noise: draws are not Gaussian for" in text
+    assert "! Incoming views differ from calibration time" in text
+    assert "! twin: draws" not in text
+    assert "Diagnosis(classification: 3 views" in repr(found)
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert plain["normality"]["henze_zirkler"][0] is None
+    assert plain["effective_views"] == pytest.approx(found.effective_views)
+    assert len(found.plot().axes) == 2
+
+
+def test_a_diagnosis_without_labels_or_draws_says_what_is_missing():
+    predictions, y = ages(n=100)
+    policy = fit_policy(predictions, y, task="regression", model="latent", guard=False)
+    found = diagnose(policy, predictions)
+    assert found.overlap is None
+    assert found.influence is None
+    assert "not tested: there are none" in str(found)
+    with pytest.raises(ValueError, match="no draws"):
+        found.plot()
+    quick = diagnose(policy, predictions, y, refit=False)
+    assert quick.influence is None
+    assert quick.predictive is not None
+
+
+def test_draws_are_taken_from_the_predictions(rng):
+    predictions, y = ages(n=100)
+    kept = ViewPredictions(
+        predictions.mean, names=NAMES, draws=predictions.mean[:20, :, None] + rng.normal(size=(20, 3, 30, 1))
+    )
+    policy = fit_policy(predictions, y, task="regression", model="latent", guard=False)
+    assert diagnose(policy, kept).normality.tested.tolist() == [20, 20, 20]
+
+
+def test_the_function_is_public():
+    assert vbtta.diagnose is diagnostics.diagnose
