@@ -12,6 +12,9 @@ test: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
+docs: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e ".[docs]" && $(BIN)/mkdocs build --strict
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks --out results/bench
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vbtta._version import __version__
 
 if TYPE_CHECKING:
+    from vbtta.baselines import fit_baseline
     from vbtta.collect import collect_views, measure_cost
     from vbtta.comparison import compare
     from vbtta.diagnostics import diagnose
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from vbtta.labels import LabelSets
     from vbtta.models import as_model
     from vbtta.module import TTAModule
-    from vbtta.policy import ConvergenceWarning, Policy
+    from vbtta.policy import ConvergenceWarning, GuardWarning, Policy
     from vbtta.predictions import ViewPredictions
     from vbtta.select import select_views
     from vbtta.specs import (
@@ -43,6 +44,7 @@ __all__ = [
     "ConvergenceWarning",
     "GaussianLatent",
     "GaussianMixture",
+    "GuardWarning",
     "LabelSets",
     "OrdinalMixture",
     "Policy",
@@ -57,6 +59,7 @@ __all__ = [
     "collect_views",
     "compare",
     "diagnose",
+    "fit_baseline",
     "fit_policy",
     "measure_cost",
     "select_views",
@@ -70,6 +73,7 @@ _HOME = {
     "ConvergenceWarning": "policy",
     "GaussianLatent": "specs",
     "GaussianMixture": "specs",
+    "GuardWarning": "policy",
     "LabelSets": "labels",
     "OrdinalMixture": "specs",
     "Policy": "policy",
@@ -83,6 +87,7 @@ _HOME = {
     "collect_views": "collect",
     "compare": "comparison",
     "diagnose": "diagnostics",
+    "fit_baseline": "baselines",
     "fit_policy": "fit",
     "measure_cost": "collect",
     "select_views": "select",
