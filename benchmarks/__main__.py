@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for."""
     known = benchmarks()
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"which of {', '.join(known)}; by default all but {', '.join(_ON_REQUEST)}")
+    parser.add_argument(
+        "names", nargs="*", help=f"which of {', '.join(known)}; by default all but {', '.join(_ON_REQUEST)}"
+    )
     parser.add_argument("--out", default="results/bench", help="folder of the JSON files")
     parser.add_argument("--quick", action="store_true", help="small sizes: whether it runs, not how fast it is")
     options = parser.parse_args(arguments)
