@@ -1,15 +1,25 @@
 """Label sets: for every instance any number of labels, with annotators and counts where known."""
 
-__all__ = ["LabelSets", "class_positions"]
+__all__ = ["Array", "LabelSets", "class_positions"]
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[Any]
+from vbtta.label_values import (
+    Array,
+    annotator_codes,
+    as_array,
+    checked_counts,
+    class_positions,
+    is_absent,
+    names_of_columns,
+    plain_values,
+    rows_of,
+)
 
 _LARGEST_COUNT = 1e15  # of all labels together: beyond that sums lose single labels
 
@@ -81,10 +91,10 @@ class LabelSets:
         annotators : "columns" or M names, optional
             Whether column m is always the same annotator. By default columns are anonymous labels.
         """
-        table = np.ma.getdata(Y) if isinstance(Y, np.ma.MaskedArray) else _as_array(Y, "Y")
+        table = np.ma.getdata(Y) if isinstance(Y, np.ma.MaskedArray) else as_array(Y, "Y")
         if table.ndim not in (1, 2, 3):
             raise ValueError(f"Y must be (N,), (N, M) or (N, M, C); got shape {table.shape}")
-        absent = _absent(table, missing)
+        absent = is_absent(table, missing)
         if isinstance(Y, np.ma.MaskedArray):
             absent |= np.ma.getmaskarray(Y)
         if table.ndim == 1:
@@ -103,7 +113,7 @@ class LabelSets:
         rows, column = np.nonzero(~absent)
         names: tuple[str, ...] = ()
         if annotators is not None:
-            names = _annotator_names(annotators, columns)
+            names = names_of_columns(annotators, columns)
         return cls._build(
             instance=rows,
             value=table[rows, column],
@@ -137,23 +147,23 @@ class LabelSets:
         n_instances : int, optional
             Number of instances; then `instance` holds row numbers.
         """
-        key, value = _as_array(instance, "instance"), _as_array(label, "label")
+        key, value = as_array(instance, "instance"), as_array(label, "label")
         if key.ndim != 1 or value.ndim not in (1, 2) or len(value) != len(key):
             raise ValueError(
                 f"instance must be (J,) and label (J,) or (J, C) of the same length; "
                 f"got shapes {key.shape} and {value.shape}"
             )
-        if key.size and _absent(key, None).any():
+        if key.size and is_absent(key, None).any():
             raise ValueError("instance has gaps; every label needs the row or id of its instance")
-        gaps = _absent(value, None)
+        gaps = is_absent(value, None)
         gaps = np.asarray(gaps.any(axis=1)) if gaps.ndim == 2 else gaps
         if gaps.any():
             raise ValueError(f"label is missing in row {int(np.argmax(gaps))}; leave such rows out")
         code: Array | None = None
         names: tuple[str, ...] = ()
         if annotator is not None:
-            code, names = _annotator_codes(annotator, len(key))
-        times = np.ones(len(key)) if count is None else _counts(count, (len(key),))
+            code, names = annotator_codes(annotator, len(key))
+        times = np.ones(len(key)) if count is None else checked_counts(count, (len(key),))
         ids, open_ended = None, False
         if key.dtype.kind == "f" and np.all(key == np.floor(key)):
             key = key.astype(np.int64)
@@ -189,10 +199,10 @@ class LabelSets:
     @classmethod
     def from_counts(cls, counts: ArrayLike) -> Self:
         """Read how often each class was given to each instance: an (N, C) array."""
-        table = _as_array(counts, "counts")
+        table = as_array(counts, "counts")
         if table.ndim != 2:
             raise ValueError(f"counts must be (N, C), how often each class was given; got shape {table.shape}")
-        table = _counts(table, table.shape)
+        table = checked_counts(table, table.shape)
         rows, classes = np.nonzero(table)
         return cls._build(
             instance=rows,
@@ -222,13 +232,13 @@ class LabelSets:
         array([[ 2,  0,  1],
                [ 1, -1, -1]])
         """
-        rows = [np.zeros(0) if order is None else _as_array(order, "orders") for order in orders]
+        rows = [np.zeros(0) if order is None else as_array(order, "orders") for order in orders]
         for place, row in enumerate(rows):
             if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
                 raise ValueError(f"orders[{place}] must be positions of items, the best first; got {row.tolist()}")
             if len(np.unique(row)) < len(row):
                 raise ValueError(f"orders[{place}] names an item twice: {row.tolist()}")
-        key = np.arange(len(rows)) if instance is None else _as_array(instance, "instance")
+        key = np.arange(len(rows)) if instance is None else as_array(instance, "instance")
         if key.shape != (len(rows),) or (key.size and (key.dtype.kind not in "iu" or key.min() < 0)):
             raise ValueError(f"instance must be {len(rows)} row numbers, one a ranking; got shape {key.shape}")
         kept = np.array([place for place, row in enumerate(rows) if row.size], dtype=np.intp)
@@ -251,7 +261,7 @@ class LabelSets:
         order = np.argsort(instance, kind="stable")
         value = value[order]
         if value.dtype == object:
-            value = _plain(value)
+            value = plain_values(value)
         if value.dtype.kind == "f" and not np.all(np.isfinite(value)):
             raise ValueError("labels must be finite; got an infinite label")
         if len(count) and count.max() > _LARGEST_COUNT / len(count):
@@ -346,9 +356,9 @@ class LabelSets:
                     f"labels name their instances by id (such as {str(self.ids[0])!r}) but the predictions have none; "
                     "give ViewPredictions(ids=...)"
                 )
-            rows = _rows_of(self.ids, ids)[self.instance]
+            rows = rows_of(self.ids, ids)[self.instance]
         elif self.open_ended and ids is not None and ids.dtype.kind in "iu":
-            rows = _rows_of(self.instance, ids)
+            rows = rows_of(self.instance, ids)
         else:
             rows = self.instance
             if len(rows) and rows[-1] >= n_instances:
@@ -387,127 +397,3 @@ class LabelSets:
             return False
         table = self.value.reshape(self.n_instances, -1)
         return bool(np.isin(table, (0, 1)).all() and (table.sum(axis=1) == 1).all())
-
-
-def _as_array(values: ArrayLike, name: str) -> Array:
-    """An array of the values; ragged input gets a sentence instead of NumPy's."""
-    try:
-        return np.asarray(values)
-    except ValueError:
-        raise ValueError(
-            f"{name} has rows of different lengths; fill the gaps with NaN or None, or use LabelSets.from_table"
-        ) from None
-
-
-def _absent(values: Array, missing: object) -> Array:
-    """Where an array says "no label"."""
-    if values.dtype.kind in "fc":
-        absent = np.isnan(values)
-    elif values.dtype.kind in "mM":
-        raise ValueError(f"labels must be numbers or strings; got {values.dtype}")
-    elif values.dtype == object:
-        flags = [entry is None or _not_equal_to_itself(entry) for entry in values.ravel()]
-        absent = np.array(flags, dtype=bool).reshape(values.shape)
-    else:
-        absent = np.zeros(values.shape, dtype=bool)
-    if missing is not None:
-        absent = absent | np.asarray(values == missing, dtype=bool)
-    return absent
-
-
-def _not_equal_to_itself(entry: object) -> bool:
-    """Whether an entry is NaN or pandas' NA (whose comparisons refuse to be true or false)."""
-    try:
-        return bool(entry != entry)
-    except TypeError:
-        return True
-
-
-def _plain(values: Array) -> Array:
-    """Objects (what pandas and None leave behind) as numbers or strings."""
-    entries = list(values.ravel())
-    if all(isinstance(entry, str) for entry in entries):
-        return np.array(entries, dtype=str).reshape(values.shape)
-    if all(isinstance(entry, int | float | np.number | np.bool_) for entry in entries):
-        return np.array(entries).reshape(values.shape)
-    kinds = sorted({type(entry).__name__ for entry in entries})
-    raise ValueError(f"labels must be all numbers or all strings; got {', '.join(kinds)}")
-
-
-def _counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
-    try:
-        values = np.asarray(counts).astype(np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError("counts must be numbers of a size that a float can hold") from None
-    if values.shape != shape:
-        raise ValueError(f"counts must have shape {shape}; got {values.shape}")
-    if not np.all(np.isfinite(values)) or (values < 0).any():
-        raise ValueError("counts must be finite and not negative; leave out labels that were not given")
-    return values
-
-
-def _annotator_names(annotators: str | Sequence[Hashable], columns: int) -> tuple[str, ...]:
-    if isinstance(annotators, str):
-        if annotators != "columns":
-            raise ValueError(f"annotators must be 'columns' or a list of names; got {annotators!r}")
-        return tuple(f"annotator_{column}" for column in range(columns))
-    names = tuple(str(name) for name in annotators)
-    if len(names) != columns or len(set(names)) != len(names):
-        raise ValueError(f"annotators must be {columns} different names, one a column of Y; got {list(names)}")
-    return names
-
-
-def _annotator_codes(annotator: ArrayLike, n_labels: int) -> tuple[Array, tuple[str, ...]]:
-    values = np.asarray(annotator)
-    if values.shape != (n_labels,):
-        raise ValueError(f"annotator must be ({n_labels},), one a label; got shape {values.shape}")
-    if _absent(values, None).any():
-        raise ValueError("annotator has gaps; name every label's annotator, or leave the argument out")
-    names, codes = np.unique(values.astype(str), return_inverse=True)
-    return codes, tuple(str(name) for name in names)
-
-
-def class_positions(value: Array, n_classes: int, classes: Array | None) -> Array:
-    """Positions of class values among the classes, which are 0..C-1 where none are named.
-
-    Integers are positions, too, where the classes are words and none of them is a number that occurs.
-    """
-    if classes is not None:
-        position, unknown = _look_up(value, classes)
-        if unknown.all() and classes.dtype.kind == "U" and value.dtype.kind in "iub":
-            return class_positions(value, n_classes, None)
-        if unknown.any():
-            known = ", ".join(str(name) for name in classes[:20])
-            raise ValueError(f"label {str(value[unknown][0])!r} is not among the classes ({known})")
-        return position
-    hint = f"name the classes with ViewPredictions(classes=[...]) if labels are not 0..{n_classes - 1}"
-    if value.dtype.kind not in "iufb":
-        raise ValueError(f"label {str(value.flat[0])!r} is not a class number; {hint}")
-    position = value.astype(np.int64)
-    if not np.array_equal(position, value):
-        raise ValueError(f"label {value[position != value][0]} is not a whole number; {hint}")
-    wrong = (position < 0) | (position >= n_classes)
-    if wrong.any():
-        raise ValueError(f"label {int(position[wrong][0])} is outside 0..{n_classes - 1}; {hint}")
-    return position
-
-
-def _look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
-    """Positions of wanted values among the known ones, and which of them are unknown."""
-    if (wanted.dtype.kind in "US") != (known.dtype.kind in "US"):
-        wanted, known = wanted.astype(str), known.astype(str)
-    if not len(known):
-        return np.zeros(len(wanted), dtype=np.intp), np.ones(len(wanted), dtype=bool)
-    order = np.argsort(known, kind="stable")
-    position = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
-    return position, np.asarray(known[position] != wanted)
-
-
-def _rows_of(wanted: Array, ids: Array) -> Array:
-    rows, unknown = _look_up(wanted, ids)
-    if unknown.any():
-        raise ValueError(
-            f"labels name instance {str(wanted[unknown][0])!r}, which is not among the predictions' ids; "
-            f"so do {int(unknown.sum()) - 1} others"
-        )
-    return rows

@@ -17,8 +17,9 @@ from scipy import special
 from vbtta.infer import label_noise, latent
 from vbtta.infer.accelerate import Ascent, ascend
 from vbtta.infer.categorical_data import CategoricalData, categorical_data
-from vbtta.infer.categorical_latent_posterior import LatentClassPosterior, PoolDoubt, pool_weights
+from vbtta.infer.categorical_latent_posterior import LatentClassPosterior, pool_weights
 from vbtta.infer.categorical_pool import PoolSums, run_pool_pass
+from vbtta.infer.intervals import PoolDoubt
 from vbtta.infer.label_noise import NoiseModel
 from vbtta.infer.matrices import Reader
 from vbtta.labels import Array, LabelSets
@@ -137,7 +138,7 @@ class LatentClassProblem:
     def posterior(self, state: LatentClassState) -> LatentClassPosterior:
         """What remains when the data are gone; without doubts about the pool."""
         K = self.data.n_views
-        certain = PoolDoubt(np.zeros((K, K)), np.zeros(K), np.full(K, 1e300))
+        certain = PoolDoubt.none(K)
         return LatentClassPosterior(
             self.spec.link, state.pool, state.offset, self.noise, state.noise, self.named, certain
         )
@@ -154,7 +155,8 @@ class LatentClassProblem:
         slope, stiffness = np.zeros(K), np.ones(K)
         u = np.concatenate([state.pool, state.offset])
         slope[~free[:K]], stiffness[~free[:K]] = latent.pinned_forces(quadratic, linear, u, free)
-        return replace(self.posterior(state), doubt=PoolDoubt(covariance, slope, stiffness))
+        shrunk = self.shrinkage * covariance @ (state.pool - state.centre / K)  # one Newton step without the prior
+        return replace(self.posterior(state), doubt=PoolDoubt(covariance, shrunk, slope, stiffness))
 
     def log_laplace_evidence(self, state: LatentClassState, statistics: Statistics) -> float:
         """Log evidence of lambda: (v, o) integrated out around their mode, weights at 0 over the half-line."""

@@ -1,12 +1,10 @@
 """A fitted latent pool for class labels: what remains when the data are gone, and what it predicts."""
 
-__all__ = ["LatentClassPosterior", "PoolDoubt", "pool_weights"]
+__all__ = ["LatentClassPosterior", "pool_weights"]
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from vbtta.infer import label_noise
 from vbtta.infer.calibration import Calibration
@@ -14,17 +12,10 @@ from vbtta.infer.categorical import Likelihood, components
 from vbtta.infer.categorical_data import check_logits, shifted
 from vbtta.infer.categorical_pool import pool_proba
 from vbtta.infer.categorical_posterior import LabelReader, class_names, joint_information, row_blocks, score_labels
+from vbtta.infer.intervals import PoolDoubt, pool_intervals
 from vbtta.infer.label_noise import AnnotatorAccuracy, NoiseModel
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import CategoricalPrediction, ViewPredictions
-
-
-class PoolDoubt(NamedTuple):
-    """Laplace approximation of the pool around its mode."""
-
-    covariance: Array  # (K, K) of v; zero for weights held at 0
-    slope: Array  # (K,): how hard a weight at 0 is pressed there; 0 where it is free
-    stiffness: Array  # (K,)
 
 
 @dataclass(frozen=True)
@@ -56,20 +47,7 @@ class LatentClassPosterior:
 
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights by Laplace: normal where free, the half-line's quantile at zero."""
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
-        K, gain, weights = len(self.pool), max(self.gain, 1e-300), self.weights
-        jacobian = (np.eye(K) - weights[:, None]) / gain
-        error = np.sqrt(np.maximum(np.diagonal(jacobian @ self.doubt.covariance @ jacobian.T), 0))
-        reach = special.ndtri(0.5 + 0.5 * level) * error
-        bounds = np.stack([weights - reach, weights + reach], axis=1)
-        pinned = self.pool == 0
-        root = np.sqrt(self.doubt.stiffness[pinned])
-        pressed = self.doubt.slope[pinned] / root  # the energy s v + h v^2 / 2 is a normal's tail beyond this
-        limit = -special.ndtri_exp(np.log1p(-level) + special.log_ndtr(-pressed)) - pressed
-        bounds[pinned, 0] = 0
-        bounds[pinned, 1] = limit / root / gain
-        return np.asarray(np.clip(bounds, 0, 1))
+        return pool_intervals(self.pool, self.doubt, level)
 
     def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
         """Class probabilities for inputs whose views are those of positive weight, in order.
@@ -110,9 +88,7 @@ class LatentClassPosterior:
         """The same with only some of the views; they take over the gain of the others."""
         pool = self.pool[views]
         pool = pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
-        covariance, slope, stiffness = self.doubt
-        doubt = PoolDoubt(covariance[np.ix_(views, views)], slope[views], stiffness[views])
-        return replace(self, pool=pool, doubt=doubt)
+        return replace(self, pool=pool, doubt=self.doubt.take(views))
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorAccuracy | None:
         """Accuracies and confusion matrices of the annotators."""

@@ -1,6 +1,13 @@
 """Intervals for weights on the simplex, from the likelihood; never [0, 0]."""
 
-__all__ = ["PROFILE_GRID", "WeightInformation", "eliminate", "weight_intervals"]
+__all__ = [
+    "PROFILE_GRID",
+    "PoolDoubt",
+    "WeightInformation",
+    "eliminate",
+    "pool_intervals",
+    "weight_intervals",
+]
 
 from typing import NamedTuple
 
@@ -20,6 +27,26 @@ class WeightInformation(NamedTuple):
     profile: Array  # (K, G): log likelihood where view k takes a weight of the grid from all the others
 
 
+class PoolDoubt(NamedTuple):
+    """Laplace approximation of a latent pool v around its mode."""
+
+    covariance: Array  # (K, K); zero for weights held at 0
+    shrunk: Array  # (K,): how far the prior holds v from where the labels alone would have it
+    slope: Array  # (K,): how hard a weight at 0 is pressed there; 0 where it is free
+    stiffness: Array  # (K,)
+
+    @classmethod
+    def none(cls, n_views: int) -> "PoolDoubt":
+        """No doubt at all."""
+        return cls(np.zeros((n_views, n_views)), np.zeros(n_views), np.zeros(n_views), np.full(n_views, 1e300))
+
+    def take(self, views: Array) -> "PoolDoubt":
+        """Some of the views."""
+        return PoolDoubt(
+            self.covariance[np.ix_(views, views)], self.shrunk[views], self.slope[views], self.stiffness[views]
+        )
+
+
 def eliminate(information: Array, n_weights: int, nuisance_prior: Array) -> Array:
     """The information on the first parameters when the others are inferred too: a Schur complement."""
     inside = information[n_weights:, n_weights:] + np.diag(nuisance_prior)
@@ -34,8 +61,7 @@ def weight_intervals(estimate: Array, known: WeightInformation, level: float) ->
     may well have been a larger one. A view whose weight is zero gets [0, u], u the quantile of its profile
     likelihood; and what it might take from the others lowers their limits.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
+    _check_level(level)
     weights = known.centre
     free = np.flatnonzero(weights > 0)
     moves = _tangent(weights, free)  # (K, F - 1): directions that keep the sum and the zeros
@@ -52,6 +78,34 @@ def weight_intervals(estimate: Array, known: WeightInformation, level: float) ->
     bounds[:, 0] = np.minimum(bounds[:, 0], estimate)
     bounds[:, 1] = np.maximum(bounds[:, 1], estimate)
     return np.asarray(np.clip(bounds, 0, 1))
+
+
+def pool_intervals(pool: Array, doubt: PoolDoubt, level: float) -> Array:
+    """Intervals (K, 2) of the weights v / sum v at a level, by Laplace.
+
+    Normal where a weight is free, the half-line's quantile where it is zero. What the prior takes away counts as
+    error: its strength is itself an estimate.
+    """
+    _check_level(level)
+    K, gain = len(pool), max(float(pool.sum()), 1e-300)
+    weights = pool / gain if pool.any() else np.full(K, 1 / K)
+    jacobian = (np.eye(K) - weights[:, None]) / gain
+    variance = np.maximum(np.diagonal(jacobian @ doubt.covariance @ jacobian.T), 0)
+    reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(variance + (jacobian @ doubt.shrunk) ** 2)
+    bounds = np.stack([weights - reach, weights + reach], axis=1)
+    pinned = pool == 0
+    root = np.sqrt(doubt.stiffness[pinned])
+    pressed = doubt.slope[pinned] / root  # the energy s v + h v^2 / 2 is a normal's tail beyond this
+    limit = -special.ndtri_exp(np.log1p(-level) + special.log_ndtr(-pressed)) - pressed
+    bounds[pinned, 0] = 0
+    bounds[pinned, 1] = limit / root / gain
+    return np.asarray(np.clip(bounds, 0, 1))
+
+
+def _check_level(level: float) -> None:
+    """Refuse what is not a level of confidence."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
 
 
 def _upper_limit(profile: Array, level: float) -> float:

@@ -12,6 +12,7 @@ from vbtta.infer import continuous, latent, truth
 from vbtta.infer.accelerate import Ascent
 from vbtta.infer.blocks import Block, add, map_blocks
 from vbtta.infer.consensus import pool_truth
+from vbtta.infer.intervals import PoolDoubt, pool_intervals
 from vbtta.infer.latent import LatentPrior, LatentState, Moments
 from vbtta.infer.matrices import (
     Reader,
@@ -35,15 +36,6 @@ class Sums(NamedTuple):
 
     moments: Moments
     annotators: AnnotatorStatistics | None
-
-
-class Doubt(NamedTuple):
-    """Laplace approximation of the pool around its mode."""
-
-    covariance: Array  # (K + C, K + C) of (v, b); zero for weights held at 0
-    shrunk: Array  # (K,): how far the prior holds v from where the labels alone would have it
-    slope: Array  # (K,): how hard a weight at 0 is pressed there; 0 where it is free
-    stiffness: Array  # (K,)
 
 
 @dataclass(frozen=True)
@@ -124,10 +116,8 @@ class LatentProblem:
 
     def posterior(self, state: LatentState) -> "LatentPosterior":
         """What remains when the data are gone; without doubts about the pool."""
-        size = self.data.n_views + self.data.n_outputs
-        none = np.zeros(self.data.n_views)
-        certain = Doubt(np.zeros((size, size)), none, none, np.full(self.data.n_views, 1e300))
-        return LatentPosterior(state, self.data.standard, certain)
+        K, C = self.data.n_views, self.data.n_outputs
+        return LatentPosterior(state, self.data.standard, PoolDoubt.none(K), np.zeros((K, C)), np.zeros((C, C)))
 
     def finish(self, ascent: Ascent) -> "LatentPosterior":
         """The posterior at the end of an ascent, with the Laplace approximation of the pool."""
@@ -140,7 +130,12 @@ class LatentProblem:
         slope, stiffness = np.zeros(K), np.ones(K)
         slope[~free[:K]], stiffness[~free[:K]] = latent.pinned_forces(quadratic, linear, u, free)
         shrunk = self.prior.shrinkage * covariance[:K, :K] @ (state.pool - 1 / K)  # one Newton step without the prior
-        return replace(self.posterior(state), doubt=Doubt(covariance, shrunk, slope, stiffness))
+        return replace(
+            self.posterior(state),
+            doubt=PoolDoubt(covariance[:K, :K], shrunk, slope, stiffness),
+            cross_covariance=covariance[:K, K:],
+            offset_covariance=covariance[K:, K:],
+        )
 
     def _truth_pass(
         self, state: LatentState, precision: Array, log_precision: float
@@ -205,7 +200,9 @@ class LatentPosterior:
 
     state: LatentState
     standard: Standard
-    doubt: Doubt
+    doubt: PoolDoubt
+    cross_covariance: Array  # (K, C) of v and b
+    offset_covariance: Array  # (C, C) of b
 
     @property
     def weights(self) -> Array:
@@ -218,25 +215,8 @@ class LatentPosterior:
         return float(self.state.pool.sum())
 
     def weight_interval(self, level: float) -> Array:
-        """Intervals (K, 2) of the weights by Laplace: normal where free, the half-line's quantile at zero.
-
-        What the prior takes away counts as error: lambda is itself an estimate.
-        """
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
-        K, gain, weights = len(self.state.pool), max(self.gain, 1e-300), self.weights
-        jacobian = (np.eye(K) - weights[:, None]) / gain
-        variance = np.diagonal(jacobian @ self.doubt.covariance[:K, :K] @ jacobian.T)
-        error = np.sqrt(variance + (jacobian @ self.doubt.shrunk) ** 2)
-        reach = special.ndtri(0.5 + 0.5 * level) * error
-        bounds = np.stack([weights - reach, weights + reach], axis=1)
-        pinned = self.state.pool == 0
-        root = np.sqrt(self.doubt.stiffness[pinned])
-        pressed = self.doubt.slope[pinned] / root  # the energy s v + h v^2 / 2 is a normal's tail beyond this
-        limit = -special.ndtri_exp(np.log1p(-level) + special.log_ndtr(-pressed)) - pressed
-        bounds[pinned, 0] = 0
-        bounds[pinned, 1] = limit / root / gain
-        return np.asarray(np.clip(bounds, 0, 1))
+        """Intervals (K, 2) of the weights."""
+        return pool_intervals(self.state.pool, self.doubt, level)
 
     def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
         """The predictive distribution for inputs whose views are those of positive weight, in order: one Student-t."""
@@ -244,12 +224,9 @@ class LatentPosterior:
         used = self.weights > 0
         mean = self.standard.apply(predictions.mean)  # (N, K, C)
         location = np.einsum("k,nkc->nc", state.pool[used], mean) + state.offset
-        keep = np.concatenate([used, np.ones(C, dtype=bool)])
-        covariance = self.doubt.covariance[np.ix_(keep, keep)]
-        n_used = int(used.sum())
-        doubt = np.einsum("nkc,kl,nld->ncd", mean, covariance[:n_used, :n_used], mean, optimize=True)
-        cross = np.einsum("nkc,kd->ncd", mean, covariance[:n_used, n_used:])
-        doubt += cross + cross.swapaxes(1, 2) + covariance[n_used:, n_used:]
+        doubt = np.einsum("nkc,kl,nld->ncd", mean, self.doubt.covariance[np.ix_(used, used)], mean, optimize=True)
+        cross = np.einsum("nkc,kd->ncd", mean, self.cross_covariance[used])
+        doubt += cross + cross.swapaxes(1, 2) + self.offset_covariance
         dof = state.dof + 1 - C
         scale = state.inverse_scale / dof + (dof - 2) / dof * doubt
         units = self.standard.scale
@@ -287,12 +264,12 @@ class LatentPosterior:
         """The same with only some of the views; they take over the gain of the others."""
         pool = self.state.pool[views]
         pool = pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
-        inside = np.concatenate([views, len(self.state.pool) + np.arange(len(self.state.offset))])
-        doubt = self.doubt
-        kept = Doubt(
-            doubt.covariance[np.ix_(inside, inside)], doubt.shrunk[views], doubt.slope[views], doubt.stiffness[views]
+        return replace(
+            self,
+            state=self.state._replace(pool=pool),
+            doubt=self.doubt.take(views),
+            cross_covariance=self.cross_covariance[views],
         )
-        return replace(self, state=self.state._replace(pool=pool), doubt=kept)
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:
         """Biases and noise levels of the annotators."""
