@@ -1,0 +1,265 @@
+"""One house style: every figure is a function of arrays and returns a matplotlib Figure.
+
+Colours can be told apart with colour-blind eyes. Text and axes are drawn in a placeholder that :func:`to_svg` turns
+into the page's own text colour, so the same figure works on light and dark pages.
+"""
+
+__all__ = [
+    "annotators",
+    "bound_history",
+    "cost_curve",
+    "coverage",
+    "differences",
+    "reliability",
+    "residuals",
+    "to_svg",
+    "weight_history",
+    "weights",
+]
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from io import StringIO
+from typing import Any
+
+import numpy as np
+
+from vbtta._support.extras import require
+from vbtta.labels import Array
+
+COLOURS = ("#2a86c8", "#d55e00", "#009e73", "#b86bb0", "#c98f00", "#56b4e9")
+_INK, _FAINT, _GREY = "#010101", "#020202", "#8a8f98"
+_WIDTH = 4.8  # inches: readable on a phone
+_MOST_BARS = 40
+_MOST_POINTS = 1500
+_SVG = "http://www.w3.org/2000/svg"
+_LINK = "http://www.w3.org/1999/xlink"
+
+
+def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
+    """Weights of the views (K,), the largest on top, with their intervals (K, 2); marks carry the ids view-k."""
+    order = np.argsort(-values, kind="stable")[:_MOST_BARS]
+    figure, axes = _axes(0.9 + 0.22 * len(order))
+    place = np.arange(len(order))[::-1]
+    for spot, k in zip(place, order, strict=True):
+        low, high = interval[k]
+        axes.barh(spot, values[k], height=0.62, color=COLOURS[0] if values[k] >= 0.01 else _GREY, gid=f"view-{k}")
+        axes.plot([low, high], [spot, spot], color=_INK, linewidth=1.1, solid_capstyle="butt")
+    axes.set_yticks(place, [_clean(names[k]) for k in order])
+    axes.set_xlim(0, max(0.05, 1.04 * float(max(values.max(), interval.max()))))
+    axes.set_xlabel("weight, with 90 % interval")
+    axes.grid(axis="x")
+    return figure
+
+
+def weight_history(names: Sequence[str], history: Array) -> Any:
+    """Weights of the views after every update (T, K); the six largest at the end are named."""
+    figure, axes = _axes(3.0)
+    step = np.arange(1, len(history) + 1)
+    order = np.argsort(-history[-1], kind="stable")
+    for k in order[len(COLOURS) :]:
+        axes.plot(step, history[:, k], color=_GREY, linewidth=0.8, alpha=0.7)
+    for colour, k in zip(COLOURS, order, strict=False):
+        axes.plot(step, history[:, k], color=colour, linewidth=1.6, label=_clean(names[k]))
+    _steps(axes, len(history))
+    axes.set_ylabel("weight")
+    axes.set_ylim(0, None)
+    figure.legend(loc="outside lower center", ncols=3, handlelength=1.2, columnspacing=1.0)
+    return figure
+
+
+def bound_history(bound: Array) -> Any:
+    """The bound after every update (T,)."""
+    figure, axes = _axes(2.4)
+    axes.plot(np.arange(1, len(bound) + 1), bound, color=COLOURS[0], linewidth=1.6)
+    _steps(axes, len(bound))
+    axes.set_ylabel("bound (nats)")
+    axes.grid(axis="y")
+    return figure
+
+
+def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
+    """Held-out log score of the best sets of views against what they cost, with standard errors: (P,) each."""
+    figure, axes = _axes(2.8)
+    axes.errorbar(cost, score, yerr=error, fmt="o-", color=COLOURS[0], markersize=4, capsize=2, linewidth=1.2)
+    axes.plot(cost[chosen], score[chosen], "o", color=COLOURS[1], markersize=8, label="chosen")
+    axes.set_xlabel("cost of the views")
+    axes.set_ylabel("held-out log score")
+    axes.grid(axis="y")
+    axes.legend()
+    return figure
+
+
+def differences(names: Sequence[str], value: Array, low: Array, high: Array, label: str) -> Any:
+    """Differences of methods from a reference with their intervals, in the order given from the top: (M,) each."""
+    figure, axes = _axes(0.9 + 0.22 * len(names))
+    place = np.arange(len(names))[::-1]
+    reach = np.maximum([value - low, high - value], 0)
+    axes.axvline(0, color=_INK, linewidth=0.8)
+    axes.errorbar(value, place, xerr=reach, fmt="o", color=COLOURS[0], markersize=4, capsize=2, linewidth=1.2)
+    axes.set_yticks(place, [_clean(name) for name in names])
+    axes.set_xlabel(label)
+    axes.grid(axis="x")
+    return figure
+
+
+def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> Any:
+    """How often predictions of a confidence are right: (J,) confidences, 0 or 1, and how often each counts."""
+    figure, axes = _axes(3.2)
+    home = np.minimum((confidence * bins).astype(np.intp), bins - 1)
+    total = np.bincount(home, weights=times, minlength=bins)
+    used = np.flatnonzero(total)
+    mean = np.bincount(home, weights=times * confidence, minlength=bins)[used] / total[used]
+    right = np.bincount(home, weights=times * hit, minlength=bins)[used] / total[used]
+    error = np.sqrt(right * (1 - right) / total[used])
+    axes.bar((used + 0.5) / bins, total[used] / total.sum(), width=0.9 / bins, color=_GREY, alpha=0.4)
+    axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.errorbar(mean, right, yerr=error, fmt="o-", color=COLOURS[0], markersize=4, capsize=2, linewidth=1.2)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("confidence (bars: share of labels)")
+    axes.set_ylabel("share that is right")
+    return figure
+
+
+def residuals(predicted: Array, residual: Array) -> Any:
+    """Label minus prediction against the prediction: (J,) each; a regular sample of many."""
+    figure, axes = _axes(2.8)
+    kept = np.linspace(0, len(predicted) - 1, min(len(predicted), _MOST_POINTS)).astype(np.intp)
+    axes.axhline(0, color=_INK, linewidth=0.8)
+    axes.plot(predicted[kept], residual[kept], ".", color=COLOURS[0], markersize=3, alpha=0.6)
+    axes.set_xlabel("predicted mean")
+    axes.set_ylabel("label minus prediction")
+    return figure
+
+
+def coverage(levels: Array, covered: Array) -> Any:
+    """Share of labels inside their intervals against the level of the intervals: (L,) each."""
+    figure, axes = _axes(2.8)
+    axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.plot(levels, covered, "o-", color=COLOURS[0], markersize=4, linewidth=1.2)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("level of the interval")
+    axes.set_ylabel("share of labels inside")
+    return figure
+
+
+def annotators(names: Sequence[str], value: Array, interval: Array, label: str, truth: Array | None = None) -> Any:
+    """What is thought of every annotator (U,), with intervals (U, 2), next to the truth where it is known."""
+    shown = slice(0, _MOST_BARS)
+    figure, axes = _axes(1.0 + 0.24 * min(len(names), _MOST_BARS))
+    place = np.arange(len(names[shown]))[::-1]
+    reach = np.maximum([value[shown] - interval[shown, 0], interval[shown, 1] - value[shown]], 0)
+    axes.errorbar(value[shown], place, xerr=reach, fmt="o", color=COLOURS[0], markersize=5, capsize=2, label="estimate")
+    if truth is not None:
+        axes.plot(truth[shown], place, "D", color=COLOURS[1], markersize=5, fillstyle="none", label="truth")
+        figure.legend(loc="outside lower center", ncols=2)
+    axes.set_yticks(place, [_clean(name) for name in names[shown]])
+    axes.set_ylim(-0.6, len(place) - 0.4)
+    axes.set_xlabel(label)
+    axes.grid(axis="x")
+    return figure
+
+
+def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None = None) -> str:
+    """A figure as an inline `<svg>` element in the page's text colour.
+
+    Parameters
+    ----------
+    figure : matplotlib Figure
+    alt : str
+        What the figure says, for those who cannot see it.
+    prefix : str
+        Put before all ids, which must differ within a page.
+    titles : mapping, optional
+        By the id of a mark (gid), what shows when the pointer rests on it.
+
+    Examples
+    --------
+    >>> text = to_svg(bound_history(np.array([-3.0, -2.0])), "a bound that rises", "bound")
+    >>> text.startswith("<svg"), 'aria-label="a bound that rises"' in text
+    (True, True)
+    """
+    import xml.etree.ElementTree as ElementTree
+
+    buffer = StringIO()
+    with _style(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # letters that the measuring font lacks
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _LINK)
+    root = ElementTree.fromstring(buffer.getvalue())
+    for child in root.findall(f"{{{_SVG}}}metadata"):
+        root.remove(child)
+    for element in root.iter():
+        name = element.get("id")
+        if titles and name is not None and name in titles:
+            title = ElementTree.Element(f"{{{_SVG}}}title")
+            title.text = _clean(titles[name], 400)
+            element.insert(0, title)
+        _rewrite(element, prefix)
+    for size in ("width", "height"):
+        root.attrib.pop(size, None)
+    root.set("role", "img")
+    root.set("aria-label", _clean(alt, 1000))
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _rewrite(element: Any, prefix: str) -> None:
+    """Ids of its own, and the page's colour instead of the placeholders."""
+    for key, value in list(element.attrib.items()):
+        if key == "id":
+            element.set(key, f"{prefix}-{value}")
+        elif value.startswith("#") and key.endswith("href"):
+            element.set(key, f"#{prefix}-{value[1:]}")
+        elif key in ("style", "clip-path", "fill", "stroke"):
+            value = value.replace("url(#", f"url(#{prefix}-").replace(_INK, "currentColor")
+            element.set(key, value.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.15"))
+
+
+def _axes(height: float) -> tuple[Any, Any]:
+    with _style():
+        figure = require("matplotlib.figure", "cli").Figure(figsize=(_WIDTH, height), layout="constrained")
+        return figure, figure.add_subplot()
+
+
+def _style() -> AbstractContextManager[Any]:
+    """The house style, and nothing of the user's own settings."""
+    matplotlib = require("matplotlib", "cli")
+    style = {
+        **{f"{part}color": _INK for part in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")},
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.axisbelow": True,
+        "font.size": 9,
+        "axes.labelsize": 9,
+        "legend.fontsize": 8,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "axes.linewidth": 0.8,
+        "grid.color": _FAINT,
+        "grid.linewidth": 0.8,
+        "legend.frameon": False,
+        "lines.linewidth": 1.4,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "vbtta",
+        "text.parse_math": False,
+        "text.usetex": False,
+    }
+    context: AbstractContextManager[Any] = matplotlib.rc_context({**matplotlib.rcParamsDefault, **style})
+    return context
+
+
+def _steps(axes: Any, n_steps: int) -> None:
+    axes.set_xlabel("update")
+    if n_steps > 30:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(require("matplotlib.ticker", "cli").FormatStrFormatter("%d"))
+
+
+def _clean(text: str, longest: int = 40) -> str:
+    """A name without characters that XML or matplotlib cannot hold, and not too long."""
+    kept = "".join(letter if letter.isprintable() else "\ufffd" for letter in str(text))
+    return kept if len(kept) <= longest or longest < 2 else kept[: longest - 1] + "…"
