@@ -3,17 +3,17 @@
 __all__ = ["CategoricalPrediction", "ContinuousPrediction", "Prediction", "ViewPredictions"]
 
 import os
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import BinaryIO, Literal, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta import mixtures
 from vbtta._support.files import atomic_path
+from vbtta._support.npz import read_npz
 from vbtta.labels import Array, class_positions
 
 _ROWS_AT_A_TIME = 1 << 14
@@ -169,21 +169,11 @@ class ViewPredictions:
     def load(cls, path: str | os.PathLike[str], mmap: bool = False) -> Self:
         """Read what :meth:`save` wrote; never unpickles.
 
-        With ``mmap=True`` mean and variance stay on disk and are read where they are used
-        (NumPy's own `mmap_mode` ignores `.npz` files; uncompressed members are mapped by offset).
+        With ``mmap=True`` mean and variance stay on disk and are read where they are used.
         """
         if not os.path.exists(path):
             raise FileNotFoundError(f"no predictions file at {path}")
-        try:
-            with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
-                members = {
-                    info.filename.removesuffix(".npy"): _read_member(archive, file, info, str(path), mmap)
-                    for info in archive.infolist()
-                }
-        except zipfile.BadZipFile:
-            raise ValueError(
-                f"{path} is not an .npz file; write one with ViewPredictions.save or numpy.savez"
-            ) from None
+        members = read_npz(path, mapped=("mean", "variance") if mmap else ())
         if "mean" not in members:
             raise ValueError(f"{path} has no array 'mean' of shape (N, K, C); it has {sorted(members)}")
         names = [str(name) for name in members["names"]] if "names" in members else None
@@ -399,27 +389,3 @@ def _same(first: Array | None, second: Array | None) -> bool:
     if first is None or second is None:
         return first is second
     return np.array_equal(first, second)
-
-
-def _read_member(archive: zipfile.ZipFile, file: BinaryIO, info: zipfile.ZipInfo, path: str, mmap: bool) -> Array:
-    """One array of an .npz file, mapped where it can be."""
-    name = info.filename.removesuffix(".npy")
-    try:
-        with archive.open(info) as member:
-            version = np.lib.format.read_magic(member)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = read(member)
-            header_size = member.tell()
-        if dtype.hasobject:
-            raise ValueError("holds pickled objects, which are never loaded")
-        if not mmap or name not in ("mean", "variance") or info.compress_type != zipfile.ZIP_STORED:
-            with archive.open(info) as member:
-                return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: array {name!r} cannot be read: {error}") from None
-    file.seek(info.header_offset + 26)  # the local header repeats the name and may have another extra field
-    skip = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
-    offset = info.header_offset + 30 + skip + header_size
-    order: Literal["F", "C"] = "F" if fortran else "C"
-    mapped: Array = np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
-    return mapped
