@@ -37,6 +37,8 @@ def cross_validated_scores(
     for train, held in folds_of(labels, seed):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
-            policy = fit_model(predictions.take(train), labels.take(train), model, quick, task=task, seed=seed)
+            policy = fit_model(
+                predictions.take(train), labels.take(train), model, quick, task=task, intervals=False, seed=seed
+            )
         scores.append(policy.score(predictions.take(held), labels.take(held)))
     return np.concatenate(scores)

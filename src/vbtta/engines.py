@@ -65,8 +65,13 @@ def fit_model(
     task: str,
     seed: int = 0,
     progress: bool = False,
+    intervals: bool = True,
 ) -> Policy:
-    """Fit one resolved model to aligned data; the seed matters to ADVI alone."""
+    """Fit one resolved model to aligned data; the seed matters to ADVI alone.
+
+    Without ``intervals`` the policy predicts but knows no intervals for its weights, which is all that a
+    held-out score needs.
+    """
     if isinstance(engine, ADVI):
         from vbtta.infer.advi.engine import fit_advi
 
@@ -86,7 +91,7 @@ def fit_model(
         generated_names=predictions.generated_names,
         model=model,
         engine=engine,
-        posterior=problem.finish(ascent),
+        posterior=problem.finish(ascent, intervals=intervals),
         history=History(np.array(ascent.bounds) + problem.unit_change, np.array(ascent.weights)),
         elbo=ascent.bounds[-1] + problem.unit_change,
         elbo_terms=problem.bound_terms(ascent.state, ascent.statistics),

@@ -143,8 +143,11 @@ class LatentClassProblem:
             self.spec.link, state.pool, state.offset, self.noise, state.noise, self.named, certain
         )
 
-    def finish(self, ascent: Ascent) -> LatentClassPosterior:
-        """The posterior at the end of an ascent, with the Laplace approximation of the pool."""
+    def finish(self, ascent: Ascent, *, intervals: bool = True) -> LatentClassPosterior:
+        """The posterior at the end of an ascent, with the Laplace approximation of the pool.
+
+        That is part of its predictions, too: there is nothing to save without `intervals`.
+        """
         state: LatentClassState = ascent.state
         K = self.data.n_views
         quadratic, linear = self._expansion(state, ascent.statistics.sums)

@@ -177,9 +177,11 @@ class CategoricalProblem:
             information=information,
         )
 
-    def finish(self, ascent: Ascent) -> CategoricalPosterior:
-        """The posterior at the end of an ascent, with what intervals for the weights need."""
+    def finish(self, ascent: Ascent, *, intervals: bool = True) -> CategoricalPosterior:
+        """The posterior at the end of an ascent, with what intervals for the weights need unless they are unwanted."""
         state: CategoricalState = ascent.state
+        if not intervals:
+            return self.posterior(state)
         weights = self.weights(state)
         likelihood = self._likelihood(state)
         if state.class_weights is None:

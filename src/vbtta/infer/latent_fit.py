@@ -119,8 +119,11 @@ class LatentProblem:
         K, C = self.data.n_views, self.data.n_outputs
         return LatentPosterior(state, self.data.standard, PoolDoubt.none(K), np.zeros((K, C)), np.zeros((C, C)))
 
-    def finish(self, ascent: Ascent) -> "LatentPosterior":
-        """The posterior at the end of an ascent, with the Laplace approximation of the pool."""
+    def finish(self, ascent: Ascent, *, intervals: bool = True) -> "LatentPosterior":
+        """The posterior at the end of an ascent, with the Laplace approximation of the pool.
+
+        That is part of its predictions, too: there is nothing to save without `intervals`.
+        """
         state, K = ascent.state, self.data.n_views
         quadratic, linear = latent.curvature(ascent.statistics.moments, state.precision, self.prior)
         free = np.concatenate([state.pool > 0, np.ones(self.data.n_outputs, dtype=bool)])

@@ -135,9 +135,11 @@ class MixtureProblem:
         """What remains when the data are gone."""
         return MixturePosterior(self.prior, state, self.data.standard, information)
 
-    def finish(self, ascent: Ascent) -> MixturePosterior:
-        """The posterior at the end of an ascent, with what intervals for the weights need."""
+    def finish(self, ascent: Ascent, *, intervals: bool = True) -> MixturePosterior:
+        """The posterior at the end of an ascent, with what intervals for the weights need unless they are unwanted."""
         state: MixtureFactors = ascent.state
+        if not intervals:
+            return self.posterior(state)
         some = self.data.some(_MOST_SCORED)
         likelihood, first = likelihood_problem(some, self, state)
         found = ascend(likelihood, first, EM(tol=1e-6, max_steps=200))
