@@ -1,10 +1,10 @@
 """`compare`: fit every method on one sample, score it on another."""
 
-__all__ = ["compare"]
+__all__ = ["Scored", "compare"]
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +14,14 @@ from vbtta.comparison.scores import METRICS, bootstrap, columns, evaluate, held_
 from vbtta.comparison.table import Comparison, Difference
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import ViewPredictions
+
+
+class Scored(NamedTuple):
+    """What is kept of a method once it was fitted and scored."""
+
+    columns: dict[str, Array]  # per-instance sums by metric
+    views: tuple[str, ...]  # that it needs
+    seconds: float  # of its fit
 
 
 def compare(
@@ -28,6 +36,7 @@ def compare(
     resamples: int = 2000,
     level: float = 0.95,
     seed: int = 0,
+    store: MutableMapping[str, Scored] | None = None,
 ) -> Comparison:
     """Compare ways to aggregate views: fitted on one sample, scored on another.
 
@@ -53,6 +62,9 @@ def compare(
         Of the intervals.
     seed : int
         For the bootstrap and the policies' folds.
+    store : mapping, optional
+        Filled with what was scored, by method, as it goes; methods found there are not fitted again (and are not in
+        `Comparison.fitted`), so a comparison of the same data can go on where it was interrupted.
 
     Returns
     -------
@@ -91,15 +103,20 @@ def compare(
     if not chosen:
         raise ValueError("no method is left to compare: no view is named 'identity', which 'original' needs")
 
-    seconds, used, fitted, found = [], [], {}, []
+    scored: MutableMapping[str, Scored] = {} if store is None else store
+    fitted: dict[str, Any] = {}
     for entry in chosen:
+        if entry.name in scored:
+            continue
         start = time.perf_counter()
-        fitted[entry.name] = fit(entry, train_predictions, labels)
-        seconds.append(time.perf_counter() - start if fitted[entry.name] is not entry.method else 0.0)
-        used.append(views_used(fitted[entry.name], train_predictions))
-        train = (train_predictions, labels)
-        found.append(columns(predict(entry, fitted[entry.name], test_predictions, train, task), test))
+        method = fit(entry, train_predictions, labels)
+        spent = time.perf_counter() - start if method is not entry.method else 0.0
+        at_test = predict(entry, method, test_predictions, (train_predictions, labels), task)
+        scored[entry.name] = Scored(columns(at_test, test), views_used(method, train_predictions), spent)
+        fitted[entry.name] = method
 
+    outcome = [scored[entry.name] for entry in chosen]
+    seconds, used, found = ([getattr(one, part) for one in outcome] for part in ("seconds", "views", "columns"))
     values = evaluate(found, test)
     replicates = bootstrap(found, test, resamples=resamples, seed=seed)
     names, loss = [entry.name for entry in chosen], values[:, METRICS[task].index("nll")]
