@@ -208,7 +208,7 @@ class LatentClassDensity(_ClassDensity):
 class UnsupervisedDensity:
     """Weights without labels: what the views, weighted, are sure of, and whether they agree.
 
-        ln P(w) = ln Dirichlet(w) - sum_i [ H(sum_k w_k P_k(. | x_i)) + sum_k w_k KL(m_i || P_k(. | x_i)) ]
+        ln P(w) = ln Dirichlet(w) - sum_i [ H(p_i) + KL(m_i || p_i) ],   p_i = sum_k w_k P_k(. | x_i)
 
     H is the entropy of the weighted average, as in M. Zhang, S. Levine and C. Finn, "MEMO: test time robustness via
     adaptation and augmentation" (2022), there minimised in the network's parameters, here in the weights. Alone it
@@ -218,9 +218,8 @@ class UnsupervisedDensity:
     def __init__(self, logits: Array, concentration: float | None) -> None:
         log_proba = torch.log_softmax(tensor(logits).transpose(0, 1), dim=-1)  # (K, n, C)
         self._proba = torch.exp(log_proba)
-        average = self._proba.mean(dim=0)
-        entropy = (average * torch.log(torch.clamp(average, min=1e-300))).sum(dim=-1)
-        self._disagreement = entropy - (average * torch.clamp(log_proba, min=_LOWEST)).sum(dim=-1)  # (K, n)
+        self._average = self._proba.mean(dim=0)  # (n, C): m
+        self._entropy = _entropy(self._average)  # (n,)
         K, self.n_units, C = self._proba.shape
         self.width = K * C
         self._prior = dist.Dirichlet(_full(1.0 if concentration is None else concentration, K), validate_args=False)
@@ -235,10 +234,13 @@ class UnsupervisedDensity:
 
     def log_likelihood(self, values: Values, units: Units) -> Any:
         """Minus entropy and disagreement of some instances: (M,)."""
-        weights = values["weights"]
-        average = torch.einsum("mk,knc->mnc", weights, self._proba[:, units])
-        entropy = -(average * torch.log(torch.clamp(average, min=1e-300))).sum(dim=(-2, -1))
-        return -entropy - weights @ self._disagreement[:, units].sum(dim=-1)
+        weighted = torch.einsum("mk,knc->mnc", values["weights"], self._proba[:, units])
+        agreement = self._average[units] * torch.log(torch.clamp(weighted, min=1e-300))  # -KL(m || p) - H(m)
+        return (self._entropy[units] + agreement.sum(dim=-1) - _entropy(weighted)).sum(dim=-1)
+
+
+def _entropy(proba: Any) -> Any:
+    return -(proba * torch.log(torch.clamp(proba, min=1e-300))).sum(dim=-1)
 
 
 def log_probabilities(logits: Any, variance: Any, kappa: Any, offset: Any, link: str) -> Any:

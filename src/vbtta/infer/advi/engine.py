@@ -26,12 +26,12 @@ from vbtta.infer.advi.posteriors import (
 from vbtta.infer.calibration import Calibration
 from vbtta.infer.categorical_data import check_logits
 from vbtta.infer.categorical_latent import LatentClassProblem, categorical_latent_problem
-from vbtta.infer.categorical_latent_posterior import PoolDoubt
 from vbtta.infer.categorical_mixture import CategoricalProblem, categorical_problem
 from vbtta.infer.continuous import MixtureState
+from vbtta.infer.intervals import PoolDoubt
 from vbtta.infer.label_noise import NoiseModel
 from vbtta.infer.latent import LatentState
-from vbtta.infer.latent_fit import Doubt, LatentProblem, latent_problem
+from vbtta.infer.latent_fit import LatentProblem, latent_problem
 from vbtta.infer.mixture import MixtureProblem, mixture_problem
 from vbtta.infer.mixture_posterior import MixtureFactors
 from vbtta.infer.posterior import Posterior
@@ -234,8 +234,16 @@ def _latent_posterior(guide: Guide, problem: LatentProblem) -> AdviLatentPosteri
         inverse_scale[0],
         _annotators(guide, draws, problem.data.n_annotators, C),
     )
-    doubt = Doubt(np.cov(both.T).reshape(K + C, K + C), np.zeros(K), np.zeros(K), np.ones(K))
-    return AdviLatentPosterior(state=state, standard=problem.data.standard, doubt=doubt, guide=guide, kept=np.arange(K))
+    covariance = np.cov(both.T).reshape(K + C, K + C)
+    return AdviLatentPosterior(
+        state=state,
+        standard=problem.data.standard,
+        doubt=PoolDoubt.none(K)._replace(covariance=covariance[:K, :K]),
+        cross_covariance=covariance[:K, K:],
+        offset_covariance=covariance[K:, K:],
+        guide=guide,
+        kept=np.arange(K),
+    )
 
 
 def _categorical(
@@ -284,7 +292,7 @@ def _latent_class_posterior(guide: Guide, problem: LatentClassProblem) -> AdviLa
         noise=problem.noise,
         noise_counts=_noise_counts(draws, problem.noise),
         named=problem.named,
-        doubt=PoolDoubt(covariance, np.zeros(K), np.ones(K)),
+        doubt=PoolDoubt.none(K)._replace(covariance=covariance),
         guide=guide,
         kept=np.arange(K),
     )

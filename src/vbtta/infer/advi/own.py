@@ -88,6 +88,7 @@ class OwnDensity:
 
     def __init__(self, function: Callable[..., None], base: MixtureDensity | CategoricalDensity, seed: int) -> None:
         self._function, self._base, self._prior = function, base, OwnPrior(base)
+        self._together = True
         self.n_units, self.width = base.tensors.first.shape[0] - 1, base.width
         with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
             torch.manual_seed(seed)
@@ -111,11 +112,16 @@ class OwnDensity:
         return {name: place for name, place in known.items() if name in self._latent}
 
     def log_likelihood(self, values: Values, units: Units) -> Any:
-        """Log joint density, particle by particle, of some units and their share of the prior: (M,)."""
+        """Log joint density of some units and their share of the prior, all particles at once where possible: (M,)."""
         arguments = self._arguments(units)
         share = len(arguments[0].mean) / self.n_units
         particles = len(next(iter(values.values())))
         with pyro.validation_enabled(False):
+            if self._together:
+                try:
+                    return torch.vmap(lambda one: self._one(one, arguments, share))(values)
+                except RuntimeError:  # it branches on values, or uses what vmap cannot
+                    self._together = False
             parts = [
                 self._one({name: value[m] for name, value in values.items()}, arguments, share)
                 for m in range(particles)

@@ -1,0 +1,651 @@
+"""ADVI: agreement with EM, bounds and evidence, families, ordinal labels, rankings, own models, bad input."""
+
+import builtins
+import importlib
+import runpy
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import integrate, special, stats
+
+from vbtta import (
+    ADVI,
+    EM,
+    CategoricalLatent,
+    CategoricalMixture,
+    ConvergenceWarning,
+    GaussianLatent,
+    GaussianMixture,
+    LabelSets,
+    OrdinalMixture,
+    Policy,
+    PyroModel,
+    RankingMixture,
+    ViewPredictions,
+    fit_policy,
+)
+from vbtta.infer.advi import ascent
+from vbtta.infer.advi.guide import Guide, Site, constrain
+from vbtta.infer.mixture import mixture_problem
+from vbtta.specs import spec_from_dict, spec_to_dict
+
+torch = pytest.importorskip("torch", reason="ADVI needs the extra advi")
+pyro = pytest.importorskip("pyro", reason="ADVI needs the extra advi")
+
+QUICK = ADVI(steps=400, particles=4, learning_rate=0.05)
+
+
+def regression(seed: int = 0, N: int = 250, noise: float = 0.15) -> tuple[ViewPredictions, np.ndarray]:
+    """Labels follow one of three views, rescaled and shifted."""
+    rng = np.random.default_rng(seed)
+    f = rng.normal(size=(N, 1)) + 0.7 * rng.normal(size=(N, 3))
+    z = rng.choice(3, size=N, p=[0.55, 0.3, 0.15])
+    return ViewPredictions(f[:, :, None]), 1.2 * f[np.arange(N), z] + 0.3 + noise * rng.normal(size=N)
+
+
+def classes(seed: int = 0, N: int = 250, n_labels: int = 1, accuracy: float = 1.0) -> tuple[ViewPredictions, LabelSets]:
+    rng = np.random.default_rng(seed)
+    f = 2 * rng.normal(size=(N, 3, 3))
+    z = rng.choice(3, size=N, p=[0.6, 0.4, 0.0])
+    proba = special.softmax(f[np.arange(N), z], axis=1)
+    truth = (proba.cumsum(axis=1) < rng.random((N, 1))).sum(axis=1)
+    wrong = rng.random((N, n_labels)) > accuracy
+    y = np.where(wrong, rng.integers(3, size=(N, n_labels)), truth[:, None])
+    return ViewPredictions(f), LabelSets.from_array(y, annotators="columns" if n_labels > 1 else None)
+
+
+# -- the engine ----------------------------------------------------------------------------------
+
+
+class Normal:
+    """A normal density, whose evidence is 1."""
+
+    n_units = 1
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.mean, self.start = rng.normal(size=3), np.zeros(3)
+        root = 0.3 * (np.eye(3) + 0.5 * rng.normal(size=(3, 3)))
+        self.covariance = root @ root.T
+        self._precision = np.linalg.inv(self.covariance)
+
+    def value(self, vectors: np.ndarray) -> np.ndarray:
+        residual = vectors - self.mean
+        log_det = np.linalg.slogdet(2 * np.pi * self.covariance)[1]
+        return -0.5 * np.einsum("md,de,me->m", residual, self._precision, residual) - 0.5 * log_det
+
+    def value_and_gradient(self, vectors: np.ndarray, units: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        return self.value(vectors), -(vectors - self.mean) @ self._precision
+
+
+@pytest.mark.parametrize("bound", ["elbo", "renyi", "iwae"])
+def test_a_normal_posterior_is_found_exactly(bound: Any) -> None:
+    target = Normal(0)
+    engine = ADVI(steps=1000, bound=bound)
+    found = ascent.ascend(target, engine, 0, 10.0)
+    np.testing.assert_allclose(found.mean, target.mean, atol=1e-3)
+    np.testing.assert_allclose(found.factor @ found.factor.T, target.covariance, atol=2e-3)
+    assert ascent.estimate_bound(target, found.mean, found.factor, engine, 0)[0] == pytest.approx(0, abs=1e-3)
+    assert found.converged
+
+
+def test_one_particle_makes_all_bounds_the_elbo() -> None:
+    predictions, y = regression()
+    options: dict[str, Any] = {"task": "regression", "model": GaussianMixture(), "guard": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        elbo, *others = (
+            fit_policy(predictions, y, engine=ADVI(steps=60, particles=1, bound=bound), **options)
+            for bound in ("elbo", "iwae", "renyi")
+        )
+    for other in others:
+        np.testing.assert_allclose(other.history.elbo, elbo.history.elbo, rtol=1e-9)
+        assert other.elbo == pytest.approx(elbo.elbo)
+
+
+def _tiny() -> tuple[ViewPredictions, np.ndarray, GaussianMixture]:
+    f = np.array([[0.0, 1.0], [1.0, -0.5], [-1.0, 0.3], [0.5, 1.5]])
+    y = np.array([0.2, 0.9, 0.4, 1.4])
+    return ViewPredictions(f[:, :, None]), y, GaussianMixture(link="shift", concentration=1.0, v=0.5, beta=1.0)
+
+
+def _tiny_evidence() -> float:
+    """The exact evidence of the tiny problem: a sum over all assignments, each view's labels integrated in closed form.
+
+    With labels of residuals r in a view, offset t ~ N(0, 1/beta), precision l ~ Gamma(nu/2, V/2): one integral over l.
+    """
+    predictions, y, spec = _tiny()
+    problem, _ = mixture_problem(predictions, LabelSets.from_array(y), spec, annotators=False)
+    standard, prior = problem.data.standard, problem.prior
+    f, value = standard.apply(predictions.mean)[:, :, 0], standard.apply(y[:, None])[:, 0]
+    gamma = stats.gamma(prior.nu / 2, scale=2 / prior.inverse_scale[0, 0])
+
+    def block(residual: np.ndarray) -> float:
+        n = len(residual)
+        if not n:
+            return 1.0
+
+        def density(precision: float) -> float:
+            total = prior.beta + n * precision
+            square = (residual**2).sum() * precision - (precision * residual.sum()) ** 2 / total
+            size = 0.5 * n * np.log(precision / (2 * np.pi)) + 0.5 * np.log(prior.beta / total)
+            return float(np.exp(size - 0.5 * square) * gamma.pdf(precision))
+
+        return float(integrate.quad(density, 0, np.inf, limit=200)[0])
+
+    total = 0.0
+    for code in range(2 ** len(y)):
+        z = (code >> np.arange(len(y))) & 1
+        counts = np.bincount(z, minlength=2)
+        weight = np.exp(special.gammaln(counts + 1).sum() - special.gammaln(len(y) + 2))
+        total += weight * block(value[z == 0] - f[z == 0, 0]) * block(value[z == 1] - f[z == 1, 1])
+    return float(np.log(total) - len(y) * np.log(standard.scale[0]))
+
+
+def test_bounds_tighten_and_stay_below_the_evidence() -> None:
+    predictions, y, spec = _tiny()
+    evidence = _tiny_evidence()
+    options: dict[str, Any] = {"task": "regression", "model": spec, "guard": False}
+    em = fit_policy(predictions, y, engine=EM(), **options).elbo
+    engines = [
+        ADVI(steps=500, learning_rate=0.05),
+        ADVI(steps=500, learning_rate=0.05, bound="renyi"),
+        ADVI(steps=500, learning_rate=0.05, bound="iwae"),
+        ADVI(steps=500, learning_rate=0.05, bound="iwae", particles=64),
+    ]
+    elbo, renyi, iwae, many = (fit_policy(predictions, y, engine=engine, **options).elbo for engine in engines)
+    assert em < evidence
+    assert elbo < renyi < iwae < many < evidence + 0.02
+    assert many > evidence - 0.1
+
+
+# -- agreement with EM -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "n_labels"),
+    [
+        ("regression", GaussianMixture(concentration=1.0), 1),
+        ("regression", GaussianMixture(concentration=1.0, link="shift", heteroscedastic=True), 1),
+        ("regression", GaussianLatent(), 1),
+        ("classification", CategoricalMixture(concentration=1.0, noise="none"), 1),
+        ("classification", CategoricalMixture(concentration=1.0, noise="none", calibrate=False), 1),
+        ("classification", CategoricalMixture(concentration=1.0, noise="confusion"), 3),
+        ("classification", CategoricalMixture(concentration=1.0, noise="annotator"), 3),
+        ("classification", CategoricalLatent(noise="uniform"), 3),
+    ],
+)
+def test_em_and_advi_agree(task: str, model: Any, n_labels: int, tmp_path: Path) -> None:
+    predictions: ViewPredictions
+    labels: Any
+    if task == "regression":
+        predictions, labels = regression()
+        variance = np.random.default_rng(1).exponential(0.02, size=predictions.mean.shape)
+        predictions = ViewPredictions(predictions.mean, variance)
+    else:
+        predictions, labels = classes(n_labels=n_labels, accuracy=0.85 if n_labels > 1 else 1.0)
+    advi = fit_policy(predictions, labels, task=task, model=model, engine=QUICK)
+    em = fit_policy(predictions, labels, task=task, model=model, engine="em", guard=False)
+    # a pool's weights are at their mode in EM, which may be at zero, and here at their mean
+    latent = isinstance(model, GaussianLatent | CategoricalLatent)
+    np.testing.assert_allclose(advi.weights, em.weights, atol=0.05 if latent else 0.03)
+    assert advi.weights.sum() == pytest.approx(1)
+    assert advi.converged
+    assert not advi.guard.checked
+    assert "ADVI" in advi.guard.reason
+
+    interval = advi.weight_interval(0.9)
+    assert (interval[:, 0] <= advi.weights).all()
+    assert (interval[:, 1] >= advi.weights).all()
+    assert advi.history.elbo.shape == (400,)
+    assert advi.history.weights.shape == (400, 3)
+    np.testing.assert_allclose(advi.history.weights[0], 1 / 3, atol=1e-9)
+    plus = sum(value for name, value in advi.elbo_terms.items() if name.startswith("J"))
+    minus = sum(value for name, value in advi.elbo_terms.items() if not name.startswith("J"))
+    assert plus - minus == pytest.approx(advi.elbo)
+
+    advi.save(tmp_path / "policy.json")
+    loaded = Policy.load(tmp_path / "policy.json")
+    one, other, reference = (policy.predict(predictions) for policy in (advi, loaded, em))
+    value = "mean" if task == "regression" else "proba"
+    np.testing.assert_allclose(getattr(one, value), getattr(other, value))
+    np.testing.assert_allclose(getattr(one, value), getattr(reference, value), atol=0.06)
+    np.testing.assert_allclose(loaded.weight_interval(0.9), interval)
+    assert loaded.engine == QUICK
+    kept = loaded.prune(0.2)
+    assert kept.weight_interval(0.9).shape == (3, 2)
+    kept.predict(predictions)
+
+
+def test_annotators_of_numbers_agree_with_em() -> None:
+    rng = np.random.default_rng(3)
+    truth = rng.normal(size=150)
+    f = truth[:, None] + rng.normal(size=(150, 2)) * [0.5, 1.0]
+    y = truth[:, None] + [0.3, -0.3] + rng.normal(size=(150, 2)) * [0.2, 0.6]
+    predictions, labels = ViewPredictions(f[:, :, None]), LabelSets.from_array(y, annotators="columns")
+    model = GaussianMixture(concentration=1.0, noise="annotator")
+    engine = ADVI(steps=700, particles=4, learning_rate=0.05)
+    advi = fit_policy(predictions, labels, task="regression", model=model, engine=engine, guard=False)
+    em = fit_policy(predictions, labels, task="regression", model=model, guard=False)
+    np.testing.assert_allclose(advi.annotators.bias, em.annotators.bias, atol=0.02)
+    np.testing.assert_allclose(advi.annotators.noise, em.annotators.noise, rtol=0.2)
+    np.testing.assert_allclose(
+        advi.consensus(predictions, labels).mean, em.consensus(predictions, labels).mean, atol=0.15
+    )
+
+
+def test_probit_and_class_weights_run_and_agree_with_em() -> None:
+    predictions, labels = classes(N=60)
+    engine = ADVI(steps=150, particles=2, learning_rate=0.1)
+    model = CategoricalMixture(link="probit", noise="none", concentration=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        advi = fit_policy(predictions, labels, task="classification", model=model, engine=engine)
+        by_class = fit_policy(
+            predictions,
+            labels,
+            task="classification",
+            model=CategoricalMixture(weights="view_class", noise="none"),
+            engine=engine,
+        )
+    em = fit_policy(predictions, labels, task="classification", model=model, guard=False)
+    np.testing.assert_allclose(advi.weights, em.weights, atol=0.1)
+    assert by_class.class_weights is not None
+    np.testing.assert_allclose(by_class.class_weights.sum(axis=0), 1)
+
+
+@pytest.mark.parametrize("n_outputs", [1, 2])
+def test_the_density_is_that_of_labels_one_by_one(n_outputs: int) -> None:
+    """Annotators: the closed form equals the joint normal of an instance's labels; gradients equal differences."""
+    from problems import random_problem
+    from vbtta.infer.advi.continuous import MixtureDensity
+    from vbtta.infer.advi.densities import UnconstrainedDensity
+
+    rng = np.random.default_rng(0)
+    predictions, labels = random_problem(
+        rng, n_instances=6, n_views=2, n_outputs=n_outputs, n_columns=3, gaps=0.2, annotators=True
+    )
+    problem, first = mixture_problem(predictions, labels, GaussianMixture(), annotators=True)
+    density = MixtureDensity(problem, first, "normal")
+    flat = UnconstrainedDensity(density)
+    u = flat.start + 0.2 * rng.normal(size=(3, len(flat.start)))
+    draws = constrain(flat.sites, u)
+    values = {name: torch.from_numpy(value) for name, value in draws.items()}
+    found = density.log_likelihood(values, slice(None)).numpy()
+
+    data = density.tensors
+    views, C = density.views(values, slice(None)), n_outputs
+    bias = np.einsum("ue,mec->muc", density._contrasts.numpy(), draws["bias"])
+    for m in range(3):
+        total = 0.0
+        for i in range(data.mean.shape[1]):
+            mine = np.flatnonzero(data.instance.numpy() == i)
+            who = data.annotator.numpy()[mine]
+            y = data.value.numpy()[mine].ravel()
+            noise = np.kron(np.diag(1 / draws["tau"][m, who]), np.eye(C))
+            each = []
+            for k in range(2):
+                factor = views.factor[m, k].numpy()
+                shared = np.kron(np.ones((len(mine), len(mine))), np.linalg.inv(factor @ factor.T))
+                location = views.location[m, k, i].numpy() + bias[m, who]
+                each.append(stats.multivariate_normal(location.ravel(), shared + noise).logpdf(y))
+            total += special.logsumexp(np.log(draws["weights"][m]) + each)
+        assert found[m] == pytest.approx(total)
+
+    value, gradient = flat.value_and_gradient(u)
+    step = 1e-6 * np.eye(u.shape[1])
+    slopes = [(flat.value(u + row) - flat.value(u - row)) / 2e-6 for row in step]
+    np.testing.assert_allclose(gradient, np.stack(slopes, axis=1), rtol=1e-4, atol=1e-3)
+    parts = [flat.value_and_gradient(u, np.array([i]))[0] for i in range(flat.n_units)]
+    np.testing.assert_allclose(np.mean(parts, axis=0), value)  # a batch estimates the whole
+
+
+def test_transforms_are_torchs() -> None:
+    sites = (
+        Site("a", "real", (2,)),
+        Site("b", "positive", ()),
+        Site("c", "unit_interval", (2,)),
+        Site("d", "simplex", (2, 4)),
+    )
+    u = np.random.default_rng(0).normal(size=(5, 2 + 1 + 2 + 6))
+    values = constrain(sites, u)
+    simplex = torch.distributions.biject_to(torch.distributions.constraints.simplex)
+    np.testing.assert_allclose(values["d"], simplex(torch.from_numpy(u[:, 5:].reshape(5, 2, 3))).numpy(), rtol=1e-12)
+    np.testing.assert_allclose(values["b"], np.exp(u[:, 2]))
+    draws = Guide(sites, u[0], np.eye(11)).draw(6)
+    np.testing.assert_allclose(draws["a"].mean(axis=0), u[0, :2])  # mirrored pairs
+
+
+def test_a_built_in_prior_is_a_pyro_model() -> None:
+    from vbtta.infer.advi.categorical import CategoricalDensity
+    from vbtta.infer.advi.densities import UnconstrainedDensity
+    from vbtta.infer.categorical_mixture import categorical_problem
+
+    predictions, labels = classes(N=20)
+    spec = CategoricalMixture(weights="view_class", noise="none")
+    density = CategoricalDensity(categorical_problem(predictions, labels, spec, noise="none")[0])
+    flat = UnconstrainedDensity(density)
+    u = flat.start[None]
+    values = {name: torch.as_tensor(value[0]) for name, value in constrain(flat.sites, u).items()}
+    trace = pyro.poutine.trace(pyro.poutine.condition(lambda: density.prior(pyro.sample), data=values)).get_trace()
+    volume = 0.0
+    for site in flat.sites:
+        transform = torch.distributions.biject_to(getattr(torch.distributions.constraints, site.kind))
+        free = torch.from_numpy(u[0, flat._places[site.name]].reshape(site.unconstrained_shape))
+        if site.kind != "real":
+            volume += float(transform.log_abs_det_jacobian(free, values[site.name]).sum())
+    likelihood = density.log_likelihood({name: value[None] for name, value in values.items()}, slice(None))
+    assert flat.value(u)[0] == pytest.approx(float(trace.log_prob_sum() + likelihood[0]) + volume)
+
+
+# -- what only ADVI can do --------------------------------------------------------------------------
+
+
+def test_student_t_pays_on_contaminated_labels_and_costs_nothing_on_clean_ones() -> None:
+    def data(seed: int) -> tuple[ViewPredictions, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        f = rng.normal(size=(300, 2))
+        y = f[np.arange(300), rng.choice(2, size=300)] + 0.3 * rng.normal(size=300)
+        return ViewPredictions(f[:, :, None]), y
+
+    (predictions, y), (held, held_y) = data(0), data(1)
+
+    def contaminated(values: np.ndarray, seed: int) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        return np.where(rng.random(len(values)) < 0.1, values + 4 * rng.normal(size=len(values)), values)
+
+    def score(component: Any, labels: np.ndarray, test: np.ndarray) -> float:
+        model = GaussianMixture(component=component, noise="none")
+        engine = ADVI(steps=500, particles=4, learning_rate=0.05)
+        policy = fit_policy(predictions, labels, task="regression", model=model, engine=engine)
+        return float(policy.predict(held).log_prob(test).mean())
+
+    dirty, dirty_test = contaminated(y, 2), contaminated(held_y, 3)
+    assert score("student_t", dirty, dirty_test) > score("normal", dirty, dirty_test) + 0.03
+    assert score("normal", y, held_y) > score("student_t", y, held_y) - 0.01
+
+
+def test_a_laplace_component_predicts_a_laplace() -> None:
+    rng = np.random.default_rng(0)
+    f = rng.normal(size=800)
+    y = f + rng.laplace(scale=0.5, size=800)
+    predictions = ViewPredictions(f[:, None, None])
+    policies = {
+        component: fit_policy(
+            predictions, y, task="regression", model=GaussianMixture(component=component, link="shift"), engine=QUICK
+        )
+        for component in ("laplace", "normal")
+    }
+    one = policies["laplace"].predict(predictions)
+    np.testing.assert_allclose(one.variance.mean(), 0.5, rtol=0.15)
+    centre, size = one.mean[0, 0], np.sqrt(one.variance[0, 0] / 2)
+    points = centre + size * np.array([-3.0, -0.5, 0.3, 2.0])
+    found = [one.log_prob(np.full(800, point))[0] for point in points]
+    np.testing.assert_allclose(found, stats.laplace(centre, size).logpdf(points), atol=0.01)
+    assert one.log_prob(y).mean() > policies["normal"].predict(predictions).log_prob(y).mean()
+    labels = np.stack([y, y + 0.1], axis=1)
+    assert np.isfinite(policies["laplace"].consensus(predictions, labels).mean).all()
+
+
+def test_ordinal_recovers_cut_points_and_weights(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    N = 800
+    f = 10 + 2 * (rng.normal(size=(N, 1)) + 0.8 * rng.normal(size=(N, 3)))
+    z = rng.choice(3, size=N, p=[0.6, 0.3, 0.1])
+    cuts = np.array([7.5, 10.0, 12.0])
+    y = np.digitize(f[np.arange(N), z] + 0.8 * rng.normal(size=N), cuts) + 1
+    predictions = ViewPredictions(f[:, :, None], names=["identity", "flip", "crop"])
+    policy = fit_policy(predictions, y, task="ordinal", engine=QUICK)
+    found = policy.posterior.cut_points  # type: ignore[attr-defined]
+    np.testing.assert_allclose(found.value, cuts, atol=0.35)
+    assert (found.interval[:, 0] < found.value).all()
+    assert found.noise == pytest.approx(0.8, abs=0.2)
+    shares = np.bincount(z) / N
+    np.testing.assert_allclose(policy.weights, shares, atol=0.07)
+
+    policy.save(tmp_path / "policy.json")
+    prediction = Policy.load(tmp_path / "policy.json").predict(predictions)
+    assert prediction.classes.tolist() == [1, 2, 3, 4]
+    np.testing.assert_allclose(prediction.proba.sum(axis=1), 1)
+    assert prediction.log_prob(y).mean() > -0.9
+    np.testing.assert_allclose(policy.score(predictions, LabelSets.from_array(y)), prediction.log_prob(y))
+    assert policy.consensus(predictions, y).log_prob(y).mean() > prediction.log_prob(y).mean()
+    words = np.array(["low", "fair", "good", "best"])[y - 1]
+    with pytest.raises(ValueError, match="levels"):
+        fit_policy(predictions, words, task="ordinal", engine=QUICK)
+    with pytest.raises(ValueError, match="ordinal"):
+        fit_policy(predictions, y, task="ordinal", engine="em")
+
+
+def test_rankings_recover_weights_and_temperature(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    N, L = 500, 4
+    f = 1.5 * rng.normal(size=(N, 3, L))
+    z = rng.choice(3, size=N, p=[0.6, 0.3, 0.1])
+    orders = [np.argsort(-(2 * f[i, z[i]] + rng.gumbel(size=L)))[: 2 + 2 * (i % 2)].tolist() for i in range(N)]
+    labels = LabelSets.from_rankings(orders)
+    predictions = ViewPredictions(f)
+    policy = fit_policy(predictions, labels, task="ranking", engine=ADVI(steps=300, particles=4, learning_rate=0.05))
+    np.testing.assert_allclose(policy.weights, np.bincount(z) / N, atol=0.07)
+    kappa = np.exp(policy.posterior.draws()["log_kappa"]).mean() / policy.posterior.score_units.scale  # type: ignore[attr-defined]
+    assert kappa == pytest.approx(2, rel=0.15)
+
+    policy.save(tmp_path / "policy.json")
+    loaded = Policy.load(tmp_path / "policy.json")
+    prediction = loaded.predict(predictions)
+    first = np.array([order[0] for order in orders])
+    assert prediction.log_prob(first).mean() > np.log(1 / L) + 0.3
+    everything = [LabelSets.from_rankings([order] + [None] * (N - 1)) for order in ([0], [1], [2], [3])]
+    total = sum(np.exp(loaded.score(predictions, one))[0] for one in everything)
+    assert total == pytest.approx(1)  # some item is the best
+    assert loaded.consensus(predictions, labels).proba.shape == (N, L)
+
+
+def test_weights_without_labels_leave_out_views_that_are_unsure_or_alone(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    N, C = 300, 4
+    truth = rng.integers(C, size=N)
+    good = 3 * np.eye(C)[truth][:, None] + rng.normal(size=(N, 3, C))
+    alone = 6 * np.eye(C)[rng.integers(C, size=N)][:, None]
+    unsure = 0.1 * rng.normal(size=(N, 1, C))
+    predictions = ViewPredictions(np.concatenate([good, alone, unsure], axis=1))
+    policy = fit_policy(predictions, None, task="classification", engine=ADVI(steps=300, learning_rate=0.05))
+    assert policy.unsupervised
+    assert "unsupervised" in repr(policy)
+    assert "unsupervised" in policy.guard.reason
+    assert policy.weights[:3].min() > policy.weights[3:].max()
+    policy.save(tmp_path / "policy.json")
+    loaded = Policy.load(tmp_path / "policy.json")
+    assert loaded.unsupervised
+    uniform = special.softmax(predictions.mean, axis=2).mean(axis=1)[np.arange(N), truth]
+    assert loaded.predict(predictions).log_prob(truth).mean() > np.log(uniform).mean()
+    for options in ({"task": "regression"}, {"engine": "em"}, {"model": "latent"}):
+        with pytest.raises(ValueError, match="labels=None"):
+            fit_policy(predictions, None, **{"task": "classification", **options})  # type: ignore[arg-type]
+
+
+def test_a_users_own_model(tmp_path: Path) -> None:
+    """The example runs, and blames the careless annotator instead of a view."""
+    path = Path(__file__).parents[1] / "examples" / "own_pyro_model.py"
+    found = runpy.run_path(str(path))
+    robust, plain = found["robust"], found["plain"]
+    assert robust.weights[2] < 0.03 < plain.weights[2]
+    assert found["tail"]["careless"] < 3 < found["tail"]["careful"]
+    robust.save(tmp_path / "policy.json")
+    loaded = Policy.load(tmp_path / "policy.json")
+    assert "heavy_tailed_annotators" in str(loaded.model.function)  # type: ignore[union-attr]
+    np.testing.assert_allclose(loaded.predict(found["predictions"]).mean, robust.predict(found["predictions"]).mean)
+    with pytest.raises(ValueError, match="by its name only"):
+        fit_policy(found["predictions"], found["labels"], task="regression", model=loaded.model)
+
+
+def test_own_models_equal_built_in_ones_where_they_say_the_same() -> None:
+    predictions, labels = classes(N=40)
+
+    def same(predictions: Any, labels: Any, prior: Any) -> None:
+        views = prior.sample(predictions)
+        mixed = torch.logsumexp(views.log_weights[:, None] + views.log_proba, dim=1)  # (n, C)
+        pyro.factor("labels", (labels.count * mixed[labels.instance, labels.value]).sum())
+
+    engine = ADVI(steps=30, particles=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        own = fit_policy(predictions, labels, task="classification", model=same, engine=engine)
+        built_in = fit_policy(
+            predictions, labels, task="classification", model=CategoricalMixture(noise="none"), engine=engine
+        )
+        batch = ADVI(steps=30, particles=2, batch_size=10)
+        part = fit_policy(predictions, labels, task="classification", model=PyroModel(same), engine=batch)
+    np.testing.assert_allclose(own.history.elbo, built_in.history.elbo, rtol=1e-9)
+    np.testing.assert_allclose(own.weights, built_in.weights, rtol=1e-6)
+    assert np.isfinite(part.elbo)
+
+
+def test_own_models_that_say_too_little_are_refused() -> None:
+    predictions, y = regression(N=20)
+
+    def without_views(predictions: Any, labels: Any, prior: Any) -> None:
+        pyro.factor("labels", labels.value.sum())
+
+    def without_labels(predictions: Any, labels: Any, prior: Any) -> None:
+        prior.sample(predictions)
+
+    def odd_support(predictions: Any, labels: Any, prior: Any) -> None:
+        prior.sample(predictions)
+        pyro.sample("x", pyro.distributions.Uniform(2.0, 3.0))
+        pyro.factor("labels", labels.value.sum())
+
+    for model, message in ((without_views, "prior.sample"), (without_labels, "pyro.factor"), (odd_support, "'x'")):
+        with pytest.raises(ValueError, match=message):
+            fit_policy(predictions, y, task="regression", model=model)
+    with pytest.raises(ValueError, match="closed form"):
+        fit_policy(predictions, y, task="regression", model=without_labels, engine="em")
+
+
+# -- running ------------------------------------------------------------------------------------------
+
+
+def test_runs_repeat_and_seeds_matter() -> None:
+    predictions, y = regression(N=60)
+    options: dict[str, Any] = {
+        "task": "regression",
+        "model": GaussianMixture(),
+        "engine": ADVI(steps=40, batch_size=20),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        one, same, other = (fit_policy(predictions, y, seed=seed, **options) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one.history.elbo, same.history.elbo)
+    np.testing.assert_array_equal(one.weights, same.weights)
+    assert not np.array_equal(one.history.elbo, other.history.elbo)
+
+
+def test_minibatches_find_the_same_weights() -> None:
+    predictions, y = regression(N=600)
+    options: dict[str, Any] = {"task": "regression", "model": GaussianMixture()}
+    whole = fit_policy(predictions, y, engine=QUICK, **options)
+    part = fit_policy(
+        predictions, y, engine=ADVI(steps=600, particles=4, batch_size=100, learning_rate=0.05), **options
+    )
+    np.testing.assert_allclose(part.weights, whole.weights, atol=0.04)
+
+
+def test_states_are_kept_on_request() -> None:
+    predictions, y = regression(N=60)
+    with pytest.warns(ConvergenceWarning, match="ADVI"):
+        policy = fit_policy(
+            predictions, y, task="regression", model=GaussianMixture(), engine=ADVI(steps=5, keep_states=True)
+        )
+    np.testing.assert_allclose(policy.at_step(1).weights, 1 / 3, atol=0.01)
+    assert policy.at_step(3).n_steps == 3
+
+
+def test_large_data_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vbtta.infer.advi import densities
+    from vbtta.infer.advi.continuous import MixtureDensity
+
+    predictions, y = regression(N=50)
+    problem, first = mixture_problem(predictions, LabelSets.from_array(y), GaussianMixture(), annotators=False)
+    flat = densities.UnconstrainedDensity(MixtureDensity(problem, first, "student_t"))
+    u = flat.start + 0.1 * np.random.default_rng(0).normal(size=(2, len(flat.start)))
+    whole, rows = flat.value_and_gradient(u), np.arange(0, 50, 3)
+    batch = flat.value_and_gradient(u, rows)
+    monkeypatch.setattr(densities, "_ENTRIES", 50)
+    for one, other in ((flat.value_and_gradient(u), whole), (flat.value_and_gradient(u, rows), batch)):
+        np.testing.assert_allclose(one[0], other[0])
+        np.testing.assert_allclose(one[1], other[1], atol=1e-9)
+
+
+# -- bad input ----------------------------------------------------------------------------------------
+
+
+def test_a_diverging_run_is_retried_once_and_then_reported() -> None:
+    class Cliff(Normal):
+        def value_and_gradient(self, vectors: np.ndarray, units: Any = None) -> tuple[np.ndarray, np.ndarray]:
+            if np.abs(vectors).max() > 8:
+                return np.full(len(vectors), np.nan), np.zeros_like(vectors)
+            return super().value_and_gradient(vectors, units)
+
+    target = Cliff(0)
+    assert np.isfinite(ascent.ascend(target, ADVI(steps=200, learning_rate=2.0), 0, 10.0).mean).all()
+    with pytest.raises(ascent.DivergenceError, match=r"learning_rate=1000, .* try a smaller"):
+        ascent.ascend(target, ADVI(steps=200, learning_rate=1000.0), 0, 10.0)
+    predictions, y = regression(N=30)
+    with pytest.raises(RuntimeError, match="try a smaller"):
+        fit_policy(predictions, y, task="regression", model="mixture", engine=ADVI(learning_rate=1e5))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ADVI(bound="evidence"), "bound"),  # type: ignore[arg-type]
+        (lambda: ADVI(alpha=0.5), "alpha"),
+        (lambda: ADVI(bound="renyi", alpha=2.0), "alpha"),
+        (lambda: ADVI(particles=0), "particles"),
+        (lambda: ADVI(batch_size=0), "batch_size"),
+        (lambda: ADVI(learning_rate=-1.0), "learning_rate"),
+        (lambda: OrdinalMixture(levels=[1]), "levels"),
+        (lambda: PyroModel(3), "function"),  # type: ignore[arg-type]
+        (lambda: LabelSets.from_rankings([[0, 0]]), "twice"),
+        (lambda: LabelSets.from_rankings([[-1, 0]]), "positions"),
+        (lambda: LabelSets.from_array([1.0]).rankings(2), "from_rankings"),
+        (lambda: LabelSets.from_rankings([[0, 5]]).rankings(3), "item 5"),
+    ],
+)
+def test_wrong_use_is_named(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_heavy_tails_with_annotators_are_refused() -> None:
+    predictions, y = regression(N=30)
+    labels = LabelSets.from_array(np.stack([y, y], axis=1), annotators="columns")
+    model = GaussianMixture(component="student_t", noise="annotator")
+    with pytest.raises(ValueError, match="PyroModel"):
+        fit_policy(predictions, labels, task="regression", model=model)
+
+
+@pytest.mark.parametrize("spec", [ADVI(bound="renyi", alpha=0.3), OrdinalMixture(levels=("a", "b")), RankingMixture()])
+def test_records_come_back(spec: Any) -> None:
+    assert spec_from_dict(spec_to_dict(spec)) == spec
+
+
+def test_a_missing_extra_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictions, y = regression(N=30)
+    real = builtins.__import__
+
+    def gone(name: str, *rest: Any, **options: Any) -> Any:
+        if name.split(".")[0] == "pyro":
+            raise ModuleNotFoundError("no pyro", name="pyro")
+        return real(name, *rest, **options)
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "pyro"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(importlib, "import_module", lambda name: gone(name))
+    monkeypatch.setattr("vbtta._support.extras.import_module", lambda name: gone(name))
+    with pytest.raises(ImportError, match=r'pip install "vbtta\[advi\]"'):
+        fit_policy(predictions, y, task="regression", model="mixture", engine="advi")
