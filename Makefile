@@ -6,6 +6,9 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test lint docs bench quality clean
 
+demo: $(READY)
+	$(BIN)/vbtta demo --out runs/demo
+
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
 

@@ -1,0 +1,105 @@
+"""`vbtta report`: a page from the files of a run."""
+
+__all__ = ["report"]
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vbtta.cli.running import Debug, Json, Quiet, Talk, UsageError, command, existing, writable
+
+
+@command
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN-FOLDER", help="The folder with the files of a run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where to write the page; by default report.html in the folder.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Make a self-contained HTML page from a folder with policy.json.
+
+    What else is there goes in too: predictions.npz, labels.csv (or .parquet), test_predictions.npz, test_labels.csv,
+    comparison.json, diagnosis.json, examples.npz, run.json.
+
+    Example:
+
+        vbtta report run-folder
+    """
+    talk = Talk(as_json, quiet)
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; give the one that holds policy.json")
+    target = folder / "report.html" if out is None else out
+    writable(target, ".html")
+    existing(folder / "policy.json", "a policy that vbtta fit wrote, called policy.json")
+    used = write_run_report(folder, target, talk)
+    talk.result({"written": str(target), "used": used}, f"wrote {target} from {', '.join(used)}")
+
+
+def write_run_report(folder: Path, target: Path, talk: Talk) -> list[str]:
+    """Write the page of a run; says which files it is made of."""
+    from vbtta.cli.files import digest, read_pair
+    from vbtta.policy import Policy
+    from vbtta.report.documents import provenance
+    from vbtta.report.html import write_report
+
+    policy = Policy.load(folder / "policy.json")
+    used = [folder / "policy.json"]
+    parts: dict[str, Any] = {}
+    for name, prefix in (("calibration", ""), ("test", "test_")):
+        views = _first(folder, f"{prefix}predictions", ".npz", ".parquet")
+        labels = _first(folder, f"{prefix}labels", ".csv", ".parquet")
+        if views is not None and labels is not None:
+            pair = read_pair(views, labels, policy.task, talk)
+            used += [views, labels]
+            parts |= {"test": pair} if name == "test" else {"predictions": pair[0], "labels": pair[1]}
+    for name in ("comparison", "diagnosis"):
+        path = folder / f"{name}.json"
+        if path.is_file():
+            parts[name] = _read_json(path)
+            used.append(path)
+    run = _read_json(folder / "run.json") if (folder / "run.json").is_file() else {}
+    if (folder / "examples.npz").is_file():
+        parts["examples"] = _examples(folder / "examples.npz")
+        used.append(folder / "examples.npz")
+    files = {path.name: digest(path) for path in used}
+    circumstances = provenance(policy, files, run.get("options", {}))
+    try:
+        write_report(target, policy, story=run.get("story"), circumstances=circumstances, **parts)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} has a .json file that vbtta did not write ({error!r}); make it again") from error
+    return [path.name for path in used]
+
+
+def _first(folder: Path, name: str, *suffixes: str) -> Path | None:
+    return next((folder / f"{name}{suffix}" for suffix in suffixes if (folder / f"{name}{suffix}").is_file()), None)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    import json
+
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); make it again") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no object; make it again")
+    return found
+
+
+def _examples(path: Path) -> Any:
+    import zipfile
+
+    import numpy as np
+
+    from vbtta.report.html import Examples
+
+    try:
+        with np.load(path, allow_pickle=False) as members:
+            names = tuple(str(name) for name in members["names"])
+            return Examples(members["rows"], names, members["images"] if "images" in members.files else None)
+    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} holds no examples (rows, names, images): {error}") from None

@@ -1,0 +1,6 @@
+"""The report: one self-contained HTML page about a policy."""
+
+__all__ = ["Examples", "comparison_document", "diagnosis_document", "render_report", "write_report"]
+
+from vbtta.report.documents import comparison_document, diagnosis_document
+from vbtta.report.html import Examples, render_report, write_report
