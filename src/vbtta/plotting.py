@@ -17,16 +17,19 @@ __all__ = [
     "weights",
 ]
 
+import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from io import StringIO
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from vbtta._support.extras import require
 from vbtta.labels import Array
+
+Draw = TypeVar("Draw", bound=Callable[..., Any])
 
 COLOURS = ("#2a86c8", "#d55e00", "#009e73", "#b86bb0", "#c98f00", "#56b4e9")
 _INK, _FAINT, _GREY = "#010101", "#020202", "#8a8f98"
@@ -37,22 +40,64 @@ _SVG = "http://www.w3.org/2000/svg"
 _LINK = "http://www.w3.org/1999/xlink"
 
 
+def _style() -> AbstractContextManager[Any]:
+    """The house style, and nothing of the user's own settings."""
+    matplotlib = require("matplotlib", "cli")
+    style = {
+        **{f"{part}color": _INK for part in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")},
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.axisbelow": True,
+        "font.size": 9,
+        "axes.labelsize": 9,
+        "legend.fontsize": 8,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "axes.linewidth": 0.8,
+        "grid.color": _FAINT,
+        "grid.linewidth": 0.8,
+        "legend.frameon": False,
+        "lines.linewidth": 1.4,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "vbtta",
+        "text.parse_math": False,
+        "text.usetex": False,
+    }
+    context: AbstractContextManager[Any] = matplotlib.rc_context({**matplotlib.rcParamsDefault, **style})
+    return context
+
+
+def _styled(draw: Draw) -> Draw:
+    """Make a function draw in the house style."""
+
+    @functools.wraps(draw)
+    def run(*args: Any, **options: Any) -> Any:
+        with _style():
+            return draw(*args, **options)
+
+    return run  # type: ignore[return-value]
+
+
+@_styled
 def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
     """Weights of the views (K,), the largest on top, with their intervals (K, 2); marks carry the ids view-k."""
     order = np.argsort(-values, kind="stable")[:_MOST_BARS]
     figure, axes = _axes(0.9 + 0.22 * len(order))
     place = np.arange(len(order))[::-1]
+    right = max(0.05, 1.04 * float(max(values.max(), interval.max())))
     for spot, k in zip(place, order, strict=True):
         low, high = interval[k]
-        axes.barh(spot, values[k], height=0.62, color=COLOURS[0] if values[k] >= 0.01 else _GREY, gid=f"view-{k}")
+        axes.barh(spot, values[k], height=0.62, color=COLOURS[0] if values[k] >= 0.01 else _GREY)
         axes.plot([low, high], [spot, spot], color=_INK, linewidth=1.1, solid_capstyle="butt")
+        axes.barh(spot, right, height=1, alpha=0, zorder=5, gid=f"view-{k}")  # unseen, for the pointer to rest on
     axes.set_yticks(place, [_clean(names[k]) for k in order])
-    axes.set_xlim(0, max(0.05, 1.04 * float(max(values.max(), interval.max()))))
+    axes.set_xlim(0, right)
     axes.set_xlabel("weight, with 90 % interval")
     axes.grid(axis="x")
     return figure
 
 
+@_styled
 def weight_history(names: Sequence[str], history: Array) -> Any:
     """Weights of the views after every update (T, K); the six largest at the end are named."""
     figure, axes = _axes(3.0)
@@ -69,6 +114,7 @@ def weight_history(names: Sequence[str], history: Array) -> Any:
     return figure
 
 
+@_styled
 def bound_history(bound: Array) -> Any:
     """The bound after every update (T,)."""
     figure, axes = _axes(2.4)
@@ -79,6 +125,7 @@ def bound_history(bound: Array) -> Any:
     return figure
 
 
+@_styled
 def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     """Held-out log score of the best sets of views against what they cost, with standard errors: (P,) each."""
     figure, axes = _axes(2.8)
@@ -91,6 +138,7 @@ def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     return figure
 
 
+@_styled
 def differences(names: Sequence[str], value: Array, low: Array, high: Array, label: str) -> Any:
     """Differences of methods from a reference with their intervals, in the order given from the top: (M,) each."""
     figure, axes = _axes(0.9 + 0.22 * len(names))
@@ -104,6 +152,7 @@ def differences(names: Sequence[str], value: Array, low: Array, high: Array, lab
     return figure
 
 
+@_styled
 def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> Any:
     """How often predictions of a confidence are right: (J,) confidences, 0 or 1, and how often each counts."""
     figure, axes = _axes(3.2)
@@ -123,6 +172,7 @@ def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> 
     return figure
 
 
+@_styled
 def residuals(predicted: Array, residual: Array) -> Any:
     """Label minus prediction against the prediction: (J,) each; a regular sample of many."""
     figure, axes = _axes(2.8)
@@ -134,6 +184,7 @@ def residuals(predicted: Array, residual: Array) -> Any:
     return figure
 
 
+@_styled
 def coverage(levels: Array, covered: Array) -> Any:
     """Share of labels inside their intervals against the level of the intervals: (L,) each."""
     figure, axes = _axes(2.8)
@@ -146,6 +197,7 @@ def coverage(levels: Array, covered: Array) -> Any:
     return figure
 
 
+@_styled
 def annotators(names: Sequence[str], value: Array, interval: Array, label: str, truth: Array | None = None) -> Any:
     """What is thought of every annotator (U,), with intervals (U, 2), next to the truth where it is known."""
     shown = slice(0, _MOST_BARS)
@@ -220,36 +272,8 @@ def _rewrite(element: Any, prefix: str) -> None:
 
 
 def _axes(height: float) -> tuple[Any, Any]:
-    with _style():
-        figure = require("matplotlib.figure", "cli").Figure(figsize=(_WIDTH, height), layout="constrained")
-        return figure, figure.add_subplot()
-
-
-def _style() -> AbstractContextManager[Any]:
-    """The house style, and nothing of the user's own settings."""
-    matplotlib = require("matplotlib", "cli")
-    style = {
-        **{f"{part}color": _INK for part in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")},
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.axisbelow": True,
-        "font.size": 9,
-        "axes.labelsize": 9,
-        "legend.fontsize": 8,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
-        "axes.linewidth": 0.8,
-        "grid.color": _FAINT,
-        "grid.linewidth": 0.8,
-        "legend.frameon": False,
-        "lines.linewidth": 1.4,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "vbtta",
-        "text.parse_math": False,
-        "text.usetex": False,
-    }
-    context: AbstractContextManager[Any] = matplotlib.rc_context({**matplotlib.rcParamsDefault, **style})
-    return context
+    figure = require("matplotlib.figure", "cli").Figure(figsize=(_WIDTH, height), layout="constrained")
+    return figure, figure.add_subplot()
 
 
 def _steps(axes: Any, n_steps: int) -> None:

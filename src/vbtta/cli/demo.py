@@ -38,7 +38,8 @@ def demo(
     from vbtta.report.documents import policy_document
     from vbtta.report.words import annotators_in_words, gain_in_words, views_in_words
 
-    policy, comparison, summary = _run(out, seed, talk)
+    with _one_thread():
+        policy, comparison, summary = _run(out, seed, talk)
     talk.note("writing the report ...")
     write_run_report(out, out / "report.html", Talk(False, True))
     seconds = time.perf_counter() - started
@@ -71,8 +72,22 @@ def demo(
     talk.result(document, text)
 
 
+def _one_thread() -> Any:
+    """So little data is worked on fastest by one thread; torch must be there to be told."""
+    from contextlib import suppress
+
+    from vbtta._support.extras import require
+
+    with suppress(ImportError):
+        require("torch", "torch")
+    require("sklearn.datasets", "cli")
+    return require("threadpoolctl", "cli").threadpool_limits(1)
+
+
 def _run(out: Path, seed: int, talk: Talk) -> tuple[Any, dict[str, Any], list[str]]:
     """Do the work; leaves the files of a run in the folder."""
+    from functools import partial
+
     import numpy as np
 
     from vbtta.cli.compare import write_json
@@ -104,7 +119,8 @@ def _run(out: Path, seed: int, talk: Talk) -> tuple[Any, dict[str, Any], list[st
     policy = fit_policy(calibration, labels, task="classification", model=model, seed=seed)
     policy.save(out / "policy.json")
     talk.note(f"comparing {len(_METHODS)} methods on {len(test)} digits with clean labels ...")
-    methods = {name: policy if name == "vbtta" else name for name in _METHODS}
+    fit = partial(fit_policy, task="classification", model=model, seed=seed)
+    methods = {name: fit if name == "vbtta" else name for name in _METHODS}
     outcome = compare(calibration, labels, test, story.test[1], task="classification", methods=methods, seed=seed)
     comparison = comparison_document(outcome)
     write_json(out / "comparison.json", comparison)
