@@ -31,6 +31,7 @@ _MOMENTUM, _MEMORY, _SMALL = 0.9, 0.99, 1e-8  # of Adam; a short memory, as the 
 _WARM_UP = 0.05  # share of the steps over which the step length rises
 _SETTLED = 1e-3  # relative change of the running bound at which a run counts as converged
 _FINAL_DRAWS = 1024  # for the bound that is reported
+_AT_ONCE = 64  # of them
 
 
 class DivergenceError(RuntimeError):
@@ -150,10 +151,12 @@ def estimate_bound(
     rng = np.random.default_rng([seed, 1])
     repeats = max(1, _FINAL_DRAWS // engine.particles)
     joint, log_q = np.empty((repeats, engine.particles)), np.empty((repeats, engine.particles))
-    for row in range(repeats):
-        noise = rng.standard_normal((engine.particles, len(mean)))
-        joint[row] = density.value(mean + noise @ factor.T)
-        log_q[row] = _log_q(noise, factor)
+    at_once = max(1, _AT_ONCE // engine.particles)
+    for row in range(0, repeats, at_once):
+        some = slice(row, min(row + at_once, repeats))
+        noise = rng.standard_normal(((some.stop - some.start) * engine.particles, len(mean)))
+        joint[some] = density.value(mean + noise @ factor.T).reshape(-1, engine.particles)
+        log_q[some] = _log_q(noise, factor).reshape(-1, engine.particles)
     bound = float(np.mean([bound_of(one, engine.order) for one in joint - log_q]))
     terms = {"J_joint": float(joint.mean()), "Pi_q": float(log_q.mean())}
     if engine.order != 1:

@@ -3,7 +3,8 @@
 __all__ = ["AdviFit", "fit_advi", "fit_unsupervised"]
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -49,6 +50,8 @@ from vbtta.specs import (
     PyroModel,
     RankingMixture,
 )
+
+_SMALL = 1 << 18  # entries of a step's arrays below which one thread is best
 
 
 class AdviFit(NamedTuple):
@@ -119,8 +122,9 @@ def _fit(task: _Task, engine: ADVI, seed: int, n_labels: float, progress: bool) 
     from vbtta.infer.advi.densities import UnconstrainedDensity
 
     density = UnconstrainedDensity(task.density)
-    found = ascend(density, engine, seed, n_labels, _report(engine.steps) if progress else None)
-    bound, terms = estimate_bound(density, found.mean, found.factor, engine, seed)
+    with _few_threads(density.density.width * engine.particles * min(engine.batch_size or np.inf, density.n_units)):
+        found = ascend(density, engine, seed, n_labels, _report(engine.steps) if progress else None)
+        bound, terms = estimate_bound(density, found.mean, found.factor, engine, seed)
     terms["J_joint"] += task.unit_change
     weights = weights_of(constrain(density.sites, found.means))
     return AdviFit(
@@ -132,6 +136,19 @@ def _fit(task: _Task, engine: ADVI, seed: int, n_labels: float, progress: bool) 
         converged=found.converged,
         steps=_steps(task, density.sites, found),
     )
+
+
+@contextmanager
+def _few_threads(entries: float) -> Iterator[None]:
+    """One thread where the arrays are small: handing work over takes longer than doing it, above all on a busy host."""
+    torch = require("torch", "advi")
+    before = torch.get_num_threads()
+    if entries < _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _steps(task: _Task, sites: Any, found: AdviAscent) -> tuple[Posterior, ...]:
