@@ -124,7 +124,7 @@ def test_classes() -> None:
     with pytest.raises(ValueError, match="not a whole number"):
         LabelSets.from_array([0.5]).categorical(2)
     with pytest.raises(ValueError, match="one-hot"):
-        LabelSets.from_array(np.eye(3)[[0, 2, 1, 1]]).categorical(3)
+        LabelSets.from_array(np.eye(3)[[0, 2, 1, 1, 0]]).categorical(3)
     assert LabelSets.from_array([True, False]).categorical(2).tolist() == [1, 0]
 
 

@@ -130,12 +130,19 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
 def _look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
     """Positions of wanted values among the known ones, and which of them are unknown."""
     if (wanted.dtype.kind in "US") != (known.dtype.kind in "US"):
-        wanted, known = wanted.astype(str), known.astype(str)
+        wanted, known = _words(wanted), _words(known)
     if not len(known):
         return np.zeros(len(wanted), dtype=np.intp), np.ones(len(wanted), dtype=bool)
     order = np.argsort(known, kind="stable")
     position = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
     return position, np.asarray(known[position] != wanted)
+
+
+def _words(values: Array) -> Array:
+    """Values as strings; gaps may have made whole numbers floats, and 1.0 is called "1"."""
+    if values.dtype.kind == "f" and np.all(values == np.floor(values)):
+        values = values.astype(np.int64)
+    return values.astype(str)
 
 
 def rows_of(wanted: Array, ids: Array) -> Array:

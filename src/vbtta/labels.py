@@ -381,7 +381,7 @@ class LabelSets:
         offset = np.arange(len(instance)) - np.repeat(np.cumsum(length) - length, length)
         index = np.repeat(start, length) + offset
         ids = None if self.ids is None else self.ids[rows]
-        return replace(self._reorder(index), instance=instance, n_instances=len(rows), ids=ids)
+        return replace(self._reorder(index), instance=instance, n_instances=len(rows), ids=ids, columns=None)
 
     def _reorder(self, index: Array) -> Self:
         return replace(
@@ -393,7 +393,15 @@ class LabelSets:
         )
 
     def _looks_one_hot(self) -> bool:
-        if self.value.dtype.kind not in "iufb" or len(self) != self.n_instances * (self.columns or 0) or not len(self):
+        """Whether the labels are a table of 0 and 1 with one 1 a row, and that can be no accident.
+
+        Two anonymous annotators of two classes may well disagree on a few instances.
+        """
+        columns = self.columns or 0
+        fewest = 20 if columns == 2 else 5
+        if self.value.dtype.kind not in "iufb" or self.annotator is not None or self.n_instances < fewest:
+            return False
+        if len(self) != self.n_instances * columns:
             return False
         table = self.value.reshape(self.n_instances, -1)
         return bool(np.isin(table, (0, 1)).all() and (table.sum(axis=1) == 1).all())

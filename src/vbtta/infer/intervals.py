@@ -37,8 +37,13 @@ class PoolDoubt(NamedTuple):
 
     @classmethod
     def none(cls, n_views: int) -> "PoolDoubt":
-        """No doubt at all."""
+        """Nothing known of it."""
         return cls(np.zeros((n_views, n_views)), np.zeros(n_views), np.zeros(n_views), np.full(n_views, 1e300))
+
+    @property
+    def known(self) -> bool:
+        """Whether this came from a fit that ended."""
+        return bool((self.stiffness < 1e300).any())
 
     def take(self, views: Array) -> "PoolDoubt":
         """Some of the views."""
@@ -50,6 +55,7 @@ class PoolDoubt(NamedTuple):
 def eliminate(information: Array, n_weights: int, nuisance_prior: Array) -> Array:
     """The information on the first parameters when the others are inferred too: a Schur complement."""
     inside = information[n_weights:, n_weights:] + np.diag(nuisance_prior)
+    inside[np.diag_indices_from(inside)] += 1e-10 * np.abs(np.diagonal(inside)).max(initial=1e-300)
     cross = information[:n_weights, n_weights:]
     return np.asarray(information[:n_weights, :n_weights] - cross @ np.linalg.solve(inside, cross.T))
 
@@ -65,7 +71,9 @@ def weight_intervals(estimate: Array, known: WeightInformation, level: float) ->
     weights = known.centre
     free = np.flatnonzero(weights > 0)
     moves = _tangent(weights, free)  # (K, F - 1): directions that keep the sum and the zeros
-    covariance = moves @ np.linalg.pinv(moves.T @ known.information @ moves, hermitian=True) @ moves.T
+    # one label's worth of prior information: where the labels say nothing, everything is possible
+    inner = moves.T @ known.information @ moves + np.eye(moves.shape[1])
+    covariance = moves @ np.linalg.inv(inner) @ moves.T
     reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(np.maximum(np.diagonal(covariance)[free], 0))
     bounds = np.zeros((len(weights), 2))
     bounds[free, 0] = np.maximum(weights[free] - reach, 0)
@@ -87,6 +95,8 @@ def pool_intervals(pool: Array, doubt: PoolDoubt, level: float) -> Array:
     error: its strength is itself an estimate.
     """
     _check_level(level)
+    if not doubt.known:
+        raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
     K, gain = len(pool), max(float(pool.sum()), 1e-300)
     weights = pool / gain if pool.any() else np.full(K, 1 / K)
     jacobian = (np.eye(K) - weights[:, None]) / gain

@@ -25,7 +25,7 @@ from vbtta.infer.advi.posteriors import (
     weights_of,
 )
 from vbtta.infer.calibration import Calibration
-from vbtta.infer.categorical_data import check_logits
+from vbtta.infer.categorical_data import check_logits, refuse_probabilities
 from vbtta.infer.categorical_latent import LatentClassProblem, categorical_latent_problem
 from vbtta.infer.categorical_mixture import CategoricalProblem, categorical_problem
 from vbtta.infer.continuous import MixtureState
@@ -96,6 +96,7 @@ def fit_unsupervised(
     from vbtta.infer.advi.categorical import UnsupervisedDensity
 
     check_logits(predictions)
+    refuse_probabilities(predictions)
     K, C = predictions.mean.shape[1:]
 
     def finish(guide: Guide) -> Posterior:
