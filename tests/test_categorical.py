@@ -13,6 +13,7 @@ from vbtta.infer.accelerate import ascend
 from vbtta.infer.calibration import Calibration
 from vbtta.infer.categorical_data import categorical_data
 from vbtta.infer.categorical_mixture import CategoricalState, categorical_problem
+from vbtta.infer.class_weights import update_class_weights
 from vbtta.infer.matrices import kl_dirichlet
 from vbtta.labels import LabelSets
 from vbtta.predictions import ViewPredictions
@@ -334,6 +335,34 @@ def test_class_weights_shrink_to_the_common_ones():
     spread = [np.abs(s.class_weights - s.class_weights.mean(axis=1, keepdims=True)).max() for s in (loose, tight)]
     assert spread[1] < 0.2 * spread[0]
     np.testing.assert_allclose(loose.class_weights.sum(axis=0), 1)
+
+
+def test_class_weights_are_a_maximum_even_where_the_first_view_has_no_responsibility():
+    rng = np.random.default_rng(0)
+    common = np.array([1e-17, 0.3, 0.7])
+    count = rng.gamma(1.0, size=(4, 3)) * 20
+    count[:, 0] = [1e-15, 1e-30, 1e-160, 5.0]
+    load = 50 + 30 * rng.random((4, 3))
+    load[:, 0] = 6.6  # far below the others', so that the start is this view's
+    found = update_class_weights(count, load, common, 20.0)
+    np.testing.assert_allclose(found.sum(axis=0), 1)
+    multiplier = (count + 20 * common).T / found - load.T  # at the maximum the same for all views
+    np.testing.assert_allclose(multiplier, multiplier[:1] * np.ones((3, 1)), rtol=1e-9)
+
+
+def test_overconfident_views_without_responsibility_keep_finite_class_weights():
+    rng = np.random.default_rng(1)
+    truth = rng.integers(0, 5, size=300)
+    right = np.array([0.9, 0.85, 0.5, 0.2])
+    said = np.where(rng.random((300, 4)) < right, truth[:, None], rng.integers(0, 5, size=(300, 4)))
+    said[:, 3] = np.where(said[:, 3] >= 3, 0, said[:, 3])  # a view that never says some classes
+    logits = 40 * np.eye(5)[said] + rng.normal(size=(300, 4, 5))
+    for noise in ("none", "uniform"):
+        problem, ascent = fit(logits, truth, noise=noise, weights="view_class", engine=EM(max_steps=400, tol=1e-10))
+        assert np.isfinite(ascent.bounds).all()
+        assert (np.diff(ascent.bounds) >= -1e-9 * abs(ascent.bounds[0])).all()
+        np.testing.assert_allclose(ascent.state.class_weights.sum(axis=0), 1)
+        assert problem.finish(ascent).weights.max() > 0.3
 
 
 def test_consensus_and_score_include_the_noise():

@@ -15,7 +15,7 @@ from scipy import special
 
 from vbtta.labels import Array
 
-_SMALLEST = 1e-200
+_SMALLEST = 1e-150  # of a numerator: its inverse's square is finite
 
 
 def log_prior(class_weights: Array, common: Array, strength: float) -> float:
@@ -30,18 +30,23 @@ def update_class_weights(count: Array, load: Array, common: Array, strength: flo
     """Class weights (K, C) from responsibilities and slopes, (C, K) each.
 
     w_kc = (R_kc + a w_k) / (B_kc + m_c), where m_c makes them sum to one: a root that Newton reaches from the left.
+    Denominators are kept as differences from the view's that starts at weight 1: where it has next to no
+    responsibility, B_kc + m_c would cancel to nothing.
     """
     top = np.maximum(count + strength * common, 0)  # (C, K)
     top[top < _SMALLEST] = 0
     some = top > 0
-    shift = np.where(some, top - load, -np.inf).max(axis=1, keepdims=True)
-    for _ in range(100):
-        inverse = np.where(some, 1 / np.where(some, load + shift, 1.0), 0)
-        excess = (top * inverse).sum(axis=1, keepdims=True) - 1
-        shift = shift + excess / (top * inverse**2).sum(axis=1, keepdims=True)
+    first = np.where(some, top - load, -np.inf).argmax(axis=1)[:, None]
+    gap = load - np.take_along_axis(load, first, axis=1) + np.take_along_axis(top, first, axis=1)
+    base = np.where(some, np.maximum(gap, top), 1.0)  # B_kc + m_c at the start; no less than the numerator
+    shift = np.zeros((len(top), 1))
+    for _ in range(200):
+        weights = top / (base + shift)
+        excess = weights.sum(axis=1, keepdims=True) - 1
+        shift = shift + np.maximum(excess, 0) / (weights / (base + shift)).sum(axis=1, keepdims=True)
         if np.abs(excess).max() < 1e-14:
             break
-    weights = np.where(some, top / np.where(some, load + shift, 1.0), 0)
+    weights = top / (base + shift)
     return np.asarray((weights / weights.sum(axis=1, keepdims=True)).T)
 
 
