@@ -130,6 +130,31 @@ def test_interval_is_the_beta_posterior():
     assert special.betainc(20, 5, found.accuracy_interval[0, 1]) == pytest.approx(0.95)
 
 
+def test_intervals_of_accuracies_cover_them_under_confusion():
+    rng = np.random.default_rng(1)
+    accuracy, n, n_classes, runs = np.array([0.95, 0.8, 0.65]), 300, 4, 300
+    model = label_noise.noise_model("confusion", n_classes, CategoricalMixture())
+    inside = np.zeros(3)
+    for _ in range(runs):
+        truth = rng.integers(0, n_classes, size=(n, 1))
+        wrong = (truth + rng.integers(1, n_classes, size=(n, 3))) % n_classes
+        given = np.where(rng.random((n, 3)) < accuracy, truth, wrong)
+        labels = LabelSets.from_array(given, annotators="columns")
+        table = label_noise.label_table(labels, labels.categorical(n_classes), "confusion")
+        counts = label_noise.update(model, np.eye(n_classes)[truth[:, 0]], table)
+        low, high = label_noise.describe(model, counts, labels.annotator_names).accuracy_interval.T
+        inside += (low <= accuracy) & (accuracy <= high)
+    assert (inside / runs > 0.84).all()
+    assert (inside / runs < 0.96).all()
+
+
+def test_accuracy_under_confusion_without_labels_is_that_of_its_prior():
+    model = label_noise.noise_model("confusion", 4, CategoricalMixture(accuracy_prior=(6.0, 2.0)))
+    found = label_noise.describe(model, label_noise.start(model, 1), ("ann",))
+    assert found.accuracy[0] == pytest.approx(0.75)
+    np.testing.assert_allclose(special.betainc(6, 2, found.accuracy_interval[0]), [0.05, 0.95])
+
+
 def test_default_needs_overlap():
     single = np.zeros(100, dtype=int)
     assert label_noise.default_noise(LabelSets.from_array(single)) == "none"

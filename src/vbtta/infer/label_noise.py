@@ -42,6 +42,7 @@ class NoiseModel(NamedTuple):
     kind: str  # "uniform", "annotator" or "confusion"
     prior: Array  # (2,) right and wrong, or (C, C)
     n_classes: int
+    accuracy_prior: tuple[float, float]  # Beta of an accuracy, right and wrong
 
 
 class LabelTable(NamedTuple):
@@ -89,8 +90,8 @@ def noise_model(kind: str, n_classes: int, spec: CategoricalMixture | Categorica
         diagonal, off = spec.confusion_prior
         prior = np.full((n_classes, n_classes), off / (n_classes - 1))
         np.fill_diagonal(prior, diagonal)
-        return NoiseModel(kind, prior, n_classes)
-    return NoiseModel(kind, np.array(spec.accuracy_prior, dtype=np.float64), n_classes)
+        return NoiseModel(kind, prior, n_classes, spec.accuracy_prior)
+    return NoiseModel(kind, np.array(spec.accuracy_prior, dtype=np.float64), n_classes, spec.accuracy_prior)
 
 
 def label_table(labels: LabelSets, position: Array, kind: str) -> LabelTable:
@@ -151,19 +152,17 @@ def divergence(model: NoiseModel, counts: Array) -> float:
 def describe(model: NoiseModel, counts: Array, names: tuple[str, ...]) -> AnnotatorAccuracy:
     """Accuracies with intervals, and confusion matrices.
 
-    An annotator's accuracy under "confusion" weighs the diagonal by how often the classes occur; its
-    distribution is taken as the Beta of the same mean and variance.
+    An annotator's accuracy under "confusion" is that of the labels given, whichever their classes: a Beta of the
+    expected counts on and off the diagonal, added to the prior of an accuracy. The prior of the matrices, a few labels
+    for every class, would pull an accuracy with the weight of them all.
     """
     C = model.n_classes
     mean = counts / counts.sum(axis=-1, keepdims=True)
     if model.kind == "confusion":
-        seen = np.maximum((counts - model.prior).sum(axis=(0, 2)), 0)
-        frequency = seen / seen.sum() if seen.sum() > 0 else np.full(C, 1 / C)
-        diagonal = np.diagonal(mean, axis1=1, axis2=2)  # (U, C)
-        accuracy = diagonal @ frequency
-        variance = (diagonal * (1 - diagonal) / (counts.sum(axis=2) + 1)) @ frequency**2
-        size = accuracy * (1 - accuracy) / variance - 1
-        beta, confusion = np.stack([accuracy * size, (1 - accuracy) * size], axis=1), mean
+        given = np.maximum(counts - model.prior, 0)  # (U, C, C)
+        right = np.trace(given, axis1=1, axis2=2)
+        beta = np.stack([right, np.maximum(given.sum(axis=(1, 2)) - right, 0)], axis=1) + model.accuracy_prior
+        accuracy, confusion = beta[:, 0] / beta.sum(axis=1), mean
     else:
         beta, accuracy = counts, mean[:, 0]
         confusion = np.repeat((mean[:, 1] / (C - 1))[:, None, None] * np.ones((C, C)), 1, axis=0)
