@@ -195,6 +195,12 @@ def test_scores_predictions_and_kept_views():
     kept = posterior.keep(np.array([0, 1]))
     assert kept.gain == pytest.approx(posterior.gain)
     assert kept.weight_interval(0.9).shape == (2, 2)
+    scale = kept.gain / posterior.pool[:2].sum()
+    assert scale > 1
+    relative = [np.sqrt(np.diagonal(p.doubt.covariance))[:2] / p.pool[:2] for p in (posterior, kept)]
+    np.testing.assert_allclose(*relative)  # a pool twice as large is in doubt twice as much
+    with pytest.raises(ValueError, match="outside"):
+        posterior.consensus(views, LabelSets.from_array(np.full(60, 3)), nobody[:60])
 
 
 def test_bad_input_is_named():

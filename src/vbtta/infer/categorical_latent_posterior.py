@@ -52,7 +52,8 @@ class LatentClassPosterior:
     def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
         """Class probabilities for inputs whose views are those of positive weight, in order.
 
-        What the views disagree about is measured as if each were the pool.
+        What the views disagree about is measured as if each were the pool: the mutual information is that of a mixture
+        of the views, not of the pool, and may exceed the entropy of the pool's probabilities.
         """
         check_logits(predictions)
         N, _, C = predictions.mean.shape
@@ -70,10 +71,10 @@ class LatentClassPosterior:
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
         """The true class of every input given its labels; without a noise model labels tell nothing beyond the fit."""
+        position = labels.categorical(predictions.mean.shape[2], predictions.classes)
         prediction, reader = self.predict(predictions), self._reader()
         if reader is None:
             return prediction
-        position = labels.categorical(prediction.proba.shape[1], predictions.classes)
         evidence = reader.log_evidence(labels, position, annotator, expected=False)
         proba, rows = prediction.proba.copy(), labels.labelled
         proba[rows] *= np.exp(evidence - evidence.max(axis=1, keepdims=True))
@@ -85,10 +86,14 @@ class LatentClassPosterior:
         return score_labels(self.predict(predictions), labels, annotator, self._reader(), predictions)
 
     def keep(self, views: Array) -> "LatentClassPosterior":
-        """The same with only some of the views; they take over the gain of the others."""
-        pool = self.pool[views]
-        pool = pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
-        return replace(self, pool=pool, doubt=self.doubt.take(views))
+        """The same with only some of the views; they take over the gain of the others, and doubts grow along."""
+        pool, doubt = self.pool[views], self.doubt.take(views)
+        scale = self.gain / pool.sum() if pool.sum() > 0 else 1.0
+        if doubt.known:  # of v times the scale
+            doubt = PoolDoubt(
+                doubt.covariance * scale**2, doubt.shrunk * scale, doubt.slope / scale, doubt.stiffness / scale**2
+            )
+        return replace(self, pool=pool * scale, doubt=doubt)
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorAccuracy | None:
         """Accuracies and confusion matrices of the annotators."""
