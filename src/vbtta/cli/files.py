@@ -172,7 +172,7 @@ def _predictions_of(table: dict[str, Array], path: Path) -> ViewPredictions:
         where = int(np.argmax(times != 1))
         raise ValueError(
             f"{path}: instance {ids[where // len(names)]} has {times[where]} rows of view "
-            f"{names[where % len(names)]!r}; every instance needs one row of every view"
+            f"{str(names[where % len(names)])!r}; every instance needs one row of every view"
         )
     mean = np.empty(shape)
     spread = [f"variance_{name.partition('_')[2]}" if "_" in name else "variance" for name in outputs]

@@ -5,6 +5,7 @@ __all__ = ["Examples", "render_report", "write_report"]
 import base64
 import io
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from vbtta.report.documents import provenance as describe_circumstances
 from vbtta.report.figures import annotator_figures, comparison_figures, fit_figures, quality_figures
 from vbtta.report.words import KEPT, headline
 
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _MOST_VIEWS = 24  # of an example
 _TITLES = {"nll": "NLL", "mse": "MSE", "mae": "MAE", "crps": "CRPS", "ece": "ECE", "coverage": "coverage of 90 %"}
 
@@ -96,8 +98,9 @@ def render_report(
         findings=[] if diagnosis is None else _findings(diagnosis),
         provenance=describe_circumstances(policy, {}) if circumstances is None else circumstances,
     )
-    # A lone surrogate cannot be written; names from files may hold one.
-    return text.lstrip().encode("utf-8", "replace").decode("utf-8")
+    # Names from files may hold what a page cannot: control characters and lone surrogates.
+    text = _UNPRINTABLE.sub("\ufffd", text.lstrip())
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def write_report(path: str | os.PathLike[str], policy: Policy, **parts: Any) -> None:

@@ -1,0 +1,444 @@
+"""Every command end to end on small files, and every way to be told off."""
+
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from vbtta import Policy, ViewPredictions
+from vbtta.augment import load_views
+from vbtta.cli.app import app
+from vbtta.cli.files import read_labels, read_predictions
+from vbtta.cli.running import Talk
+
+CLASSES = np.array(["cat", "cow", "dog"])
+NAMES = ["identity", "flip", "blur"]
+COMMANDS = ["demo", "views", "fit", "predict", "compare", "diagnose", "report"]
+MODEL = """
+import numpy as np
+
+def make():
+    weights = np.random.default_rng(0).normal(size=(4, 3))
+    return lambda batch: batch @ weights
+
+def module():
+    import torch
+    return torch.nn.Linear(4, 3).double()
+"""
+VIEWS = '[[views]]\nview = "Identity"\n\n[[views]]\nview = "GaussianNoise"\nstd = 0.1\n'
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+def run(*args: str | Path) -> Result:
+    found = CliRunner().invoke(app, [str(arg) for arg in args])
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return Result(found.exit_code, found.stdout, found.stderr)
+
+
+def problem(rng: np.random.Generator, n: int) -> tuple[ViewPredictions, np.ndarray, np.ndarray]:
+    """Logits under three views, true classes, and three noisy labels each with gaps (-1)."""
+    truth = rng.integers(0, 3, n)
+    logits = 2.5 * np.eye(3)[truth][:, None] + rng.normal(size=(n, 3, 3)) * np.array([1.0, 1.2, 4.0])[:, None]
+    labels = np.where(rng.random((n, 3)) < 0.85, truth[:, None], rng.integers(0, 3, (n, 3)))
+    labels[rng.random((n, 3)) < 0.3] = -1
+    labels[0] = truth[0]
+    return ViewPredictions(logits, names=NAMES, classes=CLASSES), truth, labels
+
+
+def wide(path: Path, labels: np.ndarray) -> None:
+    rows = [",".join("" if cell < 0 else CLASSES[cell] for cell in row) for row in labels]
+    path.write_text("\n".join(["label_1,label_2,label_3", *rows]) + "\n")
+
+
+def long(path: Path, labels: np.ndarray) -> None:
+    rows = [f"{n},{'abc'[m]},{CLASSES[labels[n, m]]}" for n, m in zip(*np.nonzero(labels >= 0), strict=True)]
+    path.write_text("\n".join(["instance,annotator,label", *rows]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the examples of the help texts name."""
+    folder = tmp_path_factory.mktemp("files")
+    rng = np.random.default_rng(3)
+    views, _, labels = problem(rng, 60)
+    views.save(folder / "preds.npz")
+    wide(folder / "labels.csv", labels)
+    long(folder / "long.csv", labels)
+    test, truth, _ = problem(rng, 80)
+    test.save(folder / "test.npz")
+    (folder / "test.csv").write_text("label\n" + "\n".join(CLASSES[truth]) + "\n")
+    problem(rng, 20)[0].save(folder / "new_preds.npz")
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "mod.py").write_text(MODEL)
+    (folder / "views.toml").write_text(VIEWS)
+    np.save(folder / "inputs.npy", rng.normal(size=(7, 4)))
+    (folder / "run-folder").mkdir()
+    return folder
+
+
+@pytest.fixture
+def here(files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(files)
+    monkeypatch.syspath_prepend(str(files))
+    return files
+
+
+def example(command: str) -> list[str]:
+    """The command line that a help text shows."""
+    text = run(command, "--help").out
+    lines = text.partition("Example:")[2].partition("Options:")[0].partition("Arguments:")[0]
+    words = shlex.split(" ".join(lines.split()))
+    assert words[:2] == ["vbtta", command]
+    return words[1:]
+
+
+def test_the_examples_of_the_help_texts_run(here: Path) -> None:
+    shown = ["views", "fit", "predict", "compare", "diagnose", "report"]
+    before = (here / "preds.npz").read_bytes()
+    for command in shown:
+        if command == "report":
+            (here / "run-folder" / "policy.json").write_bytes((here / "policy.json").read_bytes())
+        if command == "views":
+            args = [word.replace("preds.npz", "made.npz") for word in example(command)]
+        else:
+            args = example(command)
+        done = run(*args)
+        assert done.code == 0, (command, done.err)
+    for name in ("made.npz", "policy.json", "report.html", "predictions.parquet", "comparison.json"):
+        assert (here / name).stat().st_size > 0
+    assert (here / "run-folder" / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert (here / "preds.npz").read_bytes() == before
+    assert not list(here.glob("*.parts"))
+
+
+def test_the_demo_tells_its_story(tmp_path: Path) -> None:
+    assert example("demo") == ["demo", "--out", "runs/demo"]
+    start = time.process_time()
+    done = run("demo", "--out", tmp_path / "runs" / "demo", "--json")
+    assert time.process_time() - start < 60
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    weight = {view["name"]: view["weight"] for view in found["views"]}
+    assert len(weight) == 12
+    assert sum(weight[name] for name in ("mirror", "upside down", "negative")) < 0.05
+    methods = {record["method"]: record for record in found["comparison"]["methods"]}
+    assert methods["vbtta"]["nll_minus_original_high"] < 0
+    people = Policy.load(tmp_path / "runs" / "demo" / "policy.json").annotators
+    for name, accuracy in zip(people.names, people.accuracy, strict=True):
+        assert abs(accuracy - found["skill"][name]) < 0.06
+    assert "training a small network" in done.err
+    page = (tmp_path / "runs" / "demo" / "report.html").read_text()
+    assert page.count("<svg") == 6
+    assert page.count("data:image/png") == 4 * 12
+    again = run("report", tmp_path / "runs" / "demo", "--quiet")
+    assert again.code == 0
+    assert again.err == ""
+
+
+@pytest.mark.parametrize("labels", ["labels.csv", "long.csv"])
+def test_both_layouts_are_told_apart_and_echoed(labels: str, here: Path, tmp_path: Path) -> None:
+    done = run("fit", "preds.npz", labels, "--task", "classification", "--out", tmp_path / "p.json", "--json")
+    assert done.code == 0, done.err
+    n_labels = len(read_labels(Path("long.csv")).sets)
+    people = "" if labels == "labels.csv" else ", 3 annotators"
+    assert f"read 60 instances, {n_labels} labels{people}, 3 classes" in done.err
+    assert f"{'wide' if labels == 'labels.csv' else 'long'} layout, paired by row" in done.err
+    found = json.loads(done.out)
+    weights = {view["name"]: view["weight"] for view in found["views"]}
+    assert weights["blur"] < 0.1
+    assert sum(weights.values()) == pytest.approx(1)
+
+
+def test_the_same_labels_from_all_layouts(here: Path, tmp_path: Path) -> None:
+    flat = read_labels(here / "labels.csv", columns_are_annotators=True).sets
+    table = {
+        "instance": pa.array(flat.instance),
+        "annotator": [flat.annotator_names[a] for a in flat.annotator],
+        "label": flat.value.tolist(),
+    }
+    pq.write_table(pa.table(table), tmp_path / "long.parquet")
+    deep = read_labels(tmp_path / "long.parquet").sets
+    named = read_labels(here / "long.csv").sets
+    for other in (deep, named):
+        np.testing.assert_array_equal(flat.instance, other.instance)
+        np.testing.assert_array_equal(flat.value, other.value)
+        np.testing.assert_array_equal(flat.annotator, other.annotator)
+    assert flat.annotator_names == deep.annotator_names == ("1", "2", "3")
+    columns: dict[str, Any] = {"label_ann": ["cat", None], "label_bob": ["cow", "dog"]}
+    pq.write_table(pa.table(columns), tmp_path / "wide.parquet")
+    assert read_labels(tmp_path / "wide.parquet").sets.annotator_names == ("ann", "bob")
+
+
+def test_numbers_names_and_gaps_in_a_csv(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("instance,label\n007,1.5\n010,\n\n011,2\n")
+    sets = read_labels(path).sets
+    assert list(sets.ids) == ["007", "011"]  # names, not numbers
+    assert sets.value.tolist() == [1.5, 2.0]
+    path.write_text("\ufefflabel\nNA\nNone\n")  # classes may be called that
+    assert read_labels(path).sets.value.tolist() == ["NA", "None"]
+
+
+def test_predictions_in_parquet(here: Path, tmp_path: Path) -> None:
+    views = ViewPredictions.load("preds.npz")
+    n, k, _ = views.mean.shape
+    table = {"instance": np.repeat(np.arange(n), k), "view": np.tile(views.names, n)}
+    table |= {f"logit_{name}": views.mean[:, :, c].ravel() for c, name in enumerate(CLASSES)}
+    order = np.random.default_rng(0).permutation(n * k)
+    pq.write_table(pa.table({name: column[order] for name, column in table.items()}), tmp_path / "p.parquet")
+    found = read_predictions(tmp_path / "p.parquet")
+    assert found.classes is not None
+    assert found.ids is not None
+    assert set(found.names) == set(views.names)
+    np.testing.assert_array_equal(found.select(NAMES).mean[np.argsort(found.ids)], views.mean)
+    fit = run("fit", tmp_path / "p.parquet", "long.csv", "--task", "classification", "-o", tmp_path / "p.json")
+    assert fit.code == 0
+    assert "paired by id" in fit.err
+    pq.write_table(pa.table({name: column[:-1] for name, column in table.items()}), tmp_path / "p.parquet")
+    with pytest.raises(ValueError, match="has 0 rows of view 'blur'"):
+        read_predictions(tmp_path / "p.parquet")
+
+
+def test_regression_end_to_end(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    truth = rng.normal(size=120)
+    mean = truth[:, None, None] + rng.normal(size=(120, 3, 1)) * np.array([0.4, 0.4, 3.0])[:, None]
+    views = ViewPredictions(mean, names=NAMES)
+    train, test = np.arange(60), np.arange(60, 120)
+    for name, rows in (("train", train), ("test", test)):
+        views.take(rows).save(tmp_path / f"{name}.npz")
+        lines = "\n".join(f"{value},{value + 0.1}" for value in truth[rows])
+        (tmp_path / f"{name}.csv").write_text(f"label_1,label_2\n{lines}\n")
+    pair = (tmp_path / "train.npz", tmp_path / "train.csv")
+    policy, report = tmp_path / "policy.json", tmp_path / "report.html"
+    options = ["--task", "regression", "--budget", "2", "-o", policy, "--report", report]
+    assert run("fit", *pair, *options).code == 0
+    assert Policy.load(policy).weights[2] == 0
+    assert report.read_text().count("<svg") >= 5  # weights, histories, cost curve, residuals, coverage
+    done = run("predict", tmp_path / "test.npz", "--policy", policy, "--out", tmp_path / "out.csv")
+    assert done.code == 0
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert lines[0] == "instance,mean,std,lower,upper"
+    table = np.array([line.split(",") for line in lines[1:]], dtype=float)
+    assert np.corrcoef(table[:, 1], truth[test])[0, 1] > 0.9
+    methods = ["--methods", "original,uniform,vbtta-mixture"]
+    done = run("compare", *pair, "--test", tmp_path / "test.npz", tmp_path / "test.csv", *methods)
+    assert done.code == 0
+    assert "vbtta-mixture" in done.out
+    done = run(
+        "diagnose", pair[0], "-p", policy, "--labels", pair[1], "--incoming", tmp_path / "test.npz", "--no-refit"
+    )
+    assert done.code == 0
+    assert "Incoming views look as before" in done.out
+
+
+def test_predictions_in_parquet_come_out_as_they_should(here: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.json"
+    assert run("fit", "preds.npz", "labels.csv", "--task", "classification", "-o", policy).code == 0
+    done = run("predict", "new_preds.npz", "-p", policy, "-o", tmp_path / "out.parquet", "--json")
+    assert json.loads(done.out)["rows"] == 20
+    table = pq.read_table(tmp_path / "out.parquet").to_pydict()
+    expected = Policy.load(policy).predict(ViewPredictions.load("new_preds.npz"))
+    assert table["label"] == expected.label.tolist()
+    np.testing.assert_array_equal(table["proba_cow"], expected.proba[:, 1])
+
+
+def test_views_resume_view_by_view(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vbtta import collect
+
+    args = ["views", "--model", "pkg.mod:make", "--data", "inputs.npy", "--views", "views.toml", "--draws", "5"]
+    args += ["--keep-draws", "3", "--out"]
+    assert run(*args, tmp_path / "whole.npz").code == 0
+    real, calls = collect.collect_views, []
+
+    def interrupted(*positional: Any, **options: Any) -> Any:
+        calls.append(positional[2][0].name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*positional, **options)
+
+    monkeypatch.setattr(collect, "collect_views", interrupted)
+    done = run(*args, tmp_path / "parts.npz")
+    assert done.code == 130
+    assert "the same command goes on" in done.err
+    assert not (tmp_path / "parts.npz").exists()
+    assert run(*args, tmp_path / "parts.npz").code == 0
+    assert calls == ["identity", "noise(0.1)", "noise(0.1)"]
+    assert (tmp_path / "parts.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    views = ViewPredictions.load(tmp_path / "parts.npz")
+    model = import_module("pkg.mod").make()
+    direct = real(model, np.load("inputs.npy"), load_views("views.toml"), draws=5, keep_draws=3)
+    np.testing.assert_array_equal(views.mean, direct.mean)
+    np.testing.assert_array_equal(views.variance, direct.variance)
+    np.testing.assert_array_equal(views.draws, direct.draws)
+
+
+def test_weights_are_loaded_without_running_code(here: Path, tmp_path: Path) -> None:
+    import pickle
+
+    import torch
+
+    args = ["views", "--model", "pkg.mod:module", "--data", "inputs.npy", "--views", "views.toml", "--out"]
+    net = torch.nn.Linear(4, 3).double()
+    torch.save(net.state_dict(), tmp_path / "good.pt")
+    assert run(*args, tmp_path / "out.npz", "--weights", tmp_path / "good.pt").code == 0
+    expected = net(torch.from_numpy(np.load("inputs.npy"))).detach().numpy()
+    np.testing.assert_allclose(ViewPredictions.load(tmp_path / "out.npz").mean[:, 0], expected)
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "pwned"),)
+
+    with open(tmp_path / "evil.pt", "wb") as file:
+        pickle.dump(Evil(), file)
+    done = run(*args, tmp_path / "out2.npz", "--weights", tmp_path / "evil.pt")
+    assert done.code == 1
+    assert "evil.pt holds no weights" in done.err
+    assert not (tmp_path / "pwned").exists()
+
+
+def told_off(code: int, *words: str, args: list[str | Path]) -> None:
+    """One line on the error stream that says what is wrong; nothing on standard output."""
+    done = run(*args)
+    assert done.code == code, done.err
+    lines = [line for line in done.err.splitlines() if not line.startswith("read ")]
+    assert len(lines) == 1, done.err
+    assert lines[0].startswith("vbtta: error: ")
+    for word in words:
+        assert word in lines[0]
+    assert done.out == ""
+
+
+def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.json"
+
+    def fit(views: str | Path, labels: str | Path, target: Path = out) -> list[str | Path]:
+        return ["fit", views, labels, "--task", "classification", "--out", target]
+
+    told_off(2, "nope.npz", "no such file", args=fit("nope.npz", "labels.csv"))
+    told_off(2, "labels.xlsx", args=fit("preds.npz", _touch(tmp_path / "labels.xlsx")))
+    told_off(2, "--task", "clas", args=["fit", "preds.npz", "labels.csv", "--task", "clas", "--out", out])
+    told_off(2, "No such option", args=[*fit("preds.npz", "labels.csv"), "--nope"])
+    told_off(2, "Missing", args=["predict", "preds.npz"])
+    told_off(2, "No such command", args=["fti"])
+    told_off(2, "p.txt", ".json", args=fit("preds.npz", "labels.csv", tmp_path / "p.txt"))
+    test = ["--test", "test.npz", "test.csv"]
+    told_off(2, "magic", "uniform", args=["compare", "preds.npz", "labels.csv", *test, "--methods", "magic"])
+    made = ["--data", "inputs.npy", "--views", "views.toml", "--out", tmp_path / "v.npz"]
+    told_off(2, "pkg.nope", args=["views", "--model", "pkg.nope:make", *made])
+    told_off(2, "has no nope", args=["views", "--model", "pkg.mod:nope", *made])
+    told_off(2, "no such folder", args=["report", tmp_path / "nope"])
+    told_off(2, "policy.json", args=["report", tmp_path])
+
+    (tmp_path / "text.npz").write_text("not an archive")
+    told_off(1, "text.npz is not an .npz file", args=fit(tmp_path / "text.npz", "labels.csv"))
+    np.savez(tmp_path / "pickled.npz", mean=np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    told_off(1, "pickled.npz", "never loaded", args=fit(tmp_path / "pickled.npz", "labels.csv"))
+    (tmp_path / "unknown.csv").write_text("instance,annotator,label\n0,a,cat\n5000,a,dog\n")
+    told_off(1, "unknown.csv", "5000", "60 instances", args=fit("preds.npz", tmp_path / "unknown.csv"))
+    (tmp_path / "short.csv").write_text("label_1,label_2\ncat,\ndog,cat\n")
+    told_off(1, "short.csv", "2 instances", "for 60", args=fit("preds.npz", tmp_path / "short.csv"))
+    (tmp_path / "ragged.csv").write_text("label_1,label_2\ncat\n")
+    told_off(1, "ragged.csv", "line 2", args=fit("preds.npz", tmp_path / "ragged.csv"))
+    (tmp_path / "class.csv").write_text("instance,label\n0,horse\n")
+    told_off(1, "class.csv", "horse", args=fit("preds.npz", tmp_path / "class.csv"))
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    told_off(1, "other.csv", "label_1", args=fit("preds.npz", tmp_path / "other.csv"))
+    told_off(1, "does not exist", "create it", args=fit("preds.npz", "labels.csv", tmp_path / "nope" / "p.json"))
+    (tmp_path / "folder.json").mkdir()
+    told_off(1, "it is a folder", args=fit("preds.npz", "labels.csv", tmp_path / "folder.json"))
+
+    assert run(*fit("preds.npz", "labels.csv")).code == 0
+    views = ViewPredictions.load("preds.npz")
+    ViewPredictions(views.mean, names=["identity", "crop", "zoom"], classes=CLASSES).save(tmp_path / "crop.npz")
+    result = ["--out", tmp_path / "o.csv"]
+    told_off(1, "p.json does not fit", "'flip'", args=["predict", tmp_path / "crop.npz", "--policy", out, *result])
+    told_off(1, "is not a policy", args=["predict", "preds.npz", "--policy", "labels.csv", *result])
+    told_off(1, "p.json does not fit", args=["diagnose", tmp_path / "crop.npz", "--policy", out])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert not {"o.csv", "v.npz"} & left
+    assert not any(name.endswith(".part") for name in left)
+
+
+def test_debug_shows_the_traceback(here: Path, tmp_path: Path) -> None:
+    args = ["fit", tmp_path / "labels.csv", "labels.csv", "--task", "regression", "--out", tmp_path / "p.json"]
+    assert "Traceback" not in run(*args).err
+    done = run(*args, "--debug")
+    assert done.code == 2
+    assert "Traceback" in done.err
+
+
+def test_results_and_remarks_go_separate_ways(here: Path, tmp_path: Path) -> None:
+    args = ["compare", "preds.npz", "labels.csv", "--test", "test.npz", "test.csv", "--methods", "original,vbtta"]
+    loud, quiet = run(*args), run(*args, "--quiet", "--json")
+    assert quiet.err == ""
+    assert "read 60 instances" in loud.err
+    assert "read" not in loud.out
+    assert "Test accuracy" in loud.out
+    document = json.loads(quiet.out)
+    assert [record["method"] for record in document["methods"]] == ["original", "vbtta"]
+
+
+def test_names_cannot_command_the_terminal() -> None:
+    text = Talk(False, False).table(["view", "weight"], [["\x1b[31mred[bold]", "1"]])
+    assert "\x1b" not in text
+    assert "[bold]" in text
+
+
+def test_compare_survives_being_killed(here: Path, tmp_path: Path) -> None:
+    methods = "original,uniform,best_view,vbtta-mixture,vbtta-latent"
+    args = ["compare", "preds.npz", "labels.csv", "--test", "test.npz", "test.csv", "--methods", methods, "--out"]
+    assert run(*args, tmp_path / "whole.json").code == 0
+    whole = _without_times(tmp_path / "whole.json")
+    out, dice = tmp_path / "killed.json", random.Random(5)
+    code = f"from vbtta.cli.app import app; app({[*args, str(out)]!r})"
+    kept = 0
+    for _ in range(10):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
+        )
+        assert process.stderr is not None
+        stop = dice.randint(2, 7)  # two lines of what was read, then one a method
+        for _, _line in zip(range(stop), process.stderr, strict=False):
+            pass
+        time.sleep(dice.uniform(0, 0.03))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        if out.exists():
+            assert _without_times(out) == whole
+        kept = max(kept, len(list((tmp_path / "killed.json.parts").glob("[!.]*.npz"))))
+    assert kept > 0
+    assert run(*args, out).code == 0
+    assert _without_times(out) == whole
+    assert not (tmp_path / "killed.json.parts").exists()
+
+
+def _without_times(path: Path) -> Any:
+    document = json.loads(path.read_text())
+    for record in document["methods"]:
+        del record["fit_seconds"]
+    return document
+
+
+def _touch(path: Path) -> Path:
+    path.touch()
+    return path

@@ -1,0 +1,187 @@
+"""The page is self-contained, escaped, and works in a browser."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vbtta import LabelSets, Policy, ViewPredictions, compare, diagnose, fit_policy, select_views
+from vbtta.report import Examples, comparison_document, diagnosis_document, render_report, write_report
+from vbtta.report.words import gain_in_words, headline
+
+EVIL = "<script>alert(1)</script>"
+ODD = '"><img src=x onerror=alert(2)> $\\frac{1}{2}$ & \x07'
+CLASSES = np.array(["cat", "</style><b>cow", "犬"])
+CHECKS = """
+<script>
+addEventListener("load", () => {
+  const table = document.querySelector("table.sortable");
+  const column = () => [...table.tBodies[0].rows].map(row => Number(row.cells[2].dataset.value));
+  const button = table.tHead.rows[0].cells[2].querySelector("button");
+  button.click(); const up = column();
+  button.click(); const down = column();
+  const seen = [...document.querySelectorAll("svg, main img")].map(element => element.getBoundingClientRect());
+  const outside = box => box.width < 20 || box.height < 20 || box.left < 0 || box.right > innerWidth + 1;
+  parent.postMessage(JSON.stringify({
+    up, down, width: innerWidth, page: document.documentElement.scrollWidth,
+    figures: document.querySelectorAll("svg").length,
+    hidden: seen.filter(outside).length,
+    requests: performance.getEntriesByType("resource").map(e => e.name).filter(n => !n.startsWith("data:")),
+    broken: [...document.images].filter(i => !i.complete || !i.naturalWidth).length,
+    scripts: document.scripts.length, hover: document.querySelectorAll("svg g > title").length,
+  }), "*");
+});
+</script>
+"""
+# A window is at least 500 pixels wide, a frame is as wide as it is told.
+FRAME = """
+<!DOCTYPE html><pre id="outcome"></pre>
+<script>addEventListener("message", event => { document.getElementById("outcome").textContent = event.data; });</script>
+<iframe src="report.html" style="width: WIDTHpx; height: 2000px; border: 0"></iframe>
+"""
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    """A classification with names that try to break out, and every part a page can have."""
+    rng = np.random.default_rng(2)
+    truth = rng.integers(0, 3, 120)
+    logits = 2.5 * np.eye(3)[truth][:, None] + rng.normal(size=(120, 3, 3)) * np.array([1.0, 1.2, 4.0])[:, None]
+    views = ViewPredictions(logits, names=["identity", EVIL, ODD], classes=CLASSES)
+    train, test = np.arange(60), np.arange(60, 120)
+    answers = np.where(rng.random((60, 2)) < 0.8, truth[train, None], rng.integers(0, 3, (60, 2)))
+    labels = LabelSets.from_array(CLASSES[answers], annotators=[EVIL, "bob"])
+    policy = select_views(views.take(train), labels, budget=2, task="classification", model="mixture")
+    methods = {EVIL: "uniform", "original": "original", "vbtta": policy}
+    held_out = LabelSets.from_array(CLASSES[truth[test]])
+    outcome = compare(
+        views.take(train), labels, views.take(test), held_out, task="classification", methods=methods, resamples=100
+    )
+    images = rng.integers(0, 255, (2, 3, 5, 5), dtype=np.uint8)
+    return render_report(
+        policy,
+        predictions=views.take(train),
+        labels=labels,
+        test=(views.take(test), held_out),
+        comparison=comparison_document(outcome),
+        diagnosis=diagnosis_document(diagnose(policy, views.take(train), labels, refit=False)),
+        examples=Examples(np.array([0, 3]), views.names, images),
+        story={"title": EVIL, "text": [ODD], "skill": {EVIL: 0.8, "bob": 0.8}},
+    )
+
+
+class Elements(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_names_are_escaped_everywhere(page: str) -> None:
+    assert EVIL not in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 8
+    elements = Elements(page).found
+    assert sum(tag == "script" for tag, _ in elements) == 1
+    assert not any(name.startswith("on") for _, attributes in elements for name in attributes)
+    assert {attributes.get("src", "")[:14] for tag, attributes in elements if tag == "img"} == {"data:image/png"}
+    assert sum(tag == "b" for tag, _ in elements) == 0
+    assert "\x07" not in page
+
+
+def test_nothing_is_fetched(page: str) -> None:
+    for tag, attributes in Elements(page).found:
+        for name in ("src", "href", "xlink:href", "data", "action", "srcset"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), (tag, name, value)
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_every_part_is_there(page: str) -> None:
+    for name in ("weights", "comparison", "quality", "annotators", "examples", "diagnostics", "provenance"):
+        assert f'id="{name}-section"' in page
+    ids = [attributes["id"] for _, attributes in Elements(page).found if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    svgs = [attributes for tag, attributes in Elements(page).found if tag == "svg"]
+    assert len(svgs) == 7  # weights, two histories, cost curve, differences, reliability, annotators
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in svgs)
+    assert page.count("data:image/png") == 2 * 3
+    assert "#010101" not in page  # the placeholders have become the page's colour
+    assert "#020202" not in page
+
+
+def test_a_policy_alone_makes_a_page(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=60)
+    views = ViewPredictions(truth[:, None, None] + rng.normal(size=(60, 2, 1)), names=["identity", "flip"])
+    policy = fit_policy(views, truth, task="regression", guard=False)
+    policy.save(tmp_path / "policy.json")
+    write_report(tmp_path / "report.html", Policy.load(tmp_path / "policy.json"))
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert "comparison-section" not in text
+    whole = render_report(policy, predictions=views, labels=LabelSets.from_array(truth))
+    assert "Interval coverage on calibration labels" in whole
+    assert whole.count('class="example"') == 4
+    assert "identity" in headline(policy)[0]
+
+
+def test_words_say_whether_a_gain_may_be_chance() -> None:
+    record = {"accuracy": 0.9, "nll": 0.3, "accuracy_minus_original": 0.02, "nll_minus_original": -0.1}
+    record |= {"accuracy_minus_original_low": -0.01, "accuracy_minus_original_high": 0.05}
+    record |= {"nll_minus_original_low": -0.2, "nll_minus_original_high": -0.05}
+    methods = [{"method": "vbtta", **record}, {"method": "original", "accuracy": 0.88, "nll": 0.4}]
+    first, second = gain_in_words({"task": "classification", "level": 0.95, "methods": methods})
+    assert "90.0 % with the policy, 88.0 % without augmentation" in first
+    assert "+2.0 points" in first
+    assert "may be chance" in first
+    assert "beyond chance" in second
+    assert gain_in_words({"task": "classification", "level": 0.95, "methods": methods[1:]}) == []
+
+
+def test_the_template_ships_with_the_package() -> None:
+    from importlib.resources import files
+
+    assert files("vbtta.report").joinpath("templates/report.html").is_file()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_works_in_a_browser(page: str, width: int, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        if os.environ.get("VBTTA_NEEDS_BROWSER"):
+            pytest.fail("no browser found: install chromium (VBTTA_NEEDS_BROWSER is set)")
+        pytest.skip("no browser is installed (Debian: apt-get install chromium)")
+    (tmp_path / "report.html").write_text(page.replace("</body>", f"{CHECKS}</body>"), encoding="utf-8")
+    path = tmp_path / "frame.html"
+    path.write_text(FRAME.replace("WIDTH", str(width)), encoding="utf-8")
+    options = f"--headless --no-sandbox --disable-gpu --hide-scrollbars --window-size={width + 100},2000"
+    options += " --enable-logging=stderr --virtual-time-budget=5000 --dump-dom"
+    command = [browser, *options.split(), f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    found = re.search(r'<pre id="outcome">(.+?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None, done.stdout
+    outcome: dict[str, Any] = json.loads(unescape(found.group(1)))
+    assert outcome["width"] == width
+    assert outcome["page"] <= width
+    assert outcome["figures"] == 7
+    assert outcome["hidden"] == 0
+    assert outcome["broken"] == 0
+    assert outcome["requests"] == []
+    assert outcome["scripts"] == 2  # the page's own and the one that checks
+    assert outcome["hover"] == 3
+    assert outcome["up"] == sorted(outcome["up"])
+    assert outcome["down"] == sorted(outcome["up"], reverse=True)
+    assert len(set(outcome["up"])) > 1
