@@ -47,7 +47,7 @@ class LatentClassPosterior:
 
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights by Laplace: normal where free, the half-line's quantile at zero."""
-        return pool_intervals(self.pool, self.doubt, level)
+        return pool_intervals(self.weights, self.doubt, level)
 
     def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
         """Class probabilities for inputs whose views are those of positive weight, in order.
@@ -91,7 +91,7 @@ class LatentClassPosterior:
         scale = self.gain / pool.sum() if pool.sum() > 0 else 1.0
         if doubt.known:  # of v times the scale
             doubt = PoolDoubt(
-                doubt.covariance * scale**2, doubt.shrunk * scale, doubt.slope / scale, doubt.stiffness / scale**2
+                doubt.centre * scale, doubt.covariance * scale**2, doubt.slope / scale, doubt.stiffness / scale**2
             )
         return replace(self, pool=pool * scale, doubt=doubt)
 

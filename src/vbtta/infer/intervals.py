@@ -28,17 +28,17 @@ class WeightInformation(NamedTuple):
 
 
 class PoolDoubt(NamedTuple):
-    """Laplace approximation of a latent pool v around its mode."""
+    """What the labels alone say of a latent pool v, by Laplace: its prior is all but taken away."""
 
+    centre: Array  # (K,): where they would have v
     covariance: Array  # (K, K); zero for weights held at 0
-    shrunk: Array  # (K,): how far the prior holds v from where the labels alone would have it
     slope: Array  # (K,): how hard a weight at 0 is pressed there; 0 where it is free
     stiffness: Array  # (K,)
 
     @classmethod
     def none(cls, n_views: int) -> "PoolDoubt":
         """Nothing known of it."""
-        return cls(np.zeros((n_views, n_views)), np.zeros(n_views), np.zeros(n_views), np.full(n_views, 1e300))
+        return cls(np.zeros(n_views), np.zeros((n_views, n_views)), np.zeros(n_views), np.full(n_views, 1e300))
 
     @property
     def known(self) -> bool:
@@ -48,7 +48,7 @@ class PoolDoubt(NamedTuple):
     def take(self, views: Array) -> "PoolDoubt":
         """Some of the views."""
         return PoolDoubt(
-            self.covariance[np.ix_(views, views)], self.shrunk[views], self.slope[views], self.stiffness[views]
+            self.centre[views], self.covariance[np.ix_(views, views)], self.slope[views], self.stiffness[views]
         )
 
 
@@ -88,27 +88,28 @@ def weight_intervals(estimate: Array, known: WeightInformation, level: float) ->
     return np.asarray(np.clip(bounds, 0, 1))
 
 
-def pool_intervals(pool: Array, doubt: PoolDoubt, level: float) -> Array:
-    """Intervals (K, 2) of the weights v / sum v at a level, by Laplace.
+def pool_intervals(estimate: Array, doubt: PoolDoubt, level: float) -> Array:
+    """Intervals (K, 2) of the weights v / sum v at a level, by Laplace; they hold the estimate (K,) too.
 
-    Normal where a weight is free, the half-line's quantile where it is zero. What the prior takes away counts as
-    error: its strength is itself an estimate.
+    Normal where a weight is free, the half-line's quantile where it is zero.
     """
     _check_level(level)
     if not doubt.known:
         raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
-    K, gain = len(pool), max(float(pool.sum()), 1e-300)
-    weights = pool / gain if pool.any() else np.full(K, 1 / K)
+    K, gain = len(estimate), max(float(doubt.centre.sum()), 1e-300)
+    weights = doubt.centre / gain if doubt.centre.any() else np.full(K, 1 / K)
     jacobian = (np.eye(K) - weights[:, None]) / gain
     variance = np.maximum(np.diagonal(jacobian @ doubt.covariance @ jacobian.T), 0)
-    reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(variance + (jacobian @ doubt.shrunk) ** 2)
+    reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(variance)
     bounds = np.stack([weights - reach, weights + reach], axis=1)
-    pinned = pool == 0
+    pinned = doubt.centre == 0
     root = np.sqrt(doubt.stiffness[pinned])
     pressed = doubt.slope[pinned] / root  # the energy s v + h v^2 / 2 is a normal's tail beyond this
     limit = -special.ndtri_exp(np.log1p(-level) + special.log_ndtr(-pressed)) - pressed
     bounds[pinned, 0] = 0
     bounds[pinned, 1] = limit / root / gain
+    bounds[:, 0] = np.minimum(bounds[:, 0], estimate)
+    bounds[:, 1] = np.maximum(bounds[:, 1], estimate)
     return np.asarray(np.clip(bounds, 0, 1))
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "choose_shrinkage",
     "curvature",
     "moments_of",
+    "pool_doubt",
     "residual_outer",
     "solve",
 ]
@@ -23,6 +24,7 @@ import numpy as np
 from scipy import special
 
 from vbtta.infer.blocks import Block
+from vbtta.infer.intervals import PoolDoubt
 from vbtta.infer.matrices import inverse_and_log_det
 from vbtta.infer.truth import AnnotatorState
 from vbtta.labels import Array
@@ -161,6 +163,26 @@ def _log_evidence(moments: Moments, precision: Array, prior: LatentPrior) -> flo
         - 0.5 * np.linalg.slogdet(inside)[1]
         + half_lines.sum()
     )
+
+
+def pool_doubt(quadratic: Array, linear: Array, n_views: int, shrinkage: float, centre: float) -> PoolDoubt:
+    """What the labels alone say of the pool: the energy around its mode with the prior of v all but taken away.
+
+    A precision of 1/gain^2 remains, so that a pool the labels say nothing of is open, not undefined.
+    """
+    K, weak = n_views, min(shrinkage, 1 / centre**2)
+    diagonal = np.arange(K)
+    quadratic, linear = quadratic.copy(), linear.copy()
+    quadratic[diagonal, diagonal] -= shrinkage - weak
+    linear[:K] -= (shrinkage - weak) * centre / K
+    pool, offset = solve(quadratic, linear, K)
+    free = np.concatenate([pool > 0, np.ones(len(offset), dtype=bool)])
+    inside = np.flatnonzero(pool > 0)
+    covariance = np.zeros((K, K))
+    covariance[np.ix_(inside, inside)] = np.linalg.inv(quadratic[np.ix_(free, free)])[: len(inside), : len(inside)]
+    slope, stiffness = np.zeros(K), np.ones(K)
+    slope[pool == 0], stiffness[pool == 0] = pinned_forces(quadratic, linear, np.concatenate([pool, offset]), free)
+    return PoolDoubt(pool, covariance, slope, stiffness)
 
 
 def pinned_forces(quadratic: Array, linear: Array, u: Array, free: Array) -> tuple[Array, Array]:

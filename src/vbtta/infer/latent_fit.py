@@ -116,8 +116,8 @@ class LatentProblem:
 
     def posterior(self, state: LatentState) -> "LatentPosterior":
         """What remains when the data are gone; without doubts about the pool."""
-        K, C = self.data.n_views, self.data.n_outputs
-        return LatentPosterior(state, self.data.standard, PoolDoubt.none(K), np.zeros((K, C)), np.zeros((C, C)))
+        K, size = self.data.n_views, self.data.n_views + self.data.n_outputs
+        return LatentPosterior(state, self.data.standard, PoolDoubt.none(K), np.zeros((size, size)))
 
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> "LatentPosterior":
         """The posterior at the end of an ascent, with the Laplace approximation of the pool.
@@ -127,17 +127,12 @@ class LatentProblem:
         state, K = ascent.state, self.data.n_views
         quadratic, linear = latent.curvature(ascent.statistics.moments, state.precision, self.prior)
         free = np.concatenate([state.pool > 0, np.ones(self.data.n_outputs, dtype=bool)])
-        u = np.concatenate([state.pool, state.offset])
         covariance = np.zeros_like(quadratic)
         covariance[np.ix_(free, free)] = np.linalg.inv(quadratic[np.ix_(free, free)])
-        slope, stiffness = np.zeros(K), np.ones(K)
-        slope[~free[:K]], stiffness[~free[:K]] = latent.pinned_forces(quadratic, linear, u, free)
-        shrunk = self.prior.shrinkage * covariance[:K, :K] @ (state.pool - 1 / K)  # one Newton step without the prior
         return replace(
             self.posterior(state),
-            doubt=PoolDoubt(covariance[:K, :K], shrunk, slope, stiffness),
-            cross_covariance=covariance[:K, K:],
-            offset_covariance=covariance[K:, K:],
+            doubt=latent.pool_doubt(quadratic, linear, K, self.prior.shrinkage, 1.0),
+            covariance=covariance,
         )
 
     def _truth_pass(
@@ -204,8 +199,7 @@ class LatentPosterior:
     state: LatentState
     standard: Standard
     doubt: PoolDoubt
-    cross_covariance: Array  # (K, C) of v and b
-    offset_covariance: Array  # (C, C) of b
+    covariance: Array  # (K + C, K + C): of (v, b) by Laplace; zero for weights held at 0
 
     @property
     def weights(self) -> Array:
@@ -219,7 +213,7 @@ class LatentPosterior:
 
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights."""
-        return pool_intervals(self.state.pool, self.doubt, level)
+        return pool_intervals(self.weights, self.doubt, level)
 
     def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
         """The predictive distribution for inputs whose views are those of positive weight, in order: one Student-t."""
@@ -227,9 +221,10 @@ class LatentPosterior:
         used = self.weights > 0
         mean = self.standard.apply(predictions.mean)  # (N, K, C)
         location = np.einsum("k,nkc->nc", state.pool[used], mean) + state.offset
-        doubt = np.einsum("nkc,kl,nld->ncd", mean, self.doubt.covariance[np.ix_(used, used)], mean, optimize=True)
-        cross = np.einsum("nkc,kd->ncd", mean, self.cross_covariance[used])
-        doubt += cross + cross.swapaxes(1, 2) + self.offset_covariance
+        K = len(used)
+        doubt = np.einsum("nkc,kl,nld->ncd", mean, self.covariance[:K, :K][np.ix_(used, used)], mean, optimize=True)
+        cross = np.einsum("nkc,kd->ncd", mean, self.covariance[:K, K:][used])
+        doubt += cross + cross.swapaxes(1, 2) + self.covariance[K:, K:]
         dof = state.dof + 1 - C
         scale = state.inverse_scale / dof + (dof - 2) / dof * doubt
         units = self.standard.scale
@@ -267,11 +262,12 @@ class LatentPosterior:
         """The same with only some of the views; they take over the gain of the others."""
         pool = self.state.pool[views]
         pool = pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
+        inside = np.concatenate([views, len(self.state.pool) + np.arange(len(self.state.offset))])
         return replace(
             self,
             state=self.state._replace(pool=pool),
             doubt=self.doubt.take(views),
-            cross_covariance=self.cross_covariance[views],
+            covariance=self.covariance[np.ix_(inside, inside)],
         )
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:

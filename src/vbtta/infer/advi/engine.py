@@ -256,9 +256,8 @@ def _latent_posterior(guide: Guide, problem: LatentProblem) -> AdviLatentPosteri
     return AdviLatentPosterior(
         state=state,
         standard=problem.data.standard,
-        doubt=PoolDoubt.none(K)._replace(covariance=covariance[:K, :K]),
-        cross_covariance=covariance[:K, K:],
-        offset_covariance=covariance[K:, K:],
+        doubt=PoolDoubt.none(K),
+        covariance=covariance,
         guide=guide,
         kept=np.arange(K),
     )
