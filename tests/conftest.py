@@ -2,6 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import settings
+
+settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
+settings.load_profile("unhurried")
 
 
 @pytest.fixture

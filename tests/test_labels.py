@@ -94,6 +94,10 @@ def test_pairing_by_row_and_by_id() -> None:
     numbers = LabelSets.from_table([30, 10], [1.0, 2.0])
     assert numbers.align(2, np.array([10, 30])).instance.tolist() == [0, 1]
     assert numbers.align(40).instance.tolist() == [10, 30]
+    assert numbers.align(2, np.array(["10", "30"])).instance.tolist() == [0, 1]
+    assert numbers.align(40, np.array([f"face-{row}" for row in range(40)])).instance.tolist() == [10, 30]
+    with pytest.raises(ValueError, match="instance '30', which is not among"):
+        numbers.align(2, np.array(["10", "20"]))
     with pytest.raises(ValueError, match="labels name instance 30"):
         numbers.align(20)
 

@@ -205,6 +205,8 @@ def _model(model: ModelSpec | Callable[..., None] | str, options: dict[str, type
         if model not in options:
             raise ValueError(f"model must be 'auto', {', '.join(map(repr, options))} or a model record; got {model!r}")
         return options[model]()  # type: ignore[no-any-return]
+    if isinstance(model, type):
+        raise ValueError(f"model must be a record, such as {model.__name__}(); got the class {model.__name__}")
     if callable(model):
         model = PyroModel(model)
     if isinstance(model, PyroModel):

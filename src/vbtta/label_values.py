@@ -3,6 +3,7 @@
 __all__ = [
     "Array",
     "annotator_codes",
+    "any_known",
     "as_array",
     "checked_counts",
     "class_positions",
@@ -145,12 +146,17 @@ def _words(values: Array) -> Array:
     return values.astype(str)
 
 
+def any_known(wanted: Array, ids: Array) -> bool:
+    """Whether any of the wanted values is among the ids."""
+    return bool(len(wanted)) and not bool(_look_up(wanted, ids)[1].all())
+
+
 def rows_of(wanted: Array, ids: Array) -> Array:
     """Rows of the instances that labels name, among the predictions' ids."""
     rows, unknown = _look_up(wanted, ids)
     if unknown.any():
         raise ValueError(
-            f"labels name instance {str(wanted[unknown][0])!r}, which is not among the predictions' ids; "
-            f"so do {int(unknown.sum()) - 1} others"
+            f"labels name instance {str(wanted[unknown][0])!r}, which is not among the predictions' ids "
+            f"({int(unknown.sum())} of {len(unknown)} are not)"
         )
     return rows

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from vbtta.label_values import (
     Array,
     annotator_codes,
+    any_known,
     as_array,
     checked_counts,
     class_positions,
@@ -357,7 +358,7 @@ class LabelSets:
                     "give ViewPredictions(ids=...)"
                 )
             rows = rows_of(self.ids, ids)[self.instance]
-        elif self.open_ended and ids is not None and ids.dtype.kind in "iu":
+        elif self.open_ended and ids is not None and (ids.dtype.kind in "iu" or any_known(self.instance, ids)):
             rows = rows_of(self.instance, ids)
         else:
             rows = self.instance

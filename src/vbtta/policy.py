@@ -193,8 +193,9 @@ class Policy:
         aligned = labels.align(len(predictions), predictions.ids)
         return self.posterior.consensus(self._views(predictions), aligned, self._people(aligned))
 
-    def score(self, predictions: ViewPredictions, labels: LabelSets) -> Array:
+    def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
         """Log score of every labelled input's label set, noise model included: (N+,)."""
+        labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
         aligned = labels.align(len(predictions), predictions.ids)
         return self.posterior.score(self._views(predictions), aligned, self._people(aligned))
 
@@ -262,12 +263,12 @@ class Policy:
             raise FileNotFoundError(f"no policy file at {path}")
         try:
             with open(path, encoding="utf-8") as file:
-                data = json.load(file)
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                data = json.load(file, parse_constant=_no_constant)
+        except ValueError as error:  # not text, not JSON, or a number that is none
             raise ValueError(f"{path} is not a policy: it is not JSON ({error})") from None
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ValueError(f"{path} is not a policy: its format is not {_FORMAT!r}; write one with Policy.save")
-        if not isinstance(data.get("version"), int) or data["version"] > _VERSION:
+        if type(data.get("version")) is not int or not 1 <= data["version"] <= _VERSION:
             raise ValueError(
                 f"{path} has version {data.get('version')!r} of the format, and this vbtta ({__version__}) reads up to "
                 f"{_VERSION}; upgrade vbtta"
@@ -301,10 +302,24 @@ class Policy:
             selection=from_plain(Selection | None, data["selection"]),
             fingerprints={name: from_plain(str, text) for name, text in data.get("fingerprints", {}).items()},
         )
+        if len(set(policy.names)) != len(policy.names) or not set(policy._fitted) <= set(policy.names):
+            raise ValueError("its views are not distinct, or it was fitted to others")
         stated = np.asarray(data["weights"], dtype=np.float64)
         if stated.shape != (len(policy.names),) or not np.allclose(stated, policy.weights, atol=1e-9):
             raise ValueError("its weights disagree with its posterior")
+        policy._try_out()
         return policy
+
+    def _try_out(self) -> None:
+        """Predict one input, so that a damaged posterior is found when it is read."""
+        needed = [name for name, weight in zip(self._fitted, self.posterior.weights, strict=True) if weight > 0]
+        zeros = np.zeros((1, len(needed), self.n_outputs))
+        with np.errstate(all="ignore"):
+            found = self.posterior.predict(ViewPredictions(zeros, zeros, names=needed))
+            numbers = getattr(found, "proba", None)
+            numbers = found.variance if numbers is None else numbers  # type: ignore[union-attr]
+        if not np.all(np.isfinite(numbers) & (numbers >= 0)):
+            raise ValueError("its posterior does not predict")
 
     @property
     def _fitted(self) -> tuple[str, ...]:
@@ -320,6 +335,10 @@ class Policy:
 
     def _views(self, predictions: ViewPredictions) -> ViewPredictions:
         """The views of positive weight, matched by name."""
+        if not isinstance(predictions, ViewPredictions):
+            raise TypeError(
+                f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
+            )
         if predictions.mean.shape[2] != self.n_outputs:
             raise ValueError(
                 f"predictions have {predictions.mean.shape[2]} outputs but the policy was fitted to {self.n_outputs}"
@@ -349,7 +368,10 @@ class Policy:
                     f"view {name!r} of the predictions is not the one the policy was fitted to: it {what}; collect "
                     f"the views as for the fit, or fit again"
                 )
-        return predictions.select(needed)
+        chosen = predictions.select(needed)
+        if isinstance(chosen.mean, np.memmap):
+            chosen.check_finite()  # a mapped file was not checked when it was opened
+        return chosen
 
     def _people(self, labels: LabelSets) -> Array:
         """Every label's annotator by its place in the fit; -1 for strangers."""
@@ -363,6 +385,10 @@ class Policy:
 def _posterior_kind(model: ModelSpec, engine: EngineSpec) -> type[Any]:
     views = model.views if isinstance(model, PyroModel) and model.views is not None else model
     return (_ADVI_POSTERIORS if isinstance(engine, ADVI) else _POSTERIORS)[type(views).__name__]
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"it holds {name}, which is no number")
 
 
 def _json(data: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from vbtta._support.npz import read_npz
 from vbtta.labels import Array, class_positions
 
 _ROWS_AT_A_TIME = 1 << 14
+_LARGEST = 1e100  # a prediction, so that its square is a number too
 
 
 class ViewPredictions:
@@ -376,9 +377,13 @@ def _keys(values: ArrayLike, length: int, name: str) -> Array:
 
 def _check_rows(block: Array, start: int, name: str, names: tuple[str, ...], smallest: float) -> None:
     wrong = ~(np.isfinite(block) & (block >= smallest))
+    if block.dtype == np.float64:  # single precision ends long before
+        wrong |= np.abs(block) > _LARGEST
     if wrong.any():
         row, view, output = (int(index) for index in np.argwhere(wrong)[0])
         demand = "finite" if smallest < 0 else "finite and not negative"
+        if np.isfinite(block[row, view, output]) and abs(block[row, view, output]) > _LARGEST:
+            demand = f"smaller than {_LARGEST:g}, or squares overflow"
         raise ValueError(
             f"{name} must be {demand}; input {start + row}, view {names[view]!r}, output {output} is "
             f"{block[row, view, output]}. Leave out that view or that input"

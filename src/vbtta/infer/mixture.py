@@ -211,6 +211,11 @@ def mixture_problem(
     predictions: ViewPredictions, labels: LabelSets, spec: GaussianMixture, *, annotators: bool
 ) -> tuple[MixtureProblem, MixtureFactors]:
     """The problem that data and model pose, and where to start."""
+    if spec.heteroscedastic and predictions.variance is None:
+        raise ValueError(
+            "heteroscedastic=True needs the views' variance over draws; give ViewPredictions(variance=...), or leave "
+            "the option off"
+        )
     data = continuous_data(predictions, labels, with_variance=spec.heteroscedastic)
     prior, state = continuous.start(data, spec)
     if spec.v is None:

@@ -117,7 +117,12 @@ class MixturePosterior:
                 block = views.theta_covariance[:, row * C : (row + 1) * C, column * C : (column + 1) * C]
                 doubt += left[..., :, None] * block * right[..., None, :]
         noise = views.inverse_scale / dof[:, None, None]
-        if self.prior.heteroscedastic and predictions.variance is not None:
+        if self.prior.heteroscedastic:
+            if predictions.variance is None:
+                raise ValueError(
+                    "the policy was fitted with heteroscedastic=True: predictions need a variance, as those of the "
+                    "fit had"
+                )
             variance = predictions.variance / self.standard.scale**2
             loss = np.sqrt(1 + variance / self.prior.residual_variance)  # omega^-1/2
             noise = loss[..., :, None] * noise * loss[..., None, :]

@@ -11,6 +11,7 @@ from vbtta.labels import Array, LabelSets
 from vbtta.predictions import ViewPredictions
 
 _ROWS_AT_A_TIME = 1 << 14
+_SMALLEST_SCALE = 1e-100  # of labels, so that its square is a number too
 
 
 class Standard(NamedTuple):
@@ -87,6 +88,9 @@ def _standard(value: Array, labels: LabelSets, predictions: ViewPredictions) -> 
         residual = value[some, None] - predictions.mean[labels.instance[some]]  # (j, K, C)
         typical = np.median(np.abs(residual), axis=(0, 1))
         scale = np.where(flat, np.where(typical > 1e-12 * size, typical, np.where(size > 0, size, 1.0)), scale)
+    if not (scale > _SMALLEST_SCALE).all() or (size > 1 / _SMALLEST_SCALE).any():
+        worst = float(scale.min()) if not (scale > _SMALLEST_SCALE).all() else float(size.max())
+        raise ValueError(f"labels are of size {worst:.3g}, whose square is no number; rescale labels and predictions")
     return Standard(location, scale)
 
 
