@@ -49,7 +49,8 @@ class GaussianMixture:
     nu : float, optional
         Prior degrees of freedom of the precision; C + 2 by default.
     v : float or C floats, optional
-        Prior residual variance in the labels' units; by default the median over views of what is observed.
+        Prior residual variance in the labels' units; by default the smaller of the median over views of what is
+        observed and of what a short preliminary fit leaves around a label's own view.
     gamma : float
         Prior precision of the annotators' biases, in standardised units.
     """
