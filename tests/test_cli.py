@@ -22,7 +22,8 @@ from vbtta import Policy, ViewPredictions
 from vbtta.augment import load_views
 from vbtta.cli.app import app
 from vbtta.cli.files import read_labels, read_predictions
-from vbtta.cli.running import Talk
+from vbtta.cli.running import Talk, as_json_text
+from vbtta.cli.story import _train_sklearn, split
 
 CLASSES = np.array(["cat", "cow", "dog"])
 NAMES = ["identity", "flip", "blur"]
@@ -395,6 +396,22 @@ def test_results_and_remarks_go_separate_ways(here: Path, tmp_path: Path) -> Non
     assert "Test accuracy" in loud.out
     document = json.loads(quiet.out)
     assert [record["method"] for record in document["methods"]] == ["original", "vbtta"]
+
+
+def test_the_demo_needs_no_torch() -> None:
+    story = split(0)
+    network, kind = _train_sklearn(*story.train, seed=0)
+    assert "scikit-learn" in kind
+    images, classes = story.test
+    assert (network(images).argmax(axis=1) == classes).mean() > 0.8
+    assert np.isfinite(network(images)).all()
+
+
+def test_json_knows_no_infinity() -> None:
+    assert json.loads(as_json_text({"a": [float("nan"), 1.0], "b": {"c": float("inf")}})) == {
+        "a": [None, 1.0],
+        "b": {"c": None},
+    }
 
 
 def test_names_cannot_command_the_terminal() -> None:

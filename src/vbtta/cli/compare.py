@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vbtta.cli.options import Annotators, LabelsFile, PredictionsFile, Seed, Task
-from vbtta.cli.running import Debug, Json, Quiet, Talk, UsageError, command, writable
+from vbtta.cli.running import Debug, Json, Quiet, Talk, UsageError, as_json_text, command, writable
 
 
 @command
@@ -98,12 +98,10 @@ def comparison_text(document: dict[str, Any], talk: Talk) -> str:
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write a document atomically."""
-    import json
-
     from vbtta._support.files import atomic_path
 
     with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(document, allow_nan=False, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(as_json_text(document) + "\n", encoding="utf-8")
 
 
 def _interval(record: dict[str, Any]) -> str:

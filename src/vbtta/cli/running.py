@@ -6,6 +6,7 @@ __all__ = [
     "Quiet",
     "Talk",
     "UsageError",
+    "as_json_text",
     "command",
     "complain",
     "existing",
@@ -14,6 +15,7 @@ __all__ = [
 
 import functools
 import json
+import math
 import os
 import sys
 import traceback
@@ -59,7 +61,7 @@ class Talk:
 
     def result(self, document: dict[str, Any], text: str = "") -> None:
         """Print the result: the document with --json, else the text."""
-        print(json.dumps(document, allow_nan=False, indent=2) if self.as_json else text.rstrip("\n"))
+        print(as_json_text(document) if self.as_json else text.rstrip("\n"))
 
     def track(self, items: Sequence[Any], what: str) -> Any:
         """Iterate with a progress bar on the error stream."""
@@ -118,6 +120,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def as_json_text(document: dict[str, Any]) -> str:
+    """JSON, which knows no infinity: what is undefined is null."""
+    return json.dumps(_finite(document), allow_nan=False, indent=2)
+
+
 def complain(message: str) -> None:
     """One line on the error stream."""
     print(f"vbtta: error: {' '.join(_printable(message).split())}", file=sys.stderr, flush=True)
@@ -155,6 +162,14 @@ def _message(error: Exception) -> str:
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     known = isinstance(error, UsageError | ValueError | TypeError | OSError | ImportError | KeyError)
     return text if known and text else f"{type(error).__name__}: {text}; --debug shows where"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _show_warning(quiet: bool, message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
