@@ -109,7 +109,7 @@ def _train_torch(torch: Any, images: Array, classes: Array, seed: int) -> tuple[
 def _train_sklearn(images: Array, classes: Array, seed: int) -> tuple[Callable[[Array], Array], str]:
     network = require("sklearn.neural_network", "cli").MLPClassifier((64,), learning_rate_init=3e-3, random_state=seed)
     for _ in range(60):
-        network.partial_fit(images.reshape(len(images), -1), classes, np.arange(10))
+        network.partial_fit(images.reshape(len(images), -1), classes, classes=np.arange(10))
 
     def logits(batch: Array) -> Array:
         return np.asarray(network.predict_log_proba(batch.reshape(len(batch), -1)).clip(-30))
