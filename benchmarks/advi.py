@@ -66,8 +66,8 @@ def coverage(problems: int) -> dict[str, Any]:
         low, high = policy.weight_interval(_LEVEL).T
         hits.append(np.mean((low <= weights) & (weights <= high)))
     share, error = float(np.mean(hits)), float(np.std(hits, ddof=1) / np.sqrt(problems))
-    within = bool(abs(share - _LEVEL) <= 2.6 * max(error, np.sqrt(_LEVEL * (1 - _LEVEL) / (2 * problems))))
-    return {"problems": problems, "level": _LEVEL, "share": share, "standard_error": error, "nominal": within}
+    within = bool(abs(share - _LEVEL) <= 2 * error)
+    return {"problems": problems, "level": _LEVEL, "share": share, "standard_error": error, "within_two_errors": within}
 
 
 def growth(quick: bool) -> dict[str, Any]:
