@@ -161,7 +161,8 @@ def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> 
     used = np.flatnonzero(total)
     mean = np.bincount(home, weights=times * confidence, minlength=bins)[used] / total[used]
     right = np.bincount(home, weights=times * hit, minlength=bins)[used] / total[used]
-    error = np.sqrt(right * (1 - right) / total[used])
+    smooth = (right * total[used] + 1) / (total[used] + 2)  # a bin of one label is no certainty
+    error = np.sqrt(smooth * (1 - smooth) / total[used])
     axes.bar((used + 0.5) / bins, total[used] / total.sum(), width=0.9 / bins, color=_GREY, alpha=0.4)
     axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.errorbar(mean, right, yerr=error, fmt="o-", color=COLOURS[0], markersize=4, capsize=2, linewidth=1.2)
