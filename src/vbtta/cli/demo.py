@@ -154,7 +154,8 @@ def _told(policy: Any) -> list[str]:
     return [
         "Trained a small network on scikit-learn's handwritten digits and looked at 700 more under "
         f"{len(policy.names)} views.",
-        f"Simulated three annotators who are right with different probability ({skills}); the fit knows the form of their errors, not these numbers.",
+        f"Simulated three annotators who are right with different probability ({skills}); "
+        "the fit knows the form of their errors, not these numbers.",
         f"Inferred the weights of the views and the skill of the annotators together ({type(policy.model).__name__}).",
         "Compared methods on digits whose clean labels nobody had seen.",
     ]

@@ -1,7 +1,7 @@
 """The demo's data: handwritten digits, a small network, a dozen views and three annotators of different skill.
 
-An illustration, not evidence: training size, views and noise model were chosen by hand, with the test digits in sight, so
-that views can help at all. Trained on untilted digits only, the same network gains nothing from them.
+An illustration, not evidence: training size, views and noise model were chosen by hand, with the test digits in sight,
+so that views can help at all. Trained on untilted digits only, the same network gains nothing from them.
 """
 
 __all__ = ["SKILL", "Story", "annotate", "make_views", "split", "train"]
