@@ -157,7 +157,7 @@ def _told(policy: Any) -> list[str]:
         f"Simulated three annotators who are right with different probability ({skills}); "
         "the fit knows the form of their errors, not these numbers.",
         f"Inferred the weights of the views and the skill of the annotators together ({type(policy.model).__name__}).",
-        "Compared methods on digits whose clean labels nobody had seen.",
+        "Compared methods on digits with clean labels, which no method was fitted to.",
     ]
 
 
