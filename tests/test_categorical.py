@@ -435,6 +435,53 @@ def test_odd_labels_give_finite_results(noise, link):
         assert np.isfinite(posterior.score(views, labels, who)).all()
 
 
+@pytest.mark.parametrize(("link", "scales"), [("softmax", (100, 1e4, 1e6)), ("probit", (100, 1e4))])
+def test_scale_of_the_logits_hardly_matters(link, scales):
+    rng = np.random.default_rng(16)
+    logits, _, labels = draw(rng, 250, 3, 4, weights=[0.6, 0.4, 0.0], accuracy=(0.95,))
+
+    def loss(scale):
+        ascent = fit(scale * logits, labels, link=link)[1]
+        assert ascent.converged
+        return -float(ascent.statistics.views.log_evidence) / 250
+
+    plain = loss(1.0)
+    np.testing.assert_allclose([loss(scale) for scale in scales], plain, rtol=0.03)
+
+
+def test_start_is_one_unless_logits_are_wide(monkeypatch):
+    rng = np.random.default_rng(17)
+    logits, _, labels = draw(rng, 60, 3, 4)
+
+    def start(values):
+        return categorical_problem(
+            ViewPredictions(values), LabelSets.from_array(labels), CategoricalMixture(), noise="none"
+        )[1].calibration.log_kappa
+
+    assert (start(logits) == 0).all()
+    masked = np.concatenate([logits, np.full((60, 3, 1), -1e9)], axis=2)
+    assert (start(masked) == 0).all()  # a class ruled out is no reason to doubt the others
+    wide = start(1e4 * logits)
+    assert (wide < -5).all()
+    monkeypatch.setattr("vbtta.infer.categorical_mixture._MOST_TRIED", 20)
+    np.testing.assert_allclose(start(1e4 * logits), wide, atol=3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), n_views=st.integers(1, 5), accelerate=st.booleans())
+def test_bound_never_falls_under_huge_logits(seed, n_views, accelerate):
+    rng = np.random.default_rng(seed)
+    logits, _, labels = draw(rng, 40, n_views, 4, sharp=rng.choice([300.0, 1e4, 1e6]))
+    problem, first = categorical_problem(
+        ViewPredictions(logits), LabelSets.from_array(labels), CategoricalMixture(), noise="none"
+    )
+    kappa_one = first._replace(calibration=Calibration(np.zeros(n_views), np.zeros(4)))
+    for start in (first, kappa_one):
+        bounds = np.array(ascend(problem, start, EM(max_steps=25, tol=0, accelerate=accelerate)).bounds)
+        assert np.isfinite(bounds).all()
+        assert (np.diff(bounds) >= -1e-12 * np.abs(bounds[0])).all()
+
+
 def refuse(logits, labels, match, **options):
     with pytest.raises(ValueError, match=match):
         fit(logits, labels, **options)

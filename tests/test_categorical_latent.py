@@ -203,6 +203,27 @@ def test_scores_predictions_and_kept_views():
         posterior.consensus(views, LabelSets.from_array(np.full(60, 3)), nobody[:60])
 
 
+@pytest.mark.parametrize(("link", "scales"), [("softmax", (100, 1e4, 1e6)), ("probit", (300, 1e4))])
+def test_scale_of_the_logits_hardly_matters(link, scales):
+    rng = np.random.default_rng(9)
+    logits, _, labels = draw(rng, 200, 3, 4, pool=[0.6, 0.4, 0.0], accuracy=(0.95,))
+
+    def loss(scale):
+        ascent = fit(scale * logits, labels, link=link)[1]
+        assert ascent.converged
+        return -float(ascent.statistics.sums.log_evidence) / 200
+
+    np.testing.assert_allclose([loss(scale) for scale in scales], loss(1.0), rtol=0.03)
+
+
+def test_first_gain_is_chosen_on_a_sample(monkeypatch):
+    rng = np.random.default_rng(10)
+    logits, _, labels = draw(rng, 60, 3, 4)
+    assert fit(logits, labels, engine=EM(max_steps=1, tol=0), shrinkage=1.0)[1].state.pool.sum() == pytest.approx(1)
+    monkeypatch.setattr("vbtta.infer.categorical_latent._MOST_STARTED", 20)
+    assert fit(1e4 * logits, labels, engine=EM(max_steps=1, tol=0), shrinkage=1.0)[1].state.pool.sum() < 0.01
+
+
 def test_bad_input_is_named():
     logits = np.random.default_rng(8).normal(size=(5, 2, 3))
     for values, labels, match in (

@@ -6,6 +6,7 @@ Given ln kappa_k the mode of ln kappa is linear in them, so a state holds ln kap
 """
 
 __all__ = [
+    "WIDE",
     "Calibration",
     "CalibrationPrior",
     "CalibrationSums",
@@ -16,6 +17,7 @@ __all__ = [
     "log_kappa_precision",
     "log_prior",
     "moved",
+    "starts",
 ]
 
 from typing import NamedTuple
@@ -26,6 +28,9 @@ from vbtta.labels import Array
 
 _LARGEST_STEP = 2.0  # of ln kappa at once
 _SHARES = 0.75 ** np.arange(40)
+_LARGEST_UTILITY = 450.0  # whose log probability is exact, with a step's reach to spare
+WIDE = 30.0  # range of logits above which kappa = 1 may be too far from any good one to see it
+_RANGES = (30.0, 10.0, 3.0)  # of calibrated logits, where to start instead
 
 
 class CalibrationPrior(NamedTuple):
@@ -103,6 +108,28 @@ def moved(state: Calibration, step: Array, share: float = 1.0) -> Calibration:
     return Calibration(state.log_kappa + share * step[:K], state.offset + share * step[K:])
 
 
+def starts(ranges: Array, *, together: bool = False) -> list[Array]:
+    """Candidates for ln kappa_k to start from, given the ranges of the views' logits (K,): 0 unless one is wide.
+
+    Under logits in the hundreds almost every wrong label has no probability to speak of: the likelihood is flat.
+
+    Examples
+    --------
+    >>> starts(np.array([8.0, 12.0]))
+    [array([0., 0.])]
+    >>> len(starts(np.array([8.0, 1e4])))
+    7
+    """
+    plain = np.zeros(len(ranges))
+    if ranges.max() <= WIDE:
+        return [plain]
+    same = [plain + np.log(aim / np.median(ranges)) for aim in _RANGES]
+    if together:
+        return [plain, *same]
+    wide = ranges > WIDE
+    return [plain, *same, *(np.where(wide, np.log(aim / np.where(wide, ranges, 1)), 0) for aim in _RANGES)]
+
+
 def cautious_share(
     state: Calibration, step: Array, sums: CalibrationSums, prior: CalibrationPrior, spread: Array
 ) -> float:
@@ -111,10 +138,12 @@ def cautious_share(
     Along a change d of an instance's utilities, the log normaliser's third derivative is a third central
     moment of d, at most range(d) times its second. So it rises by at most E d + Var d (e^R - 1 - R)/R^2, R = range(d),
     and R is at most |change of kappa_k| * spread_k + range(change of o). What the sums hold then bounds the
-    gain of any step from below, without another look at the data.
+    gain of any step from below, without another look at the data. Not so where utilities are cut off: there it is 0.
     """
     kappa, before = np.exp(state.log_kappa), log_prior(state, prior)
     best_share, best_gain, inner = 0.0, 0.0, sums.offset_curvature
+    if (kappa * spread).max() + np.ptp(state.offset) > _LARGEST_UTILITY:
+        return 0.0
     for share in _SHARES:
         new = moved(state, step, share)
         by_kappa, by_offset = np.exp(new.log_kappa) - kappa, new.offset - state.offset

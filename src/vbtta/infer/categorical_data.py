@@ -14,7 +14,7 @@ from vbtta.predictions import ViewPredictions
 _ENTRIES = 1 << 16  # of a block of logits: it and a few like it fit a core's second-level cache
 _FEW_CLASSES = 48  # up to which instances come last in memory: reductions over a short last axis are slow
 _GROUPS = 64  # of blocks whose statistics are added as they come
-_LOWEST = -1e6  # of a shifted logit: keeps products finite whatever comes in
+_LOWEST = -1e12  # of a shifted logit: keeps products finite whatever comes in
 _PROBE = 256  # rows looked at before all are
 _FEWEST_ROWS = 5  # from which rows that sum to 1 are no accident
 
@@ -60,6 +60,11 @@ class CategoricalData:
         if self.variance is None:
             return None
         return np.asarray(self._take(self.variance, part), dtype=np.float64).transpose(2, 1, 0)
+
+    def ranges(self) -> Array:
+        """Median over instances of the range of every view's logits: (K,)."""
+        found = [-self.logits(part).min(axis=0) for group in self.blocks for part in group]
+        return np.asarray(np.median(np.concatenate(found, axis=1), axis=1))
 
     def _take(self, array: Array, part: slice) -> Array:
         return np.asarray(array[part] if self.rows is None else array[self.rows[part]])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from vbtta.infer import label_noise, latent
+from vbtta.infer import calibration, label_noise, latent
 from vbtta.infer.accelerate import Ascent, ascend
 from vbtta.infer.categorical_data import CategoricalData, categorical_data
 from vbtta.infer.categorical_latent_posterior import LatentClassPosterior, pool_weights
@@ -42,6 +42,7 @@ _SPREADS = (
     0.01,
 )  # candidates for K / sqrt(lambda): deviations of K v_k
 _MOST_TRIED = 4_000  # instances on which lambda is chosen
+_MOST_STARTED = 2_000  # and the first gain
 
 
 class LatentClassState(NamedTuple):
@@ -146,7 +147,8 @@ class LatentClassProblem:
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> LatentClassPosterior:
         """The posterior at the end of an ascent, with what intervals for the weights need: it costs next to nothing."""
         state: LatentClassState = ascent.state
-        quadratic, linear = self._expansion(state, ascent.statistics.sums)
+        weak = min(self.shrinkage, 1 / state.centre**2)  # what is left of the prior
+        quadratic, linear = self._expansion(state, ascent.statistics.sums, weak)
         doubt = latent.pool_doubt(quadratic, linear, self.data.n_views, self.shrinkage, state.centre)
         return replace(self.posterior(state), doubt=doubt)
 
@@ -160,10 +162,11 @@ class LatentClassProblem:
         log_det = np.linalg.slogdet(quadratic[np.ix_(free, free)])[1]
         return float(statistics.bound + 0.5 * free.sum() * np.log(2 * np.pi) - 0.5 * log_det + half_lines.sum())
 
-    def _expansion(self, state: LatentClassState, sums: PoolSums) -> tuple[Array, Array]:
+    def _expansion(self, state: LatentClassState, sums: PoolSums, weak: float | None = None) -> tuple[Array, Array]:
         """Second-order expansion u^T A u / 2 - l^T u of minus the bound in u = (v, o): A and l.
 
-        The curvature of the evidence where that is positive definite, else that of complete data, which always is.
+        The curvature of the evidence where that is positive definite, else that of complete data, which always is; with
+        `weak`, where it is so with the prior precision of the pool lowered to that.
         """
         K, C = self.data.n_views, self.data.n_classes
         prior = np.concatenate([np.full(K, self.shrinkage), np.full(C, 1 / self.spec.offset_scale**2)])
@@ -171,7 +174,8 @@ class LatentClassProblem:
         middle = np.concatenate([np.full(K, state.centre / K), np.zeros(C)])
         gradient = sums.gradient - prior * (u - middle)
         quadratic = sums.complete - sums.missing + np.diag(prior)
-        if np.linalg.eigvalsh(quadratic)[0] < 0.1 * prior.min():
+        least = prior if weak is None else np.concatenate([np.full(K, weak), prior[K:]])
+        if np.linalg.eigvalsh(quadratic - np.diag(prior - least))[0] < 0.1 * least.min():
             quadratic = sums.complete + np.diag(prior)
         return quadratic, quadratic @ u + gradient
 
@@ -216,7 +220,7 @@ class LatentClassProblem:
 def categorical_latent_problem(
     predictions: ViewPredictions, labels: LabelSets, spec: CategoricalLatent, *, noise: str
 ) -> tuple[LatentClassProblem, LatentClassState]:
-    """The problem that aligned data and a model pose, and where to start: the plain average of the logits."""
+    """The problem that aligned data and a model pose, and where to start: the average logits, scaled if wide."""
     shrinkage = spec.shrinkage
     if shrinkage is None:
         shrinkage = _choose_shrinkage(predictions, labels, spec, noise)
@@ -231,7 +235,28 @@ def categorical_latent_problem(
         None if model is None else label_noise.start(model, data.table.n_annotators),
     )
     named = labels.annotator is not None and noise in ("annotator", "confusion")
-    return LatentClassProblem(data, spec, shrinkage, model, named), first
+    problem = LatentClassProblem(data, spec, shrinkage, model, named)
+    return problem, _started(problem, first, predictions, labels)
+
+
+def _started(
+    problem: LatentClassProblem, first: LatentClassState, predictions: ViewPredictions, labels: LabelSets
+) -> LatentClassState:
+    """The first state with a gain that suits wide logits: of a few candidates that of the highest bound."""
+    if problem.data.spread.max() <= calibration.WIDE:
+        return first
+    rows = labels.labelled
+    if len(rows) > _MOST_STARTED:
+        rows = rows[np.linspace(0, len(rows) - 1, _MOST_STARTED).astype(int)]
+        spec = replace(problem.spec, shrinkage=problem.shrinkage)
+        noise = "none" if problem.noise is None else problem.noise.kind
+        some = categorical_latent_problem(predictions.take(rows), labels.take(rows), spec, noise=noise)[1]
+        return first._replace(pool=some.pool, centre=some.centre)
+    tried = []
+    for log_gain in calibration.starts(problem.data.ranges(), together=True):
+        pool = first.pool * np.exp(log_gain)
+        tried.append(first._replace(pool=pool, centre=float(pool.sum())))
+    return max(tried, key=lambda state: problem.evaluate(state)[0]) if len(tried) > 1 else first
 
 
 def _choose_shrinkage(predictions: ViewPredictions, labels: LabelSets, spec: CategoricalLatent, noise: str) -> float:

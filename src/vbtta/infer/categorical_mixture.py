@@ -24,6 +24,7 @@ from vbtta.specs import CategoricalMixture
 
 _BOLD_ENOUGH = 0.5  # share of a Newton step that needs no second thought
 _SHARES = (1.0, 0.5, 0.25, 0.05)  # of a step whose gain nothing guarantees
+_MOST_TRIED = 2_000  # instances on which the start is chosen
 _SETTLED = 0.2  # change of temperatures and offsets below which the weights take Newton steps
 
 
@@ -129,7 +130,7 @@ class CategoricalProblem:
             by_class = by_class / by_class.sum(axis=0)
         calibrated = like.calibration
         if self.spec.calibrate:
-            calibrated = Calibration(np.clip(take(K), -20, 20), np.clip(take(C), -50, 50))
+            calibrated = Calibration(np.clip(take(K), -40, 20), np.clip(take(C), -50, 50))
         noise = None if like.noise is None else np.exp(np.clip(take(*like.noise.shape), -30, 300))
         counts = None if like.weight_counts is None else np.maximum(weights, 1e-10)
         return CategoricalState(weights / weights.sum(), counts, by_class, calibrated, noise)
@@ -255,7 +256,7 @@ class CategoricalProblem:
 def categorical_problem(
     predictions: ViewPredictions, labels: LabelSets, spec: CategoricalMixture, *, noise: str
 ) -> tuple[CategoricalProblem, CategoricalState]:
-    """The problem that aligned data and a model pose, and where to start: uniform weights, nothing calibrated."""
+    """The problem that data and a model pose, and where to start: equal weights, kappa 1 unless logits are wide."""
     if spec.weights == "view_class" and spec.concentration is not None:
         raise ValueError(
             "concentration is the prior of weights='view'; with weights='view_class' use class_concentration"
@@ -277,7 +278,27 @@ def categorical_problem(
         noise=None if model is None else label_noise.start(model, data.table.n_annotators),
     )
     named = labels.annotator is not None and noise in ("annotator", "confusion")
-    return CategoricalProblem(data, spec, model, named), first
+    problem = CategoricalProblem(data, spec, model, named)
+    return problem, _started(problem, first, predictions, labels) if spec.calibrate else first
+
+
+def _started(
+    problem: CategoricalProblem, first: CategoricalState, predictions: ViewPredictions, labels: LabelSets
+) -> CategoricalState:
+    """The first state with temperatures that suit wide logits: of a few candidates those of the highest bound."""
+    if problem.data.spread.max() <= calibration.WIDE:
+        return first
+    rows = labels.labelled
+    if len(rows) > _MOST_TRIED:
+        rows = rows[np.linspace(0, len(rows) - 1, _MOST_TRIED).astype(int)]
+        noise = "none" if problem.noise is None else problem.noise.kind
+        some = categorical_problem(predictions.take(rows), labels.take(rows), problem.spec, noise=noise)[1]
+        return first._replace(calibration=some.calibration)
+    tried = [
+        first._replace(calibration=first.calibration._replace(log_kappa=log_kappa))
+        for log_kappa in calibration.starts(problem.data.ranges())
+    ]
+    return max(tried, key=lambda state: problem.evaluate(state)[0]) if len(tried) > 1 else first
 
 
 def _weights(state: CategoricalState) -> Array:
