@@ -5,6 +5,7 @@ into the page's own text colour, so the same figure works on light and dark page
 """
 
 __all__ = [
+    "COLOURS",
     "annotators",
     "bound_history",
     "cost_curve",
@@ -12,12 +13,15 @@ __all__ = [
     "differences",
     "reliability",
     "residuals",
+    "save_svg",
+    "styled",
     "to_svg",
     "weight_history",
     "weights",
 ]
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +31,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vbtta._support.extras import require
+from vbtta._support.files import atomic_path
 from vbtta.labels import Array
 
 Draw = TypeVar("Draw", bound=Callable[..., Any])
@@ -67,8 +72,8 @@ def _style() -> AbstractContextManager[Any]:
     return context
 
 
-def _styled(draw: Draw) -> Draw:
-    """Make a function draw in the house style."""
+def styled(draw: Draw) -> Draw:
+    """Make a function draw in the house style; it returns a matplotlib Figure."""
 
     @functools.wraps(draw)
     def run(*args: Any, **options: Any) -> Any:
@@ -78,7 +83,7 @@ def _styled(draw: Draw) -> Draw:
     return run  # type: ignore[return-value]
 
 
-@_styled
+@styled
 def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
     """Weights of the views (K,), the largest on top, with their intervals (K, 2); marks carry the ids view-k."""
     order = np.argsort(-values, kind="stable")[:_MOST_BARS]
@@ -97,7 +102,7 @@ def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
     return figure
 
 
-@_styled
+@styled
 def weight_history(names: Sequence[str], history: Array) -> Any:
     """Weights of the views after every update (T, K); the six largest at the end are named."""
     figure, axes = _axes(3.0)
@@ -114,7 +119,7 @@ def weight_history(names: Sequence[str], history: Array) -> Any:
     return figure
 
 
-@_styled
+@styled
 def bound_history(bound: Array) -> Any:
     """The bound after every update (T,)."""
     figure, axes = _axes(2.4)
@@ -125,7 +130,7 @@ def bound_history(bound: Array) -> Any:
     return figure
 
 
-@_styled
+@styled
 def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     """Held-out log score of the best sets of views against what they cost, with standard errors: (P,) each."""
     figure, axes = _axes(2.8)
@@ -138,7 +143,7 @@ def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     return figure
 
 
-@_styled
+@styled
 def differences(names: Sequence[str], value: Array, low: Array, high: Array, label: str) -> Any:
     """Differences of methods from a reference with their intervals, in the order given from the top: (M,) each."""
     figure, axes = _axes(0.9 + 0.22 * len(names))
@@ -152,7 +157,7 @@ def differences(names: Sequence[str], value: Array, low: Array, high: Array, lab
     return figure
 
 
-@_styled
+@styled
 def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> Any:
     """How often predictions of a confidence are right: (J,) confidences, 0 or 1, and how often each counts."""
     figure, axes = _axes(3.2)
@@ -173,7 +178,7 @@ def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> 
     return figure
 
 
-@_styled
+@styled
 def residuals(predicted: Array, residual: Array) -> Any:
     """Label minus prediction against the prediction: (J,) each; a regular sample of many."""
     figure, axes = _axes(2.8)
@@ -185,7 +190,7 @@ def residuals(predicted: Array, residual: Array) -> Any:
     return figure
 
 
-@_styled
+@styled
 def coverage(levels: Array, covered: Array) -> Any:
     """Share of labels inside their intervals against the level of the intervals: (L,) each."""
     figure, axes = _axes(2.8)
@@ -198,7 +203,7 @@ def coverage(levels: Array, covered: Array) -> Any:
     return figure
 
 
-@_styled
+@styled
 def annotators(names: Sequence[str], value: Array, interval: Array, label: str, truth: Array | None = None) -> Any:
     """What is thought of every annotator (U,), with intervals (U, 2), next to the truth where it is known."""
     shown = slice(0, _MOST_BARS)
@@ -258,6 +263,12 @@ def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None 
     root.set("role", "img")
     root.set("aria-label", _clean(alt, 1000))
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def save_svg(figure: Any, path: str | os.PathLike[str]) -> None:
+    """Write a figure as a file of its own, on white, the same bytes for the same figure; atomically."""
+    with _style(), atomic_path(path) as temporary:
+        figure.savefig(temporary, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
 
 
 def _rewrite(element: Any, prefix: str) -> None:

@@ -16,6 +16,7 @@ from vbtta.cli.diagnose import diagnose
 from vbtta.cli.fit import fit
 from vbtta.cli.predict import predict
 from vbtta.cli.report import report
+from vbtta.cli.reproduce import reproduce
 from vbtta.cli.running import complain
 from vbtta.cli.views import views
 
@@ -71,5 +72,5 @@ def _options(
     pass
 
 
-for _command in (demo, views, fit, predict, compare, diagnose, report):
+for _command in (demo, views, fit, predict, compare, diagnose, report, reproduce):
     app.command()(_command)
