@@ -195,6 +195,6 @@ def _synthetic(config: SampleConfig, rng: np.random.Generator) -> _Source:
         n_people = 3 if config.data_set == "cifar10n" else 1
         wrong = rng.random((total, n_people)) < (0.2 if n_people > 1 else 0.0)
         people = np.where(wrong, rng.integers(_CLASSES, size=wrong.shape), truth[:, None])
-    pixels = 128 + 60 * signal + 40 * rng.standard_normal((total, *shape))
+    pixels = 128 + 60 * signal + 60 * rng.standard_normal((total, *shape))
     images = np.clip(pixels, 0, 255).astype(np.uint8)
     return _Source(images[:n_training], people[:n_training], images[n_training:], truth[n_training:])
