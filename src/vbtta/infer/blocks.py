@@ -1,11 +1,17 @@
-"""A step is a map over cache-sized blocks of instances, a sum in a fixed order, and an update."""
+"""A step is a map over cache-sized blocks of instances, a sum in a fixed order, and an update.
 
-__all__ = ["Block", "add", "block_bounds", "map_blocks"]
+Statistics are added in pairs: blocks 0 and 1, 2 and 3, ..., then those sums in pairs, and so on. Which sums are made
+depends on the number of blocks alone, so whoever holds some of the blocks (a thread, another machine) can add what
+belongs together and hand over the few sums that remain: the answer is the same to the last bit.
+"""
+
+__all__ = ["Block", "Node", "block_size", "join", "map_blocks", "nodes", "plus", "total"]
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,10 +19,10 @@ import numpy as np
 from vbtta.labels import Array
 
 _ENTRIES = 1 << 15  # of one (K, labels) array in a block: a few of them fit a core's second-level cache
+_TASKS = 32  # a thread: enough to keep all of them busy to the end
 
 BlockT = TypeVar("BlockT")
 ResultT = TypeVar("ResultT")
-SumT = TypeVar("SumT", bound=tuple[Any, ...])
 
 
 class Block(NamedTuple):
@@ -34,22 +40,55 @@ class Block(NamedTuple):
     annotator: Array  # (j,); zeros where nobody is named
 
 
-def block_bounds(instance: Array, n_views: int) -> list[tuple[int, int]]:
-    """Ranges of labels, whole instances each, of a size that depends on the number of views alone."""
-    size = max(64, _ENTRIES // n_views)
-    starts = np.flatnonzero(np.diff(instance, prepend=-1))  # first label of every instance
-    bounds: list[tuple[int, int]] = []
-    first = 0
-    while first < len(instance):
-        following = np.searchsorted(starts, first + size)
-        last = int(starts[following]) if following < len(starts) else len(instance)
-        bounds.append((first, last))
-        first = last
-    return bounds
+class Node(NamedTuple):
+    """The sum over blocks `place << level` up to `(place + 1) << level`, or to the last one."""
+
+    level: int
+    place: int
+    value: Any
+
+
+def block_size(n_views: int, n_labels: int, n_instances: int) -> int:
+    """Instances of a block: as many as have labels, on average, for cache-sized arrays."""
+    labels_each = -(-n_labels // max(n_instances, 1))
+    return max(64, _ENTRIES // (n_views * max(labels_each, 1)))
+
+
+def total(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> ResultT:
+    """The sum of a function over blocks, on several threads (NumPy releases the lock)."""
+    edges = np.linspace(0, len(blocks), min(_TASKS * _cores(), len(blocks)) + 1).astype(int).tolist()
+    ranges = list(pairwise(edges))
+    parts = map_blocks(lambda part: nodes(function, blocks[part[0] : part[1]], part[0]), ranges)
+    result: ResultT = join(node for part in parts for node in part)
+    return result
+
+
+def nodes(function: Callable[[BlockT], Any], blocks: Iterable[BlockT], first: int = 0) -> list[Node]:
+    """The sums that consecutive blocks, from number `first`, allow without any other: a few, in order."""
+    return _merged(Node(0, place, function(block)) for place, block in enumerate(blocks, first))
+
+
+def join(parts: Iterable[Node]) -> Any:
+    """The sum over all blocks, from the nodes of all of them in order."""
+    stack = _merged(parts)
+    value = stack.pop().value
+    while stack:
+        value = plus(stack.pop().value, value)
+    return value
+
+
+def plus(first: Any, second: Any) -> Any:
+    """Statistics, nested tuples of arrays, added field by field; a field that is None stays None."""
+    if first is None:
+        return None
+    if not isinstance(first, tuple):
+        return first + second
+    fields = (plus(one, other) for one, other in zip(first, second, strict=True))
+    return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)
 
 
 def map_blocks(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> list[ResultT]:
-    """Apply a function to every block, on several threads (NumPy releases the lock); results in order.
+    """Apply a function to every block, on several threads; results in order.
 
     Every call runs in the caller's context: NumPy's error state would not reach the threads otherwise.
     """
@@ -61,10 +100,14 @@ def map_blocks(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) 
         return list(pool.map(lambda context, block: context.run(function, block), contexts, blocks))
 
 
-def add(parts: Sequence[SumT]) -> SumT:
-    """Sum additive statistics field by field, in order, so that the answer does not depend on threads."""
-    kind = type(parts[0])
-    return kind(*(np.sum(np.stack(field), axis=0) for field in zip(*parts, strict=True)))
+def _merged(parts: Iterable[Node]) -> list[Node]:
+    """Nodes in order, with brothers replaced by their parent as long as there are any."""
+    stack: list[Node] = []
+    for node in parts:
+        while stack and node.place % 2 and stack[-1][:2] == (node.level, node.place - 1):
+            node = Node(node.level + 1, node.place // 2, plus(stack.pop().value, node.value))
+        stack.append(node)
+    return stack
 
 
 def _cores() -> int:

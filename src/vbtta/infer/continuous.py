@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from vbtta.infer.blocks import Block, add, map_blocks
+from vbtta.infer.blocks import Block
 from vbtta.infer.matrices import (
     inverse_and_log_det,
     kl_dirichlet,
@@ -37,7 +37,7 @@ from vbtta.infer.matrices import (
     wishart_log_det,
     wishart_log_normaliser,
 )
-from vbtta.infer.standard import ContinuousData
+from vbtta.infer.standard import ContinuousBlocks
 from vbtta.infer.truth import AnnotatorState, Truth, infer_truth, summarise
 from vbtta.labels import Array
 from vbtta.specs import GaussianMixture
@@ -323,7 +323,7 @@ def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePri
     return {name: float(value) for name, value in terms.items()}
 
 
-def start(data: ContinuousData, spec: GaussianMixture) -> tuple[MixturePrior, MixtureState]:
+def start(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, MixtureState]:
     """Prior and first state: equal responsibilities, precisions from the residuals, uniform weights."""
     C, K = data.n_outputs, data.n_views
     prior = MixturePrior(
@@ -333,11 +333,11 @@ def start(data: ContinuousData, spec: GaussianMixture) -> tuple[MixturePrior, Mi
         residual_variance=np.ones(C),
         concentration=spec.concentration,
         affine=spec.link == "affine",
-        heteroscedastic=spec.heteroscedastic and data.blocks[0].variance is not None,
+        heteroscedastic=spec.heteroscedastic and data.has_variance,
     )
     if prior.nu <= C + 1:
         raise ValueError(f"nu must exceed C + 1 = {C + 1}, or a view's predictive variance is infinite; got {prior.nu}")
-    total = add(map_blocks(lambda block: statistics(expectation(block, None, prior)), data.blocks))
+    total = data.total(lambda block: statistics(expectation(block, None, prior)))
     variance = residual_variance(total, C, data.n_labels)  # (K, C)
     typical = np.median(variance, axis=0) if spec.v is None else np.asarray(spec.v) / data.standard.scale**2
     typical = np.maximum(np.broadcast_to(typical, (C,)), _SMALLEST_VARIANCE)

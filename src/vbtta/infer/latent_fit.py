@@ -1,6 +1,6 @@
 """The continuous latent pool as a problem to climb and as a posterior to predict from."""
 
-__all__ = ["LatentPosterior", "LatentProblem", "latent_problem"]
+__all__ = ["LatentPosterior", "LatentProblem", "latent_problem", "pose_latent"]
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from scipy import special
 
 from vbtta.infer import continuous, latent, truth
 from vbtta.infer.accelerate import Ascent
-from vbtta.infer.blocks import Block, add, map_blocks
+from vbtta.infer.blocks import Block
 from vbtta.infer.consensus import pool_truth
 from vbtta.infer.intervals import PoolDoubt, pool_intervals
 from vbtta.infer.latent import LatentPrior, LatentState, Moments
@@ -23,7 +23,7 @@ from vbtta.infer.matrices import (
     wishart_log_det,
 )
 from vbtta.infer.posterior import AnnotatorNoise, annotator_noise
-from vbtta.infer.standard import ContinuousData, Standard, continuous_data
+from vbtta.infer.standard import ContinuousBlocks, Standard, continuous_data
 from vbtta.infer.truth import AnnotatorPrior, AnnotatorStatistics
 from vbtta.labels import Array, LabelSets
 from vbtta.mixtures import log_density as mixture_log_density
@@ -42,7 +42,7 @@ class Sums(NamedTuple):
 class LatentProblem:
     """Data and prior of a latent pool, with or without annotators."""
 
-    data: ContinuousData
+    data: ContinuousBlocks
     prior: LatentPrior
     annotator_prior: AnnotatorPrior | None
     moments: Moments  # of the labels
@@ -51,6 +51,11 @@ class LatentProblem:
     def n_labels(self) -> float:
         """J."""
         return self.data.n_labels
+
+    @property
+    def shrinkage(self) -> float:
+        """Lambda."""
+        return self.prior.shrinkage
 
     def evaluate(self, state: LatentState) -> tuple[float, Sums]:
         """Bound on ln P(S, v, b) and statistics at a state."""
@@ -141,7 +146,7 @@ class LatentProblem:
         people = state.annotators
         assert people is not None
 
-        def one(block: Block) -> tuple[Moments, AnnotatorStatistics, float]:
+        def one(block: Block) -> tuple[Moments, AnnotatorStatistics, Array]:
             mean = np.einsum("k,ckn->cn", state.pool, block.mean)[:, None] + state.offset[:, None, None]  # (C, 1, n)
             found = truth.infer_truth(
                 mean, precision[None, None], np.full((1, 1), log_precision), truth.summarise(block, people)
@@ -149,10 +154,10 @@ class LatentProblem:
             share = np.ones((1, mean.shape[2]))
             sums = truth.annotator_statistics(block, people, found, share)
             spread = found.covariance[0].sum(axis=0)
-            return latent.moments_of(block, found.mean[:, 0], spread), sums, float(found.log_evidence.sum())
+            return latent.moments_of(block, found.mean[:, 0], spread), sums, found.log_evidence.sum()
 
-        parts = map_blocks(one, self.data.blocks)
-        return add([part[0] for part in parts]), add([part[1] for part in parts]), float(sum(part[2] for part in parts))
+        moments, sums, evidence = self.data.total(one)
+        return moments, sums, float(evidence)
 
     def _penalty(self, state: LatentState) -> float:
         """Minus the log priors of the pool, plus the divergences of the other factors."""
@@ -173,11 +178,15 @@ def latent_problem(
     predictions: ViewPredictions, labels: LabelSets, spec: GaussianLatent, *, annotators: bool
 ) -> tuple[LatentProblem, LatentState]:
     """The problem that data and model pose, and where to start: the plain average of the views."""
-    data = continuous_data(predictions, labels)
+    return pose_latent(continuous_data(predictions, labels), spec, annotators=annotators)
+
+
+def pose_latent(data: ContinuousBlocks, spec: GaussianLatent, *, annotators: bool) -> tuple[LatentProblem, LatentState]:
+    """The problem that laid-out data and model pose, and where to start."""
     C, K = data.n_outputs, data.n_views
     # the views' residual variance is judged as in the mixture, so that v means the same in both
     reference, _ = continuous.start(data, GaussianMixture(link="shift", beta=spec.beta, nu=spec.nu, v=spec.v))
-    moments = add(map_blocks(latent.moments_of, data.blocks))
+    moments = data.total(latent.moments_of)
     prior = LatentPrior(1.0, spec.beta, reference.nu, reference.inverse_scale)
     shrinkage = latent.choose_shrinkage(moments, prior) if spec.shrinkage is None else spec.shrinkage
     prior = prior._replace(shrinkage=shrinkage)

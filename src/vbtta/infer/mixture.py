@@ -1,6 +1,6 @@
 """The continuous mixture as a problem to climb: data, prior, bound and steps."""
 
-__all__ = ["MixtureProblem", "mixture_problem"]
+__all__ = ["MixtureProblem", "mixture_problem", "pose_mixture"]
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -9,13 +9,13 @@ import numpy as np
 
 from vbtta.infer import continuous, truth
 from vbtta.infer.accelerate import Ascent, ascend, vanishing_weights
-from vbtta.infer.blocks import Block, add, map_blocks
+from vbtta.infer.blocks import Block
 from vbtta.infer.continuous import Density, MixturePrior, MixtureState, MixtureStatistics
 from vbtta.infer.intervals import WeightInformation
 from vbtta.infer.matrices import Reader, from_log_cholesky, log_cholesky
 from vbtta.infer.mixture_information import weight_information
 from vbtta.infer.mixture_posterior import MixtureFactors, MixturePosterior
-from vbtta.infer.standard import ContinuousData, continuous_data
+from vbtta.infer.standard import ContinuousBlocks, continuous_data
 from vbtta.infer.truth import AnnotatorPrior, AnnotatorStatistics
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import ViewPredictions
@@ -36,7 +36,7 @@ class Sums(NamedTuple):
 class MixtureProblem:
     """Data and prior of a continuous mixture, with or without annotators."""
 
-    data: ContinuousData
+    data: ContinuousBlocks
     prior: MixturePrior
     annotator_prior: AnnotatorPrior | None
 
@@ -47,22 +47,20 @@ class MixtureProblem:
 
     def evaluate(self, state: MixtureFactors) -> tuple[float, Sums]:
         """Bound and statistics at a state: one pass over the blocks."""
-        density = self._density(state.views)
+        density, prior = self._density(state.views), self.prior
 
-        def one(block: Block) -> Sums:
-            expected = continuous.expectation(block, density, self.prior, state.annotators)
+        def one(block: Block) -> Sums:  # holds on to nothing but what it needs: it may travel
+            expected = continuous.expectation(block, density, prior, state.annotators)
             people = None
             if state.annotators is not None and expected.truth is not None:
                 people = truth.annotator_statistics(block, state.annotators, expected.truth, expected.share)
             return Sums(continuous.statistics(expected), people)
 
-        parts = map_blocks(one, self.data.blocks)
-        views = add([part.views for part in parts])
-        people = [part.annotators for part in parts if part.annotators is not None]
-        bound = float(views.log_evidence) - self._penalty(state.views)
+        sums = self.data.total(one)
+        bound = float(sums.views.log_evidence) - self._penalty(state.views)
         if state.annotators is not None and self.annotator_prior is not None:
             bound -= truth.divergence(state.annotators, self.annotator_prior)
-        return bound, Sums(views, add(people) if people else None)
+        return bound, sums
 
     def update(self, state: MixtureFactors, statistics: Sums) -> MixtureFactors:
         """One step of every factor."""
@@ -159,7 +157,7 @@ class MixtureProblem:
         return self.data.n_outputs - 1
 
 
-def _variance_within(data: ContinuousData, prior: MixturePrior, first: MixtureState) -> tuple[float, ...]:
+def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: MixtureState) -> tuple[float, ...]:
     """Residual variance of a label around its own view, in the labels' units: (C,), the prior's v.
 
     A view's residuals against all labels are those of the labels it explains and of the others'; where views
@@ -194,7 +192,7 @@ class LikelihoodProblem(MixtureProblem):
 
 
 def likelihood_problem(
-    some: ContinuousData, problem: MixtureProblem, state: MixtureFactors
+    some: ContinuousBlocks, problem: MixtureProblem, state: MixtureFactors
 ) -> tuple[LikelihoodProblem, MixtureFactors]:
     """The likelihood's problem and a start that gives dropped views a chance: as they are, as precise as the others."""
     views, prior = state.views, problem.prior
@@ -217,6 +215,13 @@ def mixture_problem(
             "the option off"
         )
     data = continuous_data(predictions, labels, with_variance=spec.heteroscedastic)
+    return pose_mixture(data, spec, annotators=annotators)
+
+
+def pose_mixture(
+    data: ContinuousBlocks, spec: GaussianMixture, *, annotators: bool
+) -> tuple[MixtureProblem, MixtureFactors]:
+    """The problem that laid-out data and model pose, and where to start."""
     prior, state = continuous.start(data, spec)
     if spec.v is None:
         prior, state = continuous.start(data, replace(spec, v=_variance_within(data, prior, state)))

@@ -4,16 +4,16 @@ __all__ = ["weight_information"]
 
 import numpy as np
 
-from vbtta.infer.blocks import Block, map_blocks
+from vbtta.infer.blocks import Block
 from vbtta.infer.continuous import Density, Expectation, MixturePrior, expectation
 from vbtta.infer.intervals import PROFILE_GRID, WeightInformation, eliminate
 from vbtta.infer.mixture_posterior import MixtureFactors
-from vbtta.infer.standard import ContinuousData
+from vbtta.infer.standard import ContinuousBlocks
 from vbtta.labels import Array
 
 
 def weight_information(
-    some: ContinuousData, everything: ContinuousData, prior: MixturePrior, state: MixtureFactors
+    some: ContinuousBlocks, everything: ContinuousBlocks, prior: MixturePrior, state: MixtureFactors
 ) -> WeightInformation:
     """Sums of outer products of scores at the likelihood's maximum, calibration and precision eliminated.
 
@@ -46,8 +46,7 @@ def weight_information(
             np.asarray(count.sum()),
         )
 
-    parts = map_blocks(one, some.blocks)
-    information, fitted, unfitted, seen = (np.sum(sums, axis=0) for sums in zip(*parts, strict=True))
+    information, fitted, unfitted, seen = some.total(one)
     total = everything.n_labels if state.annotators is None else everything.n_instances
     D, C, n_free = views.theta_mean.shape[1], prior.n_outputs, int(free.sum())
     nuisance = np.concatenate([np.full(D * n_free, prior.beta), np.full(n_free, 0.5 * prior.nu * C)])

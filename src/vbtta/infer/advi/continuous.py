@@ -19,7 +19,7 @@ from vbtta.infer.latent import LatentState
 from vbtta.infer.latent_fit import LatentProblem
 from vbtta.infer.mixture import MixtureProblem
 from vbtta.infer.mixture_posterior import MixtureFactors
-from vbtta.infer.standard import ContinuousData
+from vbtta.infer.standard import ContinuousBlocks, ContinuousData
 from vbtta.infer.truth import AnnotatorPrior, contrasts
 from vbtta.labels import Array
 
@@ -41,7 +41,8 @@ class Views(NamedTuple):
 class ContinuousTensors:
     """Labelled instances in standard units, and which labels are whose."""
 
-    def __init__(self, data: ContinuousData) -> None:
+    def __init__(self, data: ContinuousBlocks) -> None:
+        assert isinstance(data, ContinuousData)  # the engine needs all of it at once
         blocks = data.blocks
         self.mean = tensor(np.concatenate([block.mean for block in blocks], axis=2).transpose(1, 2, 0))  # (K, n, C)
         self.variance = None
