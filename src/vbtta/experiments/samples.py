@@ -35,7 +35,8 @@ class SampleConfig:
         Sizes of the parts; fewer where the data set has fewer. Training and calibration are drawn from
         the training split.
     size : int
-        Side length, for Food-101, UTKFace and stand-ins.
+        Side length: CIFAR-10 is cropped to its centre, Food-101 and UTKFace are resized, stand-ins are made so;
+        MNIST stays as it is.
     synthetic : bool
         Stand-ins of the same kind instead of the data set: patterns in noise.
     """
@@ -150,7 +151,7 @@ def _mnist(folder: Path, size: int, rng: np.random.Generator) -> _Source:
 def _cifar10n(folder: Path, size: int, rng: np.random.Generator) -> _Source:
     source, test = load_cifar10n(folder), load_cifar10("test", folder)
     people = np.stack([source.extra[f"label_{person}"] for person in (1, 2, 3)], axis=1)
-    return _Source(source.images, people, test.images, test.labels)
+    return _Source(_centre(source.images, size), people, _centre(test.images, size), test.labels)
 
 
 def _food101(folder: Path, size: int, rng: np.random.Generator) -> _Source:
@@ -171,6 +172,12 @@ _LOADERS: dict[str, Callable[[Path, int, np.random.Generator], _Source]] = {
     "food101": _food101,
     "utkface": _utkface,
 }
+
+
+def _centre(images: Images, size: int) -> Images:
+    """Cut a square out of the middle."""
+    edge = max(0, (images.shape[2] - size) // 2)
+    return np.ascontiguousarray(images[:, :, edge : edge + size, edge : edge + size])
 
 
 def _two_ages(age: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float64]:

@@ -88,7 +88,7 @@ class Config:
 
 PROFILES = {
     "smoke": Config((0, 1), Trial(0, n_test=120, folds=2, epochs=12, draws=2, steps=20, synthetic=True)),
-    "cpu": Config(tuple(range(10)), Trial(0, draws=16)),
+    "cpu": Config(tuple(range(10)), Trial(0, n_test=3000, draws=8)),
     "paper": Config(tuple(range(10)), Trial(0, draws=32)),
 }
 

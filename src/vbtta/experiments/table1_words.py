@@ -95,7 +95,6 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     means = {combination: _spread(rows, combination, draws=draws).mean for combination in PAPER}
     alone = [_gap(rows, "A", letter, draws) for letter in "BC"]
     mild = [_gap(rows, "A", letter, draws) for letter in "DE"]
-    poor = all(gap.mean > 2 * gap.error for gap in alone) and max(means["B"], means["C"]) < min(means["D"], means["E"])
     best = max(means, key=lambda combination: means[combination])
     worst = min("ABCDE", key=lambda letter: means[letter])
     with_rotation = _gap(rows, "A+B+C+D", "A+D+E", draws)
@@ -103,10 +102,15 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     trained = _pair(rows, "mixture", where="training")
     return [
         Claim(
-            "Alone, noise and mixup are about as good as no augmentation, and the two rotations are poor",
-            "holds" if poor else "does not hold",
-            f"accuracy lost against A: B {alone[0].mean:.3f}, C {alone[1].mean:.3f}, D {mild[0].mean:.3f}, "
-            f"E {mild[1].mean:.3f} (one draw of mixup instead of {draws}: E {_gap(rows, 'A', 'E', 1).mean:.3f})",
+            "Alone, the two rotations are poor",
+            "holds" if all(gap.mean > 2 * gap.error for gap in alone) else "does not hold",
+            f"accuracy lost against A: B {alone[0].mean:.3f}, C {alone[1].mean:.3f}",
+        ),
+        Claim(
+            "Alone, noise and mixup are about as good as no augmentation (the paper loses 0.001 and 0.009)",
+            _mild(*(gap.mean for gap in mild)),
+            f"accuracy lost against A: D {mild[0].mean:.3f}, E {mild[1].mean:.3f} with {draws} draws and "
+            f"{_gap(rows, 'A', 'E', 1).mean:.3f} with one",
         ),
         Claim(
             "A+B+C+D, with both rotations, is better than A+D+E, without them",
@@ -134,6 +138,13 @@ def _verdict(gap: Difference) -> str:
     if gap.mean > 0:
         return "holds if a difference of less than two standard errors counts"
     return "does not hold"
+
+
+def _mild(noise: float, mixup: float) -> str:
+    """Noise and mixup are judged apart, with two points of accuracy as the limit."""
+    if noise > 0.02:
+        return "does not hold"
+    return "holds" if mixup <= 0.02 else "holds if only noise is meant: mixup of this strength is not mild"
 
 
 def _draws(rows: Sequence[Row]) -> int:
