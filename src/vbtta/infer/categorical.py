@@ -8,16 +8,15 @@ joint responsibility of view k and class c is q_ic w_k P_k(c) / P(c), with q_ic 
 With class weights w_kc the mixture is divided by its sum Z_i over the classes.
 """
 
-__all__ = ["Likelihood", "Sums", "ViewShares", "components", "plus", "run_pass", "utility_gradient", "view_shares"]
+__all__ = ["Likelihood", "Sums", "ViewShares", "components", "run_pass", "utility_gradient", "view_shares"]
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from vbtta.infer.blocks import map_blocks
+from vbtta.infer.blocks import join, nodes
 from vbtta.infer.calibration import Calibration, CalibrationSums
-from vbtta.infer.categorical_data import CategoricalData
+from vbtta.infer.categorical_data import CategoricalBlock
 from vbtta.infer.probit import log_probit, log_probit_vjp
 from vbtta.labels import Array
 
@@ -64,29 +63,21 @@ class ViewShares(NamedTuple):
     log_evidence: Array  # (n,)
 
 
-def run_pass(data: CategoricalData, likelihood: Likelihood, evidence: Array | None) -> tuple[Sums, Array | None]:
-    """Statistics of all instances and, with a noise model, the truth's posterior (N+, C)."""
+def run_pass(block: CategoricalBlock, likelihood: Likelihood, evidence: Array | None) -> tuple[Sums, Array | None]:
+    """Statistics of a block's instances and, with a noise model, the truth's posterior (n, C)."""
     truth = None if evidence is None else np.empty_like(evidence)
+    target = block.mass if evidence is None else evidence
+    assert target is not None
 
-    def group(parts: tuple[slice, ...]) -> Sums:
-        total = None
-        for part in parts:
-            logits, variance = data.logits(part), data.variances(part)
-            target = data.mass if evidence is None else evidence
-            assert target is not None
-            shares = view_shares(logits, variance, likelihood, target[part].T, noisy=evidence is not None)
-            if truth is not None:
-                truth[part] = shares.target.T
-            sums = _sums(shares, logits, variance, likelihood, noisy=evidence is not None)
-            total = sums if total is None else plus(total, sums)
-        assert total is not None
-        return total
+    def one(part: slice) -> Sums:
+        logits, variance = block.logits(part), block.variances(part)
+        shares = view_shares(logits, variance, likelihood, target[part].T, noisy=evidence is not None)
+        if truth is not None:
+            truth[part] = shares.target.T
+        return _sums(shares, logits, variance, likelihood, noisy=evidence is not None)
 
-    parts = map_blocks(group, data.blocks)
-    result = parts[0]
-    for other in parts[1:]:
-        result = plus(result, other)
-    return result, truth
+    sums: Sums = join(nodes(one, block.parts))
+    return sums, truth
 
 
 def components(logits: Array, variance: Array | None, likelihood: Likelihood) -> tuple[Array, Array]:
@@ -258,11 +249,3 @@ def _scale(variance: Array | None, kappa: Array) -> Array | None:
     if variance is None:
         return None
     return np.ascontiguousarray(np.sqrt(variance * (kappa**2)[:, None] + 1).T)
-
-
-def plus(first: Any, second: Any) -> Any:
-    """Statistics added field by field."""
-    fields: Iterator[Any] = (
-        plus(one, other) if isinstance(one, tuple) else one + other for one, other in zip(first, second, strict=True)
-    )
-    return type(first)(*fields)

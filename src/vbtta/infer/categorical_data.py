@@ -1,27 +1,42 @@
 """Logits and class labels laid out for the inference: blocks of instances, classes first."""
 
-__all__ = ["CategoricalData", "categorical_data", "check_logits", "refuse_probabilities", "shifted"]
+__all__ = [
+    "CategoricalBlock",
+    "CategoricalBlocks",
+    "CategoricalData",
+    "block_rows",
+    "categorical_block",
+    "categorical_data",
+    "check_logits",
+    "refuse_probabilities",
+    "shifted",
+]
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from vbtta.infer import label_noise
+from vbtta.infer.blocks import total
 from vbtta.infer.label_noise import LabelTable
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import ViewPredictions
 
-_ENTRIES = 1 << 16  # of a block of logits: it and a few like it fit a core's second-level cache
+_ENTRIES = 1 << 16  # of an array of logits at work: it and a few like it fit a core's second-level cache
 _FEW_CLASSES = 48  # up to which instances come last in memory: reductions over a short last axis are slow
-_GROUPS = 64  # of blocks whose statistics are added as they come
+_LARGER = 8  # a block's logits than its statistics of the noise, at least, so that adding these takes no time
 _LOWEST = -1e12  # of a shifted logit: keeps products finite whatever comes in
 _PROBE = 256  # rows looked at before all are
 _FEWEST_ROWS = 5  # from which rows that sum to 1 are no accident
 
+ResultT = TypeVar("ResultT")
+
 
 @dataclass(frozen=True, eq=False)
-class CategoricalData:
-    """Labelled instances. Nothing is copied where classes are many: blocks are read from the predictions.
+class CategoricalBlock:
+    """Labelled instances. Nothing is copied where classes are many: logits are read from the predictions.
 
     Logits are shifted so that the largest of an instance and view is 0, which changes no probability.
     """
@@ -32,9 +47,6 @@ class CategoricalData:
     stored: Array | None  # (C, K, N+), shifted
     table: LabelTable
     mass: Array | None  # (N+, C): how often each class was given, for labels without noise
-    n_labels: float  # J, counts included
-    blocks: tuple[tuple[slice, ...], ...]  # of labelled instances, in groups
-    spread: Array  # (K,): largest range of a view's logits
 
     @property
     def n_views(self) -> int:
@@ -51,6 +63,12 @@ class CategoricalData:
         """N+, those with a label."""
         return self.table.n_instances
 
+    @property
+    def parts(self) -> list[slice]:
+        """Instances to be worked on at once."""
+        step = _step(self.n_views, self.n_classes)
+        return [slice(first, min(first + step, self.n_instances)) for first in range(0, self.n_instances, step)]
+
     def logits(self, part: slice) -> Array:
         """Shifted logits of some labelled instances: (C, K, n), not to be written to."""
         return self.stored[:, :, part] if self.stored is not None else shifted(self._take(self.mean, part))
@@ -63,11 +81,113 @@ class CategoricalData:
 
     def ranges(self) -> Array:
         """Median over instances of the range of every view's logits: (K,)."""
-        found = [-self.logits(part).min(axis=0) for group in self.blocks for part in group]
+        found = [-self.logits(part).min(axis=0) for part in self.parts]
         return np.asarray(np.median(np.concatenate(found, axis=1), axis=1))
+
+    def spread(self) -> Array:
+        """Largest range of every view's logits: (K,)."""
+        return np.asarray(np.max([-self.logits(part).min(axis=(0, 2)) for part in self.parts], axis=0))
+
+    def split(self, size: int) -> list["CategoricalBlock"]:
+        """The same in blocks of so many instances."""
+        starts = np.arange(0, self.n_instances, size)
+        edges = np.append(np.searchsorted(self.table.instance, starts), len(self.table.instance)).tolist()
+        blocks = []
+        for number, first in enumerate(starts.tolist()):
+            inside = slice(first, min(first + size, self.n_instances))
+            labels = slice(edges[number], edges[number + 1])
+            table = self.table._replace(
+                instance=self.table.instance[labels] - first,
+                label=self.table.label[labels],
+                annotator=self.table.annotator[labels],
+                repeats=self.table.repeats[labels],
+                n_instances=inside.stop - first,
+            )
+            whole = self.rows is None
+            blocks.append(
+                CategoricalBlock(
+                    mean=self.mean[inside] if whole else self.mean,
+                    variance=self.variance[inside] if whole and self.variance is not None else self.variance,
+                    rows=None if self.rows is None else self.rows[inside],
+                    stored=None if self.stored is None else self.stored[:, :, inside],
+                    table=table,
+                    mass=None if self.mass is None else self.mass[inside],
+                )
+            )
+        return blocks
 
     def _take(self, array: Array, part: slice) -> Array:
         return np.asarray(array[part] if self.rows is None else array[self.rows[part]])
+
+
+class CategoricalBlocks(Protocol):
+    """Blocks of labelled instances, wherever they are: all that an inference asks of its data."""
+
+    @property
+    def n_views(self) -> int:
+        """K."""
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+
+    @property
+    def n_instances(self) -> int:
+        """N+, those with a label."""
+
+    @property
+    def n_labels(self) -> float:
+        """J, counts included."""
+
+    @property
+    def n_rows(self) -> int:
+        """Labels without their counts."""
+
+    @property
+    def n_annotators(self) -> int:
+        """Whom the noise model tells apart."""
+
+    @property
+    def widest(self) -> Array:
+        """Largest range of every view's logits: (K,)."""
+
+    def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
+        """The sum of a function over every n-th block, in an order that depends on their number alone."""
+
+    def take(self, places: Array | None) -> tuple[ViewPredictions, LabelSets]:
+        """Predictions and labels of some labelled instances, or of all."""
+
+
+@dataclass(frozen=True, eq=False)
+class CategoricalData(CategoricalBlock):
+    """All labelled instances, in memory, and the blocks they are worked on in."""
+
+    blocks: Sequence[CategoricalBlock]
+    n_labels: float  # J, counts included
+    widest: Array  # (K,): largest range of a view's logits
+    source: tuple[ViewPredictions, LabelSets]
+
+    @property
+    def n_rows(self) -> int:
+        """Labels without their counts."""
+        return len(self.table.label)
+
+    @property
+    def n_annotators(self) -> int:
+        """Whom the noise model tells apart."""
+        return self.table.n_annotators
+
+    def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
+        """The sum of a function over every n-th block, in an order that depends on their number alone."""
+        return total(function, self.blocks[::every])
+
+    def take(self, places: Array | None) -> tuple[ViewPredictions, LabelSets]:
+        """Predictions and labels of some labelled instances, or of all."""
+        predictions, labels = self.source
+        if places is None:
+            return self.source
+        rows = labels.labelled[places]
+        return predictions.take(rows), labels.take(rows)
 
 
 def categorical_data(
@@ -78,36 +198,48 @@ def categorical_data(
     refuse_probabilities(predictions)
     if not len(labels):
         raise ValueError("labels are empty: at least one instance needs a label")
-    N, K, C = predictions.mean.shape
+    _, K, C = predictions.mean.shape
     position = labels.categorical(C, predictions.classes)
     table = label_noise.label_table(labels, position, noise)
     rows = labels.labelled
+    variance = predictions.variance if with_variance else None
+    data = categorical_block(predictions.mean, variance, rows, table, noise, classes_last=classes_last)
+    size = block_rows(K, C, label_noise.n_entries(noise, C, table.n_annotators))
+    return CategoricalData(
+        **vars(data),
+        blocks=data.split(size),
+        n_labels=labels.total,
+        widest=data.spread(),
+        source=(predictions, labels),
+    )
+
+
+def categorical_block(
+    mean: Array, variance: Array | None, rows: Array, table: LabelTable, noise: str, *, classes_last: bool
+) -> CategoricalBlock:
+    """Labelled rows (n,) of predictions (N, K, C) and their labels, laid out."""
+    N, K, C = mean.shape
     size = len(rows)
     mass = None
     if noise == "none":
         mass = np.bincount(table.instance * C + table.label, table.repeats, size * C).reshape(size, C)
-    step = max(1, _ENTRIES // (K * C))
-    blocks = [slice(first, min(first + step, size)) for first in range(0, size, step)]
-    groups = [tuple(group) for group in np.array_split(np.array(blocks), min(_GROUPS, len(blocks)))]
-    data = CategoricalData(
-        mean=predictions.mean,
-        variance=predictions.variance if with_variance else None,
-        rows=None if size == N else rows,
-        stored=None,
-        table=table,
-        mass=mass,
-        n_labels=labels.total,
-        blocks=tuple(groups),
-        spread=np.zeros(K),
-    )
-    stored = np.empty((C, K, size)) if C <= _FEW_CLASSES and not classes_last else None
-    spread = np.zeros(K)
-    for part in blocks:
-        logits = data.logits(part)
-        np.maximum(spread, -logits.min(axis=(0, 2)), out=spread)
-        if stored is not None:
-            stored[:, :, part] = logits
-    return CategoricalData(**{**vars(data), "stored": stored, "spread": spread})
+    block = CategoricalBlock(mean, variance, None if size == N else rows, None, table, mass)
+    if C > _FEW_CLASSES or classes_last:
+        return block
+    stored = np.empty((C, K, size))
+    for part in block.parts:
+        stored[:, :, part] = block.logits(part)
+    return replace(block, stored=stored)
+
+
+def block_rows(n_views: int, n_classes: int, n_statistics: int) -> int:
+    """Instances of a block: cache-sized, or more where the noise has many statistics."""
+    step = _step(n_views, n_classes)
+    return step * -(-max(1, _LARGER * n_statistics) // (step * n_views * n_classes))
+
+
+def _step(n_views: int, n_classes: int) -> int:
+    return max(1, _ENTRIES // (n_views * n_classes))
 
 
 def shifted(logits: Array) -> Array:

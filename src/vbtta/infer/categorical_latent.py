@@ -6,7 +6,7 @@
 w = v / sum v, the gain is the sum.
 """
 
-__all__ = ["LatentClassProblem", "LatentClassState", "categorical_latent_problem"]
+__all__ = ["LatentClassProblem", "LatentClassState", "categorical_latent_problem", "pose_categorical_latent"]
 
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from scipy import special
 
 from vbtta.infer import calibration, label_noise, latent
 from vbtta.infer.accelerate import Ascent, ascend
-from vbtta.infer.categorical_data import CategoricalData, categorical_data
+from vbtta.infer.categorical_data import CategoricalBlock, CategoricalBlocks, CategoricalData, categorical_data
 from vbtta.infer.categorical_latent_posterior import LatentClassPosterior, pool_weights
 from vbtta.infer.categorical_pool import PoolSums, run_pool_pass
 from vbtta.infer.intervals import PoolDoubt
@@ -66,7 +66,7 @@ class Statistics(NamedTuple):
 class LatentClassProblem:
     """Data and priors of a latent pool for class labels."""
 
-    data: CategoricalData
+    data: CategoricalBlocks
     spec: CategoricalLatent
     shrinkage: float
     noise: NoiseModel | None
@@ -82,8 +82,19 @@ class LatentClassProblem:
         """Bound and statistics at a state: one pass, unless it is the state looked at last."""
         if self._last.get("state") is state:
             return self._last["bound"], self._last["statistics"]
-        sums, truth = run_pool_pass(self.data, self.spec.link, state.pool, state.offset, self._evidence(state))
-        noise = None if self.noise is None or truth is None else label_noise.update(self.noise, truth, self.data.table)
+        link, pool, offset, model = self.spec.link, state.pool, state.offset, self._noise(state)
+
+        def one(
+            block: CategoricalBlock,
+        ) -> tuple[PoolSums, Array | None]:  # it may travel, and holds what it needs alone
+            evidence = None if model is None else label_noise.log_evidence(*model, block.table)
+            sums, truth = run_pool_pass(block, link, pool, offset, evidence)
+            if model is None or truth is None:
+                return sums, None
+            return sums, label_noise.expected_counts(model[0], truth, block.table)
+
+        sums, counts = self.data.total(one)
+        noise = None if self.noise is None or counts is None else self.noise.prior + counts
         bound = float(sums.log_evidence) - sum(self._penalties(state).values())
         statistics = Statistics(sums, noise, bound)
         self._last.update(state=state, bound=bound, statistics=statistics)
@@ -102,6 +113,10 @@ class LatentClassProblem:
                 if self.evaluate(bold)[0] >= statistics.bound - 1e-13 * abs(statistics.bound):
                     return bold
         return plain._replace(centre=self._best_centre(plain))
+
+    def hasten(self, before: LatentClassState, after: LatentClassState, statistics: Statistics) -> LatentClassState:
+        """Nothing to hasten: the update holds Newton's weights."""
+        return after
 
     def pack(self, state: LatentClassState) -> Array:
         """(sqrt v, ln g, o, ln of the noise's counts)."""
@@ -179,10 +194,11 @@ class LatentClassProblem:
             quadratic = sums.complete + np.diag(prior)
         return quadratic, quadratic @ u + gradient
 
-    def _evidence(self, state: LatentClassState) -> Array | None:
+    def _noise(self, state: LatentClassState) -> tuple[NoiseModel, Array] | None:
+        """The noise model and E[ln A]."""
         if self.noise is None or state.noise is None:
             return None
-        return label_noise.log_evidence(self.noise, label_noise.log_expected(state.noise), self.data.table)
+        return self.noise, label_noise.log_expected(state.noise)
 
     def _penalties(self, state: LatentClassState) -> dict[str, float]:
         """Minus the log priors of what is at its mode, and the divergence of the noise."""
@@ -221,51 +237,56 @@ def categorical_latent_problem(
     predictions: ViewPredictions, labels: LabelSets, spec: CategoricalLatent, *, noise: str
 ) -> tuple[LatentClassProblem, LatentClassState]:
     """The problem that aligned data and a model pose, and where to start: the average logits, scaled if wide."""
-    shrinkage = spec.shrinkage
-    if shrinkage is None:
-        shrinkage = _choose_shrinkage(predictions, labels, spec, noise)
     probit = spec.link == "probit"
     data = categorical_data(predictions, labels, noise=noise, with_variance=probit, classes_last=probit)
+    named = labels.annotator is not None and noise in ("annotator", "confusion")
+    return pose_categorical_latent(data, spec, noise=noise, named=named)
+
+
+def pose_categorical_latent(
+    data: CategoricalBlocks, spec: CategoricalLatent, *, noise: str, named: bool
+) -> tuple[LatentClassProblem, LatentClassState]:
+    """The problem that laid-out data and a model pose, and where to start."""
+    shrinkage = spec.shrinkage
+    if shrinkage is None:
+        shrinkage = _choose_shrinkage(data, spec, noise)
     K, C = data.n_views, data.n_classes
     model = label_noise.noise_model(noise, C, spec)
     first = LatentClassState(
         np.full(K, 1 / K),
         1.0,
         np.zeros(C),
-        None if model is None else label_noise.start(model, data.table.n_annotators),
+        None if model is None else label_noise.start(model, data.n_annotators),
     )
-    named = labels.annotator is not None and noise in ("annotator", "confusion")
     problem = LatentClassProblem(data, spec, shrinkage, model, named)
-    return problem, _started(problem, first, predictions, labels)
+    return problem, _started(problem, first)
 
 
-def _started(
-    problem: LatentClassProblem, first: LatentClassState, predictions: ViewPredictions, labels: LabelSets
-) -> LatentClassState:
+def _started(problem: LatentClassProblem, first: LatentClassState) -> LatentClassState:
     """The first state with a gain that suits wide logits: of a few candidates that of the highest bound."""
-    if problem.data.spread.max() <= calibration.WIDE:
+    data = problem.data
+    if data.widest.max() <= calibration.WIDE:
         return first
-    rows = labels.labelled
-    if len(rows) > _MOST_STARTED:
-        rows = rows[np.linspace(0, len(rows) - 1, _MOST_STARTED).astype(int)]
+    if data.n_instances > _MOST_STARTED or not isinstance(data, CategoricalData):
+        places = np.linspace(0, data.n_instances - 1, min(_MOST_STARTED, data.n_instances)).astype(int)
         spec = replace(problem.spec, shrinkage=problem.shrinkage)
         noise = "none" if problem.noise is None else problem.noise.kind
-        some = categorical_latent_problem(predictions.take(rows), labels.take(rows), spec, noise=noise)[1]
+        some = categorical_latent_problem(*data.take(places), spec, noise=noise)[1]
         return first._replace(pool=some.pool, centre=some.centre)
     tried = []
-    for log_gain in calibration.starts(problem.data.ranges(), together=True):
+    for log_gain in calibration.starts(data.ranges(), together=True):
         pool = first.pool * np.exp(log_gain)
         tried.append(first._replace(pool=pool, centre=float(pool.sum())))
     return max(tried, key=lambda state: problem.evaluate(state)[0]) if len(tried) > 1 else first
 
 
-def _choose_shrinkage(predictions: ViewPredictions, labels: LabelSets, spec: CategoricalLatent, noise: str) -> float:
+def _choose_shrinkage(data: CategoricalBlocks, spec: CategoricalLatent, noise: str) -> float:
     """Lambda that maximises the Laplace evidence, on a sample of the instances where there are many."""
-    rows = labels.labelled
-    if len(rows) > _MOST_TRIED:
-        rows = rows[np.linspace(0, len(rows) - 1, _MOST_TRIED).astype(int)]
-        predictions, labels = predictions.take(rows), labels.take(rows)
-    K = predictions.mean.shape[1]
+    places = None
+    if data.n_instances > _MOST_TRIED:
+        places = np.linspace(0, data.n_instances - 1, _MOST_TRIED).astype(int)
+    predictions, labels = data.take(places)
+    K = data.n_views
     problem, state = categorical_latent_problem(predictions, labels, replace(spec, shrinkage=1.0), noise=noise)
     found: dict[int, float] = {}
 

@@ -1,6 +1,6 @@
 """The mixture of calibrated views for class labels, as a problem to climb."""
 
-__all__ = ["CategoricalProblem", "CategoricalState", "Statistics", "categorical_problem"]
+__all__ = ["CategoricalProblem", "CategoricalState", "Statistics", "categorical_problem", "pose_categorical"]
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from vbtta.infer import calibration, class_weights, label_noise, latent
 from vbtta.infer.accelerate import Ascent, vanishing_weights
 from vbtta.infer.calibration import Calibration, CalibrationPrior
 from vbtta.infer.categorical import Likelihood, Sums, run_pass
-from vbtta.infer.categorical_data import CategoricalData, categorical_data
+from vbtta.infer.categorical_data import CategoricalBlock, CategoricalBlocks, CategoricalData, categorical_data
 from vbtta.infer.categorical_posterior import CategoricalPosterior
 from vbtta.infer.categorical_scores import weight_information
 from vbtta.infer.intervals import WeightInformation
@@ -50,7 +50,7 @@ class Statistics(NamedTuple):
 class CategoricalProblem:
     """Data and priors of a categorical mixture."""
 
-    data: CategoricalData
+    data: CategoricalBlocks
     spec: CategoricalMixture
     noise: NoiseModel | None
     named: bool  # whether annotators are told apart
@@ -70,8 +70,17 @@ class CategoricalProblem:
         """Bound and statistics at a state: one pass, unless it is the state looked at last."""
         if self._last.get("state") is state:
             return self._last["bound"], self._last["statistics"]
-        views, truth = run_pass(self.data, self._likelihood(state), self._evidence(state))
-        noise = None if self.noise is None or truth is None else label_noise.update(self.noise, truth, self.data.table)
+        likelihood, model = self._likelihood(state), self._noise(state)
+
+        def one(block: CategoricalBlock) -> tuple[Sums, Array | None]:  # it may travel, and holds what it needs alone
+            evidence = None if model is None else label_noise.log_evidence(*model, block.table)
+            sums, truth = run_pass(block, likelihood, evidence)
+            if model is None or truth is None:
+                return sums, None
+            return sums, label_noise.expected_counts(model[0], truth, block.table)
+
+        views, counts = self.data.total(one)
+        noise = None if self.noise is None or counts is None else self.noise.prior + counts
         bound = float(views.log_evidence) - sum(self._penalties(state).values())
         statistics = Statistics(views, noise, bound)
         self._last.update(state=state, bound=bound, statistics=statistics)
@@ -92,7 +101,7 @@ class CategoricalProblem:
             certain = self.spec.link == "softmax" and state.class_weights is None
             safe = 0.0
             if certain:
-                safe = calibration.cautious_share(now, step, views.calibration, self.prior, self.data.spread)
+                safe = calibration.cautious_share(now, step, views.calibration, self.prior, self.data.widest)
         trials = []
         if state.class_weights is None and state.weight_counts is None and np.abs(step).max() < _SETTLED:
             weights, log_kappa = self._newton(state, views)
@@ -108,6 +117,10 @@ class CategoricalProblem:
             if self.evaluate(bold)[0] >= statistics.bound - 1e-13 * abs(statistics.bound):
                 return bold
         return plain._replace(calibration=calibration.moved(now, step, safe))
+
+    def hasten(self, before: CategoricalState, after: CategoricalState, statistics: Statistics) -> CategoricalState:
+        """Nothing to hasten: the update holds Newton's weights."""
+        return after
 
     def pack(self, state: CategoricalState) -> Array:
         """(sqrt w, sqrt w_kc, ln kappa_k, o, ln of the noise's counts)."""
@@ -187,7 +200,7 @@ class CategoricalProblem:
         likelihood = self._likelihood(state)
         if state.class_weights is None:
             likelihood = likelihood._replace(weights=weights)
-        known = weight_information(self.data, likelihood, self._evidence(state), weights, self.prior)
+        known = weight_information(self.data, likelihood, self._noise(state), weights, self.prior)
         return self.posterior(state, known)
 
     def _likelihood(self, state: CategoricalState) -> Likelihood:
@@ -196,10 +209,11 @@ class CategoricalProblem:
             weights = np.exp(special.digamma(state.weight_counts) - special.digamma(state.weight_counts.sum()))
         return Likelihood(self.spec.link, self.spec.calibrate, state.calibration, weights, state.class_weights)
 
-    def _evidence(self, state: CategoricalState) -> Array | None:
+    def _noise(self, state: CategoricalState) -> tuple[NoiseModel, Array] | None:
+        """The noise model and E[ln A]."""
         if self.noise is None or state.noise is None:
             return None
-        return label_noise.log_evidence(self.noise, label_noise.log_expected(state.noise), self.data.table)
+        return self.noise, label_noise.log_expected(state.noise)
 
     def _penalties(self, state: CategoricalState) -> dict[str, float]:
         """Divergences of Q from its priors, and minus the log priors of what is at its mode."""
@@ -263,6 +277,14 @@ def categorical_problem(
         )
     probit = spec.link == "probit"
     data = categorical_data(predictions, labels, noise=noise, with_variance=probit, classes_last=probit)
+    named = labels.annotator is not None and noise in ("annotator", "confusion")
+    return pose_categorical(data, spec, noise=noise, named=named)
+
+
+def pose_categorical(
+    data: CategoricalBlocks, spec: CategoricalMixture, *, noise: str, named: bool
+) -> tuple[CategoricalProblem, CategoricalState]:
+    """The problem that laid-out data and a model pose, and where to start."""
     K, C = data.n_views, data.n_classes
     model = label_noise.noise_model(noise, C, spec)
     uniform = np.full(K, 1 / K)
@@ -275,28 +297,25 @@ def categorical_problem(
         weight_counts=counts,
         class_weights=np.full((K, C), 1 / K) if spec.weights == "view_class" else None,
         calibration=Calibration(np.zeros(K), np.zeros(C)),
-        noise=None if model is None else label_noise.start(model, data.table.n_annotators),
+        noise=None if model is None else label_noise.start(model, data.n_annotators),
     )
-    named = labels.annotator is not None and noise in ("annotator", "confusion")
     problem = CategoricalProblem(data, spec, model, named)
-    return problem, _started(problem, first, predictions, labels) if spec.calibrate else first
+    return problem, _started(problem, first) if spec.calibrate else first
 
 
-def _started(
-    problem: CategoricalProblem, first: CategoricalState, predictions: ViewPredictions, labels: LabelSets
-) -> CategoricalState:
+def _started(problem: CategoricalProblem, first: CategoricalState) -> CategoricalState:
     """The first state with temperatures that suit wide logits: of a few candidates those of the highest bound."""
-    if problem.data.spread.max() <= calibration.WIDE:
+    data = problem.data
+    if data.widest.max() <= calibration.WIDE:
         return first
-    rows = labels.labelled
-    if len(rows) > _MOST_TRIED:
-        rows = rows[np.linspace(0, len(rows) - 1, _MOST_TRIED).astype(int)]
+    if data.n_instances > _MOST_TRIED or not isinstance(data, CategoricalData):
+        places = np.linspace(0, data.n_instances - 1, min(_MOST_TRIED, data.n_instances)).astype(int)
         noise = "none" if problem.noise is None else problem.noise.kind
-        some = categorical_problem(predictions.take(rows), labels.take(rows), problem.spec, noise=noise)[1]
+        some = categorical_problem(*data.take(places), problem.spec, noise=noise)[1]
         return first._replace(calibration=some.calibration)
     tried = [
         first._replace(calibration=first.calibration._replace(log_kappa=log_kappa))
-        for log_kappa in calibration.starts(problem.data.ranges())
+        for log_kappa in calibration.starts(data.ranges())
     ]
     return max(tried, key=lambda state: problem.evaluate(state)[0]) if len(tried) > 1 else first
 

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vbtta.infer.blocks import map_blocks
-from vbtta.infer.categorical import plus
-from vbtta.infer.categorical_data import CategoricalData
+from vbtta.infer.blocks import join, nodes
+from vbtta.infer.categorical_data import CategoricalBlock
 from vbtta.infer.probit import log_probit, log_probit_vjp
 from vbtta.labels import Array
 
@@ -32,39 +31,31 @@ class PoolSums(NamedTuple):
 
 
 def run_pool_pass(
-    data: CategoricalData, link: str, pool: Array, offset: Array, evidence: Array | None
+    block: CategoricalBlock, link: str, pool: Array, offset: Array, evidence: Array | None
 ) -> tuple[PoolSums, Array | None]:
-    """Statistics of all instances and, with a noise model, the truth's posterior (N+, C)."""
+    """Statistics of a block's instances and, with a noise model, the truth's posterior (n, C)."""
     truth = None if evidence is None else np.empty_like(evidence)
 
-    def group(parts: tuple[slice, ...]) -> PoolSums:
-        total = None
-        for part in parts:
-            logits, variance = data.logits(part), data.variances(part)
-            proba = pool_proba(logits, variance, link, pool, offset)
-            if evidence is not None and truth is not None:
-                found = evidence[part].T
-                top = found.max(axis=0)
-                posterior = np.exp(found - top) * proba
-                norm = posterior.sum(axis=0)
-                posterior /= norm
-                truth[part] = posterior.T
-                size, log_evidence = np.ones(len(norm)), float((top + np.log(norm)).sum())
-            else:
-                assert data.mass is not None
-                posterior = data.mass[part].T
-                size, log_evidence = posterior.sum(axis=0), float((posterior * np.log(proba)).sum())
-            sums = _sums(logits, variance, link, pool, offset, proba, posterior, size, evidence is not None)
-            sums = sums._replace(log_evidence=np.asarray(log_evidence))
-            total = sums if total is None else plus(total, sums)
-        assert total is not None
-        return total
+    def one(part: slice) -> PoolSums:
+        logits, variance = block.logits(part), block.variances(part)
+        proba = pool_proba(logits, variance, link, pool, offset)
+        if evidence is not None and truth is not None:
+            found = evidence[part].T
+            top = found.max(axis=0)
+            posterior = np.exp(found - top) * proba
+            norm = posterior.sum(axis=0)
+            posterior /= norm
+            truth[part] = posterior.T
+            size, log_evidence = np.ones(len(norm)), float((top + np.log(norm)).sum())
+        else:
+            assert block.mass is not None
+            posterior = block.mass[part].T
+            size, log_evidence = posterior.sum(axis=0), float((posterior * np.log(proba)).sum())
+        sums = _sums(logits, variance, link, pool, offset, proba, posterior, size, evidence is not None)
+        return sums._replace(log_evidence=np.asarray(log_evidence))
 
-    parts = map_blocks(group, data.blocks)
-    result = parts[0]
-    for other in parts[1:]:
-        result = plus(result, other)
-    return result, truth
+    sums: PoolSums = join(nodes(one, block.parts))
+    return sums, truth
 
 
 def pool_proba(logits: Array, variance: Array | None, link: str, pool: Array, offset: Array) -> Array:

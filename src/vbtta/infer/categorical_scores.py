@@ -4,11 +4,13 @@ __all__ = ["weight_information"]
 
 import numpy as np
 
-from vbtta.infer.blocks import map_blocks
+from vbtta.infer import label_noise
+from vbtta.infer.blocks import join, nodes
 from vbtta.infer.calibration import CalibrationPrior
 from vbtta.infer.categorical import Likelihood, ViewShares, utility_gradient, view_shares
-from vbtta.infer.categorical_data import CategoricalData
+from vbtta.infer.categorical_data import CategoricalBlock, CategoricalBlocks
 from vbtta.infer.intervals import PROFILE_GRID, WeightInformation, eliminate
+from vbtta.infer.label_noise import NoiseModel
 from vbtta.labels import Array
 
 _MOST_SCORED = 100_000  # labels, or instances with a noise model, from which the information is estimated
@@ -16,26 +18,32 @@ _MOST_CLASSES = 128  # up to which offsets are eliminated: with more the prior d
 
 
 def weight_information(
-    data: CategoricalData, likelihood: Likelihood, evidence: Array | None, weights: Array, prior: CalibrationPrior
+    data: CategoricalBlocks,
+    likelihood: Likelihood,
+    noise: tuple[NoiseModel, Array] | None,
+    weights: Array,
+    prior: CalibrationPrior,
 ) -> WeightInformation:
     """Outer products of the scores of (w, ln kappa, xi, o), the latter three eliminated under their priors.
 
-    A unit is a label or, with a noise model, an instance; the noise is held at its posterior.
+    A unit is a label or, with a noise model, an instance; the noise (model and log A) is held at its posterior.
     """
     free = weights > 0
-    n_units = data.n_instances if evidence is not None else len(data.table.label)
-    parts = [part for group in data.blocks for part in group]
-    parts = parts[:: max(1, n_units // _MOST_SCORED)]
+    n_units = data.n_instances if noise is not None else data.n_rows
 
-    def one(part: slice) -> tuple[Array, Array, float]:
-        scores, size = _scores(data, likelihood, evidence, part, free)
-        return (scores * size) @ scores.T, _profile(scores[: len(weights)], free, size), float(size.sum())
+    def one(block: CategoricalBlock) -> tuple[Array, Array, Array]:
+        evidence = None if noise is None else label_noise.log_evidence(*noise, block.table)
 
-    found = map_blocks(one, parts)
-    everything = float(data.n_instances) if evidence is not None else data.n_labels
-    scale = everything / sum(size for _, _, size in found)
-    information = scale * np.sum([outer for outer, _, _ in found], axis=0)
-    profile = scale * np.sum([profile for _, profile, _ in found], axis=0)
+        def some(part: slice) -> tuple[Array, Array, Array]:
+            scores, size = _scores(block, likelihood, evidence, part, free)
+            return (scores * size) @ scores.T, _profile(scores[: len(weights)], free, size), size.sum()
+
+        found: tuple[Array, Array, Array] = join(nodes(some, block.parts))
+        return found
+
+    outer, profile, seen = data.total(one, every=max(1, n_units // _MOST_SCORED))
+    scale = (float(data.n_instances) if noise is not None else data.n_labels) / float(seen)
+    information, profile = scale * outer, scale * profile
     n_offsets = len(information) - len(weights) - 1 - int(free.sum()) if likelihood.calibrate else 0
     nuisance = np.zeros(0)
     if likelihood.calibrate:
@@ -50,7 +58,7 @@ def weight_information(
 
 
 def _scores(
-    data: CategoricalData, likelihood: Likelihood, evidence: Array | None, part: slice, free: Array
+    data: CategoricalBlock, likelihood: Likelihood, evidence: Array | None, part: slice, free: Array
 ) -> tuple[Array, Array]:
     """Scores (K + 1 + F + C, units) of a block's units and how often each counts."""
     logits, variance = data.logits(part), data.variances(part)

@@ -15,9 +15,11 @@ __all__ = [
     "default_noise",
     "describe",
     "divergence",
+    "expected_counts",
     "label_table",
     "log_evidence",
     "log_expected",
+    "n_entries",
     "noise_model",
     "start",
     "update",
@@ -77,9 +79,7 @@ def default_noise(labels: LabelSets) -> CategoricalNoise:
     >>> default_noise(LabelSets.from_array([[0, 0], [1, 0], [1, 1]]))
     'confusion'
     """
-    size = labels.labels_per_instance
-    several = int((size >= 2).sum())
-    return "confusion" if several >= max(1, min(20, 0.1 * (size > 0).sum())) else "none"
+    return "confusion" if labels.overlap else "none"
 
 
 def noise_model(kind: str, n_classes: int, spec: CategoricalMixture | CategoricalLatent) -> NoiseModel | None:
@@ -135,13 +135,23 @@ def log_evidence(model: NoiseModel, log_noise: Array, table: LabelTable) -> Arra
 
 def update(model: NoiseModel, truth: Array, table: LabelTable) -> Array:
     """Q given the probabilities of the true classes (N+, C): prior plus expected counts."""
+    return model.prior + expected_counts(model, truth, table)
+
+
+def expected_counts(model: NoiseModel, truth: Array, table: LabelTable) -> Array:
+    """How often labels were right and wrong (U, 2), or what was called what (U, C, C), in expectation; additive."""
     U, C = table.n_annotators, model.n_classes
     if model.kind == "confusion":
         expected = np.asarray(_incidence(table, C).T @ truth).reshape(U, C, C)  # annotator, label, true class
-        return model.prior + np.swapaxes(expected, 1, 2)
+        return np.ascontiguousarray(np.swapaxes(expected, 1, 2))
     right = table.repeats * truth[table.instance, table.label]
     both = [np.bincount(table.annotator, right, U), np.bincount(table.annotator, table.repeats - right, U)]
-    return np.asarray(model.prior + np.stack(both, axis=1))
+    return np.stack(both, axis=1)
+
+
+def n_entries(kind: str, n_classes: int, n_annotators: int) -> int:
+    """Size of the expected counts."""
+    return {"none": 0, "confusion": n_classes * n_classes}.get(kind, 2) * n_annotators
 
 
 def divergence(model: NoiseModel, counts: Array) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from vbtta._support.extras import require
 from vbtta.infer.advi.continuous import PositiveNormal
 from vbtta.infer.advi.densities import Sample, Units, Values, tensor
-from vbtta.infer.categorical_data import CategoricalData
+from vbtta.infer.categorical_data import CategoricalBlocks, CategoricalData
 from vbtta.infer.categorical_latent import LatentClassProblem
 from vbtta.infer.categorical_mixture import CategoricalProblem
 from vbtta.infer.label_noise import NoiseModel
@@ -29,8 +29,9 @@ _LOWEST = -600.0  # of a log probability
 class ClassTensors:
     """Logits of labelled instances, and which labels are whose."""
 
-    def __init__(self, data: CategoricalData) -> None:
-        parts = [part for group in data.blocks for part in group]
+    def __init__(self, data: CategoricalBlocks) -> None:
+        assert isinstance(data, CategoricalData)  # the engine needs all of it at once
+        parts = data.parts
         self.logits = tensor(
             np.concatenate([data.logits(part).transpose(1, 2, 0) for part in parts], axis=1)
         )  # (K, n, C)
