@@ -165,7 +165,8 @@ def _run(
 
 
 def _row(trial: Trial, combination: str, model: str, where: str, draws: int, found: Row) -> Row:
-    return {"seed": trial.seed, "views": combination, "model": model, "fitted_on": where, "draws": draws, **found}
+    choices: Row = {"views": combination, "model": model, "fitted_on": where, "draws": draws}
+    return {"seed": trial.seed, "synthetic": trial.synthetic, **choices, **found}
 
 
 def _network(trial: Trial, images: NDArray[np.uint8], targets: NDArray[Any]) -> ImageNetwork:
