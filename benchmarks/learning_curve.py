@@ -173,10 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f"no network is trained yet; run python -m benchmarks.train_models {missing[0]} first", file=sys.stderr)
         return 1
+    made = provenance()
     found = {
         name: curve(prepare(name, 0, options.data, options.cache), options.sizes, options.repeats) for name in _SHOWN
     }
-    outcome = {"provenance": provenance(), "part": "dev", "repeats": options.repeats, "data_sets": found}
+    outcome = {"provenance": made, "part": "dev", "repeats": options.repeats, "data_sets": found}
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"results.json": json.dumps(outcome, indent=1) + "\n", "README.md": markdown(outcome)}
