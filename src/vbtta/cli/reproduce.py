@@ -98,7 +98,7 @@ def _run(
         document["items"][name] = [
             {"claim": claim.words, "verdict": claim.verdict, "numbers": claim.numbers} for claim in claims
         ]
-        lines += [f"{name}: {claim.verdict}: {claim.words} ({claim.numbers})" for claim in claims] or [f"{name}: done"]
+        lines += [f"{name}: {claim.verdict}: {claim.words}" for claim in claims] or [f"{name}: done"]
     if document["items"]:
         lines.append(f"wrote {out / 'README.md'}")
     talk.result(document, "\n".join(lines))

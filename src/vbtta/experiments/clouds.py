@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from vbtta._support.random import RowStreams
 from vbtta.augment.mixing import CutMix, Mixup, Pool
-from vbtta.diagnostics.normality import normality_of
+from vbtta.diagnostics.normality import henze_zirkler, normality_of
+from vbtta.experiments.distributions import draw_inputs, mean_and_sd
 from vbtta.experiments.item import Cell, Claim, Places, Row
 from vbtta.experiments.report import markdown_table
+from vbtta.experiments.tallies import number, select, spread
 from vbtta.plotting import COLOURS, styled
 
-__all__ = ["CloudConfig", "CloudTrial", "claims", "cloud_trials", "draw_clouds", "inputs_of", "run_cloud", "table"]
+__all__ = ["CloudConfig", "CloudTrial", "claims", "cloud_trials", "draw_clouds", "no_cells", "run_cloud", "table"]
 
 Array = NDArray[np.float64]
 _VIEWS = ("mixup", "cutmix")
@@ -89,8 +91,8 @@ def cloud_trials(config: CloudConfig) -> list[CloudTrial]:
 def run_cloud(trial: CloudTrial, places: Places) -> list[Row]:
     """Draw both views of the input many times, test the draws, and keep some of them for the figure."""
     rng = np.random.default_rng([trial.seed, trial.pool])
-    pool = Pool(inputs_of(trial.distribution, rng, trial.pool, 2))
-    mean, spread = _moments(trial.distribution)
+    pool = Pool(draw_inputs(trial.distribution, rng, trial.pool, 2))
+    mean, spread = mean_and_sd(trial.distribution)
     point = np.full(2, mean + trial.distance * spread / np.sqrt(2))
     n_points = trial.draws * trial.repeats
     rows: list[Row] = []
@@ -101,6 +103,7 @@ def run_cloud(trial: CloudTrial, places: Places) -> list[Row]:
         samples = points.reshape(trial.repeats, 1, trial.draws, 2)
         tests = normality_of(samples, [view.name], level=_LEVEL)
         skewness, kurtosis = _mardia(points)
+        statistics = [henze_zirkler(sample[0]).statistic for sample in samples]
         shown = points[: trial.shown].round(4)
         rows.append(
             {
@@ -108,6 +111,7 @@ def run_cloud(trial: CloudTrial, places: Places) -> list[Row]:
                 "view": name,
                 "alpha": trial.alpha,
                 "distance": trial.distance,
+                "departure": float(np.mean(statistics)),
                 "henze_zirkler": float(tests.henze_zirkler[0]),
                 "anderson_darling": float(tests.anderson_darling[0]),
                 "shapiro_wilk": float(tests.shapiro_wilk[0]),
@@ -130,6 +134,7 @@ def table(rows: Sequence[Row], config: CloudConfig) -> str:
         "view",
         "alpha",
         "distance",
+        "statistic",
         "Henze-Zirkler",
         "Anderson-Darling",
         "Shapiro-Wilk",
@@ -141,15 +146,18 @@ def table(rows: Sequence[Row], config: CloudConfig) -> str:
             str(row["view"]),
             f"{row['alpha']:g}",
             f"{row['distance']:g}",
-            *(f"{_number(row, test):.2f}" for test in ("henze_zirkler", "anderson_darling", "shapiro_wilk")),
-            f"{_number(row, 'skewness'):.2f}",
-            f"{_number(row, 'excess_kurtosis'):.2f}",
+            f"{number(row, 'departure'):.1f}",
+            *(f"{number(row, test):.2f}" for test in ("henze_zirkler", "anderson_darling", "shapiro_wilk")),
+            f"{number(row, 'skewness'):.2f}",
+            f"{number(row, 'excess_kurtosis'):.2f}",
         ]
         for row in rows
     ]
     return (
         f"Points made of one fixed input by mixup and cutmix with {config.pool:,} training inputs from {inputs} in the "
-        f"plane. *Distance*: of the input from the mean, in standard deviations. *Tests*: share of {config.repeats} "
+        f"plane. *Distance*: of the input from the mean, in standard deviations. "
+        "*Statistic*: Henze and Zirkler's, a distance from the Gaussian, about 1 or less for Gaussian points. "
+        f"*Tests*: share of {config.repeats} "
         f"samples of {config.draws} points that are not Gaussian at level {_LEVEL:g}, which is about {_LEVEL:g} for "
         "Gaussian points; the univariate tests look at both coordinates, Holm-corrected. *Skewness, excess kurtosis*: "
         "Mardia's, 0 for a Gaussian. The paper shows pictures for an unstated alpha and no tests.\n\n"
@@ -159,29 +167,35 @@ def table(rows: Sequence[Row], config: CloudConfig) -> str:
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
     """What the paper reads from its pictures."""
-    mixup = [row for row in rows if row["view"] == "mixup"]
-    cutmix = [row for row in rows if row["view"] == "cutmix"]
-    near, far = (
-        [row for row in mixup if row["distance"] == pick(_number(r, "distance") for r in mixup)] for pick in (min, max)
-    )
-    skew_near, skew_far = _mean(near, "skewness"), _mean(far, "skewness")
-    tests_near = _mean(near, "henze_zirkler")
-    grows = skew_far > skew_near
+    mixup, cutmix = select(rows, view="mixup"), select(rows, view="cutmix")
+    reach = sorted({number(row, "distance") for row in rows})
+    near, far = select(mixup, distance=reach[0]), select(mixup, distance=reach[-1])
+    tests_near = spread(near, "henze_zirkler").mean
     gaussian = tests_near <= 2 * _LEVEL
-    rejected = [_number(row, "henze_zirkler") for row in rows]
-    cutmix_rejected = [_number(row, "henze_zirkler") for row in cutmix]
+    by_alpha = [(one, other) for one in near for other in far if one["alpha"] == other["alpha"]]
+    further = [number(other, "departure") > number(one, "departure") for one, other in by_alpha]
+    rejected = [number(row, "henze_zirkler") for row in rows]
+    cutmix_rejected = [number(row, "henze_zirkler") for row in cutmix]
     most = max(cutmix_rejected)
     return [
         Claim(
             "Mixup's points are close to Gaussian for inputs near the mean of the data",
             "holds" if gaussian else "does not hold",
             f"at the mean {100 * tests_near:.0f} % of samples are rejected; excess kurtosis "
-            + ", ".join(f"{_number(row, 'excess_kurtosis'):.1f} (alpha {row['alpha']:g})" for row in near),
+            + ", ".join(f"{number(row, 'excess_kurtosis'):.1f} (alpha {row['alpha']:g})" for row in near),
         ),
         Claim(
             "The further the input lies in the tail, the further mixup's points are from Gaussian",
-            "holds" if grows else "does not hold",
-            f"mean skewness {skew_near:.2f} at the mean of the data, {skew_far:.2f} at the largest distance",
+            "holds"
+            if all(further)
+            else f"holds if {_strengths(by_alpha, further)}"
+            if any(further)
+            else "does not hold",
+            f"Henze-Zirkler statistic at {reach[0]:g} and {reach[-1]:g} standard deviations: "
+            + ", ".join(
+                f"{number(one, 'departure'):.1f} and {number(other, 'departure'):.1f} (alpha {one['alpha']:g})"
+                for one, other in by_alpha
+            ),
         ),
         Claim(
             "Cutmix's points are close to Gaussian wherever the input is",
@@ -202,13 +216,13 @@ def draw_clouds(rows: Sequence[Row]) -> Any:
     """Both views (rows of panels) of every input (columns) at the middle strength, with the ellipses of a Gaussian."""
     from matplotlib.figure import Figure
 
-    alphas = sorted({_number(row, "alpha") for row in rows})
+    alphas = sorted({number(row, "alpha") for row in rows})
     chosen = [row for row in rows if row["alpha"] == alphas[len(alphas) // 2]]
-    distances = sorted({_number(row, "distance") for row in chosen})
+    distances = sorted({number(row, "distance") for row in chosen})
     figure = Figure(figsize=(2.1 * len(distances), 4.4), layout="constrained")
     panels = figure.subplots(2, len(distances), sharex=True, sharey=True, squeeze=False)
     for row in chosen:
-        line, column = _VIEWS.index(str(row["view"])), distances.index(_number(row, "distance"))
+        line, column = _VIEWS.index(str(row["view"])), distances.index(number(row, "distance"))
         axes = panels[line, column]
         axes.plot(row["first"], row["second"], ".", color=COLOURS[line], markersize=2, alpha=0.5, rasterized=False)
         _ellipses(axes, row)
@@ -224,20 +238,6 @@ def draw_clouds(rows: Sequence[Row]) -> Any:
 def no_cells(rows: Sequence[Row]) -> list[Cell]:
     """The paper prints no numbers here."""
     return []
-
-
-def inputs_of(distribution: str, rng: np.random.Generator, n_rows: int, dimension: int) -> Array:
-    """Training inputs of the artificial problems, (n_rows, dimension): N(0, 1) or Gamma(2, 2), shape and rate."""
-    if distribution == "gaussian":
-        return rng.standard_normal((n_rows, dimension))
-    if distribution == "gamma":
-        return rng.gamma(2.0, 0.5, (n_rows, dimension))
-    raise ValueError(f"distribution must be 'gaussian' or 'gamma'; got {distribution!r}.")
-
-
-def _moments(distribution: str) -> tuple[float, float]:
-    """Mean and standard deviation of a coordinate."""
-    return (0.0, 1.0) if distribution == "gaussian" else (1.0, float(np.sqrt(0.5)))
 
 
 def _mardia(points: Array) -> tuple[float, float]:
@@ -262,17 +262,12 @@ def _ellipses(axes: Any, row: Row) -> None:
         axes.plot(*(centre + reach * circle), color="#010101", linewidth=0.8, linestyle=(0, (4, 3)))
 
 
-def _number(row: Row, key: str) -> float:
-    value = row[key]
-    assert isinstance(value, int | float)
-    return float(value)
+def _strengths(pairs: Sequence[tuple[Row, Row]], wanted: Sequence[bool]) -> str:
+    chosen = [f"{pair[0]['alpha']:g}" for pair, yes in zip(pairs, wanted, strict=True) if yes]
+    return f"alpha is {' or '.join(chosen)}"
 
 
 def _list(row: Row, key: str) -> list[float]:
     value = row[key]
     assert isinstance(value, list)
     return value
-
-
-def _mean(rows: Sequence[Row], key: str) -> float:
-    return float(np.mean([_number(row, key) for row in rows]))

@@ -67,9 +67,12 @@ def _section(outcome: Outcome, folder: Path) -> str:
     pictures = [path.name for path in sorted(folder.glob("*.svg"))]
     links = [f"[table]({outcome.item}/table.md)", f"[rows]({outcome.item}/rows.json)"]
     links += [f"[{name.removesuffix('.svg')}]({outcome.item}/{name})" for name in pictures]
+    warning = " Far too small to judge the paper by: this profile checks that the code runs." * (
+        outcome.profile == "smoke"
+    )
     made = (
         f"Profile `{outcome.profile}`, {len(outcome.trials)} trials, {facts['seconds']:.0f} s of one core, "
-        f"code {', '.join(_short(code) for code in facts['code'])}."
+        f"code {', '.join(_short(code) for code in facts['code'])}." + warning
     )
     parts = [f"## {outcome.item}: {item.TITLE}", " · ".join(links), made]
     cells, claims = item.cells(rows), item.claims(rows)
