@@ -137,9 +137,7 @@ def cells(rows: Sequence[Row]) -> list[Cell]:
 def claims(rows: Sequence[Row]) -> list[Claim]:
     """Judge what the paper reads from its figure."""
     mixup, cutmix = select(rows, views="mixup"), select(rows, views="cutmix")
-    gap = np.mean(
-        [number(one, "largest_weight") - number(two, "largest_weight") for one, two in zip(mixup, cutmix, strict=True)]
-    )
+    gap = paired(mixup, cutmix, "largest_weight").mean
     dominated = spread(mixup, "largest_weight").mean
     even = spread(cutmix, "effective_views").mean
     rising = [bool(np.all(np.diff(_list(row, "bound")) > -1e-6 * abs(_list(row, "bound")[-1]))) for row in rows]
