@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from vbtta import GaussianLatent, Policy, ViewPredictions, fit_policy
+from vbtta.crossval import cross_validate
 from vbtta.select import select_views
 
 NOISE = {"identity": 0.3, "good a": 0.3, "good b": 0.3, "copy of a": 0.3, "bad": 1.5, "useless": 30.0}
@@ -101,3 +102,32 @@ def test_bad_input_is_named(problem):
     few = np.where(np.arange(150) < 4, labels, np.nan)
     with pytest.raises(ValueError, match="at least 5 labelled"):
         select_views(predictions, few, budget=2, **FAST)
+
+
+def test_shrinkage_is_chosen_once_and_suits_the_number_of_views(problem, monkeypatch):
+    used = {}
+
+    def recording(predictions, labels, model, *args, **options):
+        used.setdefault(len(predictions.names), set()).add(model.shrinkage)
+        return cross_validate(predictions, labels, model, *args, **options)
+
+    monkeypatch.setattr("vbtta.select.cross_validate", recording)
+    select_views(*problem, budget=3, task="regression", model="latent")
+    assert set(used) == {1, 2, 3, 4, 5, 6}
+    [at_all] = used[6]
+    for size, found in used.items():
+        np.testing.assert_allclose(sorted(found), [at_all * (size / 6) ** 2])
+
+
+def test_trying_the_promising_views_only_finds_what_trying_all_does(monkeypatch):
+    rng = np.random.default_rng(1)
+    truth = rng.normal(size=120)
+    noise = rng.uniform(0.3, 3, size=8)
+    common = rng.normal(size=(120, 4))  # of two views each
+    views = truth[:, None] + noise * (0.7 * common[:, np.arange(8) % 4] + 0.7 * rng.normal(size=(120, 8)))
+    predictions = ViewPredictions(views[:, :, None], names=[f"view {k}" for k in range(8)])
+    found = select_views(predictions, truth, budget=4, **FAST).selection
+    monkeypatch.setattr("vbtta.select._LEAST_TRIED", 8)
+    everything = select_views(predictions, truth, budget=4, **FAST).selection
+    assert found.chosen.score >= everything.chosen.score - 0.5 * found.chosen.standard_error
+    assert len(found.chosen.views) <= 4

@@ -1,9 +1,10 @@
 """Held-out scores: what decides between models, and whether the views help at all."""
 
-__all__ = ["cross_validated_scores", "folds_of"]
+__all__ = ["CrossValidated", "cross_validate", "cross_validated_scores", "folds_of"]
 
 import warnings
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,13 @@ _FOLDS = 5
 _MOST_INSTANCES = 20_000  # a choice needs no more than that
 
 
+class CrossValidated(NamedTuple):
+    """What the fits to the folds came to."""
+
+    scores: Array  # (N+,): of every held-out instance, in the order of the folds
+    weights: Array  # (K,): average over the folds
+
+
 def folds_of(labels: LabelSets, seed: int) -> list[tuple[Array, Array]]:
     """Training and held-out rows: five folds of the labelled instances, of 20,000 of them at most."""
     rows = np.random.default_rng(seed).permutation(labels.labelled)[:_MOST_INSTANCES]
@@ -26,14 +34,14 @@ def folds_of(labels: LabelSets, seed: int) -> list[tuple[Array, Array]]:
     ]
 
 
-def cross_validated_scores(
+def cross_validate(
     predictions: ViewPredictions, labels: LabelSets, model: ModelSpec, engine: EngineSpec, *, task: str, seed: int
-) -> Array:
-    """Log score of every held-out instance's label set, noise model included, in the order of the folds."""
+) -> CrossValidated:
+    """Fit to all folds but one, score the one, in turn."""
     quick = replace(engine, keep_states=False)
     if isinstance(quick, EM):
         quick = replace(quick, tol=max(quick.tol, 1e-6), max_steps=min(quick.max_steps, 300))
-    scores = []
+    scores, weights = [], []
     for train, held in folds_of(labels, seed):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
@@ -41,4 +49,12 @@ def cross_validated_scores(
                 predictions.take(train), labels.take(train), model, quick, task=task, intervals=False, seed=seed
             )
         scores.append(policy.score(predictions.take(held), labels.take(held)))
-    return np.concatenate(scores)
+        weights.append(policy.weights)
+    return CrossValidated(np.concatenate(scores), np.mean(weights, axis=0))
+
+
+def cross_validated_scores(
+    predictions: ViewPredictions, labels: LabelSets, model: ModelSpec, engine: EngineSpec, *, task: str, seed: int
+) -> Array:
+    """Log score of every held-out instance's label set, noise model included, in the order of the folds."""
+    return cross_validate(predictions, labels, model, engine, task=task, seed=seed).scores

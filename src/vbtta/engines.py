@@ -1,6 +1,6 @@
 """One model and one engine on one data set: a policy."""
 
-__all__ = ["fit_model", "fit_without_labels", "resolve"]
+__all__ = ["fit_model", "fit_posed", "fit_without_labels", "resolve", "settle"]
 
 import warnings
 from dataclasses import replace
@@ -19,6 +19,7 @@ from vbtta.policy import ConvergenceWarning, History, Policy
 from vbtta.predictions import ViewPredictions
 from vbtta.specs import (
     ADVI,
+    EM,
     CategoricalLatent,
     CategoricalMixture,
     EngineSpec,
@@ -56,6 +57,13 @@ def resolve(model: ModelSpec, labels: LabelSets) -> ModelSpec:
     return model if model.noise is not None else replace(model, noise=label_noise.default_noise(labels))
 
 
+def settle(predictions: ViewPredictions, labels: LabelSets, model: ModelSpec) -> ModelSpec:
+    """The resolved model with its shrinkage decided by aligned data, where it was left open."""
+    if not isinstance(model, GaussianLatent | CategoricalLatent) or model.shrinkage is not None:
+        return model
+    return replace(model, shrinkage=_problem(predictions, labels, model)[0].shrinkage)
+
+
 def fit_model(
     predictions: ViewPredictions,
     labels: LabelSets,
@@ -78,12 +86,27 @@ def fit_model(
         found = fit_advi(predictions, labels, model, engine, seed=seed, progress=progress)
         return _advi_policy(found, predictions, model, engine, task, labels.annotator_names)
     problem, first = _problem(predictions, labels, model)
+    return fit_posed(problem, first, model, engine, predictions, labels.annotator_names, task=task, intervals=intervals)
+
+
+def fit_posed(
+    problem: Any,
+    first: Any,
+    model: ModelSpec,
+    engine: EM,
+    predictions: ViewPredictions,
+    annotator_names: tuple[str, ...],
+    *,
+    task: str,
+    intervals: bool = True,
+) -> Policy:
+    """Climb from the first state of a problem; of the predictions only what they say of themselves is asked."""
     ascent = ascend(problem, first, engine)
     if not ascent.converged:
         warnings.warn(
             f"{type(model).__name__} did not converge in {engine.max_steps} steps; raise EM(max_steps=...) or tol",
             ConvergenceWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return Policy(
         task=task,
@@ -99,7 +122,7 @@ def fit_model(
         n_outputs=predictions.mean.shape[2],
         classes=predictions.classes,
         fingerprints=predictions.fingerprints,
-        annotator_names=labels.annotator_names,
+        annotator_names=annotator_names,
         steps=tuple(problem.posterior(state) for state in ascent.states),
     )
 

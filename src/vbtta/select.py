@@ -2,7 +2,6 @@
 
 __all__ = ["select_views"]
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,16 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta.crossval import cross_validated_scores
-from vbtta.engines import fit_model
+from vbtta.crossval import CrossValidated, cross_validate
+from vbtta.engines import settle
 from vbtta.fit import fit_policy
-from vbtta.labels import Array, LabelSets
-from vbtta.policy import ConvergenceWarning, Policy, Selection, SelectionPoint
+from vbtta.labels import LabelSets
+from vbtta.policy import Policy, Selection, SelectionPoint
 from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM, ModelSpec
+from vbtta.specs import EM, CategoricalLatent, GaussianLatent, ModelSpec
 
 _FEWEST = 5  # labelled instances below which nothing is held out
 _MOST_INSTANCES = 4_000  # of a search, which fits a hundred times or more
+_LEAST_TRIED = 4  # views in a step, however little they promise
 _PATIENCE = 3  # additions in a row that gain nothing before the search ends
 
 Views = tuple[str, ...]
@@ -36,9 +36,10 @@ def select_views(
 ) -> Policy:
     """Fit the best policy whose views together cost no more than a budget.
 
-    The model is chosen once, on all views. Sets of views are then compared by cross-validated log score, each with
-    its own fit: views are added one by one, the most useful for its cost first, and dropped again where the rest does
-    better without; from the other end, views are dropped from the full set in the order of their weights. The scores
+    The model is chosen once, on all views, and so is its shrinkage. Sets of views are then compared by cross-validated
+    log score, each with its own fits: views are added one by one, the most useful for its cost first, and dropped again
+    where the rest does better without; from the other end, views are dropped from the full set in the order of their
+    weights. Views that gained little when they were tried last are not tried again at every step. The scores
     in the curve are those that decided, so the chosen set's is somewhat flattering: test the policy on other data.
 
     Parameters
@@ -85,12 +86,13 @@ def select_views(
     whole = fit_policy(predictions, labels, task=task, **{**options, "guard": False})
     engine = whole.engine if isinstance(whole.engine, EM) else EM()
     some = np.sort(np.random.default_rng(options["seed"]).permutation(labels.labelled)[:_MOST_INSTANCES])
-    search = _Search(
-        predictions.take(some), labels.take(some), whole.model, engine, task, int(options["seed"]), price, float(budget)
-    )
+    fewer, their_labels = predictions.take(some), labels.take(some)
+    settled = settle(fewer, their_labels, whole.model)
+    scaled = settled != whole.model  # not where the caller fixed it
+    search = _Search(fewer, their_labels, settled, scaled, engine, task, int(options["seed"]), price, float(budget))
     search.from_all()
     search.from_none()
-    chosen = max((views for views in search.scores if search.fits(views)), key=search.value)
+    chosen = max((views for views in search.found if search.fits(views)), key=search.value)
     selection = Selection(float(budget), price, search.point(chosen), search.curve())
     fixed = {**options, "model": whole.model}
     return _among_all(fit_policy(predictions.select(chosen), labels, task=task, **fixed), predictions, selection)
@@ -98,25 +100,23 @@ def select_views(
 
 @dataclass
 class _Search:
-    """Sets of views, each with the scores of its own fits."""
+    """Sets of views, each with what its own fits came to."""
 
     predictions: ViewPredictions
     labels: LabelSets
-    model: ModelSpec
+    model: ModelSpec  # for all views
+    scaled: bool  # whether its shrinkage is to suit the number of views
     engine: EM
     task: str
     seed: int
     price: dict[str, float]
     budget: float
-    scores: dict[Views, Array] = field(default_factory=dict)
+    found: dict[Views, CrossValidated] = field(default_factory=dict)
+    last_worth: dict[str, float] = field(default_factory=dict)  # of adding a view, when that was tried last
 
     def value(self, views: Views) -> float:
         """Cross-validated score of a set."""
-        if views not in self.scores:
-            self.scores[views] = cross_validated_scores(
-                self.predictions.select(views), self.labels, self.model, self.engine, task=self.task, seed=self.seed
-            )
-        return float(self.scores[views].mean())
+        return float(self._look(views).scores.mean())
 
     def cost(self, views: Views) -> float:
         return sum(self.price[name] for name in views)
@@ -124,22 +124,14 @@ class _Search:
     def fits(self, views: Views) -> bool:
         return self.cost(views) <= self.budget * (1 + 1e-9)
 
-    def ordered(self, views: set[str]) -> Views:
-        return tuple(name for name in self.predictions.names if name in views)
-
     def from_all(self) -> None:
         """Drop views from the full set, the lightest first."""
         views = self.predictions.names
-        quick = replace(self.engine, tol=max(self.engine.tol, 1e-6), max_steps=100, keep_states=False)
-        self.value(views)
         while len(views) > 1:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # an order is all that is asked for
-                policy = fit_model(self.predictions.select(views), self.labels, self.model, quick, task=self.task)
-            weights = dict(zip(views, policy.weights, strict=True))
+            weights = self._weights(views)
             idle = {name for name in views if weights[name] == 0} or {min(views, key=weights.__getitem__)}
-            views = self.ordered(set(views) - idle)
-            self.value(views)
+            views = self._ordered(set(views) - idle)
+        self._look(views)
 
     def from_none(self) -> None:
         """Add views while the budget lasts, and drop those that have become superfluous."""
@@ -147,20 +139,45 @@ class _Search:
         best_of_size: dict[int, float] = {}
         best, without_gain = -np.inf, 0
         while without_gain < _PATIENCE:
-            larger = [self.ordered({*current, name}) for name in self.predictions.names if name not in current]
-            larger = [views for views in larger if self.fits(views)]
-            if not larger:
+            larger = self._best_addition(current)
+            if larger is None:
                 break
-            current = max(larger, key=lambda views: self._worth(views, current))
+            current = larger
             best_of_size[len(current)] = max(self.value(current), best_of_size.get(len(current), -np.inf))
             while len(current) > 2:
-                smaller = max((self.ordered(set(current) - {name}) for name in current), key=self.value)
+                smaller = self._best_removal(current)
                 if self.value(smaller) <= best_of_size.get(len(smaller), -np.inf):
                     break
                 current = smaller
                 best_of_size[len(current)] = self.value(current)
             gained = self.value(current) > best
             best, without_gain = max(best, self.value(current)), 0 if gained else without_gain + 1
+
+    def _best_addition(self, current: Views) -> Views | None:
+        """The set with the view added that gains most for its cost; None where the budget pays for no other.
+
+        A view gains less the more others are there already, or hardly more: those that gained most before are tried
+        first, and the rest is left untried when the best gain is above what the next one gained before.
+        """
+        added = {name: self._ordered({*current, name}) for name in self.predictions.names if name not in current}
+        names = [name for name, views in added.items() if self.fits(views)]
+        names.sort(key=lambda name: -self.last_worth.get(name, np.inf))
+        best, most = None, -np.inf
+        for place, name in enumerate(names):
+            if place >= _LEAST_TRIED and most >= self.last_worth.get(name, np.inf):
+                break
+            worth = self._worth(added[name], current)
+            if current:
+                self.last_worth[name] = worth
+            if best is None or worth > most:
+                best, most = added[name], worth
+        return best
+
+    def _best_removal(self, current: Views) -> Views:
+        """The best set with one of the lightest views dropped."""
+        weights = self._weights(current)
+        lightest = sorted(current, key=weights.__getitem__)[:_LEAST_TRIED]
+        return max((self._ordered(set(current) - {name}) for name in lightest), key=self.value)
 
     def _worth(self, views: Views, before: Views) -> float:
         """Gain in score for what it costs more; where nothing gains, the smallest loss."""
@@ -169,14 +186,39 @@ class _Search:
         gain = self.value(views) - self.value(before)
         return gain / (self.cost(views) - self.cost(before)) if gain > 0 else gain
 
+    def _look(self, views: Views) -> CrossValidated:
+        if views not in self.found:
+            self.found[views] = cross_validate(
+                self.predictions.select(views),
+                self.labels,
+                self._model(len(views)),
+                self.engine,
+                task=self.task,
+                seed=self.seed,
+            )
+        return self.found[views]
+
+    def _model(self, size: int) -> ModelSpec:
+        """The model for a number of views: their weights differ from 1/K by as much, relative to it, as all views'."""
+        model, share = self.model, size / len(self.predictions.names)
+        if not self.scaled or not isinstance(model, GaussianLatent | CategoricalLatent) or model.shrinkage is None:
+            return model
+        return replace(model, shrinkage=model.shrinkage * share**2)
+
+    def _weights(self, views: Views) -> dict[str, float]:
+        return dict(zip(views, self._look(views).weights.tolist(), strict=True))
+
+    def _ordered(self, views: set[str]) -> Views:
+        return tuple(name for name in self.predictions.names if name in views)
+
     def point(self, views: Views) -> SelectionPoint:
-        difference = self.scores[views] - self.scores[self.predictions.names]
+        difference = self._look(views).scores - self._look(self.predictions.names).scores
         error = difference.std(ddof=1) / np.sqrt(len(difference))
         return SelectionPoint(views, self.cost(views), self.value(views), float(difference.mean()), float(error))
 
     def curve(self) -> tuple[SelectionPoint, ...]:
         """The best set of every size, and every set that no cheaper one matches; cheapest first."""
-        ranked = sorted(self.scores, key=lambda views: (self.cost(views), -self.value(views)))
+        ranked = sorted(self.found, key=lambda views: (self.cost(views), -self.value(views)))
         kept: set[Views] = set()
         top = -np.inf
         for views in ranked:
