@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vbtta._support.files import atomic_path
 from vbtta.datasets import load_cifar10, load_cifar10n, load_food101, load_mnist, load_utkface
 from vbtta.experiments.item import DataMissing, Places
 
@@ -137,36 +140,57 @@ def draw_sample(config: SampleConfig, places: Places) -> Sample:
 def _load(config: SampleConfig, places: Places, rng: np.random.Generator) -> _Source:
     if places.data is None:
         raise DataMissing(f"{config.data_set}: no data folder; pass --data or set VBTTA_DATA.")
-    try:
-        return _LOADERS[config.data_set](places.data, config.size, rng)
-    except FileNotFoundError as error:
-        raise DataMissing(str(error)) from error
+    kept = _kept(config, places.data, places.cache)
+    if kept is not None and kept.is_file():
+        with np.load(kept, allow_pickle=False) as stored:
+            source = _Source(**stored)
+    else:
+        try:
+            source = _LOADERS[config.data_set](places.data, config.size)
+        except FileNotFoundError as error:
+            raise DataMissing(str(error)) from error
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(kept) as temporary, temporary.open("wb") as stream:
+                np.savez(stream, allow_pickle=False, **vars(source))
+    if config.data_set == "utkface":
+        source = replace(source, people=_two_ages(source.people[:, 0], rng))
+    return source
 
 
-def _mnist(folder: Path, size: int, rng: np.random.Generator) -> _Source:
+def _kept(config: SampleConfig, folder: Path, cache: Path | None) -> Path | None:
+    """Where decoded images are kept: decoding takes longer than training a small network."""
+    if cache is None:
+        return None
+    files = sorted((file.name, file.stat().st_mtime) for file in folder.iterdir())
+    text = json.dumps([config.data_set, config.size, str(folder.resolve()), files])
+    return cache / "images" / f"{config.data_set}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
+
+
+def _mnist(folder: Path, size: int) -> _Source:
     source, test = load_mnist("train", folder), load_mnist("test", folder)
     return _Source(source.images, source.labels[:, None], test.images, test.labels)
 
 
-def _cifar10n(folder: Path, size: int, rng: np.random.Generator) -> _Source:
+def _cifar10n(folder: Path, size: int) -> _Source:
     source, test = load_cifar10n(folder), load_cifar10("test", folder)
     people = np.stack([source.extra[f"label_{person}"] for person in (1, 2, 3)], axis=1)
     return _Source(_centre(source.images, size), people, _centre(test.images, size), test.labels)
 
 
-def _food101(folder: Path, size: int, rng: np.random.Generator) -> _Source:
+def _food101(folder: Path, size: int) -> _Source:
     source, test = load_food101("train", folder, size=size), load_food101("test", folder, size=size)
     seen = {image.tobytes() for image in test.images}
     source = source.take([image.tobytes() not in seen for image in source.images])  # a few copies of test images
     return _Source(source.images, source.labels[:, None], test.images, test.labels)
 
 
-def _utkface(folder: Path, size: int, rng: np.random.Generator) -> _Source:
+def _utkface(folder: Path, size: int) -> _Source:
     source, test = load_utkface("train", folder, size=size), load_utkface("test", folder, size=size)
-    return _Source(source.images, _two_ages(source.labels, rng), test.images, test.labels.astype(np.float64))
+    return _Source(source.images, source.labels[:, None], test.images, test.labels.astype(np.float64))
 
 
-_LOADERS: dict[str, Callable[[Path, int, np.random.Generator], _Source]] = {
+_LOADERS: dict[str, Callable[[Path, int], _Source]] = {
     "mnist": _mnist,
     "cifar10n": _cifar10n,
     "food101": _food101,
