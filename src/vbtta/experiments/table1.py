@@ -55,7 +55,7 @@ class Trial:
     n_training, n_test, folds : int
         Images to train on and to test on; parts that they are split into for out-of-fold views.
     epochs : int
-        Passes over the training images, in batches of ten, with Adam.
+        Passes over the training images, in batches of 25, with Adam.
     draws : int
         Draws of noise and of mixup; their logits are averaged.
     noise, alpha : float
@@ -175,9 +175,9 @@ def _network(trial: Trial, images: NDArray[np.uint8], targets: NDArray[Any]) -> 
         "convnet",
         10,
         epochs=trial.epochs,
-        batch_size=10,
+        batch_size=25,
         optimizer="adam",
-        learning_rate=1e-3,
+        learning_rate=2e-3,
         weight_decay=0.0,
         crop=0,
         flip=False,

@@ -66,7 +66,7 @@ def table(rows: Sequence[Row], draws: int, n_seeds: int, trial: Any) -> str:
     caption = (
         f"Accuracy on {trial.n_test} test digits, mean and standard deviation over {n_seeds} seeds; {source}. "
         f"What the paper leaves open was chosen once: a network of two convolutions and a linear layer, {trial.epochs} "
-        f"epochs of Adam in batches of ten, noise of standard deviation {trial.noise:g} (pixels in [0, 1]), mixup with "
+        f"epochs of Adam in batches of 25, noise of standard deviation {trial.noise:g} (pixels in [0, 1]), mixup with "
         f"Beta({trial.alpha:g}, {trial.alpha:g}) and partners from the training images, rotations filled with black, "
         f"uniform rows average the views' softmax outputs. Logits of noise and mixup are averaged over {draws} draws; "
         "the last column has a single draw. VB-TTA's weights are fitted on the 50 training labels: on views of each "
