@@ -1,6 +1,6 @@
 """Held-out scores: what decides between models, and whether the views help at all."""
 
-__all__ = ["CrossValidated", "cross_validate", "cross_validated_scores", "folds_of"]
+__all__ = ["CrossValidated", "cross_validate", "cross_validated_scores", "folds_of", "sampled", "split"]
 
 import warnings
 from dataclasses import replace
@@ -27,7 +27,20 @@ class CrossValidated(NamedTuple):
 
 def folds_of(labels: LabelSets, seed: int) -> list[tuple[Array, Array]]:
     """Training and held-out rows: five folds of the labelled instances, of 20,000 of them at most."""
-    rows = np.random.default_rng(seed).permutation(labels.labelled)[:_MOST_INSTANCES]
+    rows = labels.labelled
+    return split(rows[sampled(len(rows), seed)])
+
+
+def sampled(n_instances: int, seed: int) -> Array:
+    """Places of 20,000 instances at most, in random order; it takes memory for those alone."""
+    rng = np.random.default_rng(seed)
+    if n_instances <= _MOST_INSTANCES:
+        return rng.permutation(n_instances)
+    return rng.choice(n_instances, _MOST_INSTANCES, replace=False)
+
+
+def split(rows: Array) -> list[tuple[Array, Array]]:
+    """Training and held-out rows, of five folds at most."""
     parts = np.array_split(rows, min(_FOLDS, len(rows)))
     return [
         (np.sort(np.concatenate([*parts[:held], *parts[held + 1 :]])), np.sort(part)) for held, part in enumerate(parts)
@@ -35,14 +48,21 @@ def folds_of(labels: LabelSets, seed: int) -> list[tuple[Array, Array]]:
 
 
 def cross_validate(
-    predictions: ViewPredictions, labels: LabelSets, model: ModelSpec, engine: EngineSpec, *, task: str, seed: int
+    predictions: ViewPredictions,
+    labels: LabelSets,
+    model: ModelSpec,
+    engine: EngineSpec,
+    *,
+    task: str,
+    seed: int,
+    folds: list[tuple[Array, Array]] | None = None,
 ) -> CrossValidated:
-    """Fit to all folds but one, score the one, in turn."""
+    """Fit to all folds but one, score the one, in turn; the seed decides the folds unless they are given."""
     quick = replace(engine, keep_states=False)
     if isinstance(quick, EM):
         quick = replace(quick, tol=max(quick.tol, 1e-6), max_steps=min(quick.max_steps, 300))
     scores, weights = [], []
-    for train, held in folds_of(labels, seed):
+    for train, held in folds_of(labels, seed) if folds is None else folds:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
             policy = fit_model(

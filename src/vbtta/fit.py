@@ -1,11 +1,11 @@
 """fit_policy: predictions under K views and label sets in, a policy out."""
 
-__all__ = ["fit_policy"]
+__all__ = ["Source", "fit_policy", "fit_source"]
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,6 +37,47 @@ _MODELS: dict[str, dict[str, type[Any]]] = {
 }
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
 _FEWEST = 5  # labelled instances below which nothing is held out
+
+
+class Source(Protocol):
+    """Predictions and their labels, wherever they are, and how a model is fitted to them."""
+
+    @property
+    def labels(self) -> Any:
+        """What :func:`vbtta.engines.resolve` asks of labels."""
+
+    @property
+    def n_labelled(self) -> int:
+        """N+."""
+
+    def fit(self, model: ModelSpec, engine: EngineSpec, *, alone: bool, seed: int, progress: bool) -> Policy:
+        """One resolved model on all views, or on the identity alone."""
+
+    def scores(self, model: ModelSpec, engine: EngineSpec, *, alone: bool, seed: int) -> Array:
+        """Held-out log scores, of the same instances in the same order whatever the model."""
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    """Aligned predictions and labels."""
+
+    predictions: ViewPredictions
+    labels: LabelSets
+    task: str
+
+    @property
+    def n_labelled(self) -> int:
+        return len(self.labels.labelled)
+
+    def fit(self, model: ModelSpec, engine: EngineSpec, *, alone: bool, seed: int, progress: bool) -> Policy:
+        views = self._views(alone)
+        return fit_model(views, self.labels, model, engine, task=self.task, seed=seed, progress=progress)
+
+    def scores(self, model: ModelSpec, engine: EngineSpec, *, alone: bool, seed: int) -> Array:
+        return cross_validated_scores(self._views(alone), self.labels, model, engine, task=self.task, seed=seed)
+
+    def _views(self, alone: bool) -> ViewPredictions:
+        return self.predictions.select(["identity"]) if alone else self.predictions
 
 
 def fit_policy(
@@ -89,9 +130,7 @@ def fit_policy(
     >>> policy.weights.round(1)
     array([1., 0.])
     """
-    options = _MODELS.get(task)
-    if options is None:
-        raise ValueError(f"task must be one of {sorted(_MODELS)}; got {task!r}")
+    _options(task)
     if not isinstance(predictions, ViewPredictions):
         raise TypeError(
             f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
@@ -103,48 +142,51 @@ def fit_policy(
     if not len(labels):
         raise ValueError("labels are empty: at least one instance needs a label")
     predictions.check_finite()
+    source = _InMemory(predictions, labels, task)
+    return fit_source(source, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
+
+
+def fit_source(
+    source: Source,
+    *,
+    task: str,
+    model: ModelSpec | Callable[..., None] | str,
+    engine: EngineSpec | str,
+    guard: bool,
+    seed: int,
+    progress: bool,
+) -> Policy:
+    """:func:`fit_policy` for data that may be anywhere."""
+    options, labels = _options(task), source.labels
     how = _engine(engine, model, task)
-    enough = len(labels.labelled) >= _FEWEST
+    enough = source.n_labelled >= _FEWEST
 
     scores: Array | None = None
     if model == "auto" and enough and isinstance(how, EM):
         _say(progress, "choosing between mixture and latent pool")
-        chosen, scores = _choose([kind() for kind in options.values()], predictions, labels, how, task, seed)
+        chosen, scores = _choose([kind() for kind in options.values()], source, how, seed)
     else:
         chosen = resolve(_model("mixture" if model == "auto" else model, options, task), labels)
     _say(progress, f"fitting {type(chosen).__name__}")
-    policy = fit_model(predictions, labels, chosen, how, task=task, seed=seed, progress=progress)
+    policy = source.fit(chosen, how, alone=False, seed=seed, progress=progress)
     if not guard:
         return policy
     if isinstance(how, ADVI):
         return replace(policy, guard=Guard(False, False, 0.0, 0.0, _SLOW))
     _say(progress, "comparing with the identity view alone")
-    return _guarded(policy, predictions, labels, how, scores, seed, enough)
+    return _guarded(policy, source, how, scores, seed, enough)
 
 
-def _choose(
-    candidates: list[ModelSpec],
-    predictions: ViewPredictions,
-    labels: LabelSets,
-    engine: EngineSpec,
-    task: str,
-    seed: int,
-) -> tuple[ModelSpec, Array]:
+def _choose(candidates: list[ModelSpec], source: Source, engine: EngineSpec, seed: int) -> tuple[ModelSpec, Array]:
     """The candidate with the better cross-validated log score, and its scores."""
-    models = [resolve(candidate, labels) for candidate in candidates]
-    found = [cross_validated_scores(predictions, labels, one, engine, task=task, seed=seed) for one in models]
+    models = [resolve(candidate, source.labels) for candidate in candidates]
+    found = [source.scores(one, engine, alone=False, seed=seed) for one in models]
     best = int(np.argmax([scores.sum() for scores in found]))
     return models[best], found[best]
 
 
 def _guarded(
-    policy: Policy,
-    predictions: ViewPredictions,
-    labels: LabelSets,
-    engine: EngineSpec,
-    scores: Array | None,
-    seed: int,
-    enough: bool,
+    policy: Policy, source: Source, engine: EngineSpec, scores: Array | None, seed: int, enough: bool
 ) -> Policy:
     """The policy, or the identity's where the views are worse by more than one standard error."""
     skipped = {
@@ -155,11 +197,9 @@ def _guarded(
     for reason, applies in skipped.items():
         if applies:
             return replace(policy, guard=Guard(False, False, 0.0, 0.0, reason))
-    task = policy.task
     if scores is None:
-        scores = cross_validated_scores(predictions, labels, policy.model, engine, task=task, seed=seed)
-    alone = predictions.select(["identity"])
-    difference = scores - cross_validated_scores(alone, labels, policy.model, engine, task=task, seed=seed)
+        scores = source.scores(policy.model, engine, alone=False, seed=seed)
+    difference = scores - source.scores(policy.model, engine, alone=True, seed=seed)
     total, error = float(difference.sum()), float(np.sqrt(len(difference)) * difference.std(ddof=1))
     worse = total < -error
     verdict = "worse than" if worse else "not worse than"
@@ -168,9 +208,9 @@ def _guarded(
     if not worse:
         return replace(policy, guard=outcome)
     warnings.warn(
-        f"the views do not help ({reason}); the policy uses the identity view only", GuardWarning, stacklevel=3
+        f"the views do not help ({reason}); the policy uses the identity view only", GuardWarning, stacklevel=4
     )
-    fallback = fit_model(alone, labels, policy.model, engine, task=task)
+    fallback = source.fit(policy.model, engine, alone=True, seed=0, progress=False)
     weights = np.zeros((fallback.n_steps, len(policy.names)))
     weights[:, policy.names.index("identity")] = 1
     return replace(
@@ -180,6 +220,13 @@ def _guarded(
         guard=outcome,
         history=fallback.history._replace(weights=weights),
     )
+
+
+def _options(task: str) -> dict[str, type[Any]]:
+    """The models of a task by their short names."""
+    if task not in _MODELS:
+        raise ValueError(f"task must be one of {sorted(_MODELS)}; got {task!r}")
+    return _MODELS[task]
 
 
 def _unsupervised(

@@ -8,6 +8,7 @@ __all__ = [
     "checked_counts",
     "class_positions",
     "is_absent",
+    "look_up",
     "names_of_columns",
     "plain_values",
     "rows_of",
@@ -109,7 +110,7 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
     Integers are positions, too, where the classes are words and none of them is a number that occurs.
     """
     if classes is not None:
-        position, unknown = _look_up(value, classes)
+        position, unknown = look_up(value, classes)
         if unknown.all() and classes.dtype.kind == "U" and value.dtype.kind in "iub":
             return class_positions(value, n_classes, None)
         if unknown.any():
@@ -128,7 +129,7 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
     return position
 
 
-def _look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
+def look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
     """Positions of wanted values among the known ones, and which of them are unknown."""
     if (wanted.dtype.kind in "US") != (known.dtype.kind in "US"):
         wanted, known = _words(wanted), _words(known)
@@ -148,12 +149,12 @@ def _words(values: Array) -> Array:
 
 def any_known(wanted: Array, ids: Array) -> bool:
     """Whether any of the wanted values is among the ids."""
-    return bool(len(wanted)) and not bool(_look_up(wanted, ids)[1].all())
+    return bool(len(wanted)) and not bool(look_up(wanted, ids)[1].all())
 
 
 def rows_of(wanted: Array, ids: Array) -> Array:
     """Rows of the instances that labels name, among the predictions' ids."""
-    rows, unknown = _look_up(wanted, ids)
+    rows, unknown = look_up(wanted, ids)
     if unknown.any():
         raise ValueError(
             f"labels name instance {str(wanted[unknown][0])!r}, which is not among the predictions' ids "

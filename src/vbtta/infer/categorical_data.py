@@ -8,7 +8,9 @@ __all__ = [
     "categorical_block",
     "categorical_data",
     "check_logits",
+    "probability_views",
     "refuse_probabilities",
+    "refuse_suspects",
     "shifted",
 ]
 
@@ -265,19 +267,29 @@ def refuse_probabilities(predictions: ViewPredictions) -> None:
     mean = predictions.mean
     if len(mean) < _FEWEST_ROWS:
         return
-    suspects = _views_that_sum_to_one(mean[:_PROBE])
-    step = max(1, (1 << 20) // mean[0].size)
-    for first in range(0, len(mean), step):
-        if not suspects.any():
-            return
-        suspects &= _views_that_sum_to_one(mean[first : first + step])
+    refuse_suspects(predictions.names, probability_views(mean))
+
+
+def refuse_suspects(names: Sequence[str], suspects: Array) -> None:
+    """Raise where any of the views (K,) is suspected of being probabilities."""
     if suspects.any():
-        name = predictions.names[int(np.argmax(suspects))]
+        name = names[int(np.argmax(suspects))]
         raise ValueError(
             f"predictions look like probabilities: all rows of view {name!r} are "
             "non-negative and sum to 1. Pass logits, for instance ViewPredictions(np.log(p)) (floor zeros first: "
             "np.log(np.maximum(p, 1e-12)))"
         )
+
+
+def probability_views(mean: Array) -> Array:
+    """Which views' rows are all non-negative and sum to 1: (K,)."""
+    suspects = _views_that_sum_to_one(mean[:_PROBE])
+    step = max(1, (1 << 20) // mean[0].size)
+    for first in range(0, len(mean), step):
+        if not suspects.any():
+            break
+        suspects &= _views_that_sum_to_one(mean[first : first + step])
+    return suspects
 
 
 def _views_that_sum_to_one(values: Array) -> Array:
