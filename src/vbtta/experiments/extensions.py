@@ -72,7 +72,7 @@ PROFILES = {
     name: Config(seeds, SETUPS[name]["utkface"], SETUPS[name]["cifar10n"], steps, n_shift)
     for name, seeds, steps, n_shift in (
         ("smoke", (0,), 20, 30),
-        ("cpu", (0, 1), 1000, 500),
+        ("cpu", (0, 1), 600, 500),
         ("paper", (0, 1, 2, 3, 4), 3000, 5000),
     )
 }
