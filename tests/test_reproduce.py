@@ -1,0 +1,226 @@
+"""The runner of the experiments and its command: kept trials, kills, checks, and every way to be told off."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from vbtta.cli.app import app
+from vbtta.experiments.item import ITEMS, DataMissing, Places
+from vbtta.experiments.running import jobs_of, read_outcome, run_items, verify, write_outcome
+
+
+def run(*args: str | Path) -> Any:
+    found = CliRunner().invoke(app, ["reproduce", *map(str, args)])
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of two small items, made once."""
+    out = tmp_path_factory.mktemp("results")
+    found = run("figure1", "figure3", "--out", out, "--jobs", "1")
+    assert found.exit_code == 0, found.stderr
+    return out
+
+
+def rows_of(path: Path) -> Any:
+    """What must be the same in every run."""
+    document = json.loads((path / "rows.json").read_text())
+    return document["config"], [(trial["trial"], trial["rows"]) for trial in document["trials"]]
+
+
+def test_the_list_names_every_item() -> None:
+    found = run("ls")
+    assert found.exit_code == 0
+    assert [line.split()[0] for line in found.stdout.splitlines()] == list(ITEMS)
+    assert set(json.loads(run("ls", "--json").stdout)) == set(ITEMS)
+
+
+def test_an_item_leaves_rows_tables_figures_and_a_summary(results: Path) -> None:
+    outcome = read_outcome(results / "figure3" / "rows.json")
+    assert outcome.profile == "smoke"
+    assert len(outcome.rows) == 2 * len(outcome.trials) == 4
+    assert outcome.provenance["versions"]["numpy"]
+    assert outcome.provenance["processor"]
+    assert outcome.provenance["code"] == sorted({trial["code"] for trial in outcome.trials})
+    assert (results / "figure3" / "figure3.svg").read_text().startswith("<?xml")
+    assert "Henze-Zirkler" in (results / "figure3" / "table.md").read_text()
+    summary = (results / "README.md").read_text()
+    assert "## figure1" in summary
+    assert "does not hold" in summary
+    assert "too small to judge" in summary
+
+
+def test_finished_trials_are_kept_and_nothing_is_computed_to_draw(results: Path, tmp_path: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in (results / ".trials").glob("*.json")}
+    drawn = (results / "figure3" / "figure3.svg").read_bytes()
+    found = run("figure3", "--out", results, "--jobs", "1", "--json")
+    assert "0 of 2 trials to run, 2 kept from before" in found.stderr
+    assert [claim["verdict"] for claim in json.loads(found.stdout)["items"]["figure3"]]
+    assert {path.name: path.stat().st_mtime_ns for path in (results / ".trials").glob("*.json")} == before
+    assert (results / "figure3" / "figure3.svg").read_bytes() == drawn
+
+
+def test_a_trial_has_its_own_place_in_the_store(tmp_path: Path) -> None:
+    from vbtta.experiments import figure3, figure4
+
+    config = figure3.PROFILES["smoke"]
+    places = {job.kept for job in jobs_of("figure3", config, tmp_path)}
+    assert len(places) == len(figure3.trials(config))
+    assert not places & {job.kept for job in jobs_of("figure4", figure4.PROFILES["smoke"], tmp_path)}
+    version = figure3.VERSION
+    try:
+        figure3.VERSION = version + 1
+        assert not places & {job.kept for job in jobs_of("figure3", config, tmp_path)}
+    finally:
+        figure3.VERSION = version
+
+
+def test_verify_runs_trials_again(results: Path, tmp_path: Path) -> None:
+    found = run("figure3", "--verify", "--out", results, "--sample", "1", "--jobs", "1")
+    assert found.exit_code == 0
+    assert "1 trials agree, largest difference 0.0e+00" in found.stdout
+
+    outcome = read_outcome(results / "figure3" / "rows.json")
+    for trial in outcome.trials:
+        trial["rows"][1]["skewness"] += 1e-4
+    write_outcome(tmp_path / "figure3" / "rows.json", outcome)
+    found = run("figure3", "--verify", "--out", tmp_path, "--sample", "1", "--jobs", "1")
+    assert found.exit_code == 1
+    assert "skewness is" in found.stderr
+    assert len(found.stderr.splitlines()) == 2  # what it does, and what is wrong
+
+
+def test_verify_refuses_results_of_other_code(results: Path) -> None:
+    from vbtta.experiments import figure3
+
+    outcome = read_outcome(results / "figure3" / "rows.json")
+    outcome.trials.pop()
+    with pytest.raises(ValueError, match="other trials"):
+        verify(outcome, Places(), sample=1)
+    figure3.VERSION += 1
+    try:
+        with pytest.raises(ValueError, match="version 1"):
+            verify(outcome, Places(), sample=1)
+    finally:
+        figure3.VERSION -= 1
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        ((), 2, "Missing argument"),
+        (("table9",), 2, "table9: no such item"),
+        (("figure1", "--profile", "huge"), 2, "huge"),
+        (("figure1", "--jobs", "0"), 2, "--jobs"),
+        (("figure1", "--data", "nowhere"), 2, "nowhere: no such folder"),
+        (("figure1", "--verify", "--out", "nowhere"), 1, "rows.json does not exist"),
+        (("all", "--verify", "--out", "nowhere"), 1, "holds no results"),
+        (("figure3", "--verify", "--out", "damaged"), 1, "is no outcome"),
+        (("figure1", "--out", "file"), 1, "file"),
+    ],
+)
+def test_wrong_use_and_failures_are_one_line(
+    args: tuple[str, ...], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("not a folder")
+    Path("damaged/figure3").mkdir(parents=True)
+    Path("damaged/figure3/rows.json").write_text('{"item": "figure3"}')
+    found = run(*args)
+    assert found.exit_code == code
+    assert found.stderr.startswith("vbtta: error: ")
+    assert len(found.stderr.splitlines()) == 1
+    assert words in found.stderr
+
+
+def test_missing_data_skips_an_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_there(names: list[str], *args: Any, **options: Any) -> Iterator[DataMissing]:
+        return (DataMissing("faces are not in any folder; give --data") for _ in names)
+
+    monkeypatch.setattr("vbtta.experiments.running.run_items", nothing_there)
+    found = run("table4", "--out", tmp_path)
+    assert found.exit_code == 1
+    assert "table4: skipped, faces are not in any folder" in found.stderr
+    assert "vbtta: error: table4 was not made" in found.stderr
+    found = run("all", "--out", tmp_path, "--json")
+    assert found.exit_code == 0
+    assert set(json.loads(found.stdout)["skipped"]) == set(ITEMS)
+
+
+def test_a_trial_that_fails_ends_the_run_and_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vbtta.experiments import figure3
+    from vbtta.experiments.clouds import CloudConfig
+
+    poor = CloudConfig("gaussian", pool=100, distances=(0.0,), alphas=(0.5, -1.0), draws=20, repeats=2, shown=5)
+    monkeypatch.setitem(figure3.PROFILES, "smoke", poor)
+    with pytest.raises(ValueError, match="alpha must be"):
+        list(run_items(["figure3"], "smoke", Places(), tmp_path / "store", jobs=1))
+    assert len(list((tmp_path / "store").glob("[!.]*"))) == 1
+
+
+def test_reproduce_survives_being_killed(results: Path, tmp_path: Path) -> None:
+    whole = rows_of(results / "figure3")
+    out, dice = tmp_path / "killed", random.Random(8)
+    code = f"from vbtta.cli.app import app; app({['reproduce', 'figure3', '--out', str(out), '--jobs', '1']!r})"
+    kept = []
+    for _ in range(10):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stderr is not None
+        for _, _line in zip(range(dice.randint(1, 3)), process.stderr, strict=False):
+            pass  # what there is to run, then one line a trial
+        time.sleep(dice.choice([0, dice.uniform(0, 0.05), dice.uniform(0, 0.8)]))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        _wait_for_the_end(process.pid)
+        files = [path for path in out.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        for path in files:
+            _check_whole(path)
+        if (out / "figure3" / "rows.json").exists():
+            assert rows_of(out / "figure3") == whole
+        kept.append(len(list((out / ".trials").glob("[!.]*.json"))))
+    assert kept == sorted(kept)
+    assert kept[-1] > 0
+    assert run("figure3", "--out", out, "--jobs", "1").exit_code == 0
+    assert rows_of(out / "figure3") == whole
+    assert (out / "figure3" / "figure3.svg").read_bytes() == (results / "figure3" / "figure3.svg").read_bytes()
+
+
+def _wait_for_the_end(group: int) -> None:
+    """The workers of a killed runner end by themselves."""
+    for _ in range(600):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("workers outlive their runner")
+
+
+def _check_whole(path: Path) -> None:
+    text = path.read_text()
+    if path.suffix == ".json":
+        json.loads(text)
+    elif path.suffix == ".svg":
+        assert text.rstrip().endswith("</svg>")
+    else:
+        assert text.endswith("\n")
