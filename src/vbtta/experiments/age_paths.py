@@ -40,7 +40,7 @@ class Config:
 
 PROFILES = {
     "smoke": Config((0, 1), SETUPS["smoke"]["utkface"], steps=12),
-    "cpu": Config((0, 1, 2), SETUPS["cpu"]["utkface"]),
+    "cpu": Config((0, 1), SETUPS["cpu"]["utkface"]),
     "paper": Config((0, 1, 2, 3, 4), SETUPS["paper"]["utkface"]),
 }
 

@@ -50,9 +50,9 @@ def table(rows: Sequence[Row], steps: int, n_shift: int, inference: ImageSetup, 
         "that table says of their size.\n\n"
         f"## Weights under distribution shift on CIFAR-10\n\n{second}\n\nAccuracy / NLL, means over {n_seeds} seeds, "
         f"up to {n_shift} test images, corrupted here: {_strengths()}. Eight views that draw nothing at random. "
-        "Weights are fitted on clean calibration images and their three human labels, on calibration images corrupted in the "
-        "same way and the same labels (which knows the shift), or on the corrupted test images without any label "
-        f"({steps // 2} steps of ADVI). The mixtures fitted with labels have temperatures and a model of the "
+        "Weights are fitted on clean calibration images and their three human labels, on calibration images corrupted "
+        "in the same way and the same labels (which knows the shift), or on the corrupted test images without any "
+        f"label ({steps // 2} steps of ADVI). The mixtures fitted with labels have temperatures and a model of the "
         "annotators' errors; the one without labels only weights."
     )
 

@@ -45,13 +45,13 @@ SETUPS: dict[str, dict[str, ImageSetup]] = {
     },
     "cpu": {
         "cifar10n": ImageSetup(
-            SampleConfig("cifar10n", 0, 10_000, 800, 1000, size=24), NetworkConfig(16, 5, 128, 3e-3, 2), draws=8
+            SampleConfig("cifar10n", 0, 10_000, 800, 1000, size=24), NetworkConfig(16, 5, 128, 3e-3, 2), draws=4
         ),
         "food101": ImageSetup(
-            SampleConfig("food101", 0, 4000, 800, 1000, size=24), NetworkConfig(16, 12, 64, 3e-3, 2), draws=8
+            SampleConfig("food101", 0, 4000, 800, 1000, size=24), NetworkConfig(16, 12, 64, 3e-3, 2), draws=4
         ),
         "utkface": ImageSetup(
-            SampleConfig("utkface", 0, 12_000, 800, 1000, size=24), NetworkConfig(16, 3, 128, 3e-3, 2), draws=8
+            SampleConfig("utkface", 0, 12_000, 800, 1000, size=24), NetworkConfig(16, 3, 128, 3e-3, 2), draws=4
         ),
     },
     "paper": {

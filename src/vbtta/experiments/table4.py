@@ -57,7 +57,7 @@ class Config:
 
 PROFILES = {
     "smoke": Config((0,), tuple(SETUPS["smoke"].values()), steps=10),
-    "cpu": Config((0, 1, 2), tuple(SETUPS["cpu"].values())),
+    "cpu": Config((0, 1), tuple(SETUPS["cpu"].values())),
     "paper": Config((0, 1, 2, 3, 4), tuple(SETUPS["paper"].values())),
 }
 
