@@ -30,6 +30,7 @@ from vbtta import (
 )
 from vbtta.infer.advi import ascent
 from vbtta.infer.advi.guide import Guide, Site, constrain
+from vbtta.infer.advi.posteriors import draw_intervals
 from vbtta.infer.mixture import mixture_problem
 from vbtta.specs import spec_from_dict, spec_to_dict
 
@@ -317,7 +318,27 @@ def test_transforms_are_torchs() -> None:
     np.testing.assert_allclose(values["d"], simplex(torch.from_numpy(u[:, 5:].reshape(5, 2, 3))).numpy(), rtol=1e-12)
     np.testing.assert_allclose(values["b"], np.exp(u[:, 2]))
     draws = Guide(sites, u[0], np.eye(11)).draw(6)
-    np.testing.assert_allclose(draws["a"].mean(axis=0), u[0, :2])  # mirrored pairs
+    np.testing.assert_allclose(draws["a"].mean(axis=0), u[0, :2])  # the midpoints lie evenly around the mean
+
+
+@pytest.mark.parametrize("n_views", [2, 3, 6])
+def test_intervals_are_the_quantiles_of_q(n_views: int) -> None:
+    """Of logit-normal weights the quantiles are known, for the others many independent draws find them."""
+    rng = np.random.default_rng(n_views)
+    sites = (Site("weights", "simplex", (n_views,)), Site("theta", "real", (9,)))
+    D = n_views + 8
+    factor = np.tril(0.05 * rng.normal(size=(D, D)), -1) + np.diag(rng.uniform(0.1, 0.3, size=D))
+    guide = Guide(sites, 0.3 * rng.normal(size=D), factor)
+    found = draw_intervals(guide, np.arange(n_views), 0.9)
+    edge = guide.mean[0] + factor[0, 0] * special.ndtri([0.05, 0.95])
+    exact = special.expit(edge - np.log(n_views - 1))
+    np.testing.assert_allclose(found[0], exact, rtol=1e-3)
+    noise = rng.normal(size=(200_000, D))
+    many = constrain(sites, guide.mean + noise @ factor.T)["weights"]
+    low, high = np.quantile(many, [0.05, 0.95], axis=0)
+    np.testing.assert_allclose(np.diff(found, axis=1)[:, 0], high - low, rtol=0.015)
+    only = guide.only("theta")
+    np.testing.assert_allclose(only.factor @ only.factor.T, guide.marginal("theta")[1], atol=1e-12)
 
 
 def test_a_built_in_prior_is_a_pyro_model() -> None:
@@ -505,6 +526,41 @@ def test_own_models_equal_built_in_ones_where_they_say_the_same() -> None:
     assert np.isfinite(part.elbo)
 
 
+def test_own_models_may_use_plates_and_any_names() -> None:
+    """A plate is no parameter, and `tau`, `bias` or `pool` are not taken for those of a built-in model."""
+    predictions, y = regression(N=30)
+    labels = LabelSets.from_array(np.stack([y, y + 0.1], axis=1), annotators="columns")
+
+    def mixed(views: Any, labels: Any, width: Any) -> Any:
+        scale = torch.sqrt(views.scale[labels.instance] ** 2 + width[labels.annotator, None, None] ** 2)
+        each = pyro.distributions.Normal(views.location[labels.instance], scale).log_prob(labels.value[:, None])
+        return labels.count * torch.logsumexp(views.log_weights + each.sum(dim=-1), dim=-1)
+
+    def with_plates(predictions: Any, labels: Any, prior: Any) -> None:
+        views = prior.sample(predictions)
+        with pyro.plate("annotators", labels.n_annotators):
+            width = pyro.sample("tau", pyro.distributions.HalfNormal(torch.ones((), dtype=torch.float64)))
+        with pyro.plate("labels", len(labels.value)):
+            pyro.factor("likelihood", mixed(views, labels, width))
+
+    def without(predictions: Any, labels: Any, prior: Any) -> None:
+        views, one = prior.sample(predictions), torch.ones(labels.n_annotators, dtype=torch.float64)
+        width = pyro.sample("pool", pyro.distributions.HalfNormal(one).to_event(1))
+        pyro.factor("likelihood", mixed(views, labels, width).sum())
+
+    engine = ADVI(steps=20, particles=2, batch_size=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        one, other = (
+            fit_policy(predictions, labels, task="regression", model=model, engine=engine)
+            for model in (with_plates, without)
+        )
+    assert sorted(one.posterior.draws(3)) == ["chi_squared", "tau", "theta", "weights"]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(one.history.elbo, other.history.elbo)
+    np.testing.assert_allclose(one.weight_interval(0.9), other.weight_interval(0.9))
+    assert other.weights.shape == (3,)
+
+
 def test_own_models_that_say_too_little_are_refused() -> None:
     predictions, y = regression(N=20)
 
@@ -519,7 +575,23 @@ def test_own_models_that_say_too_little_are_refused() -> None:
         pyro.sample("x", pyro.distributions.Uniform(2.0, 3.0))
         pyro.factor("labels", labels.value.sum())
 
-    for model, message in ((without_views, "prior.sample"), (without_labels, "pyro.factor"), (odd_support, "'x'")):
+    def truth_of_each(predictions: Any, labels: Any, prior: Any) -> None:
+        location = prior.sample(predictions).location[:, 0, 0]
+        truth = pyro.sample("truth", pyro.distributions.Normal(location, 1.0).to_event(1))
+        pyro.factor("labels", -((labels.value[:, 0] - truth[labels.instance]) ** 2).sum())
+
+    def reserved(predictions: Any, labels: Any, prior: Any) -> None:
+        prior.sample(predictions)
+        pyro.sample("class_weights", pyro.distributions.Normal(0.0, 1.0))
+        pyro.factor("labels", labels.value.sum())
+
+    for model, message in (
+        (without_views, "prior.sample"),
+        (without_labels, "pyro.factor"),
+        (odd_support, "'x'"),
+        (truth_of_each, "'truth' .* more inputs"),
+        (reserved, "rename"),
+    ):
         with pytest.raises(ValueError, match=message):
             fit_policy(predictions, y, task="regression", model=model)
     with pytest.raises(ValueError, match="closed form"):

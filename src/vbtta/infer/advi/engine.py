@@ -208,7 +208,9 @@ def _mixture_posterior(guide: Guide, problem: MixtureProblem, component: str) ->
         inverse_scale=inverse_scale,
     )
     tail = float(2 + np.median(draws["excess_dof"])) if component == "student_t" else 0.0
-    people = _annotators(guide, draws, problem.data.n_annotators, problem.data.n_outputs)
+    people = None
+    if problem.annotator_prior is not None:
+        people = _annotators(guide, draws, problem.data.n_annotators, problem.data.n_outputs)
     return AdviMixturePosterior(
         prior=problem.prior,
         state=MixtureFactors(views, people),
@@ -221,10 +223,8 @@ def _mixture_posterior(guide: Guide, problem: MixtureProblem, component: str) ->
     )
 
 
-def _annotators(guide: Guide, draws: dict[str, Array], U: int, C: int) -> AnnotatorState | None:
+def _annotators(guide: Guide, draws: dict[str, Array], U: int, C: int) -> AnnotatorState:
     """Gammas of the same moments, and the biases' normal (its covariance is averaged over outputs)."""
-    if "tau" not in draws:
-        return None
     shape, rate = match_gamma(draws["tau"])
     basis = truth.contrasts(U)
     mean, covariance = guide.marginal("bias")
@@ -245,12 +245,13 @@ def _latent_posterior(guide: Guide, problem: LatentProblem) -> AdviLatentPosteri
     K, C = problem.data.n_views, problem.data.n_outputs
     dof, inverse_scale = match_wishart(precision_draws(draws, problem.prior.inverse_scale))
     both = np.concatenate([draws["pool"], draws["offset"]], axis=1)  # (M, K + C)
+    people = None if problem.annotator_prior is None else _annotators(guide, draws, problem.data.n_annotators, C)
     state = LatentState(
         both[:, :K].mean(axis=0),
         both[:, K:].mean(axis=0),
         dof[0],
         inverse_scale[0],
-        _annotators(guide, draws, problem.data.n_annotators, C),
+        people,
     )
     covariance = np.cov(both.T).reshape(K + C, K + C)
     return AdviLatentPosterior(
@@ -280,10 +281,10 @@ def _categorical_posterior(guide: Guide, problem: CategoricalProblem) -> AdviCat
     draws = guide.draw(N_DRAWS)
     K, C = problem.data.n_views, problem.data.n_classes
     calibration = Calibration(np.zeros(K), np.zeros(C))
-    if "xi" in draws:
+    if problem.spec.calibrate:
         log_kappa = draws["log_kappa"][:, None] + draws["xi"]
         calibration = Calibration(log_kappa.mean(axis=0), draws["offset"].mean(axis=0))
-    by_class = draws.get("class_weights")
+    by_class = draws["class_weights"] if problem.spec.weights == "view_class" else None
     return AdviCategoricalPosterior(
         link=problem.spec.link,
         weights=weights_of(draws).mean(axis=0),

@@ -11,7 +11,7 @@ __all__ = ["Guide", "Site", "constrain", "site_slices", "unconstrained_size"]
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import linalg, special
 
 from vbtta.labels import Array
 
@@ -37,10 +37,22 @@ class Guide(NamedTuple):
     factor: Array  # (D, D): L, lower triangular
 
     def draw(self, size: int, seed: int = 0) -> dict[str, Array]:
-        """Draws (size, *shape) of every site, in pairs mirrored at the mean; the same for the same seed."""
-        half = np.random.default_rng(seed).standard_normal(((size + 1) // 2, len(self.mean)))
-        noise = np.concatenate([half, -half])[:size]
+        """Draws (size, *shape) of every site; the same for the same seed.
+
+        Each entry of e takes the midpoints of `size` equally likely intervals, in an order of its own (a Latin
+        hypercube): independent draws of one seed would make all intervals too narrow or too wide by the same luck.
+        """
+        noise = np.empty((size, len(self.mean)))
+        noise[:] = special.ndtri((np.arange(size) + 0.5) / size)[:, None]
+        noise = np.random.default_rng(seed).permuted(noise, axis=0)
         return constrain(self.sites, self.mean + noise @ self.factor.T)
+
+    def only(self, name: str) -> "Guide":
+        """Q of one site alone."""
+        site = next(site for site in self.sites if site.name == name)
+        rows = self.factor[site_slices(self.sites)[name]]
+        upper: Array = linalg.qr(rows.T, mode="r")[0][: len(rows)]
+        return Guide((site,), self.mean[site_slices(self.sites)[name]], upper.T)
 
     def marginal(self, name: str) -> tuple[Array, Array]:
         """Mean (n,) and covariance (n, n) of a site's unconstrained entries."""

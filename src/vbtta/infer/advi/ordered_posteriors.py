@@ -65,8 +65,7 @@ class _OrderedPosterior:
 
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights: quantiles of draws."""
-        found = self.draws()["weights"][:, self.kept.astype(int)]
-        return draw_intervals(found / found.sum(axis=1, keepdims=True), level)
+        return draw_intervals(self.guide, self.kept, level)
 
     def keep(self, views: Array) -> Any:
         """The same with only some of the views."""

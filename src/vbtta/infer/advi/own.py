@@ -92,13 +92,23 @@ class OwnDensity:
         self.n_units, self.width = base.tensors.first.shape[0] - 1, base.width
         with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
             torch.manual_seed(seed)
-            trace = pyro.poutine.trace(function).get_trace(*self._arguments(slice(0, 1)))
-        sites = {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}
+            sites, others = (
+                _sites(pyro.poutine.trace(function).get_trace(*self._arguments(slice(0, size))))
+                for size in (1, min(2, self.n_units))
+            )
         self._latent = {name: site["fn"] for name, site in sites.items() if not site["is_observed"]}
+        for name in self._latent:
+            if name not in others or others[name]["value"].shape != sites[name]["value"].shape:
+                raise ValueError(
+                    f"site {name!r} of {_name(function)} has another shape where there are more inputs; sum latent "
+                    "variables of single inputs or labels out"
+                )
         if "weights" not in self._latent:
             raise ValueError(
                 f"{_name(function)} does not draw the views' weights; call prior.sample(predictions) in it"
             )
+        if "class_weights" in self._latent:
+            raise ValueError(f"{_name(function)} draws 'class_weights', which is a name of the views' model; rename it")
         if len(sites) == len(self._latent):
             raise ValueError(f"{_name(function)} says nothing about the labels; end it with pyro.factor or obs=...")
 
@@ -132,9 +142,8 @@ class OwnDensity:
         trace = pyro.poutine.trace(pyro.poutine.condition(self._function, data=values)).get_trace(*arguments)
         trace.compute_log_prob()
         total = torch.zeros((), dtype=torch.float64)
-        for name, site in trace.nodes.items():
-            if site["type"] == "sample":
-                total = total + site["log_prob_sum"] * (share if name in self._latent else 1.0)
+        for name, site in _sites(trace).items():
+            total = total + site["log_prob_sum"] * (share if name in self._latent else 1.0)
         return total
 
     def _arguments(self, units: Units) -> tuple[OwnPredictions, OwnLabels, OwnPrior]:
@@ -164,6 +173,12 @@ class _Flat:
 
     def log_prob(self, value: Any) -> Any:
         return torch.zeros(len(value), dtype=torch.float64)
+
+
+def _sites(trace: Any) -> dict[str, Any]:
+    """What a trace drew or observed; a plate's choice of indices is neither."""
+    subsample = pyro.poutine.util.site_is_subsample
+    return {name: site for name, site in trace.nodes.items() if site["type"] == "sample" and not subsample(site)}
 
 
 def _name(function: Callable[..., None]) -> str:

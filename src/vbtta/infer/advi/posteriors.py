@@ -14,6 +14,7 @@ __all__ = [
     "weights_of",
 ]
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,22 +33,32 @@ from vbtta.mixtures import variance_factor
 from vbtta.predictions import ContinuousPrediction, ViewPredictions
 
 N_DRAWS = 4000
+_INTERVAL_DRAWS = 20_000  # of the weights alone: quantiles need more than means
 
 
 def weights_of(values: dict[str, Array]) -> Array:
     """The weights of the views (..., K) among a model's parameters."""
-    if "pool" in values:
+    name = _weight_site(values)
+    if name == "pool":
         return np.asarray(values["pool"] / values["pool"].sum(axis=-1, keepdims=True))
-    if "class_weights" in values:
+    if name == "class_weights":
         return np.asarray(values["class_weights"].mean(axis=-2))  # (..., C, K)
     return values["weights"]
 
 
-def draw_intervals(weights: Array, level: float) -> Array:
-    """Equal-tailed intervals (K, 2) of draws (M, K)."""
+def _weight_site(names: Collection[str]) -> str:
+    """Which parameter they follow from; a pool has no other, and a user's own model has `weights`."""
+    return next(name for name in ("class_weights", "weights", "pool") if name in names)
+
+
+def draw_intervals(guide: Guide, kept: Array, level: float) -> Array:
+    """Equal-tailed intervals (K, 2) of the weights of the kept views: quantiles of draws."""
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
-    return np.quantile(weights, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0).T
+    name = _weight_site([site.name for site in guide.sites])
+    found = weights_of(guide.only(name).draw(_INTERVAL_DRAWS))[:, kept.astype(int)]
+    share = found / found.sum(axis=1, keepdims=True)
+    return np.asarray(np.quantile(share, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0).T)
 
 
 @dataclass(frozen=True)
@@ -63,8 +74,7 @@ class WeightDraws:
 
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights: quantiles of draws."""
-        found = weights_of(self.guide.draw(N_DRAWS))[:, self.kept.astype(int)]
-        return draw_intervals(found / found.sum(axis=1, keepdims=True), level)
+        return draw_intervals(self.guide, self.kept, level)
 
     def keep(self, views: Array) -> Any:
         """The same with only some of the views."""
