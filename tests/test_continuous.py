@@ -10,7 +10,7 @@ from scipy import integrate, special, stats
 
 from problems import random_problem
 from vbtta import EM, GaussianMixture, LabelSets, ViewPredictions, fit_policy
-from vbtta.infer.accelerate import ascend
+from vbtta.infer.accelerate import ascend, hastened_weights
 from vbtta.infer.mixture import mixture_problem
 
 
@@ -325,8 +325,9 @@ def test_start_is_uniform_and_steps_are_kept(views) -> None:  # type: ignore[no-
     last = policy.at_step(policy.n_steps)
     np.testing.assert_array_equal(last.weights, policy.weights)
     assert last.elbo == policy.elbo
-    with pytest.raises(ValueError, match="between 1 and"):
-        policy.at_step(0)
+    for step in (0, 1.5):
+        with pytest.raises(ValueError, match="between 1 and"):
+            policy.at_step(step)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keep_states=True"):
         fit(f, y).at_step(1)
 
@@ -352,3 +353,24 @@ def test_acceleration_saves_passes() -> None:
     fast = ascend(problem, first, EM(max_steps=3000))
     assert fast.bounds[-1] >= plain.bounds[-1] - 1e-6 * abs(plain.bounds[-1])
     assert 2 * fast.passes <= plain.passes
+
+
+def test_a_hastened_update_follows_several_plain_ones() -> None:
+    """With the components known, weights alone are updated: the quadratic model's five updates are nearly EM's."""
+    rng = np.random.default_rng(0)
+    likelihood = rng.gamma(40.0, size=(2000, 4))  # close to each other: weights creep
+    weights = np.array([0.5, 0.4, 0.06, 0.04])
+
+    def update(now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        share = now * likelihood / (likelihood @ now)[:, None]
+        return share.mean(axis=0), share.T @ share
+
+    after, overlap = update(weights)
+    hastened = hastened_weights(weights, after, overlap)
+    expected = after
+    for _ in range(4):
+        expected, _ = update(expected)
+    moved = np.abs(expected - weights)[2:]
+    assert (moved > 4 * np.abs(after - weights)[2:]).all()
+    np.testing.assert_allclose(hastened[2:], expected[2:], atol=0.15 * moved.min())  # others make one step
+    assert hastened_weights(np.full(4, 0.25), np.array([0.26, 0.25, 0.25, 0.24]), overlap)[0] == 0.26  # no creeping

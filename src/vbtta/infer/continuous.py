@@ -106,6 +106,7 @@ class MixtureStatistics(NamedTuple):
     mass: Array  # (K,): sum of p
     moments: Array  # (K, 3C, 3C): sum of p a a^T, a = Omega^1/2 (f, 1, e)
     log_omega: Array  # (): sum of p/2 ln|Omega|
+    overlap: Array  # (K, K): sum of p p^T
 
 
 class Expectation(NamedTuple):
@@ -113,6 +114,7 @@ class Expectation(NamedTuple):
 
     regressors: list[Array]  # (K, j) each: f, and Omega^1/2 where it is not one
     residual: Array  # (C, K, j): e
+    repeats: Array  # (j,): counts
     share: Array  # (K, j): responsibilities times counts
     log_evidence: float
     log_omega: Array | None  # (K, j): ln|Omega|/2
@@ -170,7 +172,7 @@ def expectation(
     if density is None:
         residual = block.value[:, None] - mean
         share = np.broadcast_to(block.repeats / mean.shape[1], mean.shape[1:])
-        return Expectation(list(mean) if prior.affine else [], residual, share, 0.0, None, None)
+        return Expectation(list(mean) if prior.affine else [], residual, block.repeats, share, 0.0, None, None)
 
     truth = None
     count = block.repeats
@@ -203,7 +205,7 @@ def expectation(
     else:
         log_density += truth.log_evidence
     share, log_evidence = responsibilities(log_density, count)
-    return Expectation(regressors, residual, share, log_evidence, log_omega, truth)
+    return Expectation(regressors, residual, count, share, log_evidence, log_omega, truth)
 
 
 def statistics(expected: Expectation) -> MixtureStatistics:
@@ -226,6 +228,7 @@ def statistics(expected: Expectation) -> MixtureStatistics:
         mass=share.sum(axis=1),
         moments=moments,
         log_omega=np.asarray(0.0 if expected.log_omega is None else np.vdot(share, expected.log_omega)),
+        overlap=share @ (share if (expected.repeats == 1).all() else share / expected.repeats).T,
     )
 
 
@@ -339,6 +342,8 @@ def start(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, 
         raise ValueError(f"nu must exceed C + 1 = {C + 1}, or a view's predictive variance is infinite; got {prior.nu}")
     total = data.total(lambda block: statistics(expectation(block, None, prior)))
     variance = residual_variance(total, C, data.n_labels)  # (K, C)
+    if spec.v is not None and np.asarray(spec.v).size not in (1, C):
+        raise ValueError(f"v must be one number, or one for each of the {C} output(s); got {spec.v!r}")
     typical = np.median(variance, axis=0) if spec.v is None else np.asarray(spec.v) / data.standard.scale**2
     typical = np.maximum(np.broadcast_to(typical, (C,)), _SMALLEST_VARIANCE)
     prior = prior._replace(inverse_scale=prior.nu * np.diag(typical), residual_variance=typical)

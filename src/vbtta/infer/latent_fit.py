@@ -85,6 +85,10 @@ class LatentProblem:
             people = truth.update(people, statistics.annotators, self.annotator_prior)
         return LatentState(pool, offset, self.prior.nu + moments.n, self.prior.inverse_scale + outer, people)
 
+    def hasten(self, before: LatentState, after: LatentState, statistics: Sums) -> LatentState:
+        """Nothing to hasten: the update holds Newton's weights."""
+        return after
+
     def pack(self, state: LatentState) -> Array:
         """(sqrt v, b, log-Cholesky of V), then the annotators' likewise."""
         parts = [np.sqrt(state.pool), state.offset, log_cholesky(state.inverse_scale)]

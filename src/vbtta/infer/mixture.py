@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vbtta.infer import continuous, truth
-from vbtta.infer.accelerate import Ascent, ascend, vanishing_weights
+from vbtta.infer.accelerate import Ascent, ascend, hastened_weights, vanishing_weights
 from vbtta.infer.blocks import Block
 from vbtta.infer.continuous import Density, MixturePrior, MixtureState, MixtureStatistics
 from vbtta.infer.intervals import WeightInformation
@@ -68,6 +68,15 @@ class MixtureProblem:
         if people is not None and statistics.annotators is not None and self.annotator_prior is not None:
             people = truth.update(people, statistics.annotators, self.annotator_prior)
         return MixtureFactors(self._step(state.views, statistics.views), people)
+
+    def hasten(self, before: MixtureFactors, after: MixtureFactors, statistics: Sums) -> MixtureFactors:
+        """More of the weights' update where they creep; a Dirichlet's do not."""
+        if after.views.weight_counts is not None:
+            return after
+        weights = hastened_weights(before.views.weights, after.views.weights, statistics.views.overlap)
+        if weights is after.views.weights:
+            return after
+        return after._replace(views=after.views._replace(weights=weights))
 
     def pack(self, state: MixtureFactors) -> Array:
         """(sqrt w, m, log-Cholesky of G^-1, ln nu_k, log-Cholesky of V_k), then the annotators' likewise."""
