@@ -289,8 +289,10 @@ def test_a_mapped_file_with_nan_is_not_predicted_from(helpful, tmp_path: Path) -
         (lambda: GaussianMixture(beta=0.0), "beta must be a positive number"),
         (lambda: GaussianMixture(concentration=-1), "concentration must be a positive number"),
         (lambda: GaussianMixture(v=[1.0, np.nan]), "v must be a positive number"),
-        (lambda: EM(max_steps=0), "max_steps must be at least 1"),
-        (lambda: EM(tol=-1), "tol must not be negative"),
+        (lambda: GaussianMixture(beta="a"), "beta must be a positive number; got 'a'"),  # type: ignore[arg-type]
+        (lambda: EM(max_steps=0), "max_steps must be a whole number of at least 1; got 0"),
+        (lambda: EM(max_steps=2.5), "max_steps must be a whole number"),  # type: ignore[arg-type]
+        (lambda: EM(tol=-1), "tol must be a number that is not negative"),
         (lambda: CategoricalMixture(confusion_prior=(1.0,)), "two numbers"),  # type: ignore[arg-type]
     ],
 )

@@ -137,7 +137,11 @@ def test_classes() -> None:
     [
         (lambda: LabelSets.from_array(np.zeros((1, 1, 1, 1))), r"must be \(N,\), \(N, M\) or \(N, M, C\)"),
         (lambda: LabelSets.from_array([[1], [1, 2]]), "different lengths"),
-        (lambda: LabelSets.from_array([np.inf]), "finite"),
+        (lambda: LabelSets.from_array([0.0, np.inf]), "finite; instance 1"),
+        (lambda: LabelSets.from_array([1 + 1j]), "real numbers or strings; got complex128"),
+        (lambda: LabelSets.from_array([[1, 2]], annotators=5), "'columns' or a list"),  # type: ignore[arg-type]
+        (lambda: LabelSets.from_table(np.array([2**63], dtype=np.uint64), [1.0]), "too large for a row number"),
+        (lambda: LabelSets.from_table([0], [1.0], n_instances=2.5), "n_instances must be a whole"),  # type: ignore[arg-type]
         (lambda: LabelSets.from_array(["a", 1.0, None]), "all numbers or all strings|not a class"),
         (lambda: LabelSets.from_array(np.array(["2020-01-01"], dtype="datetime64[D]")), "numbers or strings"),
         (lambda: LabelSets.from_array([[1, 2]], annotators=["x"]), "2 different names"),

@@ -141,8 +141,11 @@ def test_a_mapped_file_with_nan_is_caught_where_it_is_used(tmp_path: Path) -> No
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), names=["a", "a"]), r"\['a'\] occur more than once"),
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), names=["a"]), "2 strings, one a view"),
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), names="ab"), "list of 2 strings"),
+        (lambda: ViewPredictions(np.zeros((2, 2, 1)), names=3), "list of 2 strings"),  # type: ignore[arg-type]
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), ids=[1]), "2 integers or strings"),
-        (lambda: ViewPredictions(np.zeros((2, 2, 1)), ids=[1, 1]), "must differ"),
+        (lambda: ViewPredictions(np.zeros((2, 2, 1)), ids=[1, 1]), "must differ from each other; '1' occurs"),
+        (lambda: ViewPredictions(np.zeros((2, 2, 1)), ids=[np.nan, 1]), "integers or strings; got nan"),
+        (lambda: ViewPredictions(np.zeros((2, 2, 1))).concat([3]), "others must be ViewPredictions"),  # type: ignore[list-item]
         (lambda: ViewPredictions(np.zeros((2, 2, 2)), classes=["a", "b", "c"]), "2 integers or strings"),
     ],
 )

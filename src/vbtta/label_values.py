@@ -6,15 +6,17 @@ __all__ = [
     "any_known",
     "as_array",
     "checked_counts",
+    "checked_rows",
     "class_positions",
     "is_absent",
     "look_up",
     "names_of_columns",
     "plain_values",
     "rows_of",
+    "whole_numbers",
 ]
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,13 +79,30 @@ def checked_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
     if values.shape != shape:
         raise ValueError(f"counts must have shape {shape}; got {values.shape}")
     if not np.all(np.isfinite(values)) or (values < 0).any():
-        raise ValueError("counts must be finite and not negative; leave out labels that were not given")
+        wrong = values[~(np.isfinite(values) & (values >= 0))][0]
+        raise ValueError(f"counts must be finite and not negative; got {wrong}. Leave out labels that were not given")
     return values
+
+
+def whole_numbers(values: Array) -> Array:
+    """Floats that are all whole as integers (gaps elsewhere make columns of ids floats); other values as they are."""
+    if values.dtype.kind == "f" and np.all((values == np.floor(values)) & (np.abs(values) < 2**53)):
+        return values.astype(np.int64)
+    return values
+
+
+def checked_rows(key: Array) -> Array:
+    """Row numbers, not negative and of a size that an index can have."""
+    if key.size and key.min() < 0:
+        raise ValueError(f"instance must not be negative; got {int(key.min())}")
+    if key.size and key.max() >= 2**62:
+        raise ValueError(f"instance {int(key.max())} is too large for a row number; give ids as strings")
+    return key.astype(np.int64)
 
 
 def names_of_columns(annotators: str | Sequence[Hashable], columns: int) -> tuple[str, ...]:
     """The annotators that the columns of an array stand for."""
-    if isinstance(annotators, str):
+    if isinstance(annotators, str) or not isinstance(annotators, Iterable):
         if annotators != "columns":
             raise ValueError(f"annotators must be 'columns' or a list of names; got {annotators!r}")
         return tuple(f"annotator_{column}" for column in range(columns))

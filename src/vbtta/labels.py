@@ -9,17 +9,20 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vbtta._support.checks import whole_number
 from vbtta.label_values import (
     Array,
     annotator_codes,
     any_known,
     as_array,
     checked_counts,
+    checked_rows,
     class_positions,
     is_absent,
     names_of_columns,
     plain_values,
     rows_of,
+    whole_numbers,
 )
 
 _LARGEST_COUNT = 1e15  # of all labels together: beyond that sums lose single labels
@@ -166,15 +169,12 @@ class LabelSets:
             code, names = annotator_codes(annotator, len(key))
         times = np.ones(len(key)) if count is None else checked_counts(count, (len(key),))
         ids, open_ended = None, False
-        if key.dtype.kind == "f" and np.all(key == np.floor(key)):
-            key = key.astype(np.int64)
+        key = whole_numbers(key)
         if key.dtype.kind in "iu":
-            if key.size and key.min() < 0:
-                raise ValueError(f"instance must not be negative; got {int(key.min())}")
-            rows = key.astype(np.int64)
+            rows = checked_rows(key)
             open_ended = n_instances is None
             size = int(rows.max()) + 1 if rows.size else 0
-            if n_instances is not None and size > n_instances:
+            if n_instances is not None and size > whole_number("n_instances", n_instances, least=0):
                 raise ValueError(f"instance {size - 1} does not exist: n_instances is {n_instances}")
             size = size if n_instances is None else int(n_instances)
         elif n_instances is not None:
@@ -263,8 +263,11 @@ class LabelSets:
         value = value[order]
         if value.dtype == object:
             value = plain_values(value)
+        if value.dtype.kind == "c":
+            raise ValueError(f"labels must be real numbers or strings; got {value.dtype}")
         if value.dtype.kind == "f" and not np.all(np.isfinite(value)):
-            raise ValueError("labels must be finite; got an infinite label")
+            row = int(instance[order][np.argwhere(~np.isfinite(value))[0][0]])
+            raise ValueError(f"labels must be finite; instance {row} has an infinite one; NaN means no label")
         if len(count) and count.max() > _LARGEST_COUNT / len(count):
             raise ValueError(f"counts are too large ({count.max():.3g}); divide them by a common factor")
         return cls(

@@ -231,7 +231,8 @@ def _average(values: Array, weights: ArrayLike | None, name: str = "the values")
     if np.isnan(values).any():
         raise ValueError(f"{name} must be numbers; got NaN for label {int(np.argmax(np.isnan(values)))}")
     times = _weights(weights, len(values))
-    return float(np.dot(values, times) / times.sum())
+    counted = times > 0  # infinite values of labels that do not count would make NaN
+    return float(np.dot(values[counted], times[counted]) / times.sum())
 
 
 def _weights(weights: ArrayLike | None, n_labels: int) -> Array:

@@ -205,7 +205,7 @@ class Policy:
             raise ValueError(
                 "states were not kept (or not saved); fit with keep_states=True, as in EM(keep_states=True)"
             )
-        if not 1 <= step <= len(self.steps):
+        if step not in range(1, len(self.steps) + 1):
             raise ValueError(f"step must be between 1 and {len(self.steps)}; got {step}")
         return replace(
             self,
@@ -259,8 +259,8 @@ class Policy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
-        if not os.path.exists(path):
-            raise FileNotFoundError(f"no policy file at {path}")
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"no policy file at {path}; write one with Policy.save")
         try:
             with open(path, encoding="utf-8") as file:
                 data = json.load(file, parse_constant=_no_constant)

@@ -122,6 +122,8 @@ class ViewPredictions:
     def concat(self, others: Self | Sequence[Self], *, axis: str = "inputs") -> Self:
         """Append the same views of more inputs, or with ``axis="views"`` more views of the same inputs."""
         parts = [self, *([others] if isinstance(others, ViewPredictions) else others)]
+        if not all(isinstance(part, ViewPredictions) for part in parts):
+            raise ValueError(f"others must be ViewPredictions, one or a list of them; got {others!r}")
         if axis not in ("inputs", "views"):
             raise ValueError(f"axis must be 'inputs' or 'views'; got {axis!r}")
         if len({part.variance is None for part in parts}) > 1:
@@ -172,8 +174,8 @@ class ViewPredictions:
 
         With ``mmap=True`` mean and variance stay on disk and are read where they are used.
         """
-        if not os.path.exists(path):
-            raise FileNotFoundError(f"no predictions file at {path}")
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"no predictions file at {path}; write one with ViewPredictions.save")
         members = read_npz(path, mapped=("mean", "variance") if mmap else ())
         if "mean" not in members:
             raise ValueError(f"{path} has no array 'mean' of shape (N, K, C); it has {sorted(members)}")
@@ -243,7 +245,7 @@ class ContinuousPrediction:
     def quantile(self, q: float | ArrayLike) -> Array:
         """Quantiles of every output: (N, C) for one q, (Q, N, C) for several."""
         levels = np.asarray(q, dtype=np.float64)
-        if levels.ndim > 1 or not np.all((levels > 0) & (levels < 1)):
+        if levels.ndim > 1 or not levels.size or not np.all((levels > 0) & (levels < 1)):
             raise ValueError(f"q must be between 0 and 1, a number or a list of them; got {q!r}")
         found = [mixtures.quantile(float(p), self.weights, self.dof, self.location, self._spread) for p in levels.flat]
         return found[0] if levels.ndim == 0 else np.stack(found)
@@ -352,8 +354,8 @@ def _fingerprints(names: Sequence[str] | None, texts: Array | None) -> dict[str,
 
 
 def _names(names: Sequence[str], n_views: int) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise ValueError(f"names must be a list of {n_views} strings; got the string {names!r}")
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ValueError(f"names must be a list of {n_views} strings; got {names!r}")
     found = tuple(str(name) for name in names)
     if len(found) != n_views:
         raise ValueError(f"names must be {n_views} strings, one a view; got {len(found)}")
@@ -370,8 +372,11 @@ def _keys(values: ArrayLike, length: int, name: str) -> Array:
         keys = keys.astype(str)
     if keys.dtype.kind not in "iubfU" or keys.shape != (length,):
         raise ValueError(f"{name} must be {length} integers or strings; got shape {keys.shape}, dtype {keys.dtype}")
-    if len(np.unique(keys)) != length:
-        raise ValueError(f"{name} must differ from each other")
+    if keys.dtype.kind == "f" and not np.isfinite(keys).all():
+        raise ValueError(f"{name} must be integers or strings; got {keys[~np.isfinite(keys)][0]}")
+    found, times = np.unique(keys, return_counts=True)
+    if len(found) != length:
+        raise ValueError(f"{name} must differ from each other; {str(found[times > 1][0])!r} occurs more than once")
     return keys
 
 

@@ -16,12 +16,13 @@ __all__ = [
     "spec_to_dict",
 ]
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 import numpy as np
+
+from vbtta._support.checks import one_of, positive, whole_number
 
 ContinuousNoise = Literal["none", "annotator"]
 CategoricalNoise = Literal["none", "uniform", "annotator", "confusion"]
@@ -66,12 +67,11 @@ class GaussianMixture:
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        _one_of("link", self.link, ("affine", "shift"))
-        _one_of("noise", self.noise, (None, "none", "annotator"))
-        _one_of("component", self.component, ("normal", "student_t", "laplace"))
-        _positive(concentration=self.concentration, beta=self.beta, nu=self.nu, gamma=self.gamma)
-        for value in np.atleast_1d([] if self.v is None else self.v):
-            _positive(v=float(value))
+        one_of("link", self.link, ("affine", "shift"))
+        one_of("noise", self.noise, (None, "none", "annotator"))
+        one_of("component", self.component, ("normal", "student_t", "laplace"))
+        positive(concentration=self.concentration, beta=self.beta, nu=self.nu, gamma=self.gamma)
+        _check_scale(self.v)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +96,9 @@ class GaussianLatent:
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        _one_of("noise", self.noise, (None, "none", "annotator"))
-        _positive(shrinkage=self.shrinkage, beta=self.beta, nu=self.nu, gamma=self.gamma)
-        for value in np.atleast_1d([] if self.v is None else self.v):
-            _positive(v=float(value))
+        one_of("noise", self.noise, (None, "none", "annotator"))
+        positive(shrinkage=self.shrinkage, beta=self.beta, nu=self.nu, gamma=self.gamma)
+        _check_scale(self.v)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +143,8 @@ class CategoricalMixture:
     class_concentration: float = 20.0
 
     def __post_init__(self) -> None:
-        _one_of("weights", self.weights, ("view", "view_class"))
-        _positive(concentration=self.concentration, class_concentration=self.class_concentration)
+        one_of("weights", self.weights, ("view", "view_class"))
+        positive(concentration=self.concentration, class_concentration=self.class_concentration)
         _check_categorical(self)
 
 
@@ -170,7 +169,7 @@ class CategoricalLatent:
     accuracy_prior: tuple[float, float] = (8.0, 2.0)
 
     def __post_init__(self) -> None:
-        _positive(shrinkage=self.shrinkage)
+        positive(shrinkage=self.shrinkage)
         _check_categorical(self)
 
 
@@ -200,7 +199,7 @@ class OrdinalMixture:
     level_concentration: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             concentration=self.concentration,
             slope_scale=self.slope_scale,
             xi_scale=self.xi_scale,
@@ -233,7 +232,7 @@ class RankingMixture:
     xi_scale: float = 0.1
 
     def __post_init__(self) -> None:
-        _positive(concentration=self.concentration, kappa_scale=self.kappa_scale, xi_scale=self.xi_scale)
+        positive(concentration=self.concentration, kappa_scale=self.kappa_scale, xi_scale=self.xi_scale)
 
 
 @dataclass(frozen=True)
@@ -280,10 +279,9 @@ class EM:
     keep_states: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1; got {self.max_steps}")
-        if not self.tol >= 0:
-            raise ValueError(f"tol must not be negative; got {self.tol}")
+        whole_number("max_steps", self.max_steps, least=1)
+        if not isinstance(self.tol, float | int) or not self.tol >= 0:
+            raise ValueError(f"tol must be a number that is not negative; got {self.tol!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,12 +321,12 @@ class ADVI:
     keep_states: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("bound", self.bound, ("elbo", "renyi", "iwae"))
-        _positive(learning_rate=self.learning_rate)
+        one_of("bound", self.bound, ("elbo", "renyi", "iwae"))
+        positive(learning_rate=self.learning_rate)
         for name in ("steps", "particles", "batch_size"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1; got {value!r}")
+            if value is not None:
+                whole_number(name, value, least=1)
         if self.alpha is not None and self.bound != "renyi":
             raise ValueError(f"alpha is the order of bound='renyi'; leave it out with bound={self.bound!r}")
         if self.alpha is not None and not 0 <= self.alpha <= 1:
@@ -402,22 +400,16 @@ def _rich(value: Any) -> Any:
 
 
 def _check_categorical(spec: CategoricalMixture | CategoricalLatent) -> None:
-    _one_of("link", spec.link, ("softmax", "probit"))
-    _one_of("noise", spec.noise, (None, "none", "uniform", "annotator", "confusion"))
-    _positive(kappa_scale=spec.kappa_scale, offset_scale=spec.offset_scale, xi_scale=getattr(spec, "xi_scale", None))
+    one_of("link", spec.link, ("softmax", "probit"))
+    one_of("noise", spec.noise, (None, "none", "uniform", "annotator", "confusion"))
+    positive(kappa_scale=spec.kappa_scale, offset_scale=spec.offset_scale, xi_scale=getattr(spec, "xi_scale", None))
     for name in ("confusion_prior", "accuracy_prior"):
         if len(getattr(spec, name)) != 2:
             raise ValueError(f"{name} must be two numbers; got {getattr(spec, name)}")
         for value in getattr(spec, name):
-            _positive(**{name: value})
+            positive(**{name: value})
 
 
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(repr(option) for option in allowed)}; got {value!r}")
-
-
-def _positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be a positive number; got {value!r}")
+def _check_scale(v: float | Sequence[float] | None) -> None:
+    for value in [] if v is None else v if isinstance(v, Sequence | np.ndarray) else [v]:
+        positive(v=value)

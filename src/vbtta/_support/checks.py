@@ -1,0 +1,30 @@
+"""Checks of single arguments: an error names the argument, what was received and what it takes."""
+
+__all__ = ["one_of", "positive", "whole_number"]
+
+import math
+from numbers import Real
+from typing import SupportsFloat, cast
+
+
+def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    """The value is one of a few."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(repr(option) for option in allowed)}; got {value!r}")
+
+
+def positive(**values: object) -> None:
+    """Every value is a finite number above zero, or None."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        if not isinstance(value, Real) or not 0 < float(cast(SupportsFloat, value)) < math.inf:
+            raise ValueError(f"{name} must be a positive number; got {value!r}")
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """The value as an int; 3.0 is one, 2.5 and True are not."""
+    number = float(cast(SupportsFloat, value)) if isinstance(value, Real) else math.nan
+    if isinstance(value, bool) or not number.is_integer() or number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
+    return int(number)
