@@ -1,5 +1,6 @@
 """The runner of the experiments and its command: kept trials, kills, checks, and every way to be told off."""
 
+import contextlib
 import json
 import os
 import random
@@ -28,11 +29,14 @@ def run(*args: str | Path) -> Any:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of two small items, made once."""
-    out = tmp_path_factory.mktemp("results")
-    found = run("figure1", "figure3", "--out", out, "--jobs", "1")
+    """Results of two small items, made once by the help text's example."""
+    lines = [line.split() for line in run("--help").stdout.splitlines()]
+    [example] = [line[2:] for line in lines if line[:2] == ["vbtta", "reproduce"]]
+    folder = tmp_path_factory.mktemp("here")
+    with contextlib.chdir(folder):
+        found = run("figure1", *example)
     assert found.exit_code == 0, found.stderr
-    return out
+    return folder / "results"
 
 
 def rows_of(path: Path) -> Any:
@@ -66,7 +70,7 @@ def test_an_item_leaves_rows_tables_figures_and_a_summary(results: Path) -> None
 def test_finished_trials_are_kept_and_nothing_is_computed_to_draw(results: Path, tmp_path: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in (results / ".trials").glob("*.json")}
     drawn = (results / "figure3" / "figure3.svg").read_bytes()
-    found = run("figure3", "--out", results, "--jobs", "1", "--json")
+    found = run("figure3", "--profile", "smoke", "--out", results, "--jobs", "1", "--json")
     assert "0 of 2 trials to run, 2 kept from before" in found.stderr
     assert [claim["verdict"] for claim in json.loads(found.stdout)["items"]["figure3"]]
     assert {path.name: path.stat().st_mtime_ns for path in (results / ".trials").glob("*.json")} == before
@@ -121,13 +125,13 @@ def test_verify_refuses_results_of_other_code(results: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        ((), 2, "Missing argument"),
+        ((), 2, "name at least one item"),
         (("table9",), 2, "table9: no such item"),
         (("figure1", "--profile", "huge"), 2, "huge"),
         (("figure1", "--jobs", "0"), 2, "--jobs"),
         (("figure1", "--data", "nowhere"), 2, "nowhere: no such folder"),
         (("figure1", "--verify", "--out", "nowhere"), 1, "rows.json does not exist"),
-        (("all", "--verify", "--out", "nowhere"), 1, "holds no results"),
+        (("--verify", "--out", "nowhere"), 1, "holds no results"),
         (("figure3", "--verify", "--out", "damaged"), 1, "is no outcome"),
         (("figure1", "--out", "file"), 1, "file"),
     ],
@@ -151,11 +155,11 @@ def test_missing_data_skips_an_item(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return (DataMissing("faces are not in any folder; give --data") for _ in names)
 
     monkeypatch.setattr("vbtta.experiments.running.run_items", nothing_there)
-    found = run("table4", "--out", tmp_path)
+    found = run("table4", "--out", tmp_path, "--profile", "smoke")
     assert found.exit_code == 1
     assert "table4: skipped, faces are not in any folder" in found.stderr
     assert "vbtta: error: table4 was not made" in found.stderr
-    found = run("all", "--out", tmp_path, "--json")
+    found = run("all", "--out", tmp_path, "--profile", "smoke", "--json")
     assert found.exit_code == 0
     assert set(json.loads(found.stdout)["skipped"]) == set(ITEMS)
 
@@ -174,7 +178,8 @@ def test_a_trial_that_fails_ends_the_run_and_keeps_the_others(tmp_path: Path, mo
 def test_reproduce_survives_being_killed(results: Path, tmp_path: Path) -> None:
     whole = rows_of(results / "figure3")
     out, dice = tmp_path / "killed", random.Random(8)
-    code = f"from vbtta.cli.app import app; app({['reproduce', 'figure3', '--out', str(out), '--jobs', '1']!r})"
+    args = ["figure3", "--profile", "smoke", "--jobs", "1", "--out", str(out)]
+    code = f"from vbtta.cli.app import app; app({['reproduce', *args]!r})"
     kept = []
     for _ in range(10):
         process = subprocess.Popen(
@@ -200,7 +205,7 @@ def test_reproduce_survives_being_killed(results: Path, tmp_path: Path) -> None:
         kept.append(len(list((out / ".trials").glob("[!.]*.json"))))
     assert kept == sorted(kept)
     assert kept[-1] > 0
-    assert run("figure3", "--out", out, "--jobs", "1").exit_code == 0
+    assert run(*args).exit_code == 0
     assert rows_of(out / "figure3") == whole
     assert (out / "figure3" / "figure3.svg").read_bytes() == (results / "figure3" / "figure3.svg").read_bytes()
 

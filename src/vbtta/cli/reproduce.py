@@ -21,16 +21,22 @@ class Profile(StrEnum):
 
 @command
 def reproduce(
-    items: Annotated[list[str], typer.Argument(metavar="ITEM...", help="Names of items, all, or ls to list them.")],
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ITEM...", help="Names of items, all, or ls to list them; all is meant with --verify."),
+    ] = None,
     profile: Annotated[
         Profile, typer.Option("--profile", help="smoke: seconds; cpu: two cores and hours; paper: the full protocol.")
-    ] = Profile.smoke,
+    ] = Profile.cpu,
     data: Annotated[
         Path | None, typer.Option("--data", envvar="VBTTA_DATA", help="Folder of the data sets, for real images.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for rows, tables, figures and README.md.")] = Path(
-        "results"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for rows, tables, figures and README.md; results, or runs/smoke for smoke."
+        ),
+    ] = None,
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder for finished trials and networks; OUT/.trials by default.")
     ] = None,
@@ -57,6 +63,9 @@ def reproduce(
     talk = Talk(as_json, quiet)
     if items == ["ls"]:
         return _list(talk)
+    if not items and not verify:
+        raise UsageError("name at least one item, or all; vbtta reproduce ls lists them")
+    items = items or ["all"]
     unknown = [name for name in items if name not in (*ITEMS, "all")]
     if unknown:
         raise UsageError(f"{unknown[0]}: no such item; choose from ls, all, {', '.join(ITEMS)}")
@@ -64,6 +73,8 @@ def reproduce(
         raise UsageError(f"--data {data}: no such folder; give the folder of the data sets")
     everything = "all" in items
     names = list(ITEMS) if everything else list(dict.fromkeys(items))
+    if out is None:  # a trial of the code does not write over results
+        out = Path("runs/smoke" if profile is Profile.smoke and not verify else "results")
     store = out / ".trials" if cache is None else cache
     places = Places(data, store / "networks")
     if verify:

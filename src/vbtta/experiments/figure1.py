@@ -30,7 +30,7 @@ TITLE = "Test-time augmentation as a mixture of views (schematic)"
 VERSION = 1
 _INK = "#010101"
 # Names, places of the clouds, locations and scales of what the model says, weights.
-_VIEWS = (("flip", 2.4, -0.3, 0.35, 0.6), ("mixup", 1.2, 0.5, 0.6, 0.3), ("noise", 0.0, 1.6, 0.9, 0.1))
+_VIEWS = (("crop", 2.4, -0.3, 0.35, 0.6), ("mixup", 1.2, 0.5, 0.6, 0.3), ("noise", 0.0, 1.6, 0.9, 0.1))
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ def _draw() -> Any:
     from matplotlib.figure import Figure
     from matplotlib.patches import Ellipse
 
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    figure = Figure(figsize=(7.6, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    left.set(xlim=(-0.6, 6.4), ylim=(-0.8, 3.3))
+    left.set(xlim=(-0.6, 7.6), ylim=(-0.8, 3.3))
     left.axis("off")
     left.plot(0, 1.2, "o", color=_INK, markersize=8)
     left.text(0, 0.85, "input x", ha="center", va="top")
@@ -103,9 +103,9 @@ def _draw() -> Any:
             2.5 + 0.22 * rng.normal(size=24), height + 0.12 * rng.normal(size=24), ".", color=colour, markersize=4
         )
         left.text(2.5, height + 0.42, name, ha="center", va="bottom", color=colour)
-        _arrow(left, (3.25, height), (4.15, height))
-        left.text(4.7, height, f"model, weight {weight:g}", ha="center", va="center", fontsize=8)
-        _arrow(left, (5.3, height), (6.3, 1.2 + 0.25 * (height - 1.2)))
+        _arrow(left, (3.2, height), (4.05, height))
+        left.text(5.05, height, f"model\nweight {weight:g}", ha="center", va="center", fontsize=8)
+        _arrow(left, (6.0, height), (7.4, 1.2 + 0.25 * (height - 1.2)))
     grid = np.linspace(-2, 4.5, 300)
     total = np.zeros_like(grid)
     for (_, _, location, scale, weight), colour in zip(_VIEWS, COLOURS, strict=False):

@@ -60,7 +60,7 @@ PROFILES = {
     "smoke": Config(
         Setting(instances=120, test_instances=100, epochs=5, width=16, folds=2), seeds=1, draws=4, steps=20
     ),
-    "cpu": Config(Setting()),
+    "cpu": Config(Setting(), seeds=5),
     "paper": Config(Setting(test_instances=10_000), draws=256),
 }
 
@@ -191,6 +191,7 @@ def _draw(rows: Sequence[Row]) -> Any:
             bottom.plot(steps, weights.mean(axis=0), color=COLOURS[place], label=member)
         bottom.set_ylim(0, None)
         bottom.set_xscale("log")
+        bottom.xaxis.set_major_formatter("{x:.0f}")
         bottom.set_xlabel("update")
         bottom.legend(ncols=1 if len(members) < 4 else 2)
     panels[0, 0].set_ylabel("mean squared error")
