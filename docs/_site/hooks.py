@@ -1,0 +1,223 @@
+"""What the site's build adds to the pages: results, the command line, bare names, and a check of the docstrings."""
+
+from __future__ import annotations
+
+import ast
+import html
+import inspect
+import json
+import os
+import re
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+PUBLIC = ("vbtta", "vbtta.augment")  # whose names the reference must hold; others are there as whole modules
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)]*)?\)")
+_FLOORS = {3: "what people look at", 2: "models and inputs", 1: "the statistics"}
+_NAMES = {
+    "README.md": "Overview",
+    "bench": "Speed",
+    "cifar10n": "CIFAR-10N",
+    "learning_curve": "Learning curve",
+    "quality": "Quality",
+}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Hang the results that are there under their tab."""
+    for entry in config.nav or []:
+        if "Results" in entry:
+            entry["Results"] = [{_title(path): path} for path in result_pages()]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the results' pages and pictures and the page of the command line."""
+    check_reference(Path(config.docs_dir) / "reference")
+    for name, text in {**result_pages(), "reference/command-line.md": command_line()}.items():
+        files.append(File.generated(config, name, content=text))
+    for path in sorted(RESULTS.rglob("*")):
+        if path.suffix in (".svg", ".png"):
+            files.append(File.generated(config, f"results/{path.relative_to(RESULTS)}", abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Draw the import order where a page asks for it; links into the repository that are no pages become plain text."""
+    markdown = markdown.replace("IMPORT_ORDER\n", import_order() + "\n")
+    return re.sub(r"\[([^\]]+)\]\(repo:([^)]+)\)", r"\1", markdown)
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def result_pages() -> dict[str, str]:
+    """The pages of the results by their place in the site: every README.md there, the speed, and an overview."""
+    found = {f"results/{path.relative_to(RESULTS)}": _page(path) for path in sorted(RESULTS.rglob("README.md"))}
+    if (RESULTS / "bench").is_dir() and "results/bench/README.md" not in found:
+        found["results/bench/README.md"] = _speed(sorted((RESULTS / "bench").glob("*.json")))
+    listed = "\n".join(f"- [{_heading(text)}]({name.removeprefix('results/')})" for name, text in found.items())
+    first = found.pop("results/README.md", "# Results\n\nWhat was measured, by scripts that are part of the project.\n")
+    more = [line for line in listed.splitlines() if "](README.md)" not in line and line.split("](")[1] not in first]
+    if more:
+        first += "\n## All pages\n\n" + "\n".join(more) + "\n"
+    return {"results/README.md": first, **found}
+
+
+def _page(path: Path) -> str:
+    """A README of the results, with links that lead out of them as plain text."""
+
+    def keep(match: re.Match[str]) -> str:
+        picture, words, target, _ = match.groups()
+        there = (path.parent / target).resolve()
+        if there.is_dir():
+            there = there / "README.md"
+            if there.is_file():
+                return f"[{words}]({target.rstrip('/')}/README.md)"
+        inside = RESULTS.resolve() in there.parents
+        shown = there.is_file() and inside and (there.suffix in (".svg", ".png") if picture else there.suffix == ".md")
+        return match.group(0) if shown else words
+
+    return _LINK.sub(keep, path.read_text(encoding="utf-8"))
+
+
+def _heading(text: str) -> str:
+    return next((line.lstrip("# ") for line in text.splitlines() if line.startswith("# ")), "Results")
+
+
+def _title(path: str) -> str:
+    parts = path.split("/")
+    return _NAMES.get(parts[-2] if len(parts) > 2 else parts[-1], parts[-2].replace("_", " ").capitalize())
+
+
+def _speed(paths: list[Path]) -> str:
+    """Every benchmark's numbers, as they are in its file."""
+    lines = [
+        "# Speed",
+        "",
+        "Ratios within one run, so that another machine finds similar ones; a limit is what the project promises.",
+    ]
+    for path in paths:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        made, where = found["provenance"], found["circumstances"]
+        rows = [f"| {name} | {value} |" for name, value in _flat(found["outcome"])]
+        lines += ["", f"## {found['benchmark']}", "", "| what | value |", "| --- | ---: |", *rows, ""]
+        lines += [
+            f"{where['seconds']:.0f} s on {where['cores']} cores, {made['machine']}, commit {made['git'][:12]}, "
+            f"{made['time'][:10]}."
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [row for key, part in value.items() for row in _flat(part, f"{name}, {key}" if name else str(key))]
+    return [(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))]
+
+
+# -- the import order -------------------------------------------------------------------------------------------------
+
+
+def import_order() -> str:
+    """The layers of pyproject.toml as a drawing, topmost first, with each module's first line."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = [layer.strip("()") for layer in contract["contracts"][0]["layers"]]
+    first, second = layers.index("diagnostics"), layers.index("scale") if "scale" in layers else layers.index("module")
+    rows = []
+    for place, layer in enumerate(layers):
+        floor = 3 if place < second else 2 if place < first else 1
+        path = ROOT / "src" / "vbtta" / layer.replace(".", "/")
+        source = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+        if not source.is_file():
+            continue
+        words = (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").splitlines() or [""]
+        rows.append(
+            f'<div class="floor floor-{floor}"><code>{layer}</code> <span>{html.escape(words[0])}</span></div>'
+        )
+    key = "".join(f'<span class="floor floor-{n}">{text}</span>' for n, text in _FLOORS.items())
+    return f'<div class="floors"><p>{key}</p>{"".join(rows)}</div>\n'
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def command_line() -> str:
+    """All commands with their options, from the application itself."""
+    os.environ["COLUMNS"] = "200"
+    main = import_module("typer.main")
+    group = main.get_command(import_module("vbtta.cli.app").app)
+    lines = [
+        "# Command line",
+        "",
+        "`vbtta COMMAND [OPTIONS]`. Exit codes: 0 ok, 1 failed, 2 wrong use. Errors are one line on the error stream; "
+        "files are written whole or not at all. `--json` prints one JSON document and nothing else.",
+    ]
+    for name, command in group.commands.items():
+        context = command.make_context(name, [], resilient_parsing=True)
+        words, _, example = inspect.cleandoc(command.help or "").partition("Example:")
+        records = [record for part in command.params if (record := _record(part, context))]
+        lines += ["", f"## vbtta {name}", "", words.strip()]
+        if example.strip():
+            lines += ["", "```", inspect.cleandoc(example).strip(), "```"]
+        lines += ["", "| argument or option | meaning |", "| --- | --- |"]
+        lines += [f"| {_code(left)} | {_cell(right)} |" for left, right in records]
+    return "\n".join(lines) + "\n"
+
+
+def _record(part: Any, context: Any) -> tuple[str, str] | None:
+    record = part.get_help_record(context)
+    if record is None and getattr(part, "param_type_name", "") == "argument":
+        record = (part.metavar or part.name.upper(), part.help or "")
+    return record
+
+
+def _code(text: str) -> str:
+    return "`" + " ".join(text.split()).replace("|", r"\|") + "`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
+
+
+# -- the reference ----------------------------------------------------------------------------------------------------
+
+
+def check_reference(folder: Path) -> None:
+    """Fail where a public name is not on a page of the reference, or has no docstring."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md")))
+    shown = re.findall(r"^::: (\S+)", text, flags=re.MULTILINE)
+    wanted = {f"{module}.{name}" for module in PUBLIC for name in import_module(module).__all__ if name[0] != "_"}
+    absent = sorted(wanted - set(shown))
+    if absent:
+        raise PluginError(f"the reference lacks {', '.join(absent)}: add a line '::: {absent[0]}' in docs/reference")
+    silent = [name for path in shown for name in undocumented(path)]
+    if silent:
+        raise PluginError(f"no docstring: {', '.join(silent)}")
+
+
+def undocumented(path: str) -> list[str]:
+    """A name and its public methods and properties, where they have no docstring of their own."""
+    try:
+        whole = import_module(path)
+        parts = [part for part in whole.__all__ if callable(getattr(whole, part))]
+        return [name for part in parts for name in undocumented(f"{path}.{part}")]
+    except ModuleNotFoundError:
+        module, _, name = path.rpartition(".")
+    thing = getattr(import_module(module), name)
+    found = [] if (thing.__doc__ or "").strip() else [path]
+    if inspect.isclass(thing):
+        for member, value in vars(thing).items():
+            value = getattr(value, "__func__", value)
+            if not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                said = inspect.getdoc(getattr(thing, member)) or f"{member} :" in (thing.__doc__ or "")
+                if not said:
+                    found.append(f"{path}.{member}")
+    return found

@@ -1,0 +1,222 @@
+"""The pages run and print what they show, the equation map is whole, and the site needs nothing from elsewhere."""
+
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+import runpy
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def _tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "_site" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+pages, hooks = _tool("pages"), _tool("hooks")
+WITH_CODE = [path for path in sorted(DOCS.rglob("*.md")) if pages.has_code(path)]
+PICTURE = re.compile(r"assets/pictures/([\w-]+\.svg)")
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: str(path.relative_to(DOCS)))
+def test_pages_run_and_print_what_they_show(page: Path, tmp_path: Path) -> None:
+    steps = pages.run(page, tmp_path)
+    problems = [problem for step in steps if (problem := pages.difference(step)) is not None]
+    assert not problems, "\n".join(problems)
+    shown = PICTURE.findall(page.read_text(encoding="utf-8"))
+    assert {name for name in shown if not (tmp_path / name).is_file()} == set()  # pictures are of this very code
+    assert {name for name in shown if not (pages.PICTURES / name).is_file()} == set()
+
+
+def test_a_wrong_output_is_found() -> None:
+    assert pages.difference(pages.Step("python", "", "NLL 0.51\n", "NLL 0.51\n")) is None
+    assert pages.difference(pages.Step("python", "", "NLL 0.51\n", "NLL 0.52\n")) is None  # other machines round
+    assert pages.difference(pages.Step("python", "", "NLL 0.51\n", "NLL 0.61\n")) is not None
+    assert pages.difference(pages.Step("python", "", "NLL 0.51\n", "MSE 0.51\n")) is not None
+    assert pages.difference(pages.Step("python", "", "NLL 0.51\n", None)) is not None
+
+
+def test_no_picture_is_left_over() -> None:
+    used = {name for path in DOCS.rglob("*.md") for name in PICTURE.findall(path.read_text(encoding="utf-8"))}
+    assert {path.name for path in pages.PICTURES.glob("*")} == used
+
+
+# -- examples ---------------------------------------------------------------------------------------------------------
+
+EXAMPLES = {
+    "image_classification": "on the harmful views: 0.0",
+    "tabular_regression": "weighted views absolute error",
+    "crowd_labels": "consensus right",
+    "from_onnx": "weighted views accuracy",
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+    assert EXAMPLES[name] in capsys.readouterr().out
+
+
+def test_examples_are_notebooks_as_scripts() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        cells = re.findall(r"^# %%.*$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert cells[0] == "# %% [markdown]"
+        assert "# %%" in cells, path
+
+
+# -- the equation map -------------------------------------------------------------------------------------------------
+
+MAP = (DOCS / "equations.md").read_text(encoding="utf-8")
+_IN_CODE = re.compile(r"`([^`]+)`")
+
+
+def _rows() -> list[list[str]]:
+    lines = [
+        line for line in MAP.splitlines() if line.startswith("|") and not line.startswith(("|---", "| paper", "| here"))
+    ]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_the_map_names_every_numbered_equation_once() -> None:
+    numbers = [int(found[1]) for row in _rows() if (found := re.match(r"\**(\d+)\**,", row[0]))]
+    assert numbers == list(range(1, 56))
+
+
+def test_functions_and_tests_of_the_map_exist() -> None:
+    assert len(_rows()) > 60
+    for *_, function, test in _rows():
+        module, _, name = _IN_CODE.findall(function)[0].rpartition(".")
+        assert hasattr(importlib.import_module(f"vbtta.{module}"), name), function
+        file, _, case = _IN_CODE.findall(test)[0].partition("::")
+        text = (ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8")
+        assert f"def {case}(" in text, test
+
+
+def test_every_slip_of_the_map_has_its_numbers() -> None:
+    slips = (DOCS / "slips.md").read_text(encoding="utf-8")
+    headings = [int(number) for number in re.findall(r"^## (\d+)\.", slips, flags=re.MULTILINE)]
+    assert headings == list(range(1, 13))
+    for words in re.findall(r"slips? ([\d, and]+)", MAP):
+        assert {int(number) for number in re.findall(r"\d+", words)} <= set(headings)
+    sections = re.split(r"^## \d+\.", slips, flags=re.MULTILINE)[1:]
+    assert all("```python" in section and "```text" in section for section in sections)
+
+
+# -- the site ---------------------------------------------------------------------------------------------------------
+
+
+def _config() -> dict[str, object]:
+    found = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_site_needs_nothing_from_elsewhere() -> None:
+    config = _config()
+    for entry in (*config["extra_css"], *config["extra_javascript"]):  # type: ignore[misc]
+        assert (DOCS / entry).is_file(), entry
+    style = DOCS / "assets" / "katex" / "katex.min.css"
+    fonts = re.findall(r"url\(([^)]+)\)", style.read_text(encoding="utf-8"))
+    assert fonts
+    assert all((style.parent / font).is_file() for font in fonts)
+    assert config["theme"]["font"] is False  # type: ignore[index]
+    assert config["strict"] is True
+
+
+def test_every_result_has_a_page() -> None:
+    found = hooks.result_pages()
+    for path in (ROOT / "results").rglob("README.md"):
+        assert f"results/{path.relative_to(ROOT / 'results')}" in found
+    assert next(iter(found)) == "results/README.md"
+    first = found["results/README.md"]
+    assert all(f"({name.removeprefix('results/')}" in first for name in found if name != "results/README.md")
+
+
+def test_the_command_line_page_has_all_commands_and_options() -> None:
+    main = importlib.import_module("typer.main")
+    group = main.get_command(importlib.import_module("vbtta.cli.app").app)
+    text = hooks.command_line()
+    for name, command in group.commands.items():
+        section = re.search(rf"^## vbtta {name}$(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+        assert section is not None, name
+        for part in command.params:
+            assert max(part.opts, key=len) in section[1] or (part.metavar or part.name.upper()) in section[1], part.name
+
+
+def test_the_reference_is_whole_and_every_name_has_a_docstring() -> None:
+    hooks.check_reference(DOCS / "reference")
+
+
+def test_a_missing_docstring_or_name_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("documented")
+
+    class Silent:
+        """It has one."""
+
+        def method(self) -> None:
+            pass
+
+    module.Silent = Silent  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "documented", module)
+    assert hooks.undocumented("documented.Silent") == ["documented.Silent.method"]
+    (tmp_path / "page.md").write_text("::: vbtta.LabelSets\n", encoding="utf-8")
+    with pytest.raises(Exception, match=r"the reference lacks .*vbtta\.fit_policy"):
+        hooks.check_reference(tmp_path)
+
+
+def test_the_import_order_is_drawn_as_it_is_enforced() -> None:
+    drawn = re.findall(r"<code>(\w+)</code>", hooks.import_order())
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    layers = re.findall(r'^    "\(?(\w+)\)?",', text.partition("layers = [")[2].partition("]")[0], flags=re.MULTILINE)
+    there = {path.stem for path in (ROOT / "src" / "vbtta").iterdir()}
+    assert drawn == [layer for layer in layers if layer in there]
+    assert drawn[0] == "cli"
+
+
+def test_the_schema_names_what_a_policy_file_holds() -> None:
+    schema = json.loads((DOCS / "assets" / "policy.schema.json").read_text(encoding="utf-8"))
+    saved = re.findall(
+        r'^            "(\w+)": ', inspect.getsource(importlib.import_module("vbtta.policy").Policy.save), re.M
+    )
+    assert set(schema["required"]) == set(saved) == set(schema["properties"])
+    table = (DOCS / "reference" / "files.md").read_text(encoding="utf-8")
+    assert all(f"`{key}`" in table for key in saved)
+
+
+# -- the README -------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_short_and_its_numbers_are_those_of_the_results() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    outcome = json.loads((ROOT / "results" / "cifar10n" / "results.json").read_text(encoding="utf-8"))
+    value = {row["method"]: row["values"] for row in outcome["methods"]}
+    names = {
+        "no augmentation": "original",
+        "uniform average": "uniform",
+        "learned weights (AugTTA)": "aug_tta",
+        "greedy policy search, tempered": "greedy+t",
+        "**vbtta, defaults**": "vbtta",
+    }
+    for words, method in names.items():
+        [row] = [line for line in text.splitlines() if line.startswith(f"| {words} |")]
+        said = [float(cell.strip(" *")) for cell in row.split("|")[2:5]]
+        found = [100 * value[method]["accuracy"], value[method]["nll"], 100 * value[method]["ece"]]
+        assert said == pytest.approx(found, abs=0.051), words
