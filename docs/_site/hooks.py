@@ -16,11 +16,14 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 PUBLIC = ("vbtta", "vbtta.augment")  # whose names the reference must hold; others are there as whole modules
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)]*)?\)")
+_SHIM = "assets/iframe-worker/shim.js"
 _FLOORS = {3: "what people look at", 2: "models and inputs", 1: "the statistics"}
 _NAMES = {
     "README.md": "Overview",
@@ -54,6 +57,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Draw the import order where a page asks for it; links into the repository that are no pages become plain text."""
     markdown = markdown.replace("IMPORT_ORDER\n", import_order() + "\n")
     return re.sub(r"\[([^\]]+)\]\(repo:([^)]+)\)", r"\1", markdown)
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Search without a server needs a small script, which the theme would fetch: take the one that lies here."""
+    return output.replace("https://unpkg.com/iframe-worker/shim", get_relative_url(_SHIM, page.url))
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
@@ -139,9 +147,7 @@ def import_order() -> str:
         if not source.is_file():
             continue
         words = (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").splitlines() or [""]
-        rows.append(
-            f'<div class="floor floor-{floor}"><code>{layer}</code> <span>{html.escape(words[0])}</span></div>'
-        )
+        rows.append(f'<div class="floor floor-{floor}"><code>{layer}</code> <span>{html.escape(words[0])}</span></div>')
     key = "".join(f'<span class="floor floor-{n}">{text}</span>' for n, text in _FLOORS.items())
     return f'<div class="floors"><p>{key}</p>{"".join(rows)}</div>\n'
 
