@@ -141,9 +141,13 @@ class TestTable1:
         assert all(f"| {combination}" in text for combination in table1.COMBINATIONS)
 
     def test_first_step_of_the_mixture_is_the_uniform_row(self, rows: dict[str, list]):
-        """Temperatures hardly move in one update, so the accuracies agree; the weights are exactly equal."""
         for row in select(rows["table1"], model="mixture", step=1):
+            [average] = select(
+                rows["table1"], seed=row["seed"], views=row["views"], model="uniform", draws=row["draws"]
+            )
             assert np.ptp(row["weights"]) < 1e-6
+            assert row["accuracy"] == average["accuracy"]
+            assert row["nll"] == pytest.approx(average["nll"], rel=1e-9)
 
     def test_deterministic_views_do_not_depend_on_draws(self, rows: dict[str, list]):
         many, once = (

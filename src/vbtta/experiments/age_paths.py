@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vbtta.experiments.image_setups import SETUPS, STRATEGIES, ImageSetup, paper_views
 from vbtta.experiments.item import Places, Row
 from vbtta.experiments.scoring import fit_steps, round_list
-from vbtta.experiments.tallies import select
+from vbtta.experiments.tallies import plural, select
 from vbtta.metrics import absolute_errors
 from vbtta.plotting import COLOURS, styled
 from vbtta.predictions import ContinuousPrediction, Prediction
@@ -98,6 +98,7 @@ def bands(rows: Sequence[Row], panels: Sequence[tuple[str, str]], per_label: boo
         Draw minus the value, divided by the number of labels, as for a bound.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FormatStrFormatter
 
     figure = Figure(figsize=(4.8 if len(panels) == 1 else 7.2, 3.0), layout="constrained")
     for axes, (key, label) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
@@ -111,6 +112,7 @@ def bands(rows: Sequence[Row], panels: Sequence[tuple[str, str]], per_label: boo
             axes.fill_between(step, mean - sd, mean + sd, color=colour, alpha=0.15, linewidth=0)
             axes.plot(step, mean, color=colour, label=f"{len(names)}-VB-TTA ({strategy})")
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%d"))
         axes.set_xlabel("update")
         axes.set_ylabel(label)
         axes.grid(axis="y")
@@ -124,7 +126,7 @@ def caption(rows: Sequence[Row], config: Config) -> str:
     sample, network = config.setup.sample, config.setup.network
     source = "Made-up images instead of faces; not comparable." if sample.synthetic else "UTKFace."
     return (
-        f"{source} {len(config.seeds)} seeds, {config.steps} plain EM updates of the weights, fitted on "
+        f"{source} {plural(len(config.seeds), 'seed')}, {config.steps} plain EM updates of the weights, fitted on "
         f"{sample.n_calibration} held-out training faces with two labels each and scored on up to {sample.n_test} test "
         f"faces of {sample.size} x {sample.size} pixels; ResNet-18 of width {network.width} (64 in the paper), "
         f"{network.epochs} epochs (200), {config.setup.draws} draws a view. The first update has uniform weights, with "

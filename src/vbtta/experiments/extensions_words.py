@@ -9,7 +9,7 @@ from vbtta.experiments.corruptions import CORRUPTIONS
 from vbtta.experiments.image_setups import ImageSetup
 from vbtta.experiments.item import Claim, Row
 from vbtta.experiments.report import markdown_table
-from vbtta.experiments.tallies import Difference, paired, select, spread
+from vbtta.experiments.tallies import Difference, paired, plural, select, spread
 from vbtta.plotting import COLOURS, styled
 
 __all__ = ["METHODS", "claims", "shift_figure", "table"]
@@ -45,11 +45,12 @@ def table(rows: Sequence[Row], steps: int, n_shift: int, inference: ImageSetup, 
     return (
         f"## Components and bounds on UTKFace\n\n{first}\n\nThe identity and the paper's six views, weights fitted on "
         f"{inference.sample.n_calibration} held-out faces with two labels each; {steps} steps of ADVI with 8 draws, a "
-        f"Dirichlet prior of concentration 1 throughout; {n_seeds} seeds.{made_up} The bound of EM counts parameters "
-        "by their factorised posterior, ADVI's by a full-rank normal one. The same networks as in table 4, with what "
-        "that table says of their size.\n\n"
-        f"## Weights under distribution shift on CIFAR-10\n\n{second}\n\nAccuracy / NLL, means over {n_seeds} seeds, "
-        f"up to {n_shift} test images, corrupted here: {_strengths()}. Eight views that draw nothing at random. "
+        f"Dirichlet prior of concentration 1 throughout; {plural(n_seeds, 'seed')}.{made_up} The bound of EM counts "
+        "parameters by their factorised posterior, ADVI's by a full-rank normal one. The same networks as in "
+        "table 4, with what that table says of their size.\n\n"
+        f"## Weights under distribution shift on CIFAR-10\n\n{second}\n\n"
+        f"Accuracy / NLL, means over {plural(n_seeds, 'seed')}, up to {n_shift} test images, "
+        f"corrupted here: {_strengths()}. Eight views that draw nothing at random. "
         "Weights are fitted on clean calibration images and their three human labels, on calibration images corrupted "
         "in the same way and the same labels (which knows the shift), or on the corrupted test images without any "
         f"label ({steps // 2} steps of ADVI). The mixtures fitted with labels have temperatures and a model of the "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from vbtta.experiments.item import Places
 from vbtta.experiments.samples import Sample, SampleConfig, draw_sample
 from vbtta.experiments.training import ImageNetwork, TrainingConfig, train
 from vbtta.predictions import ViewPredictions
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: two processes may then make the same thing
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["NetworkConfig", "Trained", "trained_network"]
 
@@ -90,18 +96,22 @@ class Trained:
         ViewPredictions
         """
         path = self._path(images, views, draws, seed)
-        if path is not None and path.is_file():
-            return ViewPredictions.load(path)
+        if path is None:
+            return self._collect(images, views, draws, seed)
+        with _alone(path.parent, path.stem):
+            if path.is_file():
+                return ViewPredictions.load(path)
+            found = self._collect(images, views, draws, seed)
+            found.save(path)
+            return found
+
+    def _collect(self, images: NDArray[np.uint8], views: Sequence[BuiltIn], draws: int, seed: int) -> ViewPredictions:
         before = torch.get_num_threads()
         torch.set_num_threads(self.places.threads)
         try:
-            found = collect_views(self.network, unit_images(images), views, draws=draws, batch_size=250, seed=seed)
+            return collect_views(self.network, unit_images(images), views, draws=draws, batch_size=250, seed=seed)
         finally:
             torch.set_num_threads(before)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            found.save(path)
-        return found
 
     def _path(self, images: NDArray[np.uint8], views: Sequence[BuiltIn], draws: int, seed: int) -> Path | None:
         if self.places.cache is None:
@@ -148,6 +158,19 @@ def trained_network(config: SampleConfig, network: NetworkConfig, places: Places
         seed=config.seed,
     )
     folder = None if places.cache is None else places.cache / "checkpoints"
-    fitted = train(training, sample.images, sample.targets, cache=folder, threads=places.threads)
     key = hashlib.sha256(json.dumps(asdict(config) | asdict(training), sort_keys=True).encode()).hexdigest()
+    with _alone(folder, key):
+        fitted = train(training, sample.images, sample.targets, cache=folder, threads=places.threads)
     return Trained(sample, fitted, key, places)
+
+
+@contextmanager
+def _alone(folder: Path | None, name: str) -> Iterator[None]:
+    """Let one process at a time make what another needs, too; the second finds it made (where files can be locked)."""
+    if folder is None or fcntl is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f".{name[:16]}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, or the process dies
+        yield

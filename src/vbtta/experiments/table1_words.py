@@ -7,7 +7,7 @@ from typing import Any
 
 from vbtta.experiments.item import Cell, Claim, Row
 from vbtta.experiments.report import markdown_table
-from vbtta.experiments.tallies import Difference, Spread, agreement, paired, select, spread
+from vbtta.experiments.tallies import Difference, Spread, agreement, paired, plural, select, spread
 
 __all__ = ["PAPER", "cells", "claims", "table"]
 
@@ -64,16 +64,15 @@ def table(rows: Sequence[Row], draws: int, n_seeds: int, trial: Any) -> str:
     shown = ", ".join(f"{_NAMES[letter]} {weight:.2f}" for letter, weight in zip("ABCDE", weights, strict=True))
     source = "made-up patterns instead of MNIST (not comparable)" if trial.synthetic else "MNIST"
     caption = (
-        f"Accuracy on {trial.n_test} test digits, mean and standard deviation over {n_seeds} seeds; {source}. "
-        f"What the paper leaves open was chosen once: a network of two convolutions and a linear layer, {trial.epochs} "
-        f"epochs of Adam in batches of 25, noise of standard deviation {trial.noise:g} (pixels in [0, 1]), mixup with "
-        f"Beta({trial.alpha:g}, {trial.alpha:g}) and partners from the training images, rotations filled with black, "
-        f"uniform rows average the views' softmax outputs. Logits of noise and mixup are averaged over {draws} draws; "
-        "the last column has a single draw. VB-TTA's weights are fitted on the 50 training labels: on views of each "
-        f"training image through a network trained without it ({trial.folds} folds), or, as an ablation, on views "
-        "through the network that has seen it. No test label is used. Step 1 has uniform weights (and temperatures "
-        "after one update, which the average of probabilities feels); the latent pool's start already has the "
-        "best common factor."
+        f"Accuracy on {trial.n_test} test digits, mean and standard deviation over {plural(n_seeds, 'seed')}; {source}."
+        " What the paper leaves open was chosen once: a network of two convolutions and a linear layer, "
+        f"{trial.epochs} epochs of Adam in batches of 25, noise of standard deviation {trial.noise:g} (pixels in "
+        f"[0, 1]), mixup with Beta({trial.alpha:g}, {trial.alpha:g}) and partners from the training images, rotations "
+        "filled with black; uniform rows average the views' softmax outputs. Logits of noise and mixup are averaged "
+        f"over {draws} draws; the last column has a single draw. VB-TTA's weights are fitted on the 50 training "
+        "labels: on views of each training image through a network trained without it "
+        f"({trial.folds} folds), or, as an ablation, on views through the network that has seen it. No test label is "
+        "used. Step 1 of the mixture is the uniform average; the latent pool averages logits instead."
     )
     heads = ["views", "paper", f"ours, {draws} draws", "ours, 1 draw"]
     return f"{markdown_table(heads, body)}\n\n{caption}\n\nMean weights of the mixture (out-of-fold views): {shown}."

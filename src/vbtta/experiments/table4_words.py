@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vbtta.experiments.image_setups import STRATEGIES, ImageSetup
 from vbtta.experiments.item import Cell, Claim, Row
 from vbtta.experiments.report import markdown_table
-from vbtta.experiments.tallies import Difference, agreement, paired, select, spread
+from vbtta.experiments.tallies import Difference, agreement, paired, plural, select, spread
 
 __all__ = ["METRICS", "PAPER", "cells", "claims", "table"]
 
@@ -108,7 +108,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             "Optimising the weights reduces the spread over trials",
             _share(len(narrower), len(pairs)),
             f"smaller standard deviation in {len(narrower)} of {len(pairs)} comparisons, over "
-            f"{len({row['seed'] for row in rows})} seeds, which is few for a standard deviation",
+            f"{plural(len({row['seed'] for row in rows}), 'seed')}, which is few for a standard deviation",
         ),
         Claim(
             "Not in the paper: 6-VB-TTA is better than the network without augmentation",
@@ -132,14 +132,14 @@ def _caption(rows: Sequence[Row], setups: Sequence[ImageSetup], steps: int) -> s
     )
     made_up = " **Made-up images stand in for all data sets; nothing is comparable.**" if rows[0]["synthetic"] else ""
     return (
-        f"Mean and standard deviation over {n_seeds} seeds. Differs from the paper: {sizes}.{made_up} CIFAR-10N images "
-        "are cropped to their centre where smaller than 32 pixels. Food-101 is a sample of its first ten classes and "
-        "**not comparable**. The network is trained on one of an image's labels, chosen at random (UTKFace: the age, "
-        "or the age with noise; N(y, 5) is read as standard deviation 5). Weights are fitted on held-out training "
-        "images with all their labels (three people, one label, two ages), never on test labels. Mixup and "
-        "cutmix are the paper's (for cutmix a mask of Beta numbers, pixel by pixel) with alpha 0.1, 0.5 and 0.9, "
-        "and logits are averaged over draws. The networks were not trained on such images. VB-TTA is the mixture with "
-        "temperatures (softmax link in place of the paper's probit) or affine calibration and, where images carry "
+        f"Mean and standard deviation over {plural(n_seeds, 'seed')}. Differs from the paper: {sizes}.{made_up} "
+        "CIFAR-10N images are cropped to their centre where smaller than 32 pixels. Food-101 is a sample of its first "
+        "ten classes and **not comparable**. The network is trained on one of an image's labels, chosen at random "
+        "(UTKFace: the age, or the age with noise; N(y, 5) is read as standard deviation 5). Weights are fitted on "
+        "held-out training images with all their labels (three people, one label, two ages), never on test labels. "
+        "Mixup and cutmix are the paper's (for cutmix a mask of Beta numbers, pixel by pixel) with alpha 0.1, 0.5 and "
+        "0.9, and logits are averaged over draws. The networks were not trained on such images. VB-TTA is the mixture "
+        "with temperatures (softmax link in place of the paper's probit) or affine calibration and, where images carry "
         f"several labels, a confusion matrix; {steps} plain EM updates."
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from vbtta.experiments.item import Row
 
-__all__ = ["Difference", "Spread", "agreement", "number", "paired", "select", "spread"]
+__all__ = ["Difference", "Spread", "agreement", "number", "paired", "plural", "select", "spread"]
 
 
 class Spread(NamedTuple):
@@ -82,6 +82,17 @@ def paired(first: Sequence[Row], second: Sequence[Row], key: str) -> Difference:
     gaps = np.array([number(one, key) - number(two, key) for one, two in zip(first, second, strict=True)])
     error = float(gaps.std(ddof=1) / math.sqrt(len(gaps))) if len(gaps) > 1 else math.inf
     return Difference(float(gaps.mean()), error, int((gaps > 0).sum()), len(gaps))
+
+
+def plural(count: int, what: str) -> str:
+    """Return a count with its noun.
+
+    Examples
+    --------
+    >>> plural(1, "seed"), plural(2, "seed")
+    ('1 seed', '2 seeds')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def agreement(ours: Spread, paper: float, paper_sd: float, *, larger_is_better: bool) -> str:
