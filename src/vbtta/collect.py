@@ -1,6 +1,6 @@
 """A model's predictions for all inputs under all views, batch by batch."""
 
-__all__ = ["collect_views", "measure_cost"]
+__all__ = ["check_options", "collect_rows", "collect_views", "measure_cost"]
 
 import time
 from collections.abc import Iterator
@@ -80,7 +80,7 @@ def collect_views(
     >>> views.variance[:, 0, 0]
     array([0., 0., 0.])
     """
-    _check_options(draws, keep_draws, variance)
+    check_options(draws, keep_draws, variance)
     view_list = as_views(views)
     adapted = as_model(model, output)
     batches, n_rows = batches_of(inputs, batch_size)
@@ -114,6 +114,20 @@ def collect_views(
     )
 
 
+def collect_rows(
+    model: Model, inputs: Any, views: list[Augmentation], first: int, *, draws: int, delta: bool, seed: int
+) -> tuple[Array, Array | None]:
+    """Mean and variance (n, K, C) of one batch, whose rows count from `first` in the whole data set."""
+    batch = model.prepare(inputs)
+    rows = np.arange(first, first + n_rows_of(batch))
+    job = _Job(model, batch, rows, draws, seed, delta, 0)
+    store = _Store(None, delta or (draws > 1 and any(view.stochastic for view in views)))
+    for k, view in enumerate(views):
+        mean, variance, _ = job.run(view)
+        store.put(k, len(views), rows, mean, variance, view.name)
+    return store.finish()
+
+
 def measure_cost(
     model: Any, inputs: Any, views: Any, *, draws: int = 1, output: Output = None, repeats: int = 5
 ) -> dict[str, float]:
@@ -122,7 +136,7 @@ def measure_cost(
     Parameters
     ----------
     model, inputs, views, draws, output
-        As in :func:`collect_views`; the inputs are one batch.
+        As in :func:`collect_views`; the inputs are one batch. Of those that come in batches the first is taken.
     repeats : int
         Runs of every view, in turns so that a disturbance hits all alike.
 
@@ -137,11 +151,15 @@ def measure_cost(
     >>> list(measure_cost(lambda batch: batch, np.zeros((2, 1)), [Identity()]))
     ['identity']
     """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1; got {repeats}")
     view_list = as_views(views)
     adapted = as_model(model, output)
+    batches, n_rows = batches_of(inputs, 1)
+    batch = next(batches) if n_rows is None else inputs
     times: dict[str, list[float]] = {view.name: [] for view in view_list}
     with adapted.ready():
-        ready = adapted.prepare(inputs)
+        ready = adapted.prepare(batch)
         job = _Job(adapted, ready, np.arange(n_rows_of(ready)), draws, 0, False, 0)
         for view in view_list:  # the first call may compile or allocate
             job.run(view)
@@ -279,7 +297,8 @@ def _join_draws(kept: list[Array], n_views: int) -> Array | None:
     return np.concatenate([np.stack(kept[at : at + n_views], axis=1) for at in range(0, len(kept), n_views)])
 
 
-def _check_options(draws: int, keep_draws: int, variance: str | None) -> None:
+def check_options(draws: int, keep_draws: int, variance: str | None) -> None:
+    """Refuse options that no collection can have."""
     for name, value, least in (("draws", draws, 1), ("keep_draws", keep_draws, 0)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")

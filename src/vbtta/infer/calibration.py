@@ -14,9 +14,11 @@ __all__ = [
     "common_log_kappa",
     "direction",
     "gradient",
+    "information",
     "log_kappa_precision",
     "log_prior",
     "moved",
+    "precision",
     "starts",
 ]
 
@@ -88,16 +90,29 @@ def log_kappa_precision(n_views: int, prior: CalibrationPrior) -> Array:
     return inner * np.eye(n_views) - shared
 
 
+def precision(n_views: int, n_classes: int, prior: CalibrationPrior) -> Array:
+    """Prior precision of (ln kappa_k, o), whose prior mean is 0: (K + C, K + C)."""
+    result = np.zeros((n_views + n_classes, n_views + n_classes))
+    result[:n_views, :n_views] = log_kappa_precision(n_views, prior)
+    result[n_views:, n_views:] = np.eye(n_classes) / prior.offset_scale**2
+    return result
+
+
+def information(state: Calibration, sums: CalibrationSums) -> Array:
+    """Minus the curvature of the expected log-likelihood in (ln kappa_k, o), that of exp left out: (K + C, K + C)."""
+    K, kappa = len(state.log_kappa), np.exp(state.log_kappa)
+    result = np.empty((K + len(state.offset), K + len(state.offset)))
+    result[:K, :K] = np.diag(kappa**2 * np.maximum(sums.kappa_curvature, 0))
+    result[K:, :K] = sums.cross_curvature * kappa
+    result[:K, K:] = result[K:, :K].T
+    result[K:, K:] = _full(sums.offset_curvature)
+    return result
+
+
 def direction(state: Calibration, sums: CalibrationSums, prior: CalibrationPrior) -> Array:
     """A Newton step of (ln kappa_k, o): (K + C,). The curvature of exp is left out, so that it ascends."""
-    K, C = len(state.log_kappa), len(state.offset)
-    kappa = np.exp(state.log_kappa)
-    curvature = np.empty((K + C, K + C))
-    curvature[:K, :K] = np.diag(kappa**2 * np.maximum(sums.kappa_curvature, 0)) + log_kappa_precision(K, prior)
-    curvature[K:, :K] = sums.cross_curvature * kappa
-    curvature[:K, K:] = curvature[K:, :K].T
-    curvature[K:, K:] = _full(sums.offset_curvature) + np.eye(C) / prior.offset_scale**2
-    curvature[np.arange(K + C), np.arange(K + C)] *= 1 + 1e-10
+    curvature = information(state, sums) + precision(len(state.log_kappa), len(state.offset), prior)
+    curvature[np.diag_indices_from(curvature)] *= 1 + 1e-10
     step = np.linalg.solve(curvature, gradient(state, sums, prior))
     return np.asarray(step / max(1.0, np.abs(step).max() / _LARGEST_STEP))
 

@@ -1,0 +1,258 @@
+"""collect_views on a cluster: inputs of any number through a pool of models, predictions out as parquet files."""
+
+__all__ = ["Collected", "collect_views"]
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vbtta._support.extras import require
+from vbtta._support.files import atomic_path
+from vbtta._support.progress import Progress
+from vbtta.augment.base import Augmentation
+from vbtta.augment.fingerprint import view_fingerprint
+from vbtta.augment.foreign import as_views
+from vbtta.collect import check_options, collect_rows
+from vbtta.models.base import Model, Output, as_model
+from vbtta.predictions import ViewPredictions
+from vbtta.scale.cluster import connect
+from vbtta.scale.inputs import Piece, pieces_of, read_batches
+from vbtta.scale.tables import About, open_sources, prediction_table
+
+_ROW_GROUP = 1 << 26  # bytes that are written at once
+
+
+class Collected(NamedTuple):
+    """Where predictions were written."""
+
+    folder: Path
+    n_instances: int
+    n_parts: int
+    n_reused: int  # parts that were there already
+
+    def load(self) -> ViewPredictions:
+        """All of them in memory."""
+        first, *others = [source.read() for source in open_sources(self.folder)]
+        return first.concat(others) if others else first
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is done with every piece."""
+
+    factory: Callable[[], Any]
+    views: list[Augmentation]
+    draws: int
+    batch_size: int
+    delta: bool
+    output: Output
+    seed: int
+    classes: tuple[Any, ...] | None
+    read: Callable[[Any], Any] | None
+    folder: str
+    key: str
+
+    def target(self, piece: Piece) -> Path:
+        """Where a piece's predictions go; another model, seed or input has another name."""
+        mark = hashlib.sha256(f"{self.key} {piece.stamp} {piece.start} {piece.stop}".encode()).hexdigest()[:12]
+        return Path(self.folder) / f"{piece.name}-{mark}.parquet"
+
+
+def collect_views(
+    model_factory: Callable[[], Any],
+    dataset: Any,
+    views: Any,
+    out: str | os.PathLike[str],
+    *,
+    draws: int = 1,
+    batch_size: int = 256,
+    variance: Literal["delta"] | None = None,
+    output: Output = None,
+    seed: int = 0,
+    progress: bool = False,
+    classes: ArrayLike | None = None,
+    read: Callable[[Any], Any] | None = None,
+    key: str = "",
+    rows_per_part: int = 16_384,
+    workers: int | None = None,
+    worker_options: dict[str, Any] | None = None,
+    address: str | None = None,
+) -> Collected:
+    """Predict every input under every view, on a cluster: :func:`vbtta.collect_views` for inputs of any number.
+
+    Input files are cut into parts of consecutive rows. Every worker of the pool makes the model once and then works on
+    one part after another, batch by batch, so that its memory does not depend on the number of inputs. A part's
+    predictions appear whole or not at all; a part that is there already is not computed again, so the same call goes
+    on where an earlier one stopped, and the part of a worker that is lost is given to another. Draws are keyed by
+    the row's number in the whole data set: the result does not depend on parts, batches or workers.
+
+    Parameters
+    ----------
+    model_factory : callable
+        Makes the model, which is what :func:`vbtta.models.as_model` takes. It is called on the workers.
+    dataset : path or list of paths
+        Parquet files, or folders of them, with a column `image` (image files; the model sees numbers from 0 to 1 of
+        shape (n, 3, H, W)), a column `inputs` (lists of lists ..., tensors), or only numbers; and
+        optionally `instance`, the inputs' ids, which are row numbers otherwise.
+    views : list of views
+        What :func:`vbtta.augment.as_views` takes.
+    out : path
+        Folder of the predictions, on a file system that all nodes share.
+    draws, batch_size, variance, output, seed, progress, classes
+        As in :func:`vbtta.collect_views`.
+    read : callable, optional
+        Makes inputs of a `pyarrow.Table`, where the columns are others than those above.
+    key : str
+        Whatever else the predictions depend on, such as a digest of the model's weights: parts made under another key
+        are not taken for finished.
+    rows_per_part : int
+        Rows of a part: what is lost when a worker is, at most.
+    workers : int, optional
+        Models at work at a time; by default one a core of the cluster.
+    worker_options : dict, optional
+        What every worker needs, as `ray.remote` takes it, for instance ``{"num_gpus": 1}``.
+    address : str, optional
+        Of the cluster, as `ray.init` takes it; by default the one Ray is connected to, or this machine.
+
+    Returns
+    -------
+    Collected
+        Its `folder` is what :func:`vbtta.scale.fit_policy` takes.
+    """
+    check_options(draws, 0, variance)
+    if not callable(model_factory):
+        raise TypeError(
+            f"model_factory must be a function that makes the model, called on every worker; got "
+            f"{type(model_factory).__name__}. Wrap it: lambda: model"
+        )
+    view_list = as_views(views)
+    pieces = pieces_of(dataset, rows_per_part)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    prints = [(view.name, view_fingerprint(view)) for view in view_list]
+    made_by = f"{getattr(model_factory, '__module__', '')}:{getattr(model_factory, '__qualname__', '')}"
+    named = None if classes is None else tuple(np.asarray(classes).tolist())
+    described = [made_by, prints, draws, variance, str(output), seed, named, key]
+    mark = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    job = _Job(
+        model_factory, view_list, draws, batch_size, variance == "delta", output, seed, named, read,
+        str(folder.resolve()), mark,
+    )  # fmt: skip
+    expected = {job.target(piece).name for piece in pieces}
+    strangers = sorted(path.name for path in folder.glob("*.parquet") if path.name not in expected)
+    if strangers:
+        raise ValueError(
+            f"out: {folder} holds predictions of other inputs, views, options or of another model ({strangers[0]}); "
+            "choose another folder, or remove them"
+        )
+    waiting = [piece for piece in pieces if not job.target(piece).exists()]
+    n_rows = pieces[-1].first + pieces[-1].stop - pieces[-1].start
+    with Progress("inputs", n_rows, progress) as bar:
+        bar.advance(n_rows - sum(piece.stop - piece.start for piece in waiting))
+        if waiting:
+            _run(job, waiting, workers, worker_options or {}, address, bar)
+    return Collected(folder, n_rows, len(pieces), len(pieces) - len(waiting))
+
+
+def _run(
+    job: _Job, pieces: list[Piece], workers: int | None, options: dict[str, Any], address: str | None, bar: Progress
+) -> None:
+    """Stream the pieces through a pool of actors."""
+    ray = connect(address)
+    data = require("ray.data", "ray")
+    cores = int(ray.cluster_resources().get("CPU", 0))
+    if workers is not None and (isinstance(workers, bool) or workers < 1):
+        raise ValueError(f"workers must be at least 1; got {workers!r}")
+    size = min(workers or max(cores, 1), len(pieces))
+    with _quiet(data.DataContext.get_current()):
+        rows = data.from_items([{"piece": json.dumps(piece)} for piece in pieces], override_num_blocks=len(pieces))
+        done = rows.map_batches(
+            _Collector,
+            batch_size=1,
+            fn_constructor_args=(job,),
+            compute=data.ActorPoolStrategy(size=size),
+            **{"num_cpus": 1, **options},
+        )
+        for batch in done.iter_batches(batch_size=None, prefetch_batches=0):
+            for n_rows, failure in zip(batch["rows"], batch["failure"], strict=True):
+                if failure:
+                    raise ValueError(str(failure))
+                bar.advance(int(n_rows))
+
+
+class _Collector:
+    """An actor of the pool: a model that stays."""
+
+    def __init__(self, job: _Job) -> None:
+        self.job = job
+        self.model: Model = as_model(job.factory(), job.output)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        pieces = [Piece(*json.loads(str(text))) for text in batch["piece"]]
+        answers = [self._try(piece) for piece in pieces]
+        return {
+            "rows": np.array([piece.stop - piece.start for piece in pieces]),
+            "failure": np.array(answers, dtype=object),
+        }
+
+    def _try(self, piece: Piece) -> str:
+        """Work on a piece; what is wrong with it, in words, or nothing."""
+        try:
+            self.work(piece)
+        except (ValueError, TypeError, ImportError) as error:  # of the inputs or the model; others are Ray's to handle
+            return f"{piece.path}, rows {piece.start} to {piece.stop}: {error}"
+        return ""
+
+    def work(self, piece: Piece) -> None:
+        """Write a piece's predictions, unless they are there."""
+        job, target = self.job, self.job.target(piece)
+        if target.exists():
+            return
+        arrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
+        writer, about, gathered = None, self._about(), []
+        with atomic_path(target) as temporary, self.model.ready():
+            try:
+                for first, ids, inputs in read_batches(piece, job.batch_size, job.read):
+                    mean, variance = collect_rows(
+                        self.model, inputs, job.views, first, draws=job.draws, delta=job.delta, seed=job.seed
+                    )
+                    if len(mean) != len(ids):
+                        raise ValueError(f"{len(ids)} rows gave {len(mean)} predictions")
+                    about = replace(about, n_outputs=mean.shape[2], has_variance=variance is not None)
+                    gathered.append(prediction_table(ids, mean, variance, about))
+                    writer = writer or parquet.ParquetWriter(temporary, gathered[0].schema)
+                    if sum(table.nbytes for table in gathered) > _ROW_GROUP:
+                        writer.write_table(arrow.concat_tables(gathered))
+                        gathered.clear()
+                if gathered and writer is not None:
+                    writer.write_table(arrow.concat_tables(gathered))
+            finally:
+                if writer is not None:
+                    writer.close()
+
+    def _about(self) -> About:
+        job = self.job
+        classes = job.classes
+        if classes is None and self.model.classes is not None:
+            classes = tuple(np.asarray(self.model.classes).tolist())
+        prints = tuple(f"{view_fingerprint(view)}/{self.model.output_kind}" for view in job.views)
+        return About(tuple(view.name for view in job.views), 0, classes, prints)
+
+
+@contextmanager
+def _quiet(context: Any) -> Any:
+    """Ray Data without bars of its own."""
+    before = context.enable_progress_bars
+    context.enable_progress_bars = False
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = before

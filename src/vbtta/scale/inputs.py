@@ -1,0 +1,136 @@
+"""Inputs of a model from parquet files: images, arrays, or plain columns of numbers."""
+
+__all__ = ["Piece", "pieces_of", "read_batches", "read_inputs"]
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vbtta._support.extras import require
+from vbtta._support.images import decode_images
+from vbtta.labels import Array
+from vbtta.scale.tables import parquet_files, plain_column
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of one input file: what one task works on."""
+
+    path: str
+    file: int  # its number
+    start: int  # row of the file
+    stop: int
+    first: int  # row of the whole data set
+    stamp: str  # changes with the file
+
+    @property
+    def name(self) -> str:
+        """Of its result; names sort as the rows do."""
+        return f"part-{self.file:07d}-{self.start:012d}"
+
+
+def pieces_of(dataset: Any, rows: int) -> list[Piece]:
+    """Input files cut into pieces of so many rows at most; of the files only their footers are read."""
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise ValueError(f"rows_per_part must be a whole number of at least 1; got {rows!r}")
+    parquet = require("pyarrow.parquet", "ray")
+    paths = parquet_files(dataset)
+
+    def look(path: str) -> tuple[int, str]:
+        try:
+            n_rows = parquet.read_metadata(path).num_rows
+        except (OSError, ValueError) as error:
+            raise ValueError(f"dataset: {path} is not a parquet file: {error}") from None
+        state = os.stat(path)
+        return n_rows, f"{os.path.basename(path)} {state.st_size} {state.st_mtime_ns}"
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(look, paths))
+    pieces: list[Piece] = []
+    first = 0
+    for number, (path, (n_rows, stamp)) in enumerate(zip(paths, found, strict=True)):
+        pieces += [
+            Piece(path, number, start, min(start + rows, n_rows), first + start, stamp)
+            for start in range(0, n_rows, rows)
+        ]
+        first += n_rows
+    if not pieces:
+        raise ValueError(f"dataset: {dataset} holds no rows")
+    return pieces
+
+
+def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | None) -> Iterator[tuple[int, Array, Any]]:
+    """First row in the whole data set, ids and inputs of batches; the next one is read while one is worked on."""
+    with ThreadPoolExecutor(1) as pool:
+        tables = _tables(piece, batch_size)
+        coming = pool.submit(next, tables, None)
+        first = piece.first
+        while (table := coming.result()) is not None:
+            coming = pool.submit(next, tables, None)
+            ids = np.arange(first, first + len(table))
+            if "instance" in table.column_names:
+                ids = plain_column(table, "instance")
+            yield first, ids, read_inputs(table, piece.path) if read is None else read(table)
+            first += len(table)
+
+
+def read_inputs(table: Any, where: str = "dataset") -> Array:
+    """A model's inputs (n, ...) from a table.
+
+    A column `image` of image files becomes numbers from 0 to 1 of shape (n, 3, H, W); a column `inputs` of lists (of
+    lists ...) or tensors becomes an array; other tables must be numbers, one column a feature.
+    """
+    names = table.column_names
+    if "image" in names:
+        files: list[Any] = [
+            cell.get("bytes") if isinstance(cell, dict) else cell for cell in table["image"].to_pylist()
+        ]
+        return decode_images(files, mode="RGB", where=where).astype(np.float32) / 255
+    if "inputs" in names:
+        column = table["inputs"].combine_chunks()
+        if hasattr(column, "to_numpy_ndarray"):
+            return np.asarray(column.to_numpy_ndarray())
+        if hasattr(column.type, "shape"):  # Ray's own tensors
+            return np.asarray(column.to_numpy(zero_copy_only=False))
+        return _nested(column, where)
+    try:
+        columns = [table[name].to_numpy() for name in names if name != "instance"]
+        return np.stack([column.astype(np.float64) for column in columns], axis=1)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"dataset: {where} has no column 'image' or 'inputs', so all columns but 'instance' must be numbers; it "
+            f"has {', '.join(names)}. Or give read=..., which makes inputs of a table"
+        ) from None
+
+
+def _tables(piece: Piece, batch_size: int) -> Iterator[Any]:
+    """The rows of a piece in batches; row groups that hold none of them are not read."""
+    arrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
+    with parquet.ParquetFile(piece.path) as file:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        edges = np.cumsum([0, *sizes])
+        groups = [group for group in range(len(sizes)) if edges[group] < piece.stop and edges[group + 1] > piece.start]
+        at = int(edges[groups[0]])
+        for batch in file.iter_batches(batch_size=batch_size, row_groups=groups):
+            low, high = max(piece.start - at, 0), min(piece.stop - at, len(batch))
+            at += len(batch)
+            if high > low:
+                yield arrow.Table.from_batches([batch.slice(low, high - low)])
+            if at >= piece.stop:
+                return
+
+
+def _nested(column: Any, where: str) -> Array:
+    """A column of equally long lists as one array."""
+    shape = [len(column)]
+    while hasattr(column.type, "value_type"):
+        if column.null_count:
+            raise ValueError(f"dataset: column 'inputs' of {where} has gaps")
+        inner, lengths = column.flatten(), require("pyarrow.compute", "ray").list_value_length(column)
+        if len(lengths.unique()) != 1:
+            raise ValueError(f"dataset: the lists of column 'inputs' of {where} differ in length; pad them")
+        shape.append(len(inner) // len(column))
+        column = inner
+    return np.asarray(column.to_numpy(zero_copy_only=False)).reshape(shape)

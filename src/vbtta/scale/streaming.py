@@ -1,0 +1,399 @@
+"""A fit to a stream of blocks, none of which is kept: stochastic natural-gradient variational Bayes.
+
+A step looks at one block, as if all data were like it, and moves the natural parameters of every factor a share rho_t
+of the way: eta <- (1 - rho_t) eta + rho_t eta_hat(block), rho_t = (t + delay)^-decay. For the conjugate factors
+that is an average of sufficient statistics (M. Hoffman et al., "Stochastic variational inference", JMLR 14, 2013).
+The weights and the calibration of classes have no conjugate factor; for them the natural parameters are those of a
+normal, curvature A and l = A u + gradient of each block's second-order expansion, and the state is the maximum of the
+averaged expansion (M. E. Khan and H. Rue, "The Bayesian learning rule", JMLR 24, 2023).
+"""
+
+__all__ = ["StreamingFit"]
+
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vbtta.engines import resolve
+from vbtta.infer import calibration, label_noise, latent
+from vbtta.infer.accelerate import ascend
+from vbtta.infer.blocks import plus
+from vbtta.infer.calibration import Calibration
+from vbtta.infer.categorical_mixture import CategoricalProblem, CategoricalState, categorical_problem
+from vbtta.infer.continuous import MixtureStatistics
+from vbtta.infer.mixture import MixtureProblem, Sums, mixture_problem
+from vbtta.infer.mixture_posterior import MixtureFactors
+from vbtta.infer.standard import continuous_data
+from vbtta.labels import Array, LabelSets
+from vbtta.policy import Guard, History, Policy
+from vbtta.predictions import ViewPredictions
+from vbtta.specs import EM, CategoricalMixture, GaussianMixture
+
+_LEAST = 1e-4  # a weight in a stream: a view that is of no use in one block may be of use in the next
+_FIRST = EM(tol=1e-6, max_steps=200)  # how the first block is fitted
+_UNCHECKED = Guard(False, False, 0.0, 0.0, "not checked: a stream cannot be held out; score a later block by hand")
+
+
+class _Expansion(NamedTuple):
+    """Averages over labels of minus the bound's expansion u^T A u / 2 - l^T u, up to a constant."""
+
+    curvature: Array  # (K, K), or (K + C, K + C): A
+    linear: Array  # (K,), or (K + C,): l
+
+
+class StreamingFit:
+    """Fit a mixture to blocks that come one after the other; memory is for one block and its summary.
+
+    Parameters
+    ----------
+    task : {"regression", "classification"}
+    model : "mixture", GaussianMixture or CategoricalMixture
+        What is assumed. Noise that is left open is decided by the first block.
+    decay : float
+        How fast the share of a new block falls, between 0.5 (excluded) and 1: small values forget the first blocks
+        sooner, large ones average over more of them.
+    delay : float
+        Lowers the share of the first blocks.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> stream = StreamingFit(task="regression")
+    >>> for _ in range(5):
+    ...     truth = rng.normal(size=400)
+    ...     views = np.stack([truth + 0.1 * rng.normal(size=400), rng.normal(size=400)], axis=1)[:, :, None]
+    ...     stream = stream.partial_fit(ViewPredictions(views, names=["identity", "useless"]), truth)
+    >>> stream.policy.weights.round(1)
+    array([1., 0.])
+    """
+
+    def __init__(
+        self,
+        *,
+        task: str,
+        model: GaussianMixture | CategoricalMixture | str = "mixture",
+        decay: float = 0.7,
+        delay: float = 1.0,
+    ) -> None:
+        kinds: dict[str, type[Any]] = {"regression": GaussianMixture, "classification": CategoricalMixture}
+        if task not in kinds:
+            raise ValueError(f"task must be 'regression' or 'classification'; got {task!r}")
+        if not 0.5 < decay <= 1:
+            raise ValueError(f"decay must be above 0.5 and at most 1, or the fit does not settle; got {decay}")
+        if not delay >= 0:
+            raise ValueError(f"delay must not be negative; got {delay}")
+        chosen = kinds[task]() if model == "mixture" else model
+        if not isinstance(chosen, kinds[task]):
+            raise ValueError(
+                f"model must be 'mixture' or {kinds[task].__name__}(...) in a stream of {task} data; got {model!r}. "
+                "Other models need all data: vbtta.scale.fit_policy"
+            )
+        if getattr(chosen, "component", "normal") != "normal":
+            raise ValueError(f"component={chosen.component!r} has no closed form; a stream needs component='normal'")
+        if getattr(chosen, "weights", "view") != "view":
+            raise ValueError(f"weights={chosen.weights!r} cannot be streamed; use weights='view'")
+        self.task, self.model = task, chosen
+        self.decay, self.delay = decay, delay
+        self.n_blocks = 0
+        self.n_labels = 0.0  # J so far
+        self._fit: _Continuous | _Classes | None = None
+        self._views: ViewPredictions | None = None
+        self._annotators: tuple[str, ...] = ()
+        self._history: list[tuple[float, Array]] = []
+
+    def partial_fit(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Self:
+        """Learn from one block of instances: their predictions (the same views in every block) and labels.
+
+        Blocks should be drawn at random, or rows be shuffled over blocks: the last ones count more than the first.
+        The first is fitted as a whole; it should be of some thousand labels. People unknown to it are refused.
+        """
+        labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+        labels = labels.align(len(predictions), predictions.ids)
+        if not len(labels):
+            raise ValueError("labels are empty: a block needs at least one label")
+        if self._fit is None or self._views is None:
+            model = resolve(self.model, labels)
+            assert isinstance(model, GaussianMixture | CategoricalMixture)
+            self.model, self._views, self._annotators = model, predictions.take(slice(0)), labels.annotator_names
+            self._fit = (
+                _Continuous(predictions, labels, model)
+                if isinstance(model, GaussianMixture)
+                else _Classes(predictions, labels, model)
+            )
+            self.n_labels = labels.total
+        else:
+            predictions, labels = self._matched(predictions, labels)
+            self.n_labels += labels.total
+            rate = (self.n_blocks + self.delay) ** -self.decay
+            self._fit.step(predictions, labels, min(rate, 1.0), self.n_labels)
+        self.n_blocks += 1
+        self._history.append((self._fit.bound(self.n_labels), self._fit.weights))
+        return self
+
+    @property
+    def policy(self) -> Policy:
+        """What has been learned so far. Its bound is an estimate, and it has no intervals for the weights."""
+        if self._fit is None or self._views is None:
+            raise ValueError("nothing was fitted yet; call partial_fit with a first block")
+        bounds, weights = zip(*self._history, strict=True)
+        return Policy(
+            task=self.task,
+            names=self._views.names,
+            generated_names=self._views.generated_names,
+            model=self.model,
+            engine=EM(max_steps=max(1, self.n_blocks), tol=0),
+            posterior=self._fit.posterior(),
+            history=History(np.array(bounds), np.array(weights)),
+            elbo=bounds[-1],
+            elbo_terms={},
+            converged=False,
+            n_outputs=self._views.mean.shape[2],
+            classes=self._views.classes,
+            fingerprints=self._views.fingerprints,
+            annotator_names=self._annotators,
+            guard=_UNCHECKED,
+        )
+
+    def _matched(self, predictions: ViewPredictions, labels: LabelSets) -> tuple[ViewPredictions, LabelSets]:
+        """A later block with the first one's views and annotators, in its order."""
+        first = self._views
+        assert first is not None
+        predictions = predictions.select(first.names)
+        if predictions.mean.shape[2] != first.mean.shape[2]:
+            raise ValueError(
+                f"predictions have {predictions.mean.shape[2]} outputs, those of the first block {first.mean.shape[2]}"
+            )
+        if labels.annotator is None or labels.annotator_names == self._annotators:
+            return predictions, labels
+        place = {name: number for number, name in enumerate(self._annotators)}
+        strangers = [name for name in labels.annotator_names if name not in place]
+        if strangers:
+            raise ValueError(
+                f"labels: annotator {strangers[0]!r} is not in the first block; start with one that has labels of all"
+            )
+        codes = np.array([place[name] for name in labels.annotator_names], dtype=np.intp)
+        return predictions, replace(labels, annotator=codes[labels.annotator], annotator_names=self._annotators)
+
+
+class _Continuous:
+    """The stream of a continuous mixture, in the standard units of its first block."""
+
+    def __init__(self, predictions: ViewPredictions, labels: LabelSets, model: GaussianMixture) -> None:
+        self.model = model
+        self.problem, first = mixture_problem(predictions, labels, model, annotators=model.noise == "annotator")
+        ascent = ascend(self.problem, first, _FIRST)
+        self.state: MixtureFactors = _floored(ascent.state)
+        sums = self._look()
+        self.mean = self._average(sums)
+        self.expansion = _of_responsibilities(sums.views, self.state.views.weights)
+
+    @property
+    def weights(self) -> Array:
+        return _cut(self.state.views.weights)
+
+    def step(self, predictions: ViewPredictions, labels: LabelSets, rate: float, n_labels: float) -> None:
+        prior, people = self.problem.prior, self.problem.annotator_prior
+        data = continuous_data(
+            predictions, labels, self.problem.data.standard, with_variance=self.model.heteroscedastic
+        )
+        self.problem = MixtureProblem(data, prior, people)
+        sums = self._look()
+        self.mean = _blend(self.mean, self._average(sums), rate)
+        self.expansion = _blend(self.expansion, _of_responsibilities(sums.views, self.state.views.weights), rate)
+        views = _shifted(self.mean.views, self.state.views.theta_mean, prior.n_outputs, -1)
+        total = _scaled(Sums(views, self.mean.annotators), n_labels)
+        after = self.problem.update(self.state, total)
+        if after.views.weight_counts is None:
+            weights = _maximum(self.expansion, self.state.views.weights)[0]
+            after = after._replace(views=after.views._replace(weights=weights))
+        self.state = after
+
+    def bound(self, n_labels: float) -> float:
+        evidence = n_labels * float(self.mean.views.log_evidence)
+        scale = float(np.log(self.problem.data.standard.scale).sum())
+        return evidence - self.penalty - n_labels * scale
+
+    def posterior(self) -> Any:
+        views = self.state.views
+        if views.weight_counts is None:
+            views = views._replace(weights=_cut(views.weights))
+        return self.problem.posterior(self.state._replace(views=views))
+
+    def _average(self, sums: Sums) -> Sums:
+        """Statistics a label, with residuals as they are without any calibration: those of all blocks compare."""
+        raw = _shifted(sums.views, self.state.views.theta_mean, self.problem.prior.n_outputs, 1)
+        average: Sums = _scaled(Sums(raw, sums.annotators), 1 / self.problem.n_labels)
+        return average
+
+    def _look(self) -> Sums:
+        bound, sums = self.problem.evaluate(self.state)
+        self.penalty = float(sums.views.log_evidence) - bound
+        return sums
+
+
+class _Classes:
+    """The stream of a categorical mixture."""
+
+    def __init__(self, predictions: ViewPredictions, labels: LabelSets, model: CategoricalMixture) -> None:
+        self.model, self.noise = model, model.noise or label_noise.default_noise(labels)
+        self.problem, first = categorical_problem(predictions, labels, model, noise=self.noise)
+        self.state: CategoricalState = _floored_classes(ascend(self.problem, first, _FIRST).state)
+        self.average, self.expansion, self.calibration, self.counts = self._look()
+
+    @property
+    def weights(self) -> Array:
+        return _cut(self.state.weights)
+
+    def step(self, predictions: ViewPredictions, labels: LabelSets, rate: float, n_labels: float) -> None:
+        self.problem = categorical_problem(predictions, labels, self.model, noise=self.noise)[0]
+        average, expansion, temperature, counts = self._look()
+        self.average = _blend(self.average, average, rate)
+        self.expansion = _blend(self.expansion, expansion, rate)
+        self.calibration = _blend(self.calibration, temperature, rate)
+        self.counts = None if counts is None or self.counts is None else _blend(self.counts, counts, rate)
+        state = self.state
+        if state.weight_counts is not None and self.model.concentration is not None:
+            total = self.model.concentration + n_labels * self.average[1]
+            state = state._replace(weights=total / total.sum(), weight_counts=total)
+        else:
+            state = state._replace(weights=self._weighted(n_labels)[0])
+        if self.model.calibrate:
+            state = state._replace(calibration=self._calibrated(n_labels))
+        if self.counts is not None and self.problem.noise is not None:
+            state = state._replace(noise=self.problem.noise.prior + n_labels * self.counts)
+        self.state = state
+
+    def bound(self, n_labels: float) -> float:
+        return n_labels * float(self.average[0]) - self.penalty
+
+    def posterior(self) -> Any:
+        state = self.state
+        return self.problem.posterior(
+            state if state.weight_counts is not None else state._replace(weights=_cut(state.weights))
+        )
+
+    @property
+    def _together(self) -> bool:
+        """Whether weights and temperatures are moved together: a view may be made useful by either."""
+        return self.model.calibrate and self.model.link == "softmax"
+
+    def _weighted(self, n_labels: float) -> tuple[Array, Array | None]:
+        """Weights and, where they move together, ln kappa_k at the maximum of the averaged expansion and the prior."""
+        K, before = self.problem.data.n_views, self.state.weights
+        if not self._together:
+            curvature, linear = self.expansion.curvature[:K, :K], self.expansion.linear[:K]
+            return _maximum(_Expansion(curvature, linear), before)[0], None
+        prior = np.zeros((2 * K, 2 * K))
+        prior[K:, K:] = calibration.log_kappa_precision(K, self.problem.prior)
+        whole = _Expansion(self.expansion.curvature + prior / n_labels, self.expansion.linear)
+        weights, log_kappa = _maximum(whole, before)
+        return weights, log_kappa if len(log_kappa) else None
+
+    def _calibrated(self, n_labels: float) -> Calibration:
+        """The mode of temperatures and offsets under the averaged expansions and the prior."""
+        now, prior, K = self.state.calibration, self.problem.prior, self.problem.data.n_views
+        curvature, linear = _scaled(self.calibration, n_labels)
+        inside = curvature + calibration.precision(K, len(now.offset), prior)
+        step = np.linalg.solve(inside, linear) - np.concatenate(now)
+        known = self._weighted(n_labels)[1] if self._together else None
+        if known is not None:
+            step[:K] = known - now.log_kappa
+            given = linear[K:] - inside[K:, :K] @ known
+            step[K:] = np.linalg.solve(inside[K:, K:], given) - now.offset
+        return calibration.moved(now, step / max(1.0, float(np.abs(step).max())))
+
+    def _look(self) -> tuple[tuple[Array, Array], _Expansion, _Expansion, Array | None]:
+        """Averages over the block's labels: (evidence, shares), expansions in weights and calibration, noise."""
+        problem: CategoricalProblem = self.problem
+        bound, found = problem.evaluate(self.state)
+        self.penalty = float(found.views.log_evidence) - bound
+        views, K, share = found.views, problem.data.n_views, 1 / problem.n_labels
+        now = self.state.calibration
+        units = np.concatenate([np.ones(K), np.exp(now.log_kappa)])  # slopes in kappa become slopes in ln kappa
+        curvature = views.information * np.outer(units, units)
+        rise = np.concatenate([views.slope - float(views.size), views.calibration.kappa * units[K:]])
+        linear = curvature @ np.concatenate([self.state.weights, now.log_kappa]) + rise
+        inside = calibration.information(now, views.calibration)
+        slope = np.concatenate([np.exp(now.log_kappa) * views.calibration.kappa, views.calibration.offset])
+        counts = None if found.noise is None or problem.noise is None else share * (found.noise - problem.noise.prior)
+        return (
+            _scaled((views.log_evidence, views.share), share),
+            _scaled(_Expansion(curvature, linear), share),
+            _scaled(_Expansion(inside, inside @ np.concatenate(now) + slope), share),
+            counts,
+        )
+
+
+def _of_responsibilities(views: MixtureStatistics, weights: Array) -> _Expansion:
+    """From sums of p and p p^T at the weights: a unit's slope in w is p / w."""
+    size = float(views.mass.sum())
+    curvature = views.overlap / np.outer(weights, weights)
+    return _Expansion(curvature / size, (curvature @ weights + views.mass / weights) / size - 1)
+
+
+def _maximum(expansion: _Expansion, before: Array) -> tuple[Array, Array]:
+    """Weights on the simplex, and what else there is, where the averaged expansion has its maximum.
+
+    Where there is none: the weights before, and nothing else.
+    """
+    curvature, linear = expansion
+    K = len(before)
+    scale = np.sqrt(np.maximum(np.diagonal(curvature), 1e-300))
+    ridge = 1e-9 * np.eye(len(scale))
+    try:
+        weights, others = latent.solve(curvature / np.outer(scale, scale) + ridge, linear / scale, K)
+    except (RuntimeError, np.linalg.LinAlgError):
+        return before, np.zeros(0)
+    weights = weights / scale[:K]
+    total = weights.sum()
+    if not np.isfinite(total) or total <= 0:
+        return before, np.zeros(0)
+    return _kept(weights / total), others / scale[K:]
+
+
+def _shifted(views: MixtureStatistics, theta: Array, n_outputs: int, sign: int) -> MixtureStatistics:
+    """Moments of (f, 1, e) from the residual e at a calibration to that without one (sign 1), or back (-1)."""
+    C, (K, D) = n_outputs, theta.shape
+    change = np.tile(np.eye(3 * C), (K, 1, 1))
+    first = 2 * C - D  # without slopes theta acts on the column of ones alone
+    for d in range(D):
+        change[:, 2 * C + d % C, first + d] = sign * theta[:, d]
+    return views._replace(moments=change @ views.moments @ np.swapaxes(change, 1, 2))
+
+
+def _floored(state: MixtureFactors) -> MixtureFactors:
+    views = state.views
+    return (
+        state if views.weight_counts is not None else state._replace(views=views._replace(weights=_kept(views.weights)))
+    )
+
+
+def _floored_classes(state: CategoricalState) -> CategoricalState:
+    return state if state.weight_counts is not None else state._replace(weights=_kept(state.weights))
+
+
+def _kept(weights: Array) -> Array:
+    kept = np.maximum(weights, _LEAST)
+    return np.asarray(kept / kept.sum())
+
+
+def _cut(weights: Array) -> Array:
+    """Weights without those that are kept up for the next block alone."""
+    found = np.where(weights > 2 * _LEAST, weights, 0)
+    return np.asarray(found / found.sum())
+
+
+def _scaled(sums: Any, factor: float) -> Any:
+    """Statistics times a number."""
+    if sums is None:
+        return None
+    if not isinstance(sums, tuple):
+        return factor * sums
+    fields = [_scaled(one, factor) for one in sums]
+    return type(sums)(*fields) if hasattr(sums, "_fields") else tuple(fields)
+
+
+def _blend(before: Any, now: Any, rate: float) -> Any:
+    return plus(_scaled(before, 1 - rate), _scaled(now, rate))
