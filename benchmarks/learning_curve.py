@@ -112,8 +112,8 @@ def figure(outcome: dict[str, Any]) -> Any:
         axes.set_xlabel("calibration instances", fontsize=9)
         axes.set_ylabel(_AXES[metric], fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-        if place == 0:
-            axes.legend(fontsize=8, frameon=False)
+        if metric == "nll":  # the first panel of a data set
+            axes.legend(fontsize=7, framealpha=0.9, edgecolor="none")
     return new
 
 

@@ -146,8 +146,9 @@ def import_order() -> str:
         source = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
         if not source.is_file():
             continue
-        words = (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").splitlines() or [""]
-        rows.append(f'<div class="floor floor-{floor}"><code>{layer}</code> <span>{html.escape(words[0])}</span></div>')
+        text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+        words = html.escape(text.partition("\n")[0].replace("`", ""))
+        rows.append(f'<div class="floor floor-{floor}"><code>{layer}</code> <span>{words}</span></div>')
     key = "".join(f'<span class="floor floor-{n}">{text}</span>' for n, text in _FLOORS.items())
     return f'<div class="floors"><p>{key}</p>{"".join(rows)}</div>\n'
 

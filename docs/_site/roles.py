@@ -1,4 +1,4 @@
-"""Docstrings say :func:`name`; the site shows a link where the name is public and plain code elsewhere."""
+"""Docstrings say :func:`name` and {"a", "b"}; the site shows the name as code and the choices in words."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import griffe
 
 _ROLE = re.compile(r":(?:func|meth|class|mod|attr):`~?([^`<]+)`")
+_CHOICE = re.compile(r"^(\s*\w+ : )\{([^}\n]+)\}", flags=re.MULTILINE)  # the first would be taken for the default
 
 
 class Roles(griffe.Extension):
-    """Rewrites roles when a docstring is loaded."""
+    """Rewrites docstrings when they are loaded."""
 
     def on_instance(self, *, obj: Any, **_: Any) -> None:
         """Called for every object of the package."""
         if obj.docstring is not None:
-            obj.docstring.value = _ROLE.sub(r"`\1`", obj.docstring.value)
+            text = _ROLE.sub(r"`\1`", obj.docstring.value)
+            obj.docstring.value = _CHOICE.sub(lambda found: found[1] + found[2].replace(", ", " or "), text)
