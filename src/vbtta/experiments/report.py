@@ -70,10 +70,13 @@ def _section(outcome: Outcome, folder: Path) -> str:
     warning = " Far too small to judge the paper by: this profile checks that the code runs." * (
         outcome.profile == "smoke"
     )
-    made = (
-        f"Profile `{outcome.profile}`, {len(outcome.trials)} trials, {facts['seconds']:.0f} s of one core, "
-        f"code {', '.join(_short(code) for code in facts['code'])}." + warning
+    codes = ", ".join(_short(code) for code in facts["code"])
+    made = f"Profile `{outcome.profile}`: " + (
+        f"{len(outcome.trials)} trials, {facts['seconds']:.0f} s by the clock if one came after the other; code {codes}."
+        if outcome.trials
+        else "drawn, not measured."
     )
+    made += warning
     parts = [f"## {outcome.item}: {item.TITLE}", " · ".join(links), made]
     cells, claims = item.cells(rows), item.claims(rows)
     if claims:
