@@ -72,7 +72,7 @@ def _section(outcome: Outcome, folder: Path) -> str:
     )
     codes = ", ".join(_short(code) for code in facts["code"])
     made = f"Profile `{outcome.profile}`: " + (
-        f"{len(outcome.trials)} trials, {facts['seconds']:.0f} s by the clock if one came after the other; code {codes}."
+        f"{len(outcome.trials)} trials, {facts['seconds']:.0f} s by the clock if run one by one; code {codes}."
         if outcome.trials
         else "drawn, not measured."
     )
