@@ -233,6 +233,7 @@ def test_any_object_with_the_protocol_is_a_view():
         (lambda batch: np.concatenate([batch, batch]), "view bad turned a batch of 4 rows into 8"),
         (lambda batch: batch * np.nan, "view bad returned NaN or infinity"),
         (lambda batch: batch + np.inf, "view bad returned NaN or infinity"),
+        (lambda batch: None, "view bad returned a NoneType"),
     ],
 )
 def test_apply_view_refuses_what_no_model_should_see(function, message):

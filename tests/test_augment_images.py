@@ -249,6 +249,15 @@ def test_a_torch_module_becomes_a_view(images):
     assert view(images).shape == images.shape
 
 
+def test_a_module_with_random_parts_draws_from_the_rows_streams(images):
+    view = as_view(torch.nn.Sequential(torch.nn.Identity(), kornia.augmentation.RandomHorizontalFlip(p=0.5)), "maybe")
+    assert view.stochastic
+    rows = np.arange(len(images))
+    whole = view(images, RowStreams(0, view.name, 0, rows))
+    last = view(images[1:], RowStreams(0, view.name, 0, rows[1:]))
+    torch.testing.assert_close(whole[1:], last)
+
+
 def test_ttach_compose_expands_to_its_views(images):
     compose = ttach.Compose([ttach.HorizontalFlip(), ttach.Rotate90([0, 90]), ttach.Multiply([0.9, 1])])
     views = as_views(compose)

@@ -3,11 +3,12 @@
 import tracemalloc
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from vbtta import fit_policy
 from vbtta.augment import Affine, CutMix, FeatureDropout, GaussianNoise, Identity, Mixup, Pool, as_view
@@ -141,6 +142,12 @@ def test_costs_are_positive_and_named(inputs):
     cost = measure_cost(lambda x: x, inputs, [Identity(), GaussianNoise(0.1)], draws=2)
     assert set(cost) == {"identity", "noise(0.1)"}
     assert min(cost.values()) > 0
+    loader = DataLoader(torch.from_numpy(inputs), batch_size=8)
+    sizes = []
+    measure_cost(lambda x: sizes.append(len(x)) or x, loader, [Identity()], repeats=1)
+    assert sizes == [8, 8]
+    with pytest.raises(ValueError, match="repeats"):
+        measure_cost(lambda x: x, inputs, [Identity()], repeats=0)
 
 
 class EndsEarly:
@@ -163,6 +170,17 @@ def test_bad_input_is_named(network, inputs):
         collect_views(network, iter([]), identity)
     with pytest.raises(ValueError, match="shuffle=False"):
         collect_views(network, DataLoader(torch.from_numpy(inputs), shuffle=True), identity)
+    rows = torch.from_numpy(inputs)
+    with pytest.raises(ValueError, match="shuffle=False"):
+        collect_views(network, DataLoader(rows, batch_sampler=BatchSampler(RandomSampler(rows), 4, False)), identity)
+    with pytest.raises(ValueError, match="shuffle=False"):
+        collect_views(network, DataLoader(rows, sampler=DistributedSampler(rows, 1, 0)), identity)
+    with pytest.raises(TypeError, match=r"list of numbers.*np\.asarray"):
+        collect_views(network, inputs.tolist(), identity)
+    with pytest.raises(TypeError, match=r"batch is a dict of several: apply it to a part"):
+        collect_views(network, {"image": inputs}, [GaussianNoise(0.1)])
+    with pytest.raises(TypeError, match=r"table; use \.to_numpy"):
+        collect_views(lambda x: x.sum(axis=1), pd.DataFrame(inputs), [GaussianNoise(0.1)])
     with pytest.raises(ValueError, match=r"returned nan for input 3 under view identity"):
         collect_views(lambda x: np.where(np.arange(len(x)) == 3, np.nan, 0.0), inputs, identity)
     with pytest.raises(ValueError, match="same number"):

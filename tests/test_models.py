@@ -51,6 +51,16 @@ def test_mode_is_restored_after_an_error():
     assert network.training
 
 
+def test_an_exported_module_is_a_model_and_what_surrounds_it_is_evaluated(batch):
+    network = nn.Linear(3, 4).eval()
+    example = torch.tensor(batch, dtype=torch.float32)
+    exported = torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)).module()
+    model = as_model(nn.Sequential(exported, nn.Dropout(0.5)))
+    with model.ready():
+        np.testing.assert_allclose(model(batch), network(example).detach().numpy(), atol=1e-6)
+    assert model.module[1].training
+
+
 def test_dict_and_tuple_inputs_and_outputs(batch):
     network = TwoHeads()
     mask = np.ones((5, 1))

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -175,6 +176,25 @@ def test_one_forward_pass_for_all_views_that_fit(images, views):
     assert sizes == [4]
 
 
+def test_tensors_of_many_rows_go_through_in_parts_of_one_size(images, views):
+    net = network(CLASSES)
+    policy = classification_policy([view.name for view in views])
+    whole = TTAModule(net, views, policy, max_batch=10_000)(images)
+    sizes = []
+    net.register_forward_pre_hook(lambda module, arguments: sizes.append(len(arguments[0])))
+    found = TTAModule(net, views, policy, max_batch=5)(images)
+    assert sizes == 4 * [4, 4, 4]
+    torch.testing.assert_close(found, whole)
+
+
+def test_mixed_precision_is_that_of_the_adapter(images, views):
+    net, policy = network(CLASSES), classification_policy([view.name for view in views])
+    adapter = as_model(net, autocast=torch.bfloat16)
+    found = TTAModule(adapter, views, policy, max_batch=12)(images).detach().numpy()
+    np.testing.assert_allclose(found, expected_of(adapter, images, views, policy), atol=1e-5)
+    assert np.abs(found - expected_of(net, images, views, policy)).max() > 1e-5
+
+
 def test_state_round_trip_and_other_policies_are_refused(images, views, tmp_path):
     policy = classification_policy([view.name for view in views])
     module = TTAModule(network(CLASSES), views, policy)
@@ -198,6 +218,25 @@ def test_wrappers_and_compilation(images, views):
         compiled = torch.compile(module, backend="eager")
         with torch.no_grad():
             torch.testing.assert_close(compiled(images), expected)
+
+
+def test_few_sizes_of_batches_are_compiled_for():
+    compilations = []
+
+    def backend(graph, inputs):
+        compilations.append(graph)
+        return graph
+
+    rolled = [Identity(), *(as_view(partial(torch.roll, shifts=k, dims=1), name=f"roll {k}") for k in (1, 2, 3))]
+    module = TTAModule(nn.Linear(6, CLASSES), rolled, classification_policy([view.name for view in rolled])).eval()
+    torch._dynamo.reset()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, while it traces
+        compiled = torch.compile(module, backend=backend)
+        for n_rows in (1, 3, 4, 5, 6, 7, 9, 11, 17, 20, 23, 40, 41, 50, 90, 91):
+            some = torch.rand(n_rows, 6)
+            torch.testing.assert_close(compiled(some), module(some))
+    assert len(compilations) <= 4
 
 
 def test_export_and_onnx_on_any_batch_size(images, views, tmp_path):
@@ -268,6 +307,14 @@ def test_bad_input_is_named(images, views):
     with pytest.raises(ValueError, match="turned a batch of 12 rows into 11"):
         TTAModule(net, [as_view(lambda x: x[1:], name=names[0]), *views[1:]], policy)(images)
     module = TTAModule(net, views, policy)
+    with pytest.raises(TypeError, match=r"torch\.from_numpy"):
+        module(images.numpy())
+    one_row = nn.Module()
+    one_row.forward = lambda batch: torch.zeros(1, CLASSES)
+    with pytest.raises(ValueError, match="returned shape \\(1, 4\\) for 12 rows"):
+        TTAModule(one_row, views, policy, max_batch=12)(images)
+    with pytest.raises(ValueError, match=r"not finite.*collect_views says which"):
+        TTAModule(net, [as_view(lambda x: x / 0, name=names[0]), *views[1:]], policy)(images)
     with pytest.raises(ValueError, match="batch is on meta"):
         module(images.to("meta"))
     module.offset = module.offset.to("meta")

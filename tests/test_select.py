@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vbtta import GaussianLatent, Policy, ViewPredictions, fit_policy
+from vbtta import GaussianLatent, GaussianMixture, Policy, ViewPredictions, fit_policy
 from vbtta.crossval import cross_validate
 from vbtta.select import select_views
 
@@ -99,6 +99,12 @@ def test_bad_input_is_named(problem):
         select_views(predictions, labels, budget=2, cost=[1.0], **FAST)
     with pytest.raises(ValueError, match="positive"):
         select_views(predictions, labels, budget=2, cost=[0.0] * 6, **FAST)
+    with pytest.raises(ValueError, match="labels must be given"):
+        select_views(predictions, None, budget=2, **FAST)
+    with pytest.raises(ValueError, match=r"task='ordinal' has no closed form; use fit_policy and Policy\.prune"):
+        select_views(predictions, labels, budget=2, task="ordinal")
+    with pytest.raises(ValueError, match="the model has no closed form"):
+        select_views(predictions, labels, budget=2, task="regression", model=GaussianMixture(component="student_t"))
     few = np.where(np.arange(150) < 4, labels, np.nan)
     with pytest.raises(ValueError, match="at least 5 labelled"):
         select_views(predictions, few, budget=2, **FAST)

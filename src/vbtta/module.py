@@ -22,15 +22,15 @@ try:
     import torch
     from torch import Tensor, nn
 
-    from vbtta.models.torch import TorchModel, evaluating
+    from vbtta.models.torch import TorchModel, evaluating, precision
 except ModuleNotFoundError as error:
     raise missing_extra(error.name or "torch", "torch") from error
 
 OutputKind = Literal["probability", "log_probability", "mean"]
 
-# Rows of one forward pass unless told otherwise: beyond that, activations leave a processor's cache, and passes that
-# are few enough already keep an accelerator busy.
-_ROWS_ON_CPU, _ROWS_ELSEWHERE = 32, 512
+# Rows of one forward pass unless told otherwise: with more, activations leave a processor's cache and the allocator
+# gives their memory back in between; with fewer, calls cost more than what they compute.
+_ROWS_ON_CPU, _ROWS_ELSEWHERE = 64, 512
 _NODES, _REACH = 33, 8.0  # of the probit integral: utilities have unit variance here
 
 
@@ -51,9 +51,9 @@ class TTAModule(nn.Module):
         What `forward` returns: class probabilities (B, C) or their logarithm in classification, means (B, C) in
         regression. By default "probability" or "mean".
     max_batch : int, optional
-        Most rows of a forward pass of the network; views beyond that are computed in turn and added up. By default 32
-        on a CPU and 512 elsewhere. An exported module computes all views in one pass, or with `max_batch` in one pass
-        each.
+        Most rows of a forward pass of the network; views beyond that are computed in turn and added up, and a tensor
+        of more rows goes through in parts. By default 64 on a CPU and 512 elsewhere. An exported module computes all
+        views in one pass, or with `max_batch` in one pass each.
     draws : int
         Draws of every stochastic view.
     seed : int
@@ -105,7 +105,7 @@ class TTAModule(nn.Module):
         held = [getattr(view, "function", getattr(view, "transform", None)) for view in self.views]
         self.view_modules = nn.ModuleList(part for part in held if isinstance(part, nn.Module))
         self.max_batch, self.draws, self.seed = max_batch, draws, seed
-        self._select, self._keywords = adapter.output, adapter.keywords
+        self._select, self._keywords, self._autocast = adapter.output, adapter.keywords, adapter.autocast
         for name in ("scale", "offset", "weights"):
             values = torch.as_tensor(getattr(pooling, name), dtype=torch.float32, device=adapter.device)
             self.register_buffer(name, values)
@@ -117,10 +117,11 @@ class TTAModule(nn.Module):
     def forward(self, batch: Any) -> Tensor:
         """Inputs of B rows, as the network takes them, to probabilities, their logarithm or means: (B, C)."""
         exporting = torch.compiler.is_exporting()
+        running = not torch.compiler.is_compiling()
         if exporting:
             self._check_exportable()
-        elif not torch.compiler.is_compiling():
-            self._check_device(batch)
+        elif running:
+            self._check_batch(batch)
         training = not exporting and any(part.training for part in self.model.modules())
         with evaluating(self.model) if training else nullcontext():
             total: Tensor | None = None
@@ -128,7 +129,13 @@ class TTAModule(nn.Module):
                 part = self._pool(first, outputs)
                 total = part if total is None else total + part
         assert total is not None
-        return self._finish(total)
+        result = self._finish(total)
+        if running and result.device.type == "cpu" and not result.isfinite().all():  # elsewhere one would have to wait
+            raise ValueError(
+                f"the result is not finite: the network or one of the views {[view.name for view in self.views]} "
+                f"returned NaN or infinity; collect_views says which, and for which input"
+            )
+        return result
 
     def get_extra_state(self) -> dict[str, Any]:
         """What a file of weights says of the policy, so that another one's are refused."""
@@ -171,8 +178,13 @@ class TTAModule(nn.Module):
         """Views of one forward pass; while exporting, the number of rows is not known."""
         if exporting:
             return len(self.views) if self.max_batch is None else 1
+        if torch.compiler.is_compiling():  # all or one, so that few sizes of batches need a compilation of their own
+            return len(self.views) if n_rows * len(self.views) <= self._most_rows() else 1
+        return max(1, self._most_rows() // max(n_rows, 1))
+
+    def _most_rows(self) -> int:
         usual = _ROWS_ON_CPU if self.offset.device.type == "cpu" else _ROWS_ELSEWHERE
-        return max(1, (self.max_batch or usual) // max(n_rows, 1))
+        return self.max_batch or usual
 
     def _joint(self, tensors: list[Tensor], n_rows: int) -> Tensor:
         """Outputs of several views of one shape from one forward pass: (V, B, C)."""
@@ -183,14 +195,23 @@ class TTAModule(nn.Module):
 
     def _call(self, inputs: Batch, n_rows: int) -> Tensor:
         """Outputs of the network: (B, C)."""
-        if isinstance(inputs, Mapping) and (self._keywords is None or set(inputs) <= self._keywords):
-            raw = self.model(**inputs)
-        else:
-            raw = self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs)
+        if isinstance(inputs, Tensor) and not torch.compiler.is_compiling() and n_rows > self._most_rows():
+            parts = inputs.chunk(-(-n_rows // self._most_rows()))
+            return torch.cat([self._pass(part, part.shape[0]) for part in parts])
+        return self._pass(inputs, n_rows)
+
+    def _pass(self, inputs: Batch, n_rows: int) -> Tensor:
+        """One forward pass: (B, C)."""
+        with precision(self._autocast, self.offset.device):
+            if isinstance(inputs, Mapping) and (self._keywords is None or set(inputs) <= self._keywords):
+                raw = self.model(**inputs)
+            else:
+                raw = self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs)
         outputs: Tensor = select_output(raw, self._select)
         if outputs.ndim == 1:
             outputs = outputs[:, None]
-        if outputs.ndim != 2 or outputs.shape[1] != len(self.offset):
+        counted = torch.compiler.is_exporting() or outputs.shape[0] == n_rows
+        if outputs.ndim != 2 or outputs.shape[1] != len(self.offset) or not counted:
             raise ValueError(
                 f"the network returned shape {tuple(outputs.shape)} for {n_rows} rows; the policy was fitted to "
                 f"{len(self.offset)} outputs a row"
@@ -223,7 +244,9 @@ class TTAModule(nn.Module):
     def _link(self, utility: Tensor) -> Tensor:
         return torch.softmax(utility, -1) if self.link == "softmax" else _probit(utility)
 
-    def _check_device(self, batch: Batch) -> None:
+    def _check_batch(self, batch: Batch) -> None:
+        if isinstance(batch, np.ndarray):
+            raise TypeError("TTAModule takes tensors; use torch.from_numpy(batch), or collect_views for arrays")
         where = next((tensor.device for tensor in self.model.parameters()), self.offset.device)
         if where != self.offset.device:
             raise ValueError(

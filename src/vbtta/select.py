@@ -15,7 +15,7 @@ from vbtta.fit import fit_policy
 from vbtta.labels import LabelSets
 from vbtta.policy import Policy, Selection, SelectionPoint
 from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM, CategoricalLatent, GaussianLatent, ModelSpec
+from vbtta.specs import EM, CategoricalLatent, GaussianLatent, ModelSpec, PyroModel
 
 _FEWEST = 5  # labelled instances below which nothing is held out
 _MOST_INSTANCES = 4_000  # of a search, which fits a hundred times or more
@@ -73,6 +73,9 @@ def select_views(
     >>> policy.selection.chosen.views
     ('identity', 'flip')
     """
+    _check_model(task, fit_options.get("model", "auto"))
+    if labels is None:
+        raise ValueError("labels must be given: views are selected by held-out scores; got None")
     labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
     labels = labels.align(len(predictions), predictions.ids)
     price = _prices(cost, predictions.names)
@@ -263,6 +266,16 @@ def _prices(cost: Mapping[str, float] | Sequence[float] | None, names: Views) ->
     if wrong:
         raise ValueError(f"cost must be positive; view {wrong[0]!r} has {found[wrong[0]]}")
     return found
+
+
+def _check_model(task: str, model: Any) -> None:
+    """A search fits a hundred times or more, which only closed forms can."""
+    own = callable(model) or isinstance(model, PyroModel) or getattr(model, "component", "normal") != "normal"
+    if own or task in ("ordinal", "ranking"):
+        what = f"task={task!r}" if not own else "the model"
+        raise ValueError(
+            f"views are selected by many fits, and {what} has no closed form; use fit_policy and Policy.prune"
+        )
 
 
 def _check_budget(budget: float, price: dict[str, float]) -> None:

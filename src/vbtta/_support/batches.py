@@ -35,7 +35,9 @@ def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]
             f"inputs must be an array, a tensor, a dict or tuple of them, a DataLoader or an iterator of batches; "
             f"got {type(inputs).__name__}"
         )
-    if "Random" in type(getattr(inputs, "sampler", None)).__name__:
+    if isinstance(inputs, list) and _is_row(inputs):
+        raise TypeError("inputs is a list of numbers; make an array of it, as np.asarray(inputs)")
+    if _shuffles(inputs):
         raise ValueError("inputs is a DataLoader that shuffles, so its rows cannot be matched: use shuffle=False")
     return _checked(inputs), None
 
@@ -56,6 +58,18 @@ def _n_rows(inputs: Any) -> int | None:
     if len(shape) == 0:
         raise ValueError("inputs must have rows; got a single number")
     return int(shape[0])
+
+
+def _is_row(values: Any) -> bool:
+    """Whether a list holds numbers, or lists of numbers."""
+    first = values[0] if isinstance(values, list) and values else None
+    return isinstance(first, float | int) or (isinstance(first, list) and _is_row(first))
+
+
+def _shuffles(loader: Any) -> bool:
+    """Whether a DataLoader draws the order of its rows, by itself or through a sampler of batches."""
+    samplers = [getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)]
+    return any("Random" in type(one).__name__ or getattr(one, "shuffle", False) is True for one in samplers)
 
 
 def _rows(inputs: Any, start: int, stop: int) -> Any:

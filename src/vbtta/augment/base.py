@@ -143,6 +143,8 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
     ------
     ValueError
         If the number of rows changed, or NaN or infinity appeared where the batch had none.
+    TypeError
+        If a view of arrays is given a dict or tuple of them.
 
     Examples
     --------
@@ -152,7 +154,20 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
         ...
     ValueError: view first turned a batch of 3 rows into 1; a view must return one row for each row given.
     """
-    result = view(batch, rng)
+    try:
+        result = view(batch, rng)
+    except (AttributeError, TypeError):
+        if isinstance(view, BuiltIn) and isinstance(batch, (Mapping, tuple, list)):
+            raise TypeError(
+                f"view {view.name} works on one array, and the batch is a {type(batch).__name__} of several: apply it "
+                f"to a part, as in as_view(lambda batch: {{**batch, key: view(batch[key])}}, name={view.name!r})."
+            ) from None
+        if isinstance(view, BuiltIn) and hasattr(batch, "iloc"):
+            raise TypeError(f"view {view.name} works on arrays, and the batch is a table; use .to_numpy().") from None
+        raise
+    for leaf in _leaves(result):
+        if not hasattr(leaf, "__len__"):
+            raise ValueError(f"view {view.name} returned a {type(leaf).__name__} where an array of rows is needed.")
     n_rows = {len(leaf) for leaf in _leaves(batch)}
     for leaf in _leaves(result):
         if len(leaf) not in n_rows:

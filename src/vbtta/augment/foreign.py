@@ -66,6 +66,10 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
         return obj if name in (None, obj.name) else _rename(obj, str(name))
     if _is_compose(obj):
         raise TypeError(f"a ttach Compose stands for {len(obj)} views; use as_views(compose), which lists them.")
+    if _is_from(obj, "ttach"):
+        raise TypeError(
+            f"a ttach transform stands for several views; use as_views(ttach.Compose([{_name_of(obj)}()]))."
+        )
     if not callable(obj):
         raise TypeError(f"a view must be callable; got {type(obj).__name__}.")
     view_name = name or _name_of(obj)
@@ -74,6 +78,8 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
     if _is_from(obj, "kornia.augmentation") or _is_from(obj, "torchvision"):
         draws = _draws(obj) if stochastic is None else stochastic
         return SeededView(view_name, obj) if draws else FunctionView(view_name, obj, False, False)
+    if stochastic is None and _is_from(obj, "torch.nn") and any(_is_random(part) for part in obj.modules()):
+        return SeededView(view_name, obj)
     takes_rng = _takes_rng(obj)
     if stochastic and not takes_rng:
         if _is_from(obj, "torch"):
@@ -250,6 +256,11 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "rng")
+
+
+def _is_random(part: Any) -> bool:
+    """Whether a part of a module is another library's transform that draws."""
+    return (_is_from(part, "kornia.augmentation") or _is_from(part, "torchvision.transforms")) and _draws(part)
 
 
 def _draws(transform: Any) -> bool:

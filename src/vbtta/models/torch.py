@@ -1,10 +1,10 @@
 """A torch module as a model: evaluation mode, its device and precision, nothing left changed."""
 
-__all__ = ["TorchModel", "evaluating"]
+__all__ = ["TorchModel", "evaluating", "precision"]
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -49,13 +49,10 @@ class TorchModel:
         self.required, self.accepted, self.keywords = _signature(module)
 
     def ready(self) -> AbstractContextManager[object]:
-        """Evaluation mode, no gradients and the precision asked for; afterwards every submodule is as it was."""
+        """Evaluation mode and no gradients; afterwards every submodule is as it was."""
         stack = ExitStack()
         stack.enter_context(evaluating(self.module))
         stack.enter_context(torch.no_grad())
-        if self.autocast:
-            dtype = self.autocast if isinstance(self.autocast, torch.dtype) else None
-            stack.enter_context(torch.autocast(self.device.type, dtype=dtype))
         return stack
 
     def prepare(self, batch: Batch) -> Batch:
@@ -69,10 +66,11 @@ class TorchModel:
 
     def outputs(self, batch: Batch) -> Tensor:
         """Outputs (B, C) as a tensor, differentiable where gradients are on."""
-        if isinstance(batch, Mapping) and (self.keywords is None or set(batch) <= self.keywords):
-            raw = self.module(**batch)
-        else:
-            raw = self.module(*batch) if isinstance(batch, tuple) else self.module(batch)
+        with precision(self.autocast, self.device):
+            if isinstance(batch, Mapping) and (self.keywords is None or set(batch) <= self.keywords):
+                raw = self.module(**batch)
+            else:
+                raw = self.module(*batch) if isinstance(batch, tuple) else self.module(batch)
         chosen: Tensor = as_columns(select_output(raw, self.output), n_rows_of(batch))
         return chosen
 
@@ -108,15 +106,26 @@ class TorchModel:
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; afterwards every submodule is in the mode it was in."""
     modes = [(part, part.training) for part in module.modules()]
-    if not any(mode for _, mode in modes):  # exported modules refuse eval()
+    if not any(mode for _, mode in modes):
         yield
         return
-    module.eval()
     try:
+        try:
+            module.eval()
+        except NotImplementedError:  # exported modules refuse it, and ignore their mode; others inside must know
+            for part, _ in modes:
+                part.training = False
         yield
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+def precision(autocast: Any, device: torch.device) -> AbstractContextManager[object]:
+    """Mixed precision for the module, and for it alone: a view's coordinates would be too coarse in it."""
+    if not autocast:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=autocast if isinstance(autocast, torch.dtype) else None)
 
 
 def device_of(module: nn.Module) -> torch.device:
