@@ -44,7 +44,9 @@ class GaussianMixture:
     concentration : float, optional
         Dirichlet concentration of the weights; without it they are at their maximum likelihood.
     component : {"normal", "student_t", "laplace"}
-        Distribution of a label around its view.
+        Distribution of a label around its view; other than normal for ADVI only. Tails pay where labels stray and every
+        view is needed: a view that explains nothing becomes the wide component that strays need, and a mixture of
+        normals with such a view is heavy-tailed by itself.
     beta : float
         Prior precision of the calibration, in standardised units.
     nu : float, optional

@@ -12,7 +12,7 @@ tells little, so a run starts on the ELBO and goes over to its bound on the way.
 D. Lawson, S. Gu, C. Maddison, "Doubly reparameterized gradient estimators for Monte Carlo objectives" (2019).
 """
 
-__all__ = ["AdviAscent", "DivergenceError", "LogDensity", "ascend", "bound_of", "estimate_bound"]
+__all__ = ["AdviAscent", "DivergenceError", "LogDensity", "ascend", "bound_of", "diverged", "estimate_bound"]
 
 import math
 from collections.abc import Callable
@@ -82,10 +82,14 @@ def ascend(
         found = _run(density, engine, shrink * engine.learning_rate, seed, n_labels, report)
         if isinstance(found, AdviAscent):
             return found
-    raise DivergenceError(
-        f"the bound was not finite in step {found} with learning_rate={engine.learning_rate:g}, and a tenth of it did "
-        "not help; try a smaller ADVI(learning_rate=...), more particles, bound='elbo', or look for extreme values "
-        "among the predictions and labels"
+    raise diverged(f"in step {found} with learning_rate={engine.learning_rate:g}, and a tenth of it did not help")
+
+
+def diverged(where: str) -> DivergenceError:
+    """The error, with what to try."""
+    return DivergenceError(
+        f"the bound was not finite {where}; try a smaller ADVI(learning_rate=...), more particles, bound='elbo', or "
+        "look for extreme values among the predictions and labels"
     )
 
 

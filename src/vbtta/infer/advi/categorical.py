@@ -262,14 +262,19 @@ class Probit(torch.autograd.Function):  # type: ignore[misc, name-defined]
 
     @staticmethod
     def forward(ctx: Any, mean: Any, scale: Any) -> Any:
-        """Log probability that each utility is the largest."""
+        """Log probability that each utility is the largest; not a number where an ascent went astray."""
         ctx.save_for_backward(mean, scale)
+        ctx.astray = not bool(torch.isfinite(mean).all() and torch.isfinite(scale).all())
+        if ctx.astray:
+            return torch.full_like(mean, torch.nan)
         return torch.from_numpy(log_probit(mean.detach().numpy(), scale.detach().numpy()))
 
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> tuple[Any, Any]:
         """Gradients of the weighted sum."""
         mean, scale = ctx.saved_tensors
+        if ctx.astray:
+            return torch.zeros_like(mean), torch.zeros_like(scale)
         found = log_probit_vjp(mean.detach().numpy(), scale.detach().numpy(), cotangent.numpy())
         return torch.from_numpy(found.grad_mean), torch.from_numpy(found.grad_scale)
 

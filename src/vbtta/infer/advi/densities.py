@@ -68,18 +68,24 @@ class UnconstrainedDensity:
     def value_and_gradient(self, vectors: Array, units: Array | None = None) -> tuple[Array, Array]:
         """Values (M,) and gradients (M, D) at vectors (M, D); `units` estimate the sum over all of them.
 
-        Large data are taken in chunks, whose gradients with respect to the parameters add up.
+        Large data are taken in chunks, whose gradients with respect to the parameters add up. Where a matrix cannot be
+        factored the values are not numbers, for the ascent to see that it went astray.
         """
-        u = tensor(vectors).requires_grad_()
+        try:
+            return self._value_and_gradient(tensor(vectors).requires_grad_(), units)
+        except torch.linalg.LinAlgError:
+            return np.full(len(vectors), np.nan), np.zeros_like(vectors)
+
+    def _value_and_gradient(self, u: Any, units: Array | None) -> tuple[Array, Array]:
         values, log_joint = self._prior(u)
         scale = 1.0 if units is None else self.n_units / len(units)
-        chunks = self._chunks(len(vectors), units)
+        chunks = self._chunks(len(u), units)
         if len(chunks) == 1:
             total = log_joint + scale * self.density.log_likelihood(values, chunks[0])
             (gradient,) = torch.autograd.grad(total.sum(), u)
             return total.detach().numpy(), gradient.numpy()
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-        likelihood, sums = torch.zeros(len(vectors), dtype=torch.float64), None
+        likelihood, sums = torch.zeros(len(u), dtype=torch.float64), None
         for chunk in chunks:
             part = self.density.log_likelihood(leaves, chunk)
             found = torch.autograd.grad(part.sum(), list(leaves.values()), allow_unused=True)

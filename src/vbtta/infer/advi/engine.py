@@ -12,7 +12,7 @@ import numpy as np
 
 from vbtta._support.extras import require
 from vbtta.infer import label_noise, truth
-from vbtta.infer.advi.ascent import AdviAscent, ascend, estimate_bound
+from vbtta.infer.advi.ascent import AdviAscent, ascend, diverged, estimate_bound
 from vbtta.infer.advi.guide import Guide, constrain
 from vbtta.infer.advi.moments import match_dirichlet, match_gamma, match_wishart, precision_draws
 from vbtta.infer.advi.ordered_posteriors import OrdinalPosterior, RankingPosterior, Score, score_of
@@ -126,6 +126,8 @@ def _fit(task: _Task, engine: ADVI, seed: int, n_labels: float, progress: bool) 
     with _few_threads(density.density.width * engine.particles * min(engine.batch_size or np.inf, density.n_units)):
         found = ascend(density, engine, seed, n_labels, _report(engine.steps) if progress else None)
         bound, terms = estimate_bound(density, found.mean, found.factor, engine, seed)
+    if not np.isfinite(bound):
+        raise diverged(f"under the final draws with learning_rate={engine.learning_rate:g}")
     terms["J_joint"] += task.unit_change
     weights = weights_of(constrain(density.sites, found.means))
     return AdviFit(
