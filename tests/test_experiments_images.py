@@ -140,14 +140,10 @@ class TestTable1:
         text = table1.table(rows["table1"], table1.PROFILES["smoke"])
         assert all(f"| {combination}" in text for combination in table1.COMBINATIONS)
 
-    def test_first_step_of_the_mixture_is_the_uniform_row(self, rows: dict[str, list]):
-        for row in select(rows["table1"], model="mixture", step=1):
-            [average] = select(
-                rows["table1"], seed=row["seed"], views=row["views"], model="uniform", draws=row["draws"]
-            )
-            assert np.ptp(row["weights"]) < 1e-6
-            assert row["accuracy"] == average["accuracy"]
-            assert row["nll"] == pytest.approx(average["nll"], rel=1e-9)
+    def test_weights_start_uniform(self, rows: dict[str, list]):
+        first = select(rows["table1"], model="mixture", step=1)
+        assert len(first) == 2 * 2  # seeds; where fitted
+        assert max(np.ptp(row["weights"]) for row in first) < 1e-6
 
     def test_deterministic_views_do_not_depend_on_draws(self, rows: dict[str, list]):
         many, once = (

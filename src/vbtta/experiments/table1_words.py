@@ -72,7 +72,7 @@ def table(rows: Sequence[Row], draws: int, n_seeds: int, trial: Any) -> str:
         f"over {draws} draws; the last column has a single draw. VB-TTA's weights are fitted on the 50 training "
         "labels: on views of each training image through a network trained without it "
         f"({trial.folds} folds), or, as an ablation, on views through the network that has seen it. No test label is "
-        "used. Step 1 of the mixture is the uniform average; the latent pool averages logits instead."
+        "used. Step 1 has uniform weights, with temperatures where the fit starts; the latent pool averages logits."
     )
     heads = ["views", "paper", f"ours, {draws} draws", "ours, 1 draw"]
     return f"{markdown_table(heads, body)}\n\n{caption}\n\nMean weights of the mixture (out-of-fold views): {shown}."
