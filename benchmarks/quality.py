@@ -32,6 +32,7 @@ from benchmarks.cells import (
 from benchmarks.pooled import Pooled, pool, verdicts
 from benchmarks.provenance import provenance
 from benchmarks.quality_report import figure, markdown
+from benchmarks.train_models import prepare_all
 from vbtta._support.files import atomic_path
 
 __all__ = ["main", "run"]
@@ -49,6 +50,7 @@ def run(
     cache: str = ".cache",
     only_ready: bool = False,
     skip: Sequence[str] = (),
+    jobs: int = 2,
 ) -> dict[str, Any]:
     """Compare all methods; the outcome as plain data.
 
@@ -69,6 +71,8 @@ def run(
         Whether to leave out what is not trained yet.
     skip : list of str
         Methods to leave out.
+    jobs : int
+        Networks trained at a time.
     """
     folder = data or os.environ.get("VBTTA_DATA")
     if not folder or not Path(folder).is_dir():
@@ -76,6 +80,8 @@ def run(
     if quick:
         names, seeds, skip = ["mnist1000"], [0], [*skip, *_SLOW]
     start = time.perf_counter()
+    if not only_ready:
+        prepare_all(known_names(names), seeds, folder, cache, jobs)
     outcome: dict[str, Any] = {"part": part, "provenance": provenance(), "data_sets": {}}
     for name in known_names(names):
         found = {}
@@ -163,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", help="folder for the outcome; by default results/quality, nothing for dev")
     parser.add_argument("--only-ready", action="store_true", help="leave out what is not trained yet")
     parser.add_argument("--skip", nargs="*", default=[], help="methods to leave out")
+    parser.add_argument("--jobs", type=int, default=2, help="networks trained at a time, one thread each")
     parser.add_argument("--quick", action="store_true", help="a small run that shows that it works")
     options = parser.parse_args(arguments)
     try:
@@ -175,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cache=options.cache,
             only_ready=options.only_ready,
             skip=options.skip,
+            jobs=options.jobs,
         )
     except ValueError as error:
         parser.error(str(error))

@@ -34,7 +34,7 @@ from vbtta.datasets import ImageData, load_cifar10, load_cifar10n, load_food101,
 from vbtta.experiments.training import ImageNetwork, TrainingConfig, train
 from vbtta.predictions import ViewPredictions
 
-__all__ = ["BENCHMARKS", "PARTS", "Part", "Prepared", "image_views", "is_ready", "prepare"]
+__all__ = ["BENCHMARKS", "PARTS", "Part", "Prepared", "image_views", "is_ready", "prepare", "prepare_all"]
 
 PARTS = ("dev", "calibration", "test")
 _FORMAT = 1  # raise it when splits or labels change
@@ -307,6 +307,17 @@ def _job(arguments: tuple[str, int, str, str]) -> str:
     return f"{name} seed {seed}: {summary} ({time.perf_counter() - start:.0f} s)"
 
 
+def prepare_all(names: Sequence[str], seeds: Sequence[int], data: str, cache: str, jobs: int) -> None:
+    """Train what is not cached, several networks at a time with one thread each."""
+    work = [(name, seed, data, cache) for seed in seeds for name in names if not is_ready(name, seed, cache)]
+    if not work:
+        return
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        for line in pool.map(_job, work):
+            print(line, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train the benchmark's networks and cache their view predictions.")
     parser.add_argument("names", nargs="*", help=f"data sets, by default all of {', '.join(BENCHMARKS)}")
@@ -322,11 +333,7 @@ def main() -> int:
     if not options.data or not Path(options.data).is_dir():
         print("no data folder: pass --data or set VBTTA_DATA; nothing was trained", file=sys.stderr)
         return 1
-    jobs = [(name, seed, options.data, options.cache) for seed in options.seeds for name in names]
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
-        for line in pool.map(_job, jobs):
-            print(line, flush=True)
+    prepare_all(names, options.seeds, options.data, options.cache, options.jobs)
     return 0
 
 

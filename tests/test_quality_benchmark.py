@@ -35,6 +35,7 @@ def outcome(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("cache"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cells, "prepare", lambda name, seed, data, cache: prepared(seed))
+        patch.setattr(quality, "prepare_all", lambda names, seeds, data, cache, jobs: None)
         patch.setattr(quality, "data_hashes", lambda name, seed, cache: {})
         patch.setattr(quality, "methods_of", lambda kind: METHODS)
         return quality.run(names=["mnist1000"], seeds=[0, 1], part="dev", data=folder, cache=folder)
