@@ -29,8 +29,13 @@ def read_predictions(path: Path) -> ViewPredictions:
     """Read predictions from an .npz file, or a parquet file with one row an instance and view.
 
     A parquet file has the columns `instance` and `view`, outputs in `output`, `output_1`, ... or, for classes,
-    `logit_<class>`, and optionally their variances in `variance_...` with the same endings.
+    `logit_<class>`, and optionally their variances in `variance_...` with the same endings. A folder is one that
+    `vbtta views --backend ray` wrote.
     """
+    if path.is_dir():
+        from vbtta.scale.tables import load_predictions
+
+        return load_predictions(path)
     existing(path, "predictions (.npz or .parquet)")
     if path.suffix == ".npz":
         return ViewPredictions.load(path, mmap=path.stat().st_size > 1 << 30)

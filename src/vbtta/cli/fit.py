@@ -3,11 +3,23 @@
 __all__ = ["fit"]
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vbtta.cli.options import Annotators, Engine, LabelsFile, Model, PredictionsFile, Seed, TaskOption
+from vbtta.cli.options import (
+    Address,
+    Annotators,
+    Backend,
+    BackendOption,
+    Engine,
+    LabelsFile,
+    Model,
+    PredictionsFile,
+    Seed,
+    TaskOption,
+    Workers,
+)
 from vbtta.cli.running import Debug, Json, Quiet, Talk, UsageError, command, writable
 
 
@@ -28,6 +40,9 @@ def fit(
     ] = None,
     columns_are_annotators: Annotators = False,
     seed: Seed = 0,
+    backend: BackendOption = Backend.local,
+    workers: Workers = None,
+    address: Address = None,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -43,11 +58,21 @@ def fit(
     writable(report, ".html")
     from vbtta.cli.files import digest, read_pair
     from vbtta.fit import fit_policy
-    from vbtta.report.documents import policy_document, provenance
+    from vbtta.report.documents import provenance
     from vbtta.report.html import write_report
-    from vbtta.report.words import headline
     from vbtta.select import select_views
 
+    if backend is Backend.ray and (budget is not None or engine is Engine.advi or report is not None):
+        raise UsageError(
+            "--budget, --engine advi and --report need all data in memory; leave them out, or use --backend local"
+        )
+    if backend is Backend.ray:
+        options = {"task": task.value, "model": model.value, "guard": guard, "seed": seed}
+        where = {"workers": workers, "address": address, "columns_are_annotators": columns_are_annotators}
+        policy = _on_cluster(predictions, labels, talk, {**options, **where})
+        policy.save(out)
+        _say(talk, policy, out, None)
+        return
     views, sets = read_pair(predictions, labels, task.value, talk, columns_are_annotators=columns_are_annotators)
     if budget is not None and engine is Engine.advi:
         raise UsageError("--budget compares many fits, which ADVI is too slow for; leave out --engine advi")
@@ -65,6 +90,29 @@ def fit(
         files = {path.name: digest(path) for path in (predictions, labels)}
         options = {"task": task.value, "model asked for": model.value, "guard": guard, "seed": seed}
         write_report(report, policy, predictions=views, labels=sets, circumstances=provenance(policy, files, options))
+    _say(talk, policy, out, report)
+
+
+def _on_cluster(predictions: Path, labels: Path, talk: Talk, options: dict[str, Any]) -> Any:
+    """The same by Ray; labels in parquet files are read by the workers."""
+    from vbtta.cli.files import read_labels
+    from vbtta.scale import fit_policy
+
+    for path, what in ((predictions, "predictions"), (labels, "labels")):
+        if not path.exists():
+            raise UsageError(f"{path}: no such file; give the path of the {what} (.parquet, or a folder of them)")
+    in_parquet = labels.is_dir() or labels.suffix == ".parquet"
+    named = options["columns_are_annotators"]
+    given = labels if in_parquet else read_labels(labels, columns_are_annotators=named).sets
+    talk.note("fitting ...")
+    return fit_policy(predictions, given, **options)
+
+
+def _say(talk: Talk, policy: Any, out: Path, report: Path | None) -> None:
+    """The policy in words."""
+    from vbtta.report.documents import policy_document
+    from vbtta.report.words import headline
+
     rows = [
         [view["name"], f"{view['weight']:.3f}", f"{view['low']:.3f}", f"{view['high']:.3f}"]
         for view in sorted(policy_document(policy)["views"], key=lambda view: -view["weight"])

@@ -1,6 +1,19 @@
 """Arguments and options that several commands take."""
 
-__all__ = ["Annotators", "Engine", "LabelsFile", "Model", "PredictionsFile", "Seed", "Task", "TaskOption"]
+__all__ = [
+    "Address",
+    "Annotators",
+    "Backend",
+    "BackendOption",
+    "Engine",
+    "LabelsFile",
+    "Model",
+    "PredictionsFile",
+    "Seed",
+    "Task",
+    "TaskOption",
+    "Workers",
+]
 
 from enum import StrEnum
 from pathlib import Path
@@ -32,8 +45,18 @@ class Engine(StrEnum):
     advi = "advi"
 
 
+class Backend(StrEnum):
+    """Where the work is done."""
+
+    local = "local"
+    ray = "ray"
+
+
 PredictionsFile = Annotated[
-    Path, typer.Argument(metavar="PREDICTIONS", help="Predictions under all views: .npz or .parquet.")
+    Path,
+    typer.Argument(
+        metavar="PREDICTIONS", help="Predictions under all views: .npz, .parquet, or a folder that --backend ray wrote."
+    ),
 ]
 LabelsFile = Annotated[
     Path,
@@ -44,6 +67,15 @@ LabelsFile = Annotated[
 ]
 TaskOption = Annotated[Task, typer.Option("--task", help="What the labels are.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Decides the folds and the bootstrap.")]
+BackendOption = Annotated[
+    Backend, typer.Option("--backend", help="Where the work is done: in this process, or by Ray on a cluster.")
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Workers of --backend ray; by default one a core.")
+]
+Address = Annotated[
+    str | None, typer.Option("--address", help="Of the Ray cluster, such as auto; by default this machine.")
+]
 Annotators = Annotated[
     bool,
     typer.Option("--columns-are-annotators", help="Numbered label columns of a wide table are always the same people."),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vbtta.cli.options import Seed
+from vbtta.cli.options import Address, Backend, BackendOption, Seed, Workers
 from vbtta.cli.running import Debug, Json, Quiet, Talk, UsageError, command, existing, writable
 
 
@@ -18,7 +18,9 @@ def views(
         Path, typer.Option("--data", help="Inputs: .npy or .npz (array `inputs`), .parquet (images or numbers), .csv.")
     ],
     described: Annotated[Path, typer.Option("--views", help="Views by name and parameters (.toml or .json).")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the predictions (.npz).")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Where to write the predictions (.npz; a folder with --backend ray).")
+    ],
     weights: Annotated[
         Path | None, typer.Option("--weights", help="Weights of a torch module (.pt), loaded without unpickling code.")
     ] = None,
@@ -28,19 +30,28 @@ def views(
     ] = 0,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Inputs worked on at once.")] = 256,
     seed: Seed = 0,
+    backend: BackendOption = Backend.local,
+    workers: Workers = None,
+    address: Address = None,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Predict every input under every view; an interrupted run goes on at the view where it stopped.
 
-    Images in parquet files are given to the model as numbers from 0 to 1, shape (N, 3, H, W).
+    Images in parquet files are given to the model as numbers from 0 to 1, shape (N, 3, H, W). With --backend ray the
+    inputs are parquet files (or a folder of them), and an interrupted run goes on at the part where it stopped.
 
     Example:
 
         vbtta views --model pkg.mod:make --data inputs.npy --views views.toml --out preds.npz
     """
     talk = Talk(as_json, quiet)
+    if backend is Backend.ray:
+        if keep_draws:
+            raise UsageError("--keep-draws is for --backend local; leave one of them out")
+        _on_cluster(model, data, described, out, weights, draws, batch_size, seed, workers, address, talk)
+        return
     writable(out, ".npz")
     import numpy as np
 
@@ -74,6 +85,70 @@ def views(
     n_inputs, n_outputs = found[0].mean.shape[0], found[0].mean.shape[2]
     document = {"written": str(out), "inputs": n_inputs, "outputs": n_outputs, "views": [v.name for v in listed]}
     talk.result(document, f"wrote {n_inputs:,} inputs x {len(listed)} views x {n_outputs} outputs to {out}")
+
+
+def _on_cluster(
+    model: str,
+    data: Path,
+    described: Path,
+    out: Path,
+    weights: Path | None,
+    draws: int,
+    batch_size: int,
+    seed: int,
+    workers: int | None,
+    address: str | None,
+    talk: Talk,
+) -> None:
+    """The same by Ray: parquet in, a folder of parquet out."""
+    from functools import partial
+
+    from vbtta.augment.serial import load_views
+    from vbtta.cli.files import digest
+    from vbtta.scale import collect_views
+
+    listed = load_views(existing(described, "views (.toml or .json)"))
+    if not data.exists():
+        raise UsageError(f"{data}: no such file; give the path of the inputs (.parquet, or a folder of them)")
+    if out.suffix in (".npz", ".parquet"):
+        raise UsageError(f"{out}: --backend ray writes many files; give the name of a folder")
+    where = None if weights is None else existing(weights, "weights (.pt)").resolve()
+    _model(model, where)  # what is wrong with it is said here rather than by a worker
+    collected = collect_views(
+        partial(_model_on_worker, model, where, str(Path.cwd())),
+        data,
+        listed,
+        out,
+        draws=draws,
+        batch_size=batch_size,
+        seed=seed,
+        progress=talk.progress,
+        key=f"{model} {'' if weights is None else digest(weights)}",
+        workers=workers,
+        address=address,
+    )
+    names = [view.name for view in listed]
+    document = {
+        "written": str(out),
+        "inputs": collected.n_instances,
+        "views": names,
+        "parts": collected.n_parts,
+        "parts_found": collected.n_reused,
+    }
+    talk.result(
+        document,
+        f"wrote {collected.n_instances:,} inputs x {len(names)} views to {out}: {collected.n_parts} parts, "
+        f"{collected.n_reused} of them from an earlier run",
+    )
+
+
+def _model_on_worker(where: str, weights: Path | None, folder: str) -> Any:
+    """The model, found as in the folder where the command was given."""
+    import sys
+
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return _model(where, weights)
 
 
 def _join(found: list[Any], ids: Any) -> Any:

@@ -1,6 +1,6 @@
 """What the labels say about the weights of a continuous mixture: the observed information."""
 
-__all__ = ["weight_information"]
+__all__ = ["scores_of", "weight_information"]
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def weight_information(
         expected = expectation(block, density, prior, state.annotators)
         count = block.repeats if state.annotators is None else np.ones(expected.share.shape[1])
         ratio = _ratios(expected.share / count, views.weights)
-        scores = _scores(expected, density, views.weights, ratio)
+        scores = scores_of(expected, density, views.weights, ratio)
         other = _ratios(expectation(block, plain, prior, state.annotators).share / count, views.weights)
         return (
             (scores * count) @ scores.T,
@@ -68,7 +68,7 @@ def _profile(ratio: Array, weights: Array, count: Array) -> Array:
     return np.stack(columns, axis=1)
 
 
-def _scores(expected: Expectation, density: Density, weights: Array, ratio: Array) -> Array:
+def scores_of(expected: Expectation, density: Density, weights: Array, ratio: Array) -> Array:
     """Derivatives of every label's log likelihood: weights, calibration, log precision; (K + F (D + 1), j)."""
     free = np.flatnonzero(weights > 0)
     share = weights[free, None] * ratio[free]  # (F, j)

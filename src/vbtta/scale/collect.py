@@ -25,7 +25,7 @@ from vbtta.models.base import Model, Output, as_model
 from vbtta.predictions import ViewPredictions
 from vbtta.scale.cluster import connect
 from vbtta.scale.inputs import Piece, pieces_of, read_batches
-from vbtta.scale.tables import About, open_sources, prediction_table
+from vbtta.scale.tables import About, load_predictions, prediction_table
 
 _ROW_GROUP = 1 << 26  # bytes that are written at once
 
@@ -40,8 +40,7 @@ class Collected(NamedTuple):
 
     def load(self) -> ViewPredictions:
         """All of them in memory."""
-        first, *others = [source.read() for source in open_sources(self.folder)]
-        return first.concat(others) if others else first
+        return load_predictions(self.folder)
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from numpy.typing import ArrayLike
 from vbtta.engines import resolve
 from vbtta.infer import calibration, label_noise, latent
 from vbtta.infer.accelerate import ascend
-from vbtta.infer.blocks import plus
+from vbtta.infer.blocks import Block, plus
 from vbtta.infer.calibration import Calibration
 from vbtta.infer.categorical_mixture import CategoricalProblem, CategoricalState, categorical_problem
-from vbtta.infer.continuous import MixtureStatistics
+from vbtta.infer.continuous import Density, MixtureState, MixtureStatistics, expectation
 from vbtta.infer.mixture import MixtureProblem, Sums, mixture_problem
+from vbtta.infer.mixture_information import scores_of
 from vbtta.infer.mixture_posterior import MixtureFactors
 from vbtta.infer.standard import continuous_data
 from vbtta.labels import Array, LabelSets
@@ -31,8 +32,10 @@ from vbtta.policy import Guard, History, Policy
 from vbtta.predictions import ViewPredictions
 from vbtta.specs import EM, CategoricalMixture, GaussianMixture
 
-_LEAST = 1e-4  # a weight in a stream: a view that is of no use in one block may be of use in the next
-_FIRST = EM(tol=1e-6, max_steps=200)  # how the first block is fitted
+_LEAST = 5e-3  # a weight in a stream: a view that is of no use in one block may be of use in the next
+_USED = 0.01  # weight from which a view's calibration is moved together with the weights
+_FARTHEST = 0.3  # that it moves at once
+_FIRST = EM(tol=1e-4, max_steps=10, accelerate=False)  # how the first block is fitted
 _UNCHECKED = Guard(False, False, 0.0, 0.0, "not checked: a stream cannot be held out; score a later block by hand")
 
 
@@ -183,54 +186,86 @@ class _Continuous:
     def __init__(self, predictions: ViewPredictions, labels: LabelSets, model: GaussianMixture) -> None:
         self.model = model
         self.problem, first = mixture_problem(predictions, labels, model, annotators=model.noise == "annotator")
-        ascent = ascend(self.problem, first, _FIRST)
-        self.state: MixtureFactors = _floored(ascent.state)
-        sums = self._look()
-        self.mean = self._average(sums)
-        self.expansion = _of_responsibilities(sums.views, self.state.views.weights)
+        self.state: MixtureFactors = _floored(ascend(self.problem, first, _FIRST).state)
+        self.mean = self._average()
+        self.expansion = self._expanded()
 
     @property
     def weights(self) -> Array:
-        return _cut(self.state.views.weights)
+        """The weights of the views: (K,)."""
+        views = self.state.views
+        return _cut(views.weights) if views.weight_counts is None else views.weights
 
     def step(self, predictions: ViewPredictions, labels: LabelSets, rate: float, n_labels: float) -> None:
-        prior, people = self.problem.prior, self.problem.annotator_prior
-        data = continuous_data(
-            predictions, labels, self.problem.data.standard, with_variance=self.model.heteroscedastic
-        )
-        self.problem = MixtureProblem(data, prior, people)
-        sums = self._look()
-        self.mean = _blend(self.mean, self._average(sums), rate)
-        self.expansion = _blend(self.expansion, _of_responsibilities(sums.views, self.state.views.weights), rate)
+        """Learn from a block."""
+        prior, standard = self.problem.prior, self.problem.data.standard
+        data = continuous_data(predictions, labels, standard, with_variance=self.model.heteroscedastic)
+        self.problem = MixtureProblem(data, prior, self.problem.annotator_prior)
+        self.mean = _blend(self.mean, self._average(), rate)
+        self.expansion = _blend(self.expansion, self._expanded(), rate)
         views = _shifted(self.mean.views, self.state.views.theta_mean, prior.n_outputs, -1)
-        total = _scaled(Sums(views, self.mean.annotators), n_labels)
-        after = self.problem.update(self.state, total)
-        if after.views.weight_counts is None:
-            weights = _maximum(self.expansion, self.state.views.weights)[0]
-            after = after._replace(views=after.views._replace(weights=weights))
-        self.state = after
+        after = self.problem.update(self.state, _scaled(Sums(views, self.mean.annotators), n_labels))
+        self.state = after._replace(views=self._together(after.views, n_labels))
 
     def bound(self, n_labels: float) -> float:
+        """The bound's estimate in the labels' units."""
         evidence = n_labels * float(self.mean.views.log_evidence)
-        scale = float(np.log(self.problem.data.standard.scale).sum())
-        return evidence - self.penalty - n_labels * scale
+        return evidence - self.penalty - n_labels * float(np.log(self.problem.data.standard.scale).sum())
 
     def posterior(self) -> Any:
-        views = self.state.views
-        if views.weight_counts is None:
-            views = views._replace(weights=_cut(views.weights))
-        return self.problem.posterior(self.state._replace(views=views))
+        """What remains."""
+        return self.problem.posterior(self.state._replace(views=self.state.views._replace(weights=self.weights)))
 
-    def _average(self, sums: Sums) -> Sums:
+    def _average(self) -> Sums:
         """Statistics a label, with residuals as they are without any calibration: those of all blocks compare."""
+        bound, sums = self.problem.evaluate(self.state)
+        self.penalty = float(sums.views.log_evidence) - bound
         raw = _shifted(sums.views, self.state.views.theta_mean, self.problem.prior.n_outputs, 1)
         average: Sums = _scaled(Sums(raw, sums.annotators), 1 / self.problem.n_labels)
         return average
 
-    def _look(self) -> Sums:
-        bound, sums = self.problem.evaluate(self.state)
-        self.penalty = float(sums.views.log_evidence) - bound
-        return sums
+    def _expanded(self) -> _Expansion:
+        """The bound around the state in u = (w, theta, ln|Lambda|/C), by the slopes of every label."""
+        prior, views, people = self.problem.prior, self.state.views, self.state.annotators
+        weights = np.exp(views.expected_log_weights)
+        weights = weights / weights.sum()
+        density = Density.of(views, prior, views.expected_log_weights)
+
+        def one(block: Block) -> tuple[Array, Array, Array]:
+            expected = expectation(block, density, prior, people)
+            ratio = expected.share / (expected.repeats * weights[:, None])
+            slopes = scores_of(expected, density, weights, ratio)
+            return (slopes * expected.repeats) @ slopes.T, slopes @ expected.repeats, expected.repeats.sum()
+
+        curvature, rise, size = self.problem.data.total(one)
+        rise[: len(weights)] -= size
+        here = np.concatenate([weights, views.theta_mean.T.ravel(), _log_precision(views)])
+        return _Expansion(curvature / size, (curvature @ here + rise) / size)
+
+    def _together(self, views: MixtureState, n_labels: float) -> MixtureState:
+        """Weights, calibration and precision at the maximum of the averaged expansion and the prior.
+
+        EM's closed forms (`views`) creep where views overlap; they stand for views of next to no weight.
+        """
+        prior, before = self.problem.prior, self.state.views
+        K, D = views.theta_mean.shape
+        strength = np.concatenate(
+            [np.zeros(K), np.full(K * D, prior.beta), np.full(K, 0.5 * prior.nu * prior.n_outputs)]
+        )
+        centre = np.zeros(len(strength))
+        centre[-K:] = np.log(prior.nu) - np.linalg.slogdet(prior.inverse_scale)[1] / prior.n_outputs
+        curvature = self.expansion.curvature + np.diag(strength) / n_labels
+        linear = self.expansion.linear + strength * centre / n_labels
+        weights, others = _maximum(_Expansion(curvature, linear), before.weights)
+        if not len(others):
+            return views
+        used = np.minimum(weights, before.weights) > _USED
+        theta = np.where(used[:, None], _near(others[: K * D].reshape(D, K).T, before.theta_mean), views.theta_mean)
+        level = np.where(used, _near(others[K * D :], _log_precision(before)), _log_precision(views))
+        scale = views.inverse_scale * np.exp(_log_precision(views) - level)[:, None, None]
+        counts = None if prior.concentration is None else prior.concentration + n_labels * weights
+        weights = weights if counts is None else counts / counts.sum()
+        return views._replace(weights=weights, weight_counts=counts, theta_mean=theta, inverse_scale=scale)
 
 
 class _Classes:
@@ -326,11 +361,15 @@ class _Classes:
         )
 
 
-def _of_responsibilities(views: MixtureStatistics, weights: Array) -> _Expansion:
-    """From sums of p and p p^T at the weights: a unit's slope in w is p / w."""
-    size = float(views.mass.sum())
-    curvature = views.overlap / np.outer(weights, weights)
-    return _Expansion(curvature / size, (curvature @ weights + views.mass / weights) / size - 1)
+def _log_precision(views: MixtureState) -> Array:
+    """ln|E Lambda_k|/C: (K,)."""
+    C = views.inverse_scale.shape[1]
+    return np.asarray(np.log(views.dof) - np.linalg.slogdet(views.inverse_scale)[1] / C)
+
+
+def _near(values: Array, before: Array) -> Array:
+    """Values, not too far from those before."""
+    return np.clip(values, before - _FARTHEST, before + _FARTHEST)
 
 
 def _maximum(expansion: _Expansion, before: Array) -> tuple[Array, Array]:

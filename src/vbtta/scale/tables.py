@@ -1,6 +1,14 @@
 """View predictions as parquet files: one row an instance, `instance, mean[K*C], variance[K*C]`."""
 
-__all__ = ["About", "Source", "open_sources", "parquet_files", "plain_column", "prediction_table"]
+__all__ = [
+    "About",
+    "Source",
+    "load_predictions",
+    "open_sources",
+    "parquet_files",
+    "plain_column",
+    "prediction_table",
+]
 
 import json
 import os
@@ -172,6 +180,12 @@ def open_sources(dataset: Any, names: Sequence[str] | None = None) -> list[Sourc
     if not sources:
         raise ValueError(f"dataset: {dataset} holds no rows")
     return sources
+
+
+def load_predictions(dataset: Any, names: Sequence[str] | None = None) -> ViewPredictions:
+    """All of a data set's predictions in memory."""
+    first, *others = [source.read() for source in open_sources(dataset, names)]
+    return first.concat(others) if others else first
 
 
 def parquet_files(dataset: Any) -> list[str]:
