@@ -1,0 +1,209 @@
+"""Speed on a cluster: a step by two workers against one, what a step ships, and collection against a plain loop.
+
+`python -m benchmarks.scale` writes the sizing table of docs/cluster.md from results/bench/scale.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.em import fastest
+from vbtta import GaussianMixture, collect_views
+from vbtta._support.extras import require
+from vbtta._support.files import atomic_path
+from vbtta.augment import GaussianNoise, Identity
+from vbtta.infer.mixture import pose_mixture
+from vbtta.scale import collect_views as collect_on_cluster
+from vbtta.scale.data import Calibration
+from vbtta.scale.label_tables import label_reader
+from vbtta.scale.tables import About, open_sources, prediction_table
+
+_FEATURES = 256
+_ROWS = 1 << 16
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """All measurements; every ratio is of times within this run."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray = require("ray", "ray")
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            step = step_by_workers(Path(folder), 200_000 if quick else 5_000_000, 16)
+            collection = collection_overhead(Path(folder), 4_000 if quick else 30_000)
+    finally:
+        ray.shutdown()
+    return {"step": step, "collection": collection}
+
+
+def step_by_workers(folder: Path, n_labels: int, n_views: int) -> dict[str, float]:
+    """One step (a pass and an update) by one worker and by two, one thread each; limit 0.7."""
+    views, labels = write_problem(folder, n_labels, n_views)
+    reader = label_reader(labels)
+    found: dict[str, float] = {"J": n_labels, "K": n_views}
+    for n_workers, name in ((1, "one"), (2, "two")):
+        with Calibration(open_sources(views), reader, n_workers, {}) as calibration:
+            start = time.perf_counter()
+            data = calibration.continuous(views=None, with_variance=False)
+            found[f"{name}_loading_seconds"] = time.perf_counter() - start
+            problem, state = pose_mixture(data, GaussianMixture(v=0.1), annotators=False)
+
+            def step(problem: Any = problem, state: Any = state) -> None:
+                problem.update(state, problem.evaluate(state)[1])
+
+            found[f"{name}_worker_seconds"] = fastest(step)
+            answer = calibration.fleet.over_parts("nodes", (_size_of(), 1, "blocks"))
+            found["bytes_in_memory"] = float(sum(node.value for node in answer))
+            found["bytes_back"] = len(pickle.dumps(problem.evaluate(state)[1])) * len(answer)
+    found["bytes_on_disk"] = sum(path.stat().st_size for path in views.glob("*.parquet"))
+    found["bytes_of_labels"] = labels.stat().st_size
+    found["ratio"] = found["two_worker_seconds"] / found["one_worker_seconds"]
+    found["limit"] = 0.7
+    return found
+
+
+def collection_overhead(folder: Path, n_inputs: int) -> dict[str, float]:
+    """Seconds an input more, with one worker on a cluster and in a plain loop with one thread; limit 1.15.
+
+    Differences between n and 3n inputs are taken: starting a worker is paid once, and is reported by itself.
+    """
+    limits = require("threadpoolctl", "cli").threadpool_limits
+    views = [Identity(), GaussianNoise(0.1)]
+    times: dict[str, list[float]] = {"plain": [], "cluster": []}
+    for size in (n_inputs, 3 * n_inputs):
+        path = folder / f"inputs-{size}.parquet"
+        inputs = np.random.default_rng(0).normal(size=(size, _FEATURES)).astype(np.float32)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(inputs.ravel()), _FEATURES)
+        pq.write_table(pa.table({"inputs": lists}), path, row_group_size=8192)
+        del inputs, lists
+
+        def plain(path: Path = path, size: int = size) -> None:
+            with limits(1):
+                column = pq.read_table(path)["inputs"].combine_chunks()
+                rows = column.flatten().to_numpy().reshape(-1, _FEATURES)
+                collect_views(network(), rows, views, draws=2).save(folder / f"plain-{size}.npz")
+
+        def cluster(path: Path = path, size: int = size) -> None:
+            collect_on_cluster(network, path, views, folder / f"out-{size}", draws=2, workers=1)
+
+        times["plain"].append(seconds(plain))
+        times["cluster"].append(seconds(cluster))
+    each = {name: (long - short) / (2 * n_inputs) for name, (short, long) in times.items()}
+    return {
+        "inputs": n_inputs,
+        "views": len(views),
+        "plain_seconds": times["plain"][1],
+        "cluster_seconds": times["cluster"][1],
+        "start_seconds": times["cluster"][0] - n_inputs * each["cluster"],
+        "plain_seconds_per_million": 1e6 * each["plain"],
+        "cluster_seconds_per_million": 1e6 * each["cluster"],
+        "ratio": each["cluster"] / each["plain"],
+        "limit": 1.15,
+    }
+
+
+def network() -> Callable[[np.ndarray], np.ndarray]:
+    """A model whose work is that of a small network."""
+    rng = np.random.default_rng(1)
+    layers = [rng.normal(size=shape).astype(np.float32) / 16 for shape in ((_FEATURES, 512), (512, 512), (512, 10))]
+
+    def model(batch: np.ndarray) -> np.ndarray:
+        for layer in layers:
+            batch = np.maximum(batch @ layer, 0)
+        return batch
+
+    return model
+
+
+def write_problem(folder: Path, n_labels: int, n_views: int) -> tuple[Path, Path]:
+    """Predictions in single precision and one label each, as parquet files."""
+    rng = np.random.default_rng(0)
+    about = About(tuple(f"view {k}" for k in range(n_views)), 1)
+    views = folder / "views"
+    views.mkdir()
+    values = []
+    for first in range(0, n_labels, _ROWS):
+        rows = np.arange(first, min(first + _ROWS, n_labels))
+        mean = rng.normal(size=(len(rows), n_views, 1)).astype(np.float32)
+        values.append(mean[:, 0, 0] + 0.3 * rng.normal(size=len(rows)))
+        pq.write_table(prediction_table(rows, mean, None, about), views / f"part-{first:012d}.parquet")
+    labels = folder / "labels.parquet"
+    table = pa.table({"instance": np.arange(n_labels), "label": np.concatenate(values)})
+    pq.write_table(table, labels, row_group_size=_ROWS)
+    return views, labels
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _size_of() -> Callable[[Any], int]:
+    return lambda block: sum(field.nbytes for field in block if field is not None)  # a lambda travels by itself
+
+
+def sizing(outcome: dict[str, Any]) -> str:
+    """The table of docs/cluster.md: what a million instances take, and 1e9 by multiplication."""
+    step, collection = outcome["step"], outcome["collection"]
+    millions, K = step["J"] / 1e6, step["K"]
+    one = step["one_worker_seconds"] / millions
+    megabytes = {name: step[f"bytes_{name}"] / millions / 1e6 for name in ("on_disk", "of_labels", "in_memory")}
+    loading = step["one_loading_seconds"] / millions
+    nodes = step["bytes_back"] / 1e3
+    passes = 60
+    rows = [
+        ("predictions on disk (single precision)", f"{megabytes['on_disk']:.0f} MB", f"{megabytes['on_disk']:.0f} GB"),
+        ("labels on disk", f"{megabytes['of_labels']:.0f} MB", f"{megabytes['of_labels']:.0f} GB"),
+        ("memory of all workers together", f"{megabytes['in_memory']:.0f} MB", f"{megabytes['in_memory']:.0f} GB"),
+        ("loading, core seconds", f"{loading:.1f} s", f"{loading * 1000 / 3600:.1f} h"),
+        ("one pass, core seconds", f"{one:.2f} s", f"{one * 1000 / 60:.0f} min"),
+        (f"a fit of {passes} passes, core seconds", f"{passes * one:.0f} s", f"{passes * one * 1000 / 3600:.1f} h"),
+    ]
+    table = "\n".join(f"| {what} | {million} | {billion} |" for what, million, billion in rows)
+    cores = 256
+    minutes = (passes * one + loading) * 1000 / cores / 60
+    each = collection["cluster_seconds_per_million"] / 1e6 / collection["views"]
+    heading = f"| K = {K} views, C = 1 output, one label each | 10^6 instances | 10^9 instances |\n| --- | --- | --- |"
+    room = 1.5 * megabytes["in_memory"] / cores
+    fitting = (
+        f"So 10^9 instances fit {cores} cores with {room:.1f} GB each (half as much again as the blocks, to load), "
+        f"and the fit takes about {minutes:.0f} minutes there. A pass over {step['J']:,.0f} instances on two workers "
+        f"brings {nodes:.0f} kB back to the driver; that grows with the number of workers, not of instances."
+    )
+    collecting = (
+        f"Collecting: one worker took {collection['ratio']:.2f} times a plain loop's time an input, and "
+        f"{collection['start_seconds']:.0f} s to start. The model decides the rest: with m seconds an input and view, "
+        f"10^9 instances take 10^9 K m / workers seconds. The benchmark's small network (m = {1e3 * each:.2f} ms, "
+        f"draws included) would take {1e9 * K * each / 3600 / cores:.0f} hours for K = {K} on {cores} cores."
+    )
+    return f"{heading}\n{table}\n\n{fitting}\n\n{collecting}\n"
+
+
+def main() -> int:
+    """Write the table."""
+    outcome = json.loads(Path("results/bench/scale.json").read_text(encoding="utf-8"))["outcome"]
+    page = Path("docs/cluster.md")
+    text = page.read_text(encoding="utf-8")
+    marked = re.compile(r"(<!-- sizing -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    with atomic_path(page) as temporary:
+        temporary.write_text(marked.sub(lambda found: found[1] + sizing(outcome) + found[2], text), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
