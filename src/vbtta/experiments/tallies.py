@@ -95,8 +95,10 @@ def plural(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def agreement(ours: Spread, paper: float, paper_sd: float, *, larger_is_better: bool) -> str:
+def agreement(ours: Spread, paper: float, paper_sd: float, *, larger_is_better: bool, trials: int | None = None) -> str:
     """Whether a mean of ours lies within two standard deviations, both sides' together, of the paper's.
+
+    Where both are means over so many trials, standard errors take the place of standard deviations.
 
     Examples
     --------
@@ -104,6 +106,6 @@ def agreement(ours: Spread, paper: float, paper_sd: float, *, larger_is_better: 
     'agrees (within two standard deviations)'
     """
     gap = ours.mean - paper
-    if abs(gap) <= 2 * math.hypot(ours.sd, paper_sd):
-        return "agrees (within two standard deviations)"
+    if abs(gap) <= 2 * math.hypot(ours.sd, paper_sd) / math.sqrt(trials or 1):
+        return f"agrees (within two standard {'deviations' if trials is None else 'errors'})"
     return "better" if (gap > 0) == larger_is_better else "worse"
