@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from vbtta._support.files import atomic_path
 from vbtta.augment.sets import paper_mixup_cutmix
 from vbtta.collect import collect_views
 from vbtta.experiments import nets
@@ -30,10 +34,13 @@ __all__ = [
     "random_polynomial",
     "train_all",
     "train_network",
+    "views_of",
 ]
 
 Array = NDArray[np.float64]
 _ORDERS = (0.9, 0.08, 0.02)  # shares of the variance: linear terms, products of two inputs, products of three
+_ALPHAS = (0.1, 0.5, 0.9)
+_FORMAT = 1  # part of the name of cached predictions: raise it when they would differ
 _TERMS = (20, 10)  # products of two, and of three
 
 
@@ -97,11 +104,12 @@ class Networks(NamedTuple):
 
 
 class Views(NamedTuple):
-    """Predictions under the six views."""
+    """Predictions under the six views, and the plain network's error."""
 
     out_of_fold: ViewPredictions  # of training instances, by networks that did not see them
     training: ViewPredictions  # of training instances, by the network trained on them
     test: ViewPredictions
+    network_mse: float  # on the test instances, without augmentation
 
 
 def random_polynomial(
@@ -175,8 +183,28 @@ def collect(setting: Setting, sample: Sample, networks: Networks, draws: int) ->
         mean[out] = _views(setting, network, sample.inputs[out], pool, draws, place + 1).mean
     training = _views(setting, networks.whole, sample.inputs, sample.inputs, draws, 0)
     test = _views(setting, networks.whole, sample.test_inputs, sample.inputs, draws, setting.folds + 1)
-    names = training.names
-    return Views(*(ViewPredictions(part, names=names) for part in (mean, training.mean, test.mean)))
+    plain = float(np.mean((predict(networks.whole, sample.test_inputs) - sample.test_truth) ** 2))
+    return _as_views({"out_of_fold": mean, "training": training.mean, "test": test.mean, "network_mse": plain})
+
+
+def views_of(setting: Setting, sample: Sample, draws: Sequence[int], cache: Path | None) -> dict[int, Views]:
+    """Views by number of draws, read from the cache folder where they are there; networks are trained if need be."""
+    paths = {n: None if cache is None else cache / f"artificial-{_digest(setting, n)}.npz" for n in draws}
+    networks = None
+    found = {}
+    for n, path in paths.items():
+        if path is not None and path.is_file():
+            with np.load(path, allow_pickle=False) as stored:
+                found[n] = _as_views(stored)
+            continue
+        networks = networks or train_all(setting, sample)
+        found[n] = collect(setting, sample, networks, n)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            arrays = {name: np.asarray(getattr(part, "mean", part)) for name, part in found[n]._asdict().items()}
+            with atomic_path(path) as temporary, temporary.open("wb") as stream:
+                np.savez(stream, allow_pickle=False, **arrays)
+    return found
 
 
 def train_network(setting: Setting, inputs: Array, labels: LabelSets, seed: int) -> nn.Module:
@@ -221,6 +249,18 @@ class _OnRawInputs(nn.Module):
         return output
 
 
+def _as_views(arrays: Mapping[str, Any]) -> Views:
+    names = [f"{kind}({alpha:g})" for kind in ("mixup", "cutmix") for alpha in _ALPHAS]
+    parts = (ViewPredictions(arrays[part], names=names) for part in ("out_of_fold", "training", "test"))
+    out_of_fold, training, test = parts
+    return Views(out_of_fold, training, test, float(arrays["network_mse"]))
+
+
+def _digest(setting: Setting, draws: int) -> str:
+    text = json.dumps([_FORMAT, draws, asdict(setting)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _views(
     setting: Setting, network: nn.Module, inputs: Array, pool: Array, draws: int, stream: int
 ) -> ViewPredictions:
@@ -228,7 +268,7 @@ def _views(
     return collect_views(
         network,
         inputs.astype(np.float32),
-        paper_mixup_cutmix(pool.astype(np.float32)),
+        paper_mixup_cutmix(pool.astype(np.float32), _ALPHAS),
         draws=draws,
         batch_size=2000,
         seed=100 * setting.seed + stream,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vbtta.experiments.artificial import Sample, Setting, Views, collect, make_sample, predict, train_all
+from vbtta.experiments.artificial import Sample, Setting, make_sample, views_of
 from vbtta.experiments.item import Places, Row
 from vbtta.experiments.scoring import fit_steps, round_list
 from vbtta.fit import fit_policy
@@ -25,6 +25,7 @@ SETS = {
     "cutmix": ("cutmix(0.1)", "cutmix(0.5)", "cutmix(0.9)"),
     "mixup + cutmix": ("mixup(0.1)", "mixup(0.5)", "mixup(0.9)", "cutmix(0.1)", "cutmix(0.5)", "cutmix(0.9)"),
 }
+Pair = tuple[ViewPredictions, ViewPredictions]  # of the calibration sample and of the test instances
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,14 @@ def run_trial(trial: Trial, places: Places) -> list[Row]:
     labels together, by ``Policy.consensus``. Errors are against the polynomial without noise.
     """
     sample = make_sample(trial.setting)
-    networks = train_all(trial.setting, sample)
-    plain = error(predict(networks.whole, sample.test_inputs), sample.test_truth)
+    found = views_of(trial.setting, sample, tuple(dict.fromkeys((trial.draws, 1))), places.cache)
+    plain = found[trial.draws].network_mse
     rows: list[Row] = [{"seed": trial.setting.seed, "method": "network", "reading": "inductive", "mse_1": plain}]
-    for draws in dict.fromkeys((trial.draws, 1)):
-        views = collect(trial.setting, sample, networks, draws)
+    for draws, views in found.items():
         for fitted_on, calibration in (("out-of-fold", views.out_of_fold), ("training", views.training)):
             for name, members in SETS.items():
                 common: Row = {"seed": trial.setting.seed, "views": name, "draws": draws, "fitted_on": fitted_on}
-                part = Views(calibration.select(members), views.training, views.test.select(members))
+                part = (calibration.select(members), views.test.select(members))
                 main = draws == trial.draws and fitted_on == "out-of-fold"
                 rows += [{**common, **row} for row in _strategies(trial, sample, part, main)]
     return rows
@@ -111,9 +111,9 @@ def error(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> float:
     return float(np.mean((predicted - truth) ** 2))
 
 
-def _strategies(trial: Trial, sample: Sample, views: Views, main: bool) -> Iterator[Row]:
+def _strategies(trial: Trial, sample: Sample, views: Pair, main: bool) -> Iterator[Row]:
     """Uniform TTA and VB-TTA by EM; in the main protocol also by ADVI, and with offsets instead of rescaling."""
-    calibration, test = views.out_of_fold, views.test
+    calibration, test = views
     yield {
         "method": "uniform",
         "reading": "inductive",
@@ -146,14 +146,14 @@ def _fit_advi(calibration: ViewPredictions, sample: Sample, trial: Trial) -> Pol
         )
 
 
-def _errors(engine: str, policy: Policy, trial: Trial, sample: Sample, views: Views) -> Iterator[Row]:
+def _errors(engine: str, policy: Policy, trial: Trial, sample: Sample, views: Pair) -> Iterator[Row]:
     """Errors in both readings after each of the steps."""
     inductive: Row = {}
     transductive: Row = {}
     for step in trial.steps:
         found = policy.at_step(step)
-        inductive[f"mse_{step}"] = error(predicted_mean(found.predict(views.test)), sample.test_truth)
-        agreed = found.consensus(views.out_of_fold, sample.labels)
+        inductive[f"mse_{step}"] = error(predicted_mean(found.predict(views[1])), sample.test_truth)
+        agreed = found.consensus(views[0], sample.labels)
         transductive[f"mse_{step}"] = error(predicted_mean(agreed), sample.truth)
     shown = [step - 1 for step in trial.steps]
     inductive["bound"] = round_list(policy.history.elbo[shown], 4)
