@@ -142,7 +142,7 @@ def test_the_site_needs_nothing_from_elsewhere() -> None:
 
 def test_every_result_has_a_page() -> None:
     found = hooks.result_pages()
-    for path in (ROOT / "results").rglob("README.md"):
+    for path in (ROOT / "results").rglob("*.md"):
         assert f"results/{path.relative_to(ROOT / 'results')}" in found
     assert next(iter(found)) == "results/README.md"
     first = found["results/README.md"]

@@ -68,8 +68,8 @@ def on_post_page(output: str, page: Page, **_: Any) -> str:
 
 
 def result_pages() -> dict[str, str]:
-    """The pages of the results by their place in the site: every README.md there, the speed, and an overview."""
-    found = {f"results/{path.relative_to(RESULTS)}": _page(path) for path in sorted(RESULTS.rglob("README.md"))}
+    """The pages of the results by their place in the site: every Markdown file there, the speed, and an overview."""
+    found = {f"results/{path.relative_to(RESULTS)}": _page(path) for path in sorted(RESULTS.rglob("*.md"))}
     if (RESULTS / "bench").is_dir() and "results/bench/README.md" not in found:
         found["results/bench/README.md"] = _speed(sorted((RESULTS / "bench").glob("*.json")))
     listed = "\n".join(f"- [{_heading(text)}]({name.removeprefix('results/')})" for name, text in found.items())
@@ -81,7 +81,7 @@ def result_pages() -> dict[str, str]:
 
 
 def _page(path: Path) -> str:
-    """A README of the results, with links that lead out of them as plain text."""
+    """A page of the results with its figures; links that lead out of them are plain text."""
 
     def keep(match: re.Match[str]) -> str:
         picture, words, target, _ = match.groups()
@@ -91,10 +91,12 @@ def _page(path: Path) -> str:
             if there.is_file():
                 return f"[{words}]({target.rstrip('/')}/README.md)"
         inside = RESULTS.resolve() in there.parents
-        shown = there.is_file() and inside and (there.suffix in (".svg", ".png") if picture else there.suffix == ".md")
-        return match.group(0) if shown else words
+        shown = (".svg", ".png") if picture else (".svg", ".png", ".md")
+        return match.group(0) if there.is_file() and inside and there.suffix in shown else words
 
-    return _LINK.sub(keep, path.read_text(encoding="utf-8"))
+    text = _LINK.sub(keep, path.read_text(encoding="utf-8"))
+    figures = [] if path.parent == RESULTS else sorted(path.parent.glob("*.svg"))
+    return text + "".join(f"\n![{figure.stem}]({figure.name})\n" for figure in figures if figure.name not in text)
 
 
 def _heading(text: str) -> str:
@@ -103,7 +105,8 @@ def _heading(text: str) -> str:
 
 def _title(path: str) -> str:
     parts = path.split("/")
-    return _NAMES.get(parts[-2] if len(parts) > 2 else parts[-1], parts[-2].replace("_", " ").capitalize())
+    name = parts[-2] if len(parts) > 2 else parts[-1]
+    return _NAMES.get(name) or re.sub(r"(?<=[a-z])(?=\d)", " ", name.replace("_", " ")).capitalize()
 
 
 def _speed(paths: list[Path]) -> str:
