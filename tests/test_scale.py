@@ -1,0 +1,524 @@
+"""The same jobs on a cluster of several nodes on this machine: the same answers, whatever is lost on the way."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from vbtta import (
+    EM,
+    CategoricalLatent,
+    CategoricalMixture,
+    GaussianLatent,
+    GaussianMixture,
+    LabelSets,
+    Policy,
+    ViewPredictions,
+    collect_views,
+    fit_policy,
+)
+from vbtta.augment import GaussianNoise, Identity
+from vbtta.fit import fit_source
+from vbtta.infer.blocks import join, nodes, total
+from vbtta.scale import StreamingFit
+from vbtta.scale import collect_views as collect_on_cluster
+from vbtta.scale import fit_policy as fit_on_cluster
+from vbtta.scale.cluster import Fleet
+from vbtta.scale.data import Calibration
+from vbtta.scale.fit import _Remote
+from vbtta.scale.inputs import read_inputs
+from vbtta.scale.label_tables import label_reader
+from vbtta.scale.tables import About, open_sources, prediction_table
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),  # one cluster, whatever the number of test processes
+    # Ray's own
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+NAMES = ("identity", "shrunk", "noisy", "useless")
+STORE = 80 << 20  # bytes of an object store: the least Ray takes
+
+
+class Machines:
+    """A head and two more nodes, two cores each; nodes can be added and killed."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        patience = {"health_check_period_ms": 1000, "health_check_failure_threshold": 10}
+        head = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False, "_system_config": patience}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address = self.cluster.address
+
+    def add(self, name: str) -> Any:
+        return self.cluster.add_node(num_cpus=1, object_store_memory=STORE, resources={name: 1})
+
+    def kill(self, node: Any) -> None:
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    import ray
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = Machines()
+        ray.init(address=found.address, logging_level="error", log_to_driver=False)
+        found.add("second")
+        yield found
+        ray.shutdown()
+        found.cluster.shutdown()
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many blocks of little data."""
+    monkeypatch.setattr("vbtta.infer.blocks._ENTRIES", 1 << 10)
+    monkeypatch.setattr("vbtta.infer.categorical_data._ENTRIES", 1 << 11)
+
+
+def numbers(n: int = 6000, seed: int = 0) -> tuple[ViewPredictions, LabelSets]:
+    """Four views of a number; some instances have two labels and some none."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=n)
+    f = truth[:, None] * np.array([1.0, 0.7, 1.0, 0.0]) + rng.normal(size=(n, 4)) * np.array([0.3, 0.3, 0.6, 1.0])
+    rows = np.concatenate([rng.permutation(n)[: 4 * n // 5], rng.permutation(n)[: n // 5]])
+    people = rng.choice(["ann", "bob", "eve"], size=len(rows))
+    value = truth[rows] + np.where(people == "ann", 0.1, 0.4) * rng.normal(size=len(rows))
+    predictions = ViewPredictions(f[:, :, None], 0.1 * rng.gamma(1.0, size=(n, 4, 1)), names=NAMES, ids=np.arange(n))
+    return predictions, LabelSets.from_table(rows, value, people)
+
+
+def classes(n: int = 4000, seed: int = 0) -> tuple[ViewPredictions, LabelSets]:
+    """Four views of three classes and two noisy labels each."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 3, n)
+    logits = rng.normal(size=(n, 4, 3)) + np.array([2.5, 1.5, 1.0, 0.0])[:, None] * np.eye(3)[truth][:, None]
+    given = np.where(rng.random((n, 2)) < 0.85, truth[:, None], rng.integers(0, 3, (n, 2)))
+    predictions = ViewPredictions(logits, 0.1 * rng.gamma(1.0, size=logits.shape), names=NAMES, ids=np.arange(n))
+    return predictions, LabelSets.from_array(given, annotators=["ann", "bob"])
+
+
+def write(folder: Path, predictions: ViewPredictions, n_files: int = 3) -> Path:
+    """Predictions as `collect_views` writes them, in files of unequal size with small row groups."""
+    folder.mkdir()
+    edges = np.linspace(0, 1, n_files + 1) ** 1.5 * len(predictions)
+    for number, (start, stop) in enumerate(zip(edges[:-1].astype(int), edges[1:].astype(int), strict=True)):
+        part = predictions.take(slice(start, stop))
+        assert part.ids is not None
+        table = prediction_table(part.ids, part.mean, part.variance, About.of(predictions))
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=700)
+    return folder
+
+
+def write_labels(path: Path, labels: LabelSets) -> Path:
+    columns = {"instance": labels.instance, "label": labels.value}
+    if labels.annotator is not None:
+        columns["annotator"] = np.array(labels.annotator_names)[labels.annotator]
+    pq.write_table(pa.table(columns), path, row_group_size=1000)
+    return path
+
+
+def assert_same(found: Policy, expected: Policy, predictions: ViewPredictions) -> None:
+    np.testing.assert_allclose(found.weights, expected.weights, atol=1e-8)
+    assert found.elbo == pytest.approx(expected.elbo, abs=1e-8 * abs(expected.elbo))
+    np.testing.assert_allclose(found.weight_interval(0.9), expected.weight_interval(0.9), atol=1e-8)
+    assert found.n_steps == expected.n_steps
+    ours, theirs = found.predict(predictions), expected.predict(predictions)
+    for name in ("mean", "variance", "proba"):
+        if hasattr(theirs, name):
+            np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-8)
+
+
+# -- sums -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 70), st.lists(st.integers(0, 70), max_size=6), st.integers(0, 2**32 - 1))
+def test_sums_do_not_depend_on_who_adds(n: int, cuts: list[int], seed: int) -> None:
+    values = list(np.random.default_rng(seed).normal(size=(n, 3)) * 10.0 ** np.arange(-8, 9, 8))
+
+    def function(value: np.ndarray) -> tuple[np.ndarray, None]:
+        return value, None
+
+    edges = sorted({0, n, *(min(cut, n) for cut in cuts)})
+    parts = [node for start, stop in pairwise(edges) for node in nodes(function, values[start:stop], start)]
+    expected = total(function, values)
+    np.testing.assert_array_equal(join(parts)[0], expected[0])  # to the last bit
+    np.testing.assert_allclose(expected[0], np.sum(values, axis=0), rtol=1e-12, atol=1e-7)
+    assert expected[1] is None
+
+
+# -- fitting --------------------------------------------------------------------------------------
+
+
+def test_weights_bound_and_predictions_are_those_of_memory(
+    machines: Machines, small_blocks: None, tmp_path: Path
+) -> None:
+    few, fewer = EM(max_steps=8, tol=0), EM(max_steps=3, tol=0)  # equal at every step
+    plain, careful = GaussianMixture(noise="none"), GaussianMixture(heteroscedastic=True)
+    probit = CategoricalMixture(link="probit", noise="none")
+    regression = [(plain, EM()), (careful, few), (GaussianLatent(), few)]
+    classification = [(CategoricalMixture(), few), (probit, fewer), (CategoricalLatent(), fewer)]
+    cases: list[Any] = [
+        ("regression", numbers(), regression, (1, 3)),
+        ("classification", classes(), classification, (2,)),
+    ]
+    for task, (predictions, labels), models, sizes in cases:
+        folder = write(tmp_path / task, predictions)
+        expected = [
+            fit_policy(predictions, labels, task=task, model=model, engine=engine, guard=False)
+            for model, engine in models
+        ]
+        for n_workers in sizes:
+            with Calibration(open_sources(folder), label_reader(labels), n_workers, {}) as calibration:
+                remote = _Remote(calibration, task)
+                for (model, engine), policy in zip(models, expected, strict=True):
+                    found = fit_source(
+                        remote, task=task, model=model, engine=engine, guard=False, seed=0, progress=False
+                    )
+                    assert_same(found, policy, predictions.take(slice(0, 50)))
+                    assert found.annotator_names == policy.annotator_names
+
+
+def test_choice_guard_and_labels_in_files(machines: Machines, tmp_path: Path) -> None:
+    """`auto`, the guard's sample and its fallback are those of memory, with labels that only workers read."""
+    rng = np.random.default_rng(1)
+    truth = rng.normal(size=400)
+    f = np.stack([truth + 0.1 * rng.normal(size=400), rng.normal(size=400)], axis=1)[:, :, None]
+    predictions = ViewPredictions(f, names=["identity", "useless"], ids=np.array([f"i{row:04d}" for row in range(400)]))
+    assert predictions.ids is not None
+    order = rng.permutation(400)[:300]
+    table = pa.table({"instance": predictions.ids[order], "label_1": truth[order], "label_2": [None] * 300})
+    pq.write_table(table, tmp_path / "labels.parquet")
+    labels = LabelSets.from_table(predictions.ids[order], truth[order])
+    folder = write(tmp_path / "views", predictions)
+    expected = fit_policy(predictions, labels, task="regression")
+    found = fit_on_cluster(folder, tmp_path / "labels.parquet", task="regression", workers=2)
+    assert_same(found, expected, predictions)
+    assert type(found.model) is type(expected.model)
+    assert found.guard.reason == expected.guard.reason
+    strangers = pa.table({"instance": ["i0001", "nobody"], "label": [0.0, 1.0]})
+    pq.write_table(strangers, tmp_path / "strangers.parquet")
+    with pytest.raises(ValueError, match="1 of 2 name an instance that the dataset does not have"):
+        fit_on_cluster(folder, tmp_path / "strangers.parquet", task="regression", workers=1)
+
+
+def test_a_node_killed_during_a_step(
+    machines: Machines, small_blocks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictions, labels = numbers()
+    options: dict[str, Any] = {"model": "mixture", "engine": EM(max_steps=12, tol=0), "guard": False}
+    expected = fit_policy(predictions, labels, task="regression", **options)
+    folder = write(tmp_path / "views", predictions)
+    node = machines.add("doomed")
+    plain, steps = Fleet.over_parts, []
+
+    def interrupted(fleet: Fleet, method: str, arguments: tuple[Any, ...]) -> list[Any]:
+        steps.append(len(fleet))
+        if len(steps) != 8:
+            return plain(fleet, method, arguments)
+        function, *rest = arguments
+
+        def slow(block: Any) -> Any:
+            time.sleep(0.3)
+            return function(block)
+
+        threading.Timer(0.5, machines.kill, [node]).start()  # while every worker is busy with its blocks
+        return plain(fleet, method, (slow, *rest))
+
+    monkeypatch.setattr(Fleet, "over_parts", interrupted)
+    found = fit_on_cluster(folder, labels, task="regression", workers=4, **options)
+    assert steps[7] == 4
+    assert steps[-1] < 4  # a worker was lost
+    assert_same(found, expected, predictions.take(slice(0, 50)))
+
+
+# -- collecting -----------------------------------------------------------------------------------
+
+
+def inputs_in_files(folder: Path, n: int) -> np.ndarray:
+    inputs = np.random.default_rng(0).normal(size=(n, 5))
+    folder.mkdir()
+    for number, rows in enumerate(np.array_split(np.arange(n), [n // 5, n // 2])):
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(inputs[rows].ravel()), 5)
+        pq.write_table(pa.table({"inputs": lists}), folder / f"in-{number}.parquet", row_group_size=90)
+    return inputs
+
+
+def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> None:
+    """Every row once, the draws those of memory; then a rerun finds all parts, and one that is missing is made."""
+    inputs = inputs_in_files(tmp_path / "inputs", 1500)
+    weights = np.random.default_rng(1).normal(size=(5, 2))
+    views = [Identity(), GaussianNoise(0.2)]
+
+    def make(seconds: float) -> Any:
+        def model(batch: np.ndarray) -> np.ndarray:
+            time.sleep(seconds)
+            return batch @ weights
+
+        return model
+
+    expected = collect_views(make(0.0), inputs, views, draws=3, seed=7)
+    node, out = machines.add("mortal"), tmp_path / "out"
+
+    def kill_when_busy() -> None:
+        while len(list(out.glob("*.parquet"))) < 2:
+            time.sleep(0.05)
+        machines.kill(node)
+
+    killer = threading.Thread(target=kill_when_busy)
+    killer.start()
+    options: dict[str, Any] = {"draws": 3, "seed": 7, "batch_size": 64, "rows_per_part": 100}
+    found = collect_on_cluster(partial(make, 0.05), tmp_path / "inputs", views, out, workers=4, **options)
+    killer.join()
+    assert (found.n_instances, found.n_parts, found.n_reused) == (1500, 16, 0)
+    loaded = found.load()
+    assert loaded.ids is not None
+    assert loaded.variance is not None
+    assert expected.variance is not None
+    np.testing.assert_array_equal(loaded.ids, np.arange(1500))
+    np.testing.assert_allclose(loaded.mean, expected.mean, atol=1e-12)
+    np.testing.assert_allclose(loaded.variance, expected.variance, atol=1e-12)
+    assert loaded.names == expected.names
+    assert loaded.fingerprints == expected.fingerprints
+
+    again = collect_on_cluster(partial(make, 0.05), tmp_path / "inputs", views, out, **options)
+    assert again.n_reused == 16
+    parts = sorted(out.glob("*.parquet"))
+    before = {path: path.stat().st_mtime_ns for path in parts}
+    parts[3].unlink()
+    again = collect_on_cluster(partial(make, 0.0), tmp_path / "inputs", views, out, workers=1, **options)
+    assert again.n_reused == 15
+    assert [path for path in parts if path.stat().st_mtime_ns != before[path]] == [parts[3]]
+    np.testing.assert_array_equal(again.load().mean, loaded.mean)
+    with pytest.raises(ValueError, match="holds predictions of other inputs, views, options"):
+        collect_on_cluster(partial(make, 0.0), tmp_path / "inputs", views, out, **{**options, "seed": 8})
+
+
+def test_what_is_wrong_with_a_model_is_said(machines: Machines, tmp_path: Path) -> None:
+    inputs_in_files(tmp_path / "inputs", 20)
+
+    def make() -> Any:
+        return lambda batch: np.full((len(batch), 1), np.nan)
+
+    with pytest.raises(ValueError, match=r"in-0\.parquet, rows 0 to 4: the model returned nan for input 0"):
+        collect_on_cluster(make, tmp_path / "inputs", [Identity()], tmp_path / "out", workers=1)
+    assert not list((tmp_path / "out").glob("*.parquet"))
+
+
+# -- the driver's memory --------------------------------------------------------------------------
+
+DRIVER = """
+import json, resource, sys
+import numpy as np, ray
+from vbtta import EM, GaussianMixture
+from vbtta.augment import Identity
+from vbtta.scale import collect_views, fit_policy
+
+def make():
+    return lambda batch: batch @ np.array([[1.0], [0.2]])
+
+address, inputs, labels, out = sys.argv[1:]
+ray.init(address=address, logging_level="error", log_to_driver=False)
+collected = collect_views(make, inputs, [Identity(), Identity(name="again")], out, workers=2, batch_size=16384,
+                          rows_per_part=65536)
+policy = fit_policy(out, labels, task="regression", model=GaussianMixture(), engine=EM(max_steps=2, tol=0),
+                    guard=False, workers=2)
+peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps({"kilobytes": peak, "instances": collected.n_instances, "weights": policy.weights.tolist()}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+def test_memory_of_the_driver_is_flat(machines: Machines, tmp_path: Path) -> None:
+    """Within 50 MB from 1e5 to 1e6 instances, collecting and fitting."""
+    rng, peaks = np.random.default_rng(0), {}
+    for n in (100_000, 1_000_000):
+        columns = {"a": rng.normal(size=n), "b": rng.normal(size=n)}
+        pq.write_table(pa.table(columns), tmp_path / f"inputs-{n}.parquet", row_group_size=65536)
+        value = columns["a"] + 0.1 * rng.normal(size=n)
+        write_labels(tmp_path / f"labels-{n}.parquet", LabelSets.from_array(value))
+        files = (f"inputs-{n}.parquet", f"labels-{n}.parquet", f"out-{n}")
+        paths = [str(tmp_path / file) for file in files]
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", DRIVER, machines.address, *paths],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        said = json.loads(done.stdout.splitlines()[-1])
+        assert said["instances"] == n
+        peaks[n] = said["kilobytes"] / 1000
+    assert peaks[1_000_000] - peaks[100_000] < 50
+
+
+# -- a stream -------------------------------------------------------------------------------------
+
+
+def drawn_classes(link: str, n: int) -> tuple[ViewPredictions, np.ndarray]:
+    """Labels drawn from a mixture of views."""
+    rng = np.random.default_rng(3)
+    logits = 1.5 * rng.normal(size=(n, 3, 3))
+    view = rng.choice(3, size=n, p=[0.6, 0.3, 0.1])
+    noise = rng.gumbel(size=(n, 3)) if link == "softmax" else rng.normal(size=(n, 3))
+    return ViewPredictions(logits), (logits[np.arange(n), view] + noise).argmax(axis=1)
+
+
+@pytest.mark.parametrize("case", ["numbers", "annotators", "softmax", "probit", "confusion", "dirichlet"])
+def test_a_stream_ends_near_the_batch(case: str) -> None:
+    """Shuffled blocks, each seen once, end within 0.02 of the weights of all data at once."""
+    task = "regression" if case in ("numbers", "annotators", "dirichlet") else "classification"
+    model: Any = {
+        "numbers": GaussianMixture(noise="none"),
+        "annotators": GaussianMixture(noise="annotator"),
+        "softmax": CategoricalMixture(noise="none"),
+        "probit": CategoricalMixture(link="probit", noise="none"),
+        "confusion": CategoricalMixture(noise="confusion"),
+        "dirichlet": GaussianMixture(noise="none", concentration=1.0),
+    }[case]
+    if task == "regression":
+        predictions, labels = numbers(20_000, seed=2)
+    elif case == "confusion":
+        predictions, labels = classes(20_000, seed=2)
+    else:
+        predictions, value = drawn_classes(case, 4_000 if case == "probit" else 20_000)
+        labels = LabelSets.from_array(value)
+    labels = labels.align(len(predictions), predictions.ids)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batch = fit_policy(
+            predictions, labels, task=task, model=model, guard=False, engine=EM(tol=1e-6 if case == "probit" else 1e-7)
+        )
+    stream = StreamingFit(task=task, model=model)
+    order = np.random.default_rng(4).permutation(len(predictions))
+    for rows in np.array_split(order, 20):
+        stream.partial_fit(predictions.take(np.sort(rows)), labels.take(np.sort(rows)))
+    assert stream.n_labels == labels.total
+    np.testing.assert_allclose(stream.policy.weights, batch.weights, atol=0.02)
+
+
+def test_a_stream_refuses_what_it_cannot_use(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"GaussianMixture.*vbtta\.scale\.fit_policy"):
+        StreamingFit(task="regression", model=GaussianLatent())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"decay must be above 0\.5"):
+        StreamingFit(task="regression", decay=0.3)
+    with pytest.raises(ValueError, match="partial_fit"):
+        _ = StreamingFit(task="regression").policy
+    predictions, labels = classes(500)
+    stream = StreamingFit(task="classification").partial_fit(predictions, labels)
+    with pytest.raises(ValueError, match="annotator 'zoe' is not in the first block"):
+        stream.partial_fit(predictions, LabelSets.from_array(np.zeros((500, 2)), annotators=["ann", "zoe"]))
+    policy = stream.policy
+    policy.save(tmp_path / "policy.json")
+    np.testing.assert_allclose(Policy.load(tmp_path / "policy.json").weights, policy.weights)
+
+
+# -- the command line, data of other kinds, and errors --------------------------------------------
+
+
+def test_commands(machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vbtta.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    Path("cluster_model.py").write_text(
+        "import numpy as np\n\ndef make():\n    return lambda batch: batch @ np.ones((2, 1))\n"
+    )
+    Path("views.toml").write_text('[[views]]\nview = "Identity"\n\n[[views]]\nview = "GaussianNoise"\nstd = 0.5\n')
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    pq.write_table(pa.table({"a": x[:, 0], "b": x[:, 1]}), "inputs.parquet")
+    pq.write_table(pa.table({"instance": np.arange(300), "label": x.sum(axis=1)}), "labels.parquet")
+
+    def run(*args: str) -> str:
+        done = CliRunner().invoke(app, list(args))
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    views = ["views", "--model", "cluster_model:make", "--data", "inputs.parquet", "--views", "views.toml"]
+    said = json.loads(run(*views, "--out", "preds", "--backend", "ray", "--workers", "1", "--json"))
+    assert (said["inputs"], said["parts"], said["parts_found"]) == (300, 1, 0)
+    run(*views, "--out", "preds.npz")
+    fit = ["--task", "regression", "--model", "mixture", "--json", "--out"]
+    on_cluster = ["--backend", "ray", "--workers", "1"]
+    found = json.loads(run("fit", "preds", "labels.parquet", *fit, "ray.json", *on_cluster))
+    expected = json.loads(run("fit", "preds.npz", "labels.parquet", *fit, "local.json"))
+    assert found["views"] == expected["views"]
+    wrong = CliRunner().invoke(app, ["fit", "preds", "labels.parquet", *fit, "x.json", *on_cluster, "--budget", "1"])
+    assert wrong.exit_code == 2
+    assert "--backend local" in wrong.stderr
+
+
+def test_a_ray_data_set(machines: Machines, tmp_path: Path) -> None:
+    import ray
+
+    predictions, labels = numbers(500)
+    folder = write(tmp_path / "views", predictions)
+    plain = pq.read_table(next(iter(sorted(folder.glob("*.parquet")))))
+    kept = plain.replace_schema_metadata(None)
+    pq.write_table(kept, tmp_path / "plain.parquet")
+    with pytest.raises(ValueError, match="does not say which views its columns hold; give names="):
+        open_sources(tmp_path / "plain.parquet")
+    pq.write_table(pq.read_table(folder).replace_schema_metadata(None), tmp_path / "all.parquet")
+    dataset = ray.data.read_parquet(str(tmp_path / "all.parquet"))
+    model = GaussianMixture(noise="none")
+    found = fit_on_cluster(dataset, labels, task="regression", model=model, guard=False, names=NAMES, workers=1)
+    assert_same(found, fit_policy(predictions, labels, task="regression", model=model, guard=False), predictions)
+
+
+def test_inputs_of_tables() -> None:
+    from io import BytesIO
+
+    from PIL import Image
+
+    file = BytesIO()
+    Image.new("RGB", (4, 3), (255, 0, 0)).save(file, "PNG")
+    images = read_inputs(pa.table({"image": [{"bytes": file.getvalue(), "path": None}] * 2}))
+    assert images.shape == (2, 3, 3, 4)
+    np.testing.assert_array_equal(images[:, 0], 1.0)
+    nested = read_inputs(pa.table({"inputs": [[[1.0, 2.0], [3.0, 4.0]]] * 3}))
+    np.testing.assert_array_equal(nested, [[[1.0, 2.0], [3.0, 4.0]]] * 3)
+    np.testing.assert_array_equal(
+        read_inputs(pa.table({"instance": [7, 8], "a": [1, 2], "b": [3, 4]})), [[1, 3], [2, 4]]
+    )
+    with pytest.raises(ValueError, match="differ in length; pad them"):
+        read_inputs(pa.table({"inputs": [[1.0], [1.0, 2.0, 3.0]]}))
+    with pytest.raises(ValueError, match="must be numbers"):
+        read_inputs(pa.table({"a": ["x", "y"]}))
+
+
+def test_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"ADVI runs in memory"):
+        fit_on_cluster(tmp_path, [1.0], task="regression", engine="advi")
+    with pytest.raises(ValueError, match="task must be 'regression' or 'classification' on a cluster"):
+        fit_on_cluster(tmp_path, [1.0], task="ranking")
+    with pytest.raises(FileNotFoundError, match="all nodes must see it"):
+        open_sources(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"holds no \.parquet files"):
+        open_sources(tmp_path)
+    with pytest.raises(TypeError, match="lambda: model"):
+        collect_on_cluster(object(), tmp_path, [Identity()], tmp_path)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r'pip install "vbtta\[ray\]"'):
+        fit_on_cluster(tmp_path, [1.0], task="regression")
