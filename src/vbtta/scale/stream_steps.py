@@ -5,7 +5,8 @@ of the way: eta <- (1 - rho_t) eta + rho_t eta_hat(block), rho_t = (t + delay)^-
 that is an average of sufficient statistics (M. Hoffman et al., "Stochastic variational inference", JMLR 14, 2013).
 The weights have no conjugate factor, and a view's weight, calibration and precision explain the same labels, so that
 closed forms creep. For them the natural parameters are those of a joint normal, curvature A and l = A u + gradient of
-each block's second-order expansion, and the state is the maximum of the averaged expansion (M. E. Khan and H. Rue, "The Bayesian learning rule", JMLR 24, 2023).
+each block's second-order expansion, and the state is the maximum of the averaged expansion
+(M. E. Khan and H. Rue, "The Bayesian learning rule", JMLR 24, 2023).
 """
 
 __all__ = ["ClassStream", "ContinuousStream"]
