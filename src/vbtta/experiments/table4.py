@@ -74,6 +74,7 @@ def run_trial(trial: Trial, places: Places) -> list[Row]:
     task, truth = found.sample.task, found.sample.truth
     labels = found.sample.labels
     base: Row = {"data_set": config.data_set, "seed": config.seed, "synthetic": config.synthetic}
+    base |= {"width": trial.setup.network.width, "epochs": trial.setup.network.epochs}
     calibration, test = found.chosen(["identity"])
     alone = scores(uniform(calibration, labels, test, task), truth)
     rows: list[Row] = [{**base, "strategy": "none", "identity": True, "method": "identity", **alone}]

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from vbtta.experiments.image_setups import STRATEGIES, ImageSetup
 from vbtta.experiments.item import Cell, Claim, Row
 from vbtta.experiments.report import markdown_table
-from vbtta.experiments.tallies import Difference, agreement, paired, plural, select, spread
+from vbtta.experiments.tallies import Difference, agreement, number, paired, plural, select, spread
 
 __all__ = ["METRICS", "PAPER", "cells", "claims", "table"]
 
 NAMES = {"cifar10n": "CIFAR-10N", "food101": "Food-101", "utkface": "UTKFace"}
 METRICS = {"cifar10n": "accuracy", "food101": "accuracy", "utkface": "mae"}
+FULL_WIDTH = 64  # of the usual ResNet-18
 # Mean and standard deviation; accuracy, and for UTKFace the mean absolute error in years.
 PAPER: dict[tuple[str, str], dict[str, tuple[float, float]]] = {
     ("uniform", "Mixup"): {"cifar10n": (0.887, 0.013), "food101": (0.761, 0.025), "utkface": (7.820, 2.103)},
@@ -55,14 +56,15 @@ def cells(rows: Sequence[Row]) -> list[Cell]:
     for (method, strategy), numbers in PAPER.items():
         for name in _data_sets(rows):
             mean, sd = numbers[name]
+            first = select(rows, data_set=name)[0]
             ours = spread(_select(rows, name, method, strategy, False), METRICS[name])
             verdict = agreement(ours, mean, sd, larger_is_better=METRICS[name] == "accuracy")
             if rows[0]["synthetic"]:
                 verdict = "not comparable: made-up images"
             elif name == "food101":
                 verdict = "not comparable: ten of 101 classes"
-            elif verdict == "worse":
-                verdict = "worse (smaller network and images, fewer epochs)"
+            elif (width := number(first, "width")) < FULL_WIDTH:
+                verdict = f"level not comparable: width {width:g} of {FULL_WIDTH}, {first['epochs']} epochs of 200"
             label = f"{_count(strategy)}-{'VB-TTA' if method == 'mixture' else 'TTA'} ({strategy})"
             found.append(Cell(f"{NAMES[name]}, {label}", mean, ours.mean, ours.sd, verdict))
     return found
