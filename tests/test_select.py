@@ -137,3 +137,16 @@ def test_trying_the_promising_views_only_finds_what_trying_all_does(monkeypatch)
     everything = select_views(predictions, truth, budget=4, **FAST).selection
     assert found.chosen.score >= everything.chosen.score - 0.5 * found.chosen.standard_error
     assert len(found.chosen.views) <= 4
+
+
+def test_where_the_budget_pays_for_what_the_full_fit_uses_that_is_kept():
+    """Thirty images cannot tell views of one quality apart, and the best of many scores would pick a few by luck."""
+    rng = np.random.default_rng(4)
+    truth = rng.normal(size=30)
+    views = truth[:, None] + 0.5 * rng.normal(size=(30, 8))
+    predictions = ViewPredictions(views[:, :, None])
+    full = fit_policy(predictions, truth, guard=False, **FAST)
+    used = tuple(name for name, weight in zip(full.names, full.weights, strict=True) if weight > 0)
+    found = select_views(predictions, truth, budget=len(used), **FAST).selection
+    assert found.chosen.views == used
+    assert max(point.score for point in found.curve if point.cost <= len(used)) > found.chosen.score

@@ -40,7 +40,9 @@ def select_views(
     log score, each with its own fits: views are added one by one, the most useful for its cost first, and dropped again
     where the rest does better without; from the other end, views are dropped from the full set in the order of their
     weights. Views that gained little when they were tried last are not tried again at every step. The scores
-    in the curve are those that decided, so the chosen set's is somewhat flattering: test the policy on other data.
+    in the curve are those that decided, so the chosen set's is somewhat flattering: test the policy on other data. For
+    the same reason the views that the fit on all of them gives a weight are kept where the budget pays for them, unless
+    another set is better by two standard errors.
 
     Parameters
     ----------
@@ -95,7 +97,8 @@ def select_views(
     search = _Search(fewer, their_labels, settled, scaled, engine, task, int(options["seed"]), price, float(budget))
     search.from_all()
     search.from_none()
-    chosen = max((views for views in search.found if search.fits(views)), key=search.value)
+    used = tuple(name for name, weight in zip(whole.names, whole.weights, strict=True) if weight > 0)
+    chosen = search.choose(used)
     selection = Selection(float(budget), price, search.point(chosen), search.curve())
     fixed = {**options, "model": whole.model}
     return _among_all(fit_policy(predictions.select(chosen), labels, task=task, **fixed), predictions, selection)
@@ -126,6 +129,20 @@ class _Search:
 
     def fits(self, views: Views) -> bool:
         return self.cost(views) <= self.budget * (1 + 1e-9)
+
+    def choose(self, used: Views) -> Views:
+        """The best set that the budget allows; the one the full fit uses, if it does, unless another is clearly better.
+
+        The best of many scores is too good to be true: where nothing forces a choice among sets, its lead must exceed
+        two standard errors.
+        """
+        if self.fits(used):
+            self._look(used)
+        best = max((views for views in self.found if self.fits(views)), key=self.value)
+        if not self.fits(used):
+            return best
+        lead = self._look(best).scores - self._look(used).scores
+        return best if lead.mean() > 2 * lead.std(ddof=1) / np.sqrt(len(lead)) else used
 
     def from_all(self) -> None:
         """Drop views from the full set, the lightest first."""
