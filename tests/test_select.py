@@ -149,4 +149,5 @@ def test_where_the_budget_pays_for_what_the_full_fit_uses_that_is_kept():
     used = tuple(name for name, weight in zip(full.names, full.weights, strict=True) if weight > 0)
     found = select_views(predictions, truth, budget=len(used), **FAST).selection
     assert found.chosen.views == used
+    assert found.chosen in found.curve
     assert max(point.score for point in found.curve if point.cost <= len(used)) > found.chosen.score

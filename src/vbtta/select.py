@@ -99,7 +99,7 @@ def select_views(
     search.from_none()
     used = tuple(name for name, weight in zip(whole.names, whole.weights, strict=True) if weight > 0)
     chosen = search.choose(used)
-    selection = Selection(float(budget), price, search.point(chosen), search.curve())
+    selection = Selection(float(budget), price, search.point(chosen), search.curve(chosen))
     fixed = {**options, "model": whole.model}
     return _among_all(fit_policy(predictions.select(chosen), labels, task=task, **fixed), predictions, selection)
 
@@ -236,10 +236,10 @@ class _Search:
         error = difference.std(ddof=1) / np.sqrt(len(difference))
         return SelectionPoint(views, self.cost(views), self.value(views), float(difference.mean()), float(error))
 
-    def curve(self) -> tuple[SelectionPoint, ...]:
-        """The best set of every size, and every set that no cheaper one matches; cheapest first."""
+    def curve(self, chosen: Views) -> tuple[SelectionPoint, ...]:
+        """The best set of every size, every set that no cheaper one matches, and the chosen one; cheapest first."""
         ranked = sorted(self.found, key=lambda views: (self.cost(views), -self.value(views)))
-        kept: set[Views] = set()
+        kept = {chosen}
         top = -np.inf
         for views in ranked:
             if self.value(views) > top:
