@@ -26,8 +26,8 @@ _REASONS = {
     ("utkface", "with half of the views"): (
         "The search takes the best of hundreds of sets by their score on 1,000 images, which is too hopeful: with the "
         "first network that score rose by 0.035 (standard error 0.021) over the full fit's, while the true one fell. "
-        "The full fit itself needs no more than the 12 views allowed; `select_views` has since been changed to keep such "
-        "a set unless another is better by two standard errors, which this run does not show."
+        "The full fit itself needs no more than the 12 views allowed; `select_views` has since been changed to keep "
+        "such a set unless another is better by two standard errors, which this run does not show."
     ),
     ("mnist1000", "with half of the views"): (
         "`select_views` searches for the log score, which is better with half of the views; accuracy is not its aim."
