@@ -93,7 +93,7 @@ def verdicts(pooled: Pooled) -> list[Verdict]:
     best = pooled.best("nll", rivals)
     found = [
         Verdict(
-            "the default policy has the best NLL of all methods, or is within the interval of the best",
+            "the default policy has the best NLL of all methods with all views, or is within the interval of the best",
             best == "vbtta" or not pooled.worse("vbtta", best, "nll"),
             "it is the best" if best == "vbtta" else _against(pooled, "vbtta", best, "nll"),
         )

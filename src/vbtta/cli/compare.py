@@ -50,15 +50,15 @@ def compare(
     from vbtta.report.documents import comparison_document
 
     kind = _task(read_predictions(predictions).mean.shape[2], task)
-    pairs = [
-        read_pair(*paths, kind, talk, columns_are_annotators=columns_are_annotators)
-        for paths in ((predictions, labels), test)
-    ]
     names = default_methods(kind) if methods is None else [name.strip() for name in methods.split(",")]
     try:
         entries(names, kind, seed)
     except ValueError as error:
         raise UsageError(f"--methods {methods}: {error}") from error
+    pairs = [
+        read_pair(*paths, kind, talk, columns_are_annotators=columns_are_annotators)
+        for paths in ((predictions, labels), test)
+    ]
     key = fingerprint(kind, seed, *(part for pair in pairs for part in _content(*pair)))
     parts = Parts(out, key)
     store = ScoredParts(parts)

@@ -26,6 +26,8 @@ from typing import Annotated, Any
 
 import typer
 
+_RESUMED = ("compare", "views")  # keep what they finished, where they have somewhere to write
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on the error stream but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -106,7 +108,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         except typer.Exit:
             raise
         except KeyboardInterrupt:
-            complain("interrupted; what is finished is kept, the same command goes on from there")
+            kept = "; what is finished is kept, the same command goes on from there"
+            keeps = function.__name__ == "reproduce" or (
+                function.__name__ in _RESUMED and options.get("out") is not None
+            )
+            complain(f"interrupted{kept if keeps else ''}")
             raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader of our output went away, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

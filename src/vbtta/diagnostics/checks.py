@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from vbtta.diagnostics.views import some_labelled
 from vbtta.engines import fit_model
 from vbtta.labels import Array, LabelSets
 from vbtta.policy import ConvergenceWarning, Policy
 from vbtta.predictions import CategoricalPrediction, ContinuousPrediction, Prediction, ViewPredictions
 from vbtta.specs import EM
 
-_MOST_INSTANCES = 4_000
 _FACTOR = 3.0  # priors are made so much stronger and weaker
 _PRIORS = ("beta", "gamma", "nu", "shrinkage", "kappa_scale", "xi_scale", "offset_scale", "confusion_prior")
 _OF_NOISE = {"gamma": "annotator", "confusion_prior": "confusion"}  # matter to one noise model only
@@ -63,7 +63,7 @@ def predictive_checks(
     then the labels of an instance share one truth. A small p-value names a respect in which the model is wrong.
     """
     labels = labels.align(len(predictions), predictions.ids)
-    rows = labels.labelled[:_MOST_INSTANCES]
+    rows = some_labelled(labels, seed)
     given = labels.take(rows)
     prediction = policy.predict(predictions.take(rows))
     generator = np.random.default_rng(seed)
@@ -87,7 +87,7 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
     if not isinstance(policy.engine, EM):
         raise ValueError(f"sensitivity refits by EM; the policy was fitted by {type(policy.engine).__name__}")
     labels = labels.align(len(predictions), predictions.ids)
-    rows = labels.labelled[:_MOST_INSTANCES]
+    rows = some_labelled(labels, 0)
     inside, given = predictions.select(policy.fitted or policy.names).take(rows), labels.take(rows)
     if len(inside.names) == 1:
         return ()
@@ -179,7 +179,7 @@ def _number_statistics(labels: LabelSets) -> dict[str, Statistic]:
         "mean squared residual, in predicted variances": lambda sets: _mean((_standard(sets) ** 2).mean(axis=1), sets),
         "share of residuals beyond 2 deviations": lambda sets: _mean((np.abs(_standard(sets)) > 2).mean(axis=1), sets),
         "share of residuals beyond 4 deviations": lambda sets: _mean((np.abs(_standard(sets)) > 4).mean(axis=1), sets),
-        "skewness of the residuals": lambda sets: _mean((_standard(sets) ** 3).mean(axis=1), sets),
+        "mean cubed residual, in predicted deviations": lambda sets: _mean((_standard(sets) ** 3).mean(axis=1), sets),
     }
     if (labels.labels_per_instance >= 2).any():
         statistics["spread among the labels of an instance"] = _within

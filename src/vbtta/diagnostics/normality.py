@@ -238,11 +238,15 @@ def _moves(sample: Array) -> Array:
 
 
 def _whiten(sample: Array) -> Array:
-    """Centred and with unit covariance (1/n) in the directions that vary: (n, rank)."""
+    """Centred and with unit covariance (1/n) in the directions that vary: (n, rank).
+
+    Outputs are standardised first: whether a direction varies must not depend on their units.
+    """
     centred = sample - sample.mean(axis=0)
     centred = np.asarray(centred[:, _moves(sample)])
     if not centred.shape[1]:
         return centred
+    centred /= centred.std(axis=0)
     value, vector = np.linalg.eigh(centred.T @ centred / len(sample))
     kept = value > _RELATIVE * value[-1]
     return np.asarray(centred @ (vector[:, kept] / np.sqrt(value[kept])))

@@ -1,6 +1,6 @@
 """What each view contributes: how many count, which explain the same labels, what is lost without one."""
 
-__all__ = ["Influence", "Overlap", "effective_views", "influence_of", "overlap_of"]
+__all__ = ["Influence", "Overlap", "effective_views", "influence_of", "overlap_of", "some_labelled"]
 
 import warnings
 from dataclasses import replace
@@ -16,7 +16,7 @@ from vbtta.policy import ConvergenceWarning, Policy
 from vbtta.predictions import ViewPredictions
 from vbtta.specs import EM
 
-_MOST_INSTANCES = 4_000  # every view of weight is fitted without, six times
+_MOST_INSTANCES = 4_000  # of a check that fits many times
 
 
 class Overlap(NamedTuple):
@@ -67,6 +67,11 @@ def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
     return Overlap(tuple(fitted[k] for k in used), share.mean(axis=0), gram / np.outer(size, size))
 
 
+def some_labelled(labels: LabelSets, seed: int) -> Array:
+    """Rows of labelled instances, all or a random choice of them, ascending."""
+    return np.sort(np.random.default_rng(seed).permutation(labels.labelled)[:_MOST_INSTANCES])
+
+
 def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets, *, seed: int = 0) -> Influence:
     """Fit without each view of positive weight in turn: change of the bound and of held-out scores.
 
@@ -76,7 +81,7 @@ def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets
         raise ValueError(f"influence refits by EM; the policy was fitted by {type(policy.engine).__name__}")
     engine = replace(policy.engine, keep_states=False)
     labels = labels.align(len(predictions), predictions.ids)
-    some = np.sort(np.random.default_rng(seed).permutation(labels.labelled)[:_MOST_INSTANCES])
+    some = some_labelled(labels, seed)
     inside, given = predictions.select(policy.names).take(some), labels.take(some)
     fitted = policy.fitted or policy.names
     bound, score, error = np.zeros((3, len(policy.names)))

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
+
 from vbtta._version import __version__
 from vbtta.comparison import Comparison
 from vbtta.diagnostics import Diagnosis
@@ -51,7 +53,15 @@ def policy_document(policy: Policy) -> dict[str, Any]:
             {"name": name, "weight": float(weight), "low": float(low), "high": float(high)}
             for name, weight, (low, high) in zip(policy.names, policy.weights, interval, strict=True)
         ],
+        "annotators": _people(policy.annotators),
     }
+
+
+def _people(known: Any) -> dict[str, Any] | None:
+    """What is known of the annotators, field by field, as plain data."""
+    if known is None:
+        return None
+    return {field: np.asarray(value).tolist() for field, value in known._asdict().items() if value is not None}
 
 
 def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
