@@ -487,6 +487,30 @@ def test_a_ray_data_set(machines: Machines, tmp_path: Path) -> None:
     assert_same(found, fit_policy(predictions, labels, task="regression", model=model, guard=False), predictions)
 
 
+def test_labels_of_some_rows(tmp_path: Path) -> None:
+    """Of files and of memory, long and wide, the labels of a few rows are those of the whole."""
+    _, labels = numbers(300)
+    whole = labels.align(300, np.arange(300))
+    long = label_reader(write_labels(tmp_path / "long.parquet", labels))
+    wide = pa.table({"instance": [5, 7, 9], "label_ann": [1.0, None, 3.0], "label_bob": [None, 2.0, 4.0]})
+    pq.write_table(wide, tmp_path / "wide.parquet")
+    rows = np.arange(100, 220)
+    for reader in (long, label_reader(labels)):
+        found, expected = reader.of(100, rows, 120), whole.take(rows)
+        np.testing.assert_array_equal(found.instance, expected.instance)
+        np.testing.assert_array_equal(found.value, expected.value)
+        np.testing.assert_array_equal(found.annotator, expected.annotator)
+        assert reader.n_given() == len(labels)
+    reader = label_reader(tmp_path / "wide.parquet")
+    assert reader.n_given() == 4
+    found = reader.of(0, np.array([9, 5]), 2)
+    assert sorted(zip(found.instance.tolist(), found.value.tolist(), strict=True)) == [(0, 3.0), (0, 4.0), (1, 1.0)]
+    assert found.annotator_names == ("ann", "bob")
+    pq.write_table(pa.table({"id": [1], "label": [1.0]}), tmp_path / "wrong.parquet")
+    with pytest.raises(ValueError, match="must have the columns instance and label"):
+        label_reader(tmp_path / "wrong.parquet").n_given()
+
+
 def test_inputs_of_tables() -> None:
     from io import BytesIO
 
@@ -517,6 +541,10 @@ def test_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         open_sources(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"holds no \.parquet files"):
         open_sources(tmp_path)
+    predictions, _ = numbers(50)
+    sources = open_sources(write(tmp_path / "views", predictions))
+    with pytest.raises(ValueError, match="labels are for 49 instances but the dataset has 50"):
+        Calibration(sources, label_reader(np.zeros(49)), 1, {})
     with pytest.raises(TypeError, match="lambda: model"):
         collect_on_cluster(object(), tmp_path, [Identity()], tmp_path)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -4,6 +4,7 @@ __all__ = ["Collected", "collect_views"]
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -248,10 +249,13 @@ class _Collector:
 
 @contextmanager
 def _quiet(context: Any) -> Any:
-    """Ray Data without bars of its own."""
-    before = context.enable_progress_bars
+    """Ray Data without bars and reports of its own."""
+    logger = logging.getLogger("ray.data")
+    before = context.enable_progress_bars, logger.level
     context.enable_progress_bars = False
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        context.enable_progress_bars = before
+        context.enable_progress_bars = before[0]
+        logger.setLevel(before[1])

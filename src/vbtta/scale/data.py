@@ -47,6 +47,12 @@ class Calibration:
         if labels.sets is not None and labels.sets.open_ended:
             ids = sources[0].ids()
             labels = replace(labels, by_id=ids is not None and any_known(labels.sets.instance, ids))
+        n_rows = sum(source.n_rows for source in sources)
+        sets = labels.sets
+        if sets is not None and sets.ids is None and not sets.open_ended and sets.n_instances != n_rows:
+            raise ValueError(
+                f"labels are for {sets.n_instances} instances but the dataset has {n_rows}; they are paired by row"
+            )
         self.fleet = Fleet(Worker, (labels,), n_workers, options)
         try:
             scans: list[Scan] = self.fleet.anywhere([("scan", (source,)) for source in sources])

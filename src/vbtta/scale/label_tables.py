@@ -49,14 +49,13 @@ class LabelReader:
         """Labels in all."""
         if self.sets is not None:
             return len(self.sets)
-        return len(self._read(None)[0]) if self._names()[1] else self._n_long()
-
-    def _n_long(self) -> int:
         dataset, arrow = require("pyarrow.dataset", "ray"), require("pyarrow.compute", "ray")
-        given = arrow.field("label").is_valid()
-        if "count" in self._names()[0]:
-            given &= arrow.field("count") > 0
-        return int(dataset.dataset(list(self.paths)).count_rows(filter=given))
+        names, wide = self._names()
+        files = dataset.dataset(list(self.paths))
+        given = [arrow.field(name).is_valid() for name in wide or ["label"]]
+        if "count" in names and not wide:
+            given[0] &= arrow.field("count") > 0
+        return sum(int(files.count_rows(filter=one)) for one in given)
 
     def _names(self) -> tuple[list[str], list[str]]:
         names = require("pyarrow.parquet", "ray").read_schema(self.paths[0]).names
@@ -68,13 +67,13 @@ class LabelReader:
             )
         return names, wide
 
-    def _read(self, ids: Array | None) -> tuple[Array, Array, Array | None, Array | None]:
+    def _read(self, ids: Array) -> tuple[Array, Array, Array | None, Array | None]:
         """Instances, labels, annotators and counts as a long table, of about the instances asked for."""
         dataset, arrow = require("pyarrow.dataset", "ray"), require("pyarrow.compute", "ray")
         names, wide = self._names()
         files = dataset.dataset(list(self.paths))
         bounds = None
-        if ids is not None and (files.schema.field("instance").type == "string") == (ids.dtype.kind in "US"):
+        if len(ids) and (files.schema.field("instance").type == "string") == (ids.dtype.kind in "US"):
             low, high = np.sort(ids)[[0, -1]].tolist()
             bounds = (arrow.field("instance") >= low) & (arrow.field("instance") <= high)
         columns = ["instance", *(wide or [one for one in ("label", "annotator", "count") if one in names])]
