@@ -1,14 +1,17 @@
 """Views of arrays, the protocol's checks, and functions as views."""
 
+import copy
 import math
 import pickle
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import nn
 
 from vbtta._support.extras import require
 from vbtta._support.random import RowStreams
@@ -28,6 +31,7 @@ from vbtta.augment import (
     as_views,
     paper_mixup_cutmix,
 )
+from vbtta.augment.fingerprint import view_fingerprint
 
 SMALLEST_P = 1e-4  # the streams are fixed by their seeds, so a test that passes once passes always
 
@@ -332,6 +336,7 @@ def test_pools_are_equal_by_content_and_checked_by_hash(tmp_path):
 def test_array_views_need_no_torch_and_image_views_name_the_pip_command():
     program = """
 import sys
+from dataclasses import dataclass
 sys.modules["torch"] = None
 import numpy as np
 import vbtta.augment as augment
@@ -358,3 +363,72 @@ def test_require_tells_missing_from_broken(tmp_path, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match="something_else_missing"):
         require("broken_package", "onnx")
     assert require("math", "onnx") is math
+
+
+def test_what_replaces_a_value_replaces_nan_too():
+    streams = RowStreams(0, "v", 0, range(2))
+    for batch in (np.full((2, 1, 6, 6), np.nan, np.float32), torch.full((2, 1, 6, 6), math.nan)):
+        dropped = FeatureDropout(0.999, fill=3.0)(batch, RowStreams(0, "v", 0, range(2)))
+        assert (np.asarray(dropped) == 3).mean() > 0.9
+        assert dropped.dtype == batch.dtype
+        pasted = CutMixBox(1000.0, np.ones((1, 1, 6, 6)))(batch, streams)
+        assert (np.asarray(pasted) == 1).any()
+        assert pasted.dtype == batch.dtype
+
+
+@dataclass(frozen=True)
+class Table:
+    values: np.ndarray
+    name: str = "table"
+    stochastic: bool = False
+
+    def __call__(self, batch, rng=None):
+        return batch
+
+
+def test_fingerprints_tell_views_apart_that_print_alike():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    assert view_fingerprint(as_view(first, "a")) == view_fingerprint(as_view(copy.deepcopy(first), "b"))
+    assert view_fingerprint(as_view(first)) != view_fingerprint(as_view(second))
+    values = np.zeros(5000)
+    changed = values.copy()
+    changed[2000] = 1.0
+    assert repr(Table(values)) == repr(Table(changed))
+    assert view_fingerprint(Table(values)) == view_fingerprint(Table(values.copy(), name="other"))
+    assert view_fingerprint(Table(values)) != view_fingerprint(Table(changed))
+
+
+def test_a_module_of_ones_own_has_no_fingerprint():
+    class Scale(nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor = factor
+
+    assert view_fingerprint(as_view(Scale(2.0))) == view_fingerprint(as_view(Scale(3.0))) == "-"
+
+
+def test_modules_that_draw_are_recognised():
+    assert as_view(nn.Dropout(0.5)).stochastic
+    assert as_view(nn.Sequential(nn.Linear(2, 2), nn.RReLU())).stochastic
+    assert as_view(nn.LSTM(2, 2, num_layers=2, dropout=0.1)).stochastic
+    assert not as_view(nn.Dropout(0.5).eval()).stochastic
+    assert not as_view(nn.Linear(2, 2)).stochastic
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "what"),
+    [
+        (lambda: Identity(name=3), ValueError, "Identity: name must be a string; got 3"),
+        (lambda: GaussianNoise(0.1, clip=1), ValueError, "clip must be"),
+        (lambda: Chain([Identity(), abs]), ValueError, "is not a view; .*as_view"),
+        (lambda: Chain(3), ValueError, "Chain: views must be a list"),
+        (lambda: as_views(None), TypeError, "got NoneType"),
+        (lambda: as_views(3), TypeError, "got int"),
+        (lambda: as_views({"flip": abs}), TypeError, "got dict"),
+        (lambda: as_views("views.json"), TypeError, "load_views"),
+    ],
+)
+def test_what_is_no_view_is_refused_in_one_line(make, error, what):
+    with pytest.raises(error, match=what) as caught:
+        make()
+    assert "\n" not in str(caught.value)

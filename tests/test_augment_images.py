@@ -315,3 +315,19 @@ def test_whole_numbers_are_flipped_but_not_interpolated():
     assert Chain([HorizontalFlip(), HorizontalFlip()])(pixels).equal(pixels)
     with pytest.raises(TypeError, match=r"needs floating-point inputs; got torch.uint8.*divide by 255"):
         Rotate(5)(pixels)
+
+
+@pytest.mark.parametrize("padding", ["reflection", "border", "zeros"])
+def test_the_largest_shift_of_a_small_image_leaves_a_pixel(padding):
+    images = torch.arange(1.0, 13.0).reshape(1, 1, 3, 4)
+    shifted = Shift(0.99, -0.99, padding)(images)
+    assert shifted.shape == images.shape
+    assert shifted[0, 0, 0, -1] == images[0, 0, -1, 0]
+    torch.testing.assert_close(Shift(0.9, 0.9)(torch.ones(1, 1, 1, 1)), torch.ones(1, 1, 1, 1))
+
+
+def test_a_whole_float_of_quarters_is_a_number_of_quarters():
+    assert Rotate90(1.0) == Rotate90(1)
+    assert Rotate90(1.0).name == "rotate90(+90)"
+    with pytest.raises(ValueError, match="quarters"):
+        Rotate90(True)

@@ -186,3 +186,8 @@ def test_a_changed_pool_is_refused(views, tmp_path):
     np.save(tmp_path / "data" / "pool.npy", np.zeros((4, 2)))
     with pytest.raises(ValueError, match=r"views.toml: pool file .* not the pool these views were made with"):
         load_views(tmp_path / "views.toml")
+
+
+def test_a_name_in_a_file_is_a_string():
+    with pytest.raises(ValueError, match="Identity: name must be a string; got 3"):
+        views_from_dict({"views": [{"view": "Identity", "name": 3}]})

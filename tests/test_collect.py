@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from vbtta import fit_policy
-from vbtta.augment import Affine, CutMix, FeatureDropout, GaussianNoise, Identity, Mixup, Pool, as_view
+from vbtta.augment import Affine, Chain, CutMix, FeatureDropout, GaussianNoise, Identity, Mixup, Pool, as_view
 from vbtta.augment.fingerprint import view_fingerprint
 from vbtta.collect import collect_views, measure_cost
 from vbtta.predictions import ViewPredictions
@@ -208,3 +208,60 @@ def test_a_policy_refuses_other_outputs_and_other_parameters(inputs):
     policy = fit_policy(collect_views(model, X, views[1:]), y, **spec)
     with pytest.raises(ValueError, match=r"view 'smaller' .* has other parameters"):
         policy.predict(collect_views(model, X, [Affine(0.8 * np.eye(6), name="smaller")]))
+
+
+def zeroed(batch):
+    batch *= 0
+    return batch
+
+
+@pytest.mark.parametrize("of", [np.array, torch.tensor])
+def test_a_view_that_works_in_place_gets_a_copy(of):
+    inputs = of([[1.0, 2.0], [3.0, 4.0]])
+    chain = Chain([as_view(zeroed), Affine(np.eye(2), name="same")], name="chain")
+    found = collect_views(lambda batch: batch, inputs, [as_view(zeroed), chain, Identity()])
+    np.testing.assert_array_equal(inputs, [[1.0, 2.0], [3.0, 4.0]])
+    np.testing.assert_array_equal(found.mean[:, :2], np.zeros((2, 2, 2)))
+    np.testing.assert_array_equal(found.mean[:, 2], inputs)
+
+
+def test_parts_of_a_batch_are_copied_too():
+    def without(batch):
+        batch["x"][:] = 0
+        return batch
+
+    inputs = {"x": np.ones((3, 2))}
+    found = collect_views(lambda batch: batch["x"], inputs, [as_view(without), Identity()])
+    np.testing.assert_array_equal(found.mean[0], [[0, 0], [1, 1]])
+    assert inputs["x"].all()
+
+
+def test_dropout_as_a_view_follows_the_seed():
+    inputs = torch.ones(30, 8)
+    view = as_view(nn.Dropout(0.5))
+    assert view.stochastic
+    runs = [collect_views(lambda batch: batch, inputs, [view], seed=seed, batch_size=size).mean
+            for seed, size in ((0, 256), (0, 7), (1, 256))]  # fmt: skip
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert (runs[0] != runs[2]).any()
+
+
+def test_a_function_gets_the_inputs_of_a_labelled_loader():
+    inputs, labels = torch.arange(6.0).reshape(3, 2), torch.arange(3)
+    found = collect_views(lambda batch: batch.sum(1), DataLoader(TensorDataset(inputs, labels)), [Identity()])
+    np.testing.assert_array_equal(found.mean[:, 0, 0], [1, 5, 9])
+    with pytest.raises(ValueError, match="lists of 3 parts"):
+        collect_views(len, DataLoader(TensorDataset(inputs, labels, labels)), [Identity()])
+
+
+def test_whole_images_are_refused_in_one_line():
+    with pytest.raises(TypeError, match=r"does not take uint8 inputs; convert them.*batch / 255") as caught:
+        collect_views(nn.Linear(2, 1), np.ones((3, 2), np.uint8), [Identity()])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_numpy_batch_size_is_one_and_no_seed_is_none():
+    inputs = np.ones((5, 1))
+    assert len(collect_views(np.negative, inputs, [Identity()], batch_size=np.int64(2))) == 5
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        collect_views(np.negative, inputs, [Identity()], seed=None)

@@ -237,3 +237,23 @@ def test_a_missing_onnx_runtime_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r'pip install "vbtta\[onnx\]"'):
         as_model(path)
+
+
+class Named(nn.Module):
+    def forward(self, x, scale=2.0):
+        return x * scale
+
+
+def test_keys_that_forward_does_not_take_are_left_out():
+    batch = {"x": torch.ones(2, 1), "labels": torch.zeros(2)}
+    np.testing.assert_array_equal(as_model(Named())(batch), [[2.0], [2.0]])
+    whole = as_model(lambda batch: batch["x"])  # a function takes the dict as it is
+    np.testing.assert_array_equal(whole(batch), [[1.0], [1.0]])
+
+
+def test_a_module_that_takes_a_dict_still_gets_all_of_it():
+    class Whole(nn.Module):
+        def forward(self, batch):
+            return batch["x"] + batch["labels"][:, None]
+
+    np.testing.assert_array_equal(as_model(Whole())({"x": torch.ones(2, 1), "labels": torch.ones(2)}), [[2.0], [2.0]])

@@ -340,3 +340,32 @@ def test_unnamed_views_are_matched_by_place(images, views):
     with pytest.raises(ValueError, match="5 unnamed views and got 4"):
         TTAModule(net, views[:4], unnamed)
     assert ViewPredictions(np.zeros((1, 5, 4))).names == unnamed.names
+
+
+def test_views_that_work_in_place_or_draw_do_as_in_collect_views(images):
+    def zeroed(batch):
+        return batch.mul_(0)
+
+    net, before = network(CLASSES), images.clone()
+    views = [as_view(zeroed), as_view(torch.neg, name="minus"), Identity(), as_view(nn.Dropout(0.5), name="dropout")]
+    policy = classification_policy([view.name for view in views])
+    expected = expected_of(net, images, views, policy)
+    module = TTAModule(net, views, policy).eval()  # the view's dropout stays on
+    np.testing.assert_allclose(module(images).detach().numpy(), expected, atol=1e-5)
+    assert torch.equal(images, before)
+    assert module.train().training
+
+
+def test_double_inputs_are_cast_as_by_collect_views(images, views):
+    net = network(CLASSES)
+    module = TTAModule(net, views, classification_policy([view.name for view in views]))
+    torch.testing.assert_close(module(images.double()), module(images))
+
+
+def test_arguments_of_the_wrong_kind_are_refused_in_one_line(images, views):
+    net, policy = network(CLASSES), classification_policy([view.name for view in views])
+    with pytest.raises(TypeError, match=r"policy must be a Policy; got str\. Read a file with Policy\.load"):
+        TTAModule(net, views, "policy.json")
+    for options in ({"max_batch": 2.5}, {"draws": 2.5}, {"seed": None}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} must be a whole number"):
+            TTAModule(net, views, policy, **options)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.batches import batches_of
+from vbtta._support.checks import whole_number
 from vbtta._support.progress import Progress
 from vbtta._support.random import RowStreams
 from vbtta.augment.arrays import GaussianNoise
@@ -55,8 +56,9 @@ def collect_views(
     batch_size : int
         Inputs worked on at once, where `inputs` does not come in batches. It does not change the result.
     variance : {"delta"}, optional
-        "delta" takes the variance from the derivative of a torch module instead of from the spread of the draws
-        (Gaussian noise then needs no draws at all).
+        "delta" takes the variance from the derivative of a torch module instead of from the spread of the draws.
+        The mean is that of the draws all the same, so one draw is a noisy mean; that of Gaussian noise is all its
+        variance needs, other views need two.
     output : str, int or callable, optional
         Which part of the model's return value; see :func:`vbtta.models.as_model`.
     seed : int
@@ -81,6 +83,7 @@ def collect_views(
     array([0., 0., 0.])
     """
     check_options(draws, keep_draws, variance)
+    seed = whole_number("seed", seed, 0)
     view_list = as_views(views)
     adapted = as_model(model, output)
     batches, n_rows = batches_of(inputs, batch_size)

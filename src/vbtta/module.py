@@ -2,16 +2,18 @@
 
 __all__ = ["TTAModule"]
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
+from vbtta._support.checks import whole_number
 from vbtta._support.extras import missing_extra
 from vbtta._support.fingerprints import conflict
 from vbtta._support.random import RowStreams
-from vbtta.augment.base import Augmentation, Batch
+from vbtta.augment.base import Augmentation, Batch, own_copy
 from vbtta.augment.fingerprint import view_fingerprint
 from vbtta.augment.foreign import as_views
 from vbtta.infer.pooling import pooling_of
@@ -22,7 +24,7 @@ try:
     import torch
     from torch import Tensor, nn
 
-    from vbtta.models.torch import TorchModel, evaluating, precision
+    from vbtta.models.torch import TorchModel, call_module, evaluating, precision
 except ModuleNotFoundError as error:
     raise missing_extra(error.name or "torch", "torch") from error
 
@@ -91,10 +93,9 @@ class TTAModule(nn.Module):
         adapter = as_model(model)
         if not isinstance(adapter, TorchModel):
             raise TypeError(f"TTAModule wraps torch modules; got {type(model).__name__}. Use collect_views for others")
-        if max_batch is not None and max_batch < 1:
-            raise ValueError(f"max_batch must be at least 1; got {max_batch}")
-        if draws < 1:
-            raise ValueError(f"draws must be at least 1; got {draws}")
+        _check_policy(policy)
+        max_batch = None if max_batch is None else whole_number("max_batch", max_batch, 1)
+        draws, seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
         pooling = pooling_of(policy.posterior)
         self.output_kind: OutputKind = _output_kind(output, policy.task)
         self.kind, self.link = pooling.kind, pooling.link
@@ -105,7 +106,8 @@ class TTAModule(nn.Module):
         held = [getattr(view, "function", getattr(view, "transform", None)) for view in self.views]
         self.view_modules = nn.ModuleList(part for part in held if isinstance(part, nn.Module))
         self.max_batch, self.draws, self.seed = max_batch, draws, seed
-        self._select, self._keywords, self._autocast = adapter.output, adapter.keywords, adapter.autocast
+        self._select, self._autocast = adapter.output, adapter.autocast
+        self._needed, self._keywords = adapter.needed, adapter.keywords
         for name in ("scale", "offset", "weights"):
             values = torch.as_tensor(getattr(pooling, name), dtype=torch.float32, device=adapter.device)
             self.register_buffer(name, values)
@@ -122,6 +124,7 @@ class TTAModule(nn.Module):
             self._check_exportable()
         elif running:
             self._check_batch(batch)
+            batch = self._in_precision(batch)
         training = not exporting and any(part.training for part in self.model.modules())
         with evaluating(self.model) if training else nullcontext():
             total: Tensor | None = None
@@ -136,6 +139,14 @@ class TTAModule(nn.Module):
                 f"returned NaN or infinity; collect_views says which, and for which input"
             )
         return result
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the network's mode; views keep theirs, on which what they do may depend (dropout)."""
+        modes = [(part, part.training) for part in self.view_modules.modules()]
+        super().train(mode)
+        for part, kept in modes:
+            part.training = kept
+        return self
 
     def get_extra_state(self) -> dict[str, Any]:
         """What a file of weights says of the policy, so that another one's are refused."""
@@ -159,7 +170,7 @@ class TTAModule(nn.Module):
                 drawn = [self._call(_drawn(view, batch, self.seed, m), n_rows) for m in range(self.draws)]
                 yield [k], torch.stack(drawn).mean(0, keepdim=True)
                 continue
-            seen = view(batch)
+            seen = view(own_copy(view, batch))
             if not isinstance(seen, Tensor):
                 yield [k], self._call(seen, n_rows)[None]
                 continue
@@ -203,10 +214,7 @@ class TTAModule(nn.Module):
     def _pass(self, inputs: Batch, n_rows: int) -> Tensor:
         """One forward pass: (B, C)."""
         with precision(self._autocast, self.offset.device):
-            if isinstance(inputs, Mapping) and (self._keywords is None or set(inputs) <= self._keywords):
-                raw = self.model(**inputs)
-            else:
-                raw = self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs)
+            raw = call_module(self.model, inputs, self._needed, self._keywords)
         outputs: Tensor = select_output(raw, self._select)
         if outputs.ndim == 1:
             outputs = outputs[:, None]
@@ -256,12 +264,27 @@ class TTAModule(nn.Module):
         if isinstance(batch, Tensor) and batch.device != where:
             raise ValueError(f"the batch is on {batch.device} and the network on {where}: use batch.to({str(where)!r})")
 
+    def _in_precision(self, batch: Batch) -> Batch:
+        """Floating-point tensors in the network's precision, as collect_views has them."""
+        dtype = next((tensor.dtype for tensor in self.model.parameters() if tensor.is_floating_point()), None)
+        if isinstance(batch, Tensor):
+            return batch.to(dtype) if dtype is not None and batch.is_floating_point() else batch
+        if isinstance(batch, Mapping):
+            return {key: self._in_precision(part) for key, part in batch.items()}
+        return tuple(self._in_precision(part) for part in batch) if isinstance(batch, tuple) else batch
+
     def _check_exportable(self) -> None:
         drawing = [view.name for view in self.views if view.stochastic]
         if drawing:
             raise ValueError(f"views {drawing} draw random numbers, which an export would freeze; leave them out")
         if any(part.training for part in self.model.modules()):
             raise ValueError("the network is in training mode; call .eval() on the TTAModule before exporting it")
+
+
+def _check_policy(policy: object) -> None:
+    if not isinstance(policy, Policy):
+        remedy = ". Read a file with Policy.load(path)" if isinstance(policy, str | os.PathLike) else ""
+        raise TypeError(f"policy must be a Policy; got {type(policy).__name__}{remedy}")
 
 
 def _output_kind(output: OutputKind | None, task: str) -> OutputKind:
@@ -296,7 +319,7 @@ def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _drawn(view: Augmentation, batch: Batch, seed: int, draw: int) -> Batch:
-    return view(batch, RowStreams(seed, view.name, draw, np.arange(n_rows_of(batch))))
+    return view(own_copy(view, batch), RowStreams(seed, view.name, draw, np.arange(n_rows_of(batch))))
 
 
 def _rows_of(table: Tensor, rows: list[int]) -> Tensor:

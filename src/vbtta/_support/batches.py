@@ -5,6 +5,8 @@ __all__ = ["batches_of"]
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vbtta._support.checks import whole_number
+
 
 def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]:
     """Batches of the inputs, and the number of rows where it is known beforehand.
@@ -23,8 +25,7 @@ def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]
     >>> n_rows, [len(batch) for batch in batches]
     (5, [2, 2, 1])
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number of at least 1; got {batch_size!r}")
+    batch_size = whole_number("batch_size", batch_size, 1)
     n_rows = _n_rows(inputs)
     if n_rows is not None:
         if n_rows == 0:

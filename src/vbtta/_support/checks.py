@@ -1,10 +1,16 @@
 """Checks of single arguments: an error names the argument, what was received and what it takes."""
 
-__all__ = ["one_of", "positive", "whole_number"]
+__all__ = ["between", "one_of", "positive", "whole_number"]
 
 import math
 from numbers import Real
 from typing import SupportsFloat, cast
+
+
+def between(name: str, value: object, low: float, high: float) -> None:
+    """The value is a number between two others, both included."""
+    if not isinstance(value, Real) or not low <= float(cast(SupportsFloat, value)) <= high:
+        raise ValueError(f"{name} must be a number between {low:g} and {high:g}; got {value!r}")
 
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vbtta._support.random import RowStreams
-from vbtta.augment.base import Batch, BuiltIn, is_floating, like, number
+from vbtta.augment.base import Batch, BuiltIn, choose, is_floating, like, number
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,13 @@ class GaussianNoise(BuiltIn):
         """Refuse a negative std and a clip that is no interval."""
         check_number("GaussianNoise", "std", self.std, above=0.0)
         if self.clip is not None:
-            low, high = self.clip
+            try:
+                low, high = (float(bound) for bound in self.clip)
+            except (TypeError, ValueError):
+                low = high = math.nan
             if not low < high:
-                raise ValueError(f"GaussianNoise: clip must be (low, high) with low < high; got {self.clip}.")
-            self.store(clip=(float(low), float(high)))
+                raise ValueError(f"GaussianNoise: clip must be (low, high) with low < high; got {self.clip!r}.")
+            self.store(clip=(low, high))
 
     def default_name(self) -> str:
         """Name the standard deviation."""
@@ -164,8 +167,7 @@ class FeatureDropout(BuiltIn):
         """Replace the features drawn."""
         check_floating(self, batch)
         kept = self.streams(batch, rng).uniform(tuple(batch.shape[1:])) >= self.p
-        keep = like(kept, batch)
-        return batch * keep + self.fill * (1 - keep)
+        return choose(kept, batch, like(np.asarray(self.fill, dtype=np.float64), batch), batch)
 
 
 def check_number(owner: str, argument: str, value: Any, *, above: float) -> None:

@@ -2,8 +2,9 @@
 
 __all__ = ["Augmentation", "BuiltIn", "Chain", "apply_view"]
 
+import copy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -49,6 +50,8 @@ class BuiltIn:
     name: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ValueError(f"{type(self).__name__}: name must be a string; got {self.name!r}.")
         self.check()
         if not self.name:
             object.__setattr__(self, "name", self.default_name())
@@ -102,10 +105,16 @@ class Chain(BuiltIn):
     views: tuple[Augmentation, ...]
 
     def check(self) -> None:
-        """Refuse an empty chain."""
+        """Refuse an empty chain, and what is no view."""
+        given: Any = self.views
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise ValueError(f"Chain: views must be a list of views; got {given!r}.")
         self.store(views=tuple(self.views))
         if not self.views:
             raise ValueError("Chain needs at least one view; Identity() leaves the batch as it is.")
+        for link in self.views:
+            if isinstance(link, type) or not isinstance(link, Augmentation):
+                raise ValueError(f"Chain: {link!r} is not a view; make one of a function with as_view(function).")
 
     @property
     def stochastic(self) -> bool:  # type: ignore[override]
@@ -125,6 +134,8 @@ class Chain(BuiltIn):
 
 def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) -> Batch:
     """Apply a view and refuse a result that no model should see.
+
+    A view that is not built in may work in place: it gets a copy.
 
     Parameters
     ----------
@@ -155,7 +166,7 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
     ValueError: view first turned a batch of 3 rows into 1; a view must return one row for each row given.
     """
     try:
-        result = view(batch, rng)
+        result = view(own_copy(view, batch), rng)
     except (AttributeError, TypeError):
         if isinstance(view, BuiltIn) and isinstance(batch, (Mapping, tuple, list)):
             raise TypeError(
@@ -182,6 +193,11 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
             f"range of values it expects."
         )
     return result
+
+
+def own_copy(view: Augmentation, batch: Batch) -> Batch:
+    """A copy of the batch for a view that may change it in place; the batch itself for the built-in ones."""
+    return _copy(batch) if _is_foreign(view) else batch
 
 
 def is_tensor(batch: Batch) -> bool:
@@ -214,6 +230,30 @@ def number(value: float, *, signed: bool = False) -> str:
     """Write a number for a name: the shortest text that gives it back, 15 rather than 15.0."""
     text = repr(float(value)).removesuffix(".0")
     return f"+{text}" if signed and value > 0 else text
+
+
+def choose(mask: np.ndarray[Any, Any], chosen: Any, other: Any, batch: Batch) -> Any:
+    """Entries of one batch where the mask is true and of the other elsewhere, NaN of neither side carried over."""
+    if is_tensor(batch):
+        torch = sys.modules["torch"]
+        return torch.where(torch.from_numpy(np.ascontiguousarray(mask)).to(batch.device), chosen, other)
+    return np.where(mask, chosen, other)
+
+
+def _is_foreign(view: Augmentation) -> bool:
+    if isinstance(view, Chain):
+        return any(_is_foreign(link) for link in view.views)
+    return not isinstance(view, BuiltIn)
+
+
+def _copy(batch: Batch) -> Batch:
+    if is_tensor(batch):
+        return batch.clone()
+    if type(batch) is dict:
+        return {key: _copy(part) for key, part in batch.items()}
+    if type(batch) in (tuple, list):
+        return type(batch)(_copy(part) for part in batch)
+    return batch.copy() if isinstance(batch, np.ndarray) else copy.deepcopy(batch)
 
 
 def _leaves(batch: Batch) -> Iterator[Any]:

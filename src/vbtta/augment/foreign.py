@@ -3,7 +3,7 @@
 __all__ = ["as_view", "as_views"]
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,9 +37,12 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
     ----------
     obj : view or callable
         * a view: returned as it is, or renamed;
-        * a function `f(batch)`, taken to be deterministic, or `f(batch, rng)`, taken to be stochastic;
-        * a module or transform of torch, kornia or torchvision.transforms.v2. If it draws random numbers it
-          is applied row by row, with torch's generator set for each row: results do not depend on batching;
+        * a function `f(batch)`, taken to be deterministic, or `f(batch, rng)`, taken to be stochastic. One that draws
+          behind the scenes (torch.randn, np.random) cannot be recognised and would not follow the seed: let it draw
+          from `rng`;
+        * a module or transform of torch, kornia or torchvision.transforms.v2. If it draws random numbers (dropout in
+          training mode does) it is applied row by row, with torch's generator set for each row: results do not depend
+          on batching. A module of your own that draws in its `forward` needs `stochastic=True`;
         * an albumentations transform, applied image by image to (N, C, H, W) batches.
     name : str, optional
         The view's name; taken from the object if not given.
@@ -111,6 +114,11 @@ def as_views(objects: Any) -> list[Augmentation]:
     ['identity', 'noise(0.1)']
     """
     single = isinstance(objects, Augmentation) or callable(objects) or _is_compose(objects)
+    if not single and (isinstance(objects, str | bytes | Mapping) or not isinstance(objects, Iterable)):
+        raise TypeError(
+            f"views must be a view, a function or a list of these; got {type(objects).__name__}. "
+            f"A file of views is read by load_views(path)."
+        )
     listed: Iterable[Any] = [objects] if single else objects
     views: list[Augmentation] = []
     for obj in listed:
@@ -259,8 +267,15 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
 
 
 def _is_random(part: Any) -> bool:
-    """Whether a part of a module is another library's transform that draws."""
-    return (_is_from(part, "kornia.augmentation") or _is_from(part, "torchvision.transforms")) and _draws(part)
+    """Whether a part of a module draws: another library's transform, or torch's dropout in training mode."""
+    if _is_from(part, "kornia.augmentation") or _is_from(part, "torchvision.transforms"):
+        return _draws(part)
+    names = {base.__name__ for base in type(part).__mro__ if f"{base.__module__}.".startswith("torch.nn.")}
+    if names & {"FractionalMaxPool2d", "FractionalMaxPool3d"}:
+        return True
+    dropout = getattr(part, "dropout", 0.0)  # of recurrent layers and attention
+    drops = bool(names) and isinstance(dropout, float) and dropout > 0
+    return part.training and (drops or any("Dropout" in name or name == "RReLU" for name in names))
 
 
 def _draws(transform: Any) -> bool:

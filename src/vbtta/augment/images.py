@@ -105,8 +105,9 @@ class Rotate90(ImageView):
 
     def check(self) -> None:
         """Refuse other numbers of quarters."""
-        if self.quarters not in (1, 2, 3):
+        if isinstance(self.quarters, bool) or self.quarters not in (1, 2, 3):
             raise ValueError(f"Rotate90: quarters must be 1, 2 or 3; got {self.quarters!r}.")
+        self.store(quarters=int(self.quarters))
 
     def default_name(self) -> str:
         """Name the angle."""
@@ -189,7 +190,8 @@ class Shift(ImageView):
     Parameters
     ----------
     x, y : float
-        Share of the width (to the right) and of the height (downwards), between -1 and 1.
+        Share of the width (to the right) and of the height (downwards), between -1 and 1. One row and one column
+        of the image stay in the picture, however small it is.
     padding : {"reflection", "border", "zeros"}
         What comes in from beyond the border of the image.
     """
@@ -215,7 +217,7 @@ class Shift(ImageView):
         """Pad on one side and cut on the other."""
         check_floating(self, images)
         height, width = images.shape[-2:]
-        right, down = round(self.x * width), round(self.y * height)
+        right, down = _pixels(self.x, width), _pixels(self.y, height)
         margins = (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0))  # left, right, top, bottom
         padded = functional.pad(images, margins, mode=_PADDINGS[self.padding])
         top, left = max(-down, 0), max(-right, 0)
@@ -306,6 +308,11 @@ def _turn_and_zoom(images: torch.Tensor, degrees: float, factor: float, padding:
     )  # (1, 2, 3)
     warped: torch.Tensor = kornia.geometry.transform.affine(images, matrix, "bilinear", padding)
     return warped
+
+
+def _pixels(share: float, size: int) -> int:
+    """A share of the size in whole pixels, at most all but one."""
+    return max(1 - size, min(size - 1, round(share * size)))
 
 
 def _check_padding(owner: str, padding: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from vbtta._support.files import atomic_path
 from vbtta._support.random import RowStreams
 from vbtta.augment.arrays import check_floating, check_number
-from vbtta.augment.base import Batch, BuiltIn, is_tensor, like, number, per_row
+from vbtta.augment.base import Batch, BuiltIn, choose, is_tensor, like, number, per_row
 
 
 class Pool:
@@ -230,5 +230,5 @@ class CutMixBox(Mixing):
             np.abs(np.arange(0.5, size) - centre[:, [axis]] * size) <= side[:, None] * size / 2
             for axis, size in enumerate(batch.shape[2:])
         ]  # (N, H) and (N, W)
-        box = like(inside[0][:, None, :, None] & inside[1][:, None, None, :], batch)  # (N, 1, H, W), 0 or 1
-        return box * partners + (1 - box) * batch
+        box = inside[0][:, None, :, None] & inside[1][:, None, None, :]  # (N, 1, H, W)
+        return choose(box, partners, batch, batch)

@@ -1,6 +1,6 @@
 """A torch module as a model: evaluation mode, its device and precision, nothing left changed."""
 
-__all__ = ["TorchModel", "evaluating", "precision"]
+__all__ = ["TorchModel", "call_module", "evaluating", "precision"]
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,8 @@ class TorchModel:
     ----------
     module : torch.nn.Module
         A tuple batch goes in as positional arguments, a dict as keyword arguments where the module's `forward` has
-        such parameters. Parts beyond what `forward` takes (the labels that a DataLoader adds) are left out.
+        such parameters. Parts beyond what `forward` takes (the labels that a DataLoader adds) are left out, as are
+        keys that it does not name where it has all that it needs.
     output : str, int or callable, optional
         Which part of what it returns.
     device : torch.device or str, optional
@@ -46,7 +47,7 @@ class TorchModel:
         self.autocast = autocast
         floating = (tensor.dtype for tensor in module.parameters() if tensor.is_floating_point())
         self.dtype: torch.dtype | None = next(floating, None)
-        self.required, self.accepted, self.keywords = _signature(module)
+        self.required, self.accepted, self.needed, self.keywords = _signature(module)
 
     def ready(self) -> AbstractContextManager[object]:
         """Evaluation mode and no gradients; afterwards every submodule is as it was."""
@@ -67,10 +68,7 @@ class TorchModel:
     def outputs(self, batch: Batch) -> Tensor:
         """Outputs (B, C) as a tensor, differentiable where gradients are on."""
         with precision(self.autocast, self.device):
-            if isinstance(batch, Mapping) and (self.keywords is None or set(batch) <= self.keywords):
-                raw = self.module(**batch)
-            else:
-                raw = self.module(*batch) if isinstance(batch, tuple) else self.module(batch)
+            raw = call_module(self.module, batch, self.needed, self.keywords)
         chosen: Tensor = as_columns(select_output(raw, self.output), n_rows_of(batch))
         return chosen
 
@@ -100,6 +98,25 @@ class TorchModel:
             return values
         matching = self.dtype if tensor.is_floating_point() else None
         return tensor.to(device=self.device, dtype=matching)
+
+
+def call_module(module: nn.Module, batch: Batch, needed: set[str], keywords: set[str] | None) -> Any:
+    """What a module returns for a batch: a tuple by position, a dict by name where its arguments are so named."""
+    if isinstance(batch, Mapping):
+        named = dict(batch) if keywords is None else {key: part for key, part in batch.items() if key in keywords}
+        if len(named) == len(batch) or (named and needed <= set(named)):
+            return module(**named)
+    if isinstance(batch, tuple):
+        return module(*batch)
+    if not isinstance(batch, Tensor) or batch.is_floating_point() or torch.compiler.is_compiling():
+        return module(batch)
+    try:
+        return module(batch)
+    except RuntimeError as error:
+        raise TypeError(
+            f"the module does not take {str(batch.dtype).removeprefix('torch.')} inputs; convert them, images as "
+            f"batch / 255 ({str(error).partition(chr(10))[0]})"
+        ) from error
 
 
 @contextmanager
@@ -142,7 +159,7 @@ def device_of(module: nn.Module) -> torch.device:
     return devices.pop() if devices else torch.device("cpu")
 
 
-def _signature(module: nn.Module) -> tuple[int, int | None, set[str] | None]:
+def _signature(module: nn.Module) -> tuple[int, int | None, set[str], set[str] | None]:
     """How many arguments `forward` requires and accepts by position, and which by name; None where it takes any."""
     inner = module
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -151,10 +168,11 @@ def _signature(module: nn.Module) -> tuple[int, int | None, set[str] | None]:
     try:
         parameters = list(inspect.signature(inner.forward).parameters.values())
     except (TypeError, ValueError):  # scripted modules may have no signature
-        return 1, None, None
+        return 1, None, set(), None
     kinds = {parameter.kind for parameter in parameters}
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = max(1, sum(p.default is p.empty for p in positional))
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     accepted = None if inspect.Parameter.VAR_POSITIONAL in kinds else max(1, len(positional))
-    return required, accepted, None if inspect.Parameter.VAR_KEYWORD in kinds else named
+    needed = {p.name for p in parameters if p.name in named and p.default is p.empty}
+    return required, accepted, needed, None if inspect.Parameter.VAR_KEYWORD in kinds else named
