@@ -162,3 +162,14 @@ def test_categorical_prediction() -> None:
     assert np.isfinite(prediction.log_prob(["dog", "dog"])).all()
     with pytest.raises(ValueError, match="not among the classes"):
         prediction.log_prob(["dog", "cow"])
+
+
+def test_parts_whose_views_differ_are_not_joined():
+    def part(text):
+        return ViewPredictions(np.zeros((2, 1, 1)), names=["noise"], fingerprints={"noise": text})
+
+    with pytest.raises(ValueError, match=r"view 'noise' of a part .* has other parameters"):
+        part("-/raw").concat([part("aa/raw"), part("bb/raw")])
+    with pytest.raises(ValueError, match="'log_probability' outputs"):
+        part("aa/raw").concat(part("aa/log_probability"))
+    assert len(part("aa/raw").concat([part("-/raw"), part("aa/raw")])) == 6

@@ -151,3 +151,31 @@ def test_where_the_budget_pays_for_what_the_full_fit_uses_that_is_kept():
     assert found.chosen.views == used
     assert found.chosen in found.curve
     assert max(point.score for point in found.curve if point.cost <= len(used)) > found.chosen.score
+
+
+def test_the_guard_says_that_identity_was_not_chosen(problem):
+    predictions, labels = problem
+    costs = dict.fromkeys(predictions.names, 1.0) | {"identity": 10.0}
+    policy = select_views(predictions, labels, budget=2, cost=costs, **FAST)
+    assert policy.guard.reason.startswith("the view 'identity' was not chosen")
+    unguarded = select_views(predictions, labels, budget=2, cost=costs, guard=False, **FAST)
+    assert unguarded.guard.reason == "not asked for"
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"cost": 2.0}, "cost must be a dict by view name or 6 numbers"),
+        ({"cost": ["1"] * 6}, "cost must be positive"),
+        ({"seed": None}, "seed must be a whole number"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_in_one_line(problem, options, what):
+    with pytest.raises(ValueError, match=what):
+        select_views(*problem, budget=2, **FAST, **options)
+
+
+@pytest.mark.parametrize("weight", ["a", -1, float("nan")])
+def test_prune_takes_a_share(three, weight):
+    with pytest.raises(ValueError, match="min_weight must be a number between 0 and 1"):
+        three.prune(weight)

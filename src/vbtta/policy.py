@@ -1,6 +1,6 @@
 """A policy: which views count how much, how they are calibrated, how good the annotators are."""
 
-__all__ = ["ConvergenceWarning", "Guard", "GuardWarning", "History", "Policy", "Selection", "SelectionPoint"]
+__all__ = ["KEPT", "ConvergenceWarning", "Guard", "GuardWarning", "History", "Policy", "Selection", "SelectionPoint"]
 
 import json
 import os
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vbtta._support.checks import between
 from vbtta._support.files import atomic_path
 from vbtta._support.fingerprints import conflict
 from vbtta._support.plain import from_plain, to_plain
@@ -30,6 +31,7 @@ from vbtta.labels import Array, LabelSets
 from vbtta.predictions import Prediction, ViewPredictions
 from vbtta.specs import ADVI, EngineSpec, ModelSpec, PyroModel, spec_from_dict, spec_to_dict
 
+KEPT = 0.01  # a view of less weight is as good as suppressed
 _FORMAT, _VERSION = "vbtta-policy", 1
 _POSTERIORS: dict[str, type[Any]] = {
     "GaussianMixture": MixturePosterior,
@@ -217,8 +219,9 @@ class Policy:
             steps=self.steps[:step],
         )
 
-    def prune(self, min_weight: float = 0.01) -> Self:
+    def prune(self, min_weight: float = KEPT) -> Self:
         """The policy without the views of less weight, so that they need not be computed."""
+        between("min_weight", min_weight, 0, 1)
         known = self._fitted
         kept = np.flatnonzero(self.posterior.weights >= min_weight)
         if not len(kept):

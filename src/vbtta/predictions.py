@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from vbtta import mixtures
 from vbtta._support.files import atomic_path
+from vbtta._support.fingerprints import conflict
 from vbtta._support.npz import read_npz
 from vbtta.labels import Array, class_positions
 
@@ -133,6 +134,7 @@ class ViewPredictions:
         along = 0 if axis == "inputs" else 1
         if axis == "inputs":
             parts = [self, *(part.select(self.names) for part in parts[1:])]
+            _check_same_views(parts)
             have_ids = all(part.ids is not None for part in parts)
             ids = np.concatenate([part.ids for part in parts if part.ids is not None]) if have_ids else None
             names: Sequence[str] | None = None if self.generated_names else self.names
@@ -393,6 +395,19 @@ def _check_rows(block: Array, start: int, name: str, names: tuple[str, ...], sma
             f"{name} must be {demand}; input {start + row}, view {names[view]!r}, output {output} is "
             f"{block[row, view, output]}. Leave out that view or that input"
         )
+
+
+def _check_same_views(parts: Sequence[ViewPredictions]) -> None:
+    """Views of one name are one view, as far as their fingerprints tell."""
+    known: dict[str, list[str]] = {}
+    for part in parts:
+        for name, text in part.fingerprints.items():
+            for earlier in known.setdefault(name, []):
+                what = conflict(earlier, text)
+                if what is not None:
+                    raise ValueError(f"view {name!r} of a part is not that of the parts before: it {what}")
+            if text not in known[name]:
+                known[name].append(text)
 
 
 def _same(first: Array | None, second: Array | None) -> bool:

@@ -4,11 +4,13 @@ __all__ = ["select_views"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vbtta._support.checks import whole_number
 from vbtta.crossval import CrossValidated, cross_validate
 from vbtta.engines import settle
 from vbtta.fit import fit_policy
@@ -51,12 +53,14 @@ def select_views(
     labels : LabelSets or array
         As in :func:`fit_policy`.
     budget : float
-        Most that the views may cost together: a number of forward passes where `cost` is not given.
+        Most that the views may cost together: a number of views where `cost` is not given, which is one of forward
+        passes only if every view takes one.
     task : str
         As in :func:`fit_policy`.
     cost : dict by view name or K numbers, optional
-        What each view costs, in any unit: forward passes (the draws of a stochastic view) or milliseconds (see
-        :func:`vbtta.collect.measure_cost`). By default 1 each.
+        What each view costs, in any unit: forward passes or milliseconds (see :func:`vbtta.collect.measure_cost`). By
+        default 1 each. Predictions do not tell how many draws they are the mean of: a stochastic view of M draws takes
+        M forward passes, and that must be said here.
     **fit_options
         Passed to :func:`fit_policy`: model, engine, guard, seed, progress.
 
@@ -88,6 +92,7 @@ def select_views(
             f"{len(labels.labelled)}. Use fit_policy and Policy.prune"
         )
     options = {"seed": 0, "guard": True, **fit_options}
+    options["seed"] = whole_number("seed", options["seed"], 0)
     whole = fit_policy(predictions, labels, task=task, **{**options, "guard": False})
     engine = whole.engine if isinstance(whole.engine, EM) else EM()
     some = np.sort(np.random.default_rng(options["seed"]).permutation(labels.labelled)[:_MOST_INSTANCES])
@@ -101,7 +106,11 @@ def select_views(
     chosen = search.choose(used)
     selection = Selection(float(budget), price, search.point(chosen), search.curve(chosen))
     fixed = {**options, "model": whole.model}
-    return _among_all(fit_policy(predictions.select(chosen), labels, task=task, **fixed), predictions, selection)
+    policy = fit_policy(predictions.select(chosen), labels, task=task, **fixed)
+    if options["guard"] and "identity" in set(predictions.names) - set(chosen):
+        reason = "the view 'identity' was not chosen, so there is nothing to compare with"
+        policy = replace(policy, guard=policy.guard._replace(reason=reason))
+    return _among_all(policy, predictions, selection)
 
 
 @dataclass
@@ -266,7 +275,7 @@ def _among_all(policy: Policy, predictions: ViewPredictions, selection: Selectio
     )
 
 
-def _prices(cost: Mapping[str, float] | Sequence[float] | None, names: Views) -> dict[str, float]:
+def _prices(cost: Any, names: Views) -> dict[str, float]:
     if cost is None:
         return dict.fromkeys(names, 1.0)
     if isinstance(cost, Mapping):
@@ -275,14 +284,15 @@ def _prices(cost: Mapping[str, float] | Sequence[float] | None, names: Views) ->
             raise ValueError(f"cost says nothing of the views {missing}; give every view's")
         values = [cost[name] for name in names]
     else:
+        if isinstance(cost, str) or not hasattr(cost, "__iter__"):
+            raise ValueError(f"cost must be a dict by view name or {len(names)} numbers, one a view; got {cost!r}")
         values = list(cost)
         if len(values) != len(names):
             raise ValueError(f"cost must be {len(names)} numbers, one a view; got {len(values)}")
-    found = {name: float(value) for name, value in zip(names, values, strict=True)}
-    wrong = [name for name, value in found.items() if not (np.isfinite(value) and value > 0)]
-    if wrong:
-        raise ValueError(f"cost must be positive; view {wrong[0]!r} has {found[wrong[0]]}")
-    return found
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, Real) or not 0 < float(value) < np.inf:
+            raise ValueError(f"cost must be positive; view {name!r} has {value!r}")
+    return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
 def _check_model(task: str, model: Any) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
+from vbtta.policy import KEPT
+
 if TYPE_CHECKING:
     from vbtta.diagnostics.diagnosis import Diagnosis
 
@@ -32,11 +34,12 @@ def summary_of(found: "Diagnosis") -> str:
 
 
 def _views(found: "Diagnosis") -> list[str]:
-    used = np.flatnonzero(found.weights > 0)
+    kept = np.flatnonzero(found.weights >= KEPT)
     lines = [
-        f"{len(used)} of {len(found.names)} views have weight; they count as {found.effective_views:.1f} equal ones."
+        f"{len(kept)} of {len(found.names)} views have weight ({100 * KEPT:.0f} % or more); they count as "
+        f"{found.effective_views:.1f} equal ones."
     ]
-    for k in used[np.argsort(-found.weights[used], kind="stable")][:8]:
+    for k in kept[np.argsort(-found.weights[kept], kind="stable")][:8]:
         low, high = found.weight_interval[k]
         lines.append(f"  {found.names[k]}: {found.weights[k]:.3f} (90 % interval {low:.3f} to {high:.3f})")
     if not found.converged:

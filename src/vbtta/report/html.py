@@ -14,11 +14,11 @@ import numpy as np
 from vbtta._support.extras import require
 from vbtta._support.files import atomic_path
 from vbtta.labels import Array, LabelSets
-from vbtta.policy import Policy
+from vbtta.policy import KEPT, Policy
 from vbtta.predictions import CategoricalPrediction, ViewPredictions
 from vbtta.report.documents import provenance as describe_circumstances
 from vbtta.report.figures import annotator_figures, comparison_figures, fit_figures, quality_figures
-from vbtta.report.words import KEPT, headline
+from vbtta.report.words import headline
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _MOST_VIEWS = 24  # of an example

@@ -1,15 +1,14 @@
 """What was found, in plain words."""
 
-__all__ = ["KEPT", "annotators_in_words", "gain_in_words", "headline", "views_in_words"]
+__all__ = ["annotators_in_words", "gain_in_words", "headline", "views_in_words"]
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vbtta.policy import Policy
+from vbtta.policy import KEPT, Policy
 
-KEPT = 0.01  # a view of less weight is as good as suppressed
 _NAMES = {"nll": "negative log-likelihood", "mse": "squared error", "crps": "CRPS"}
 
 
