@@ -246,3 +246,20 @@ def test_real_data_with_noisy_views_are_not_worse_than_the_model_alone():
     wise = VBTTARegressor(Ridge(1.0), [Identity(), GaussianNoise(0.02)], cv=5, draws=4).fit(X[:300], y[:300])
     plain = Ridge(1.0).fit(X[:300], y[:300])
     assert wise.score(X[300:], y[300:]) > plain.score(X[300:], y[300:]) - 0.02
+
+
+def test_words_are_the_sorted_outputs_of_a_network_without_names():
+    X, y = make_classification(60, 4, n_informative=4, n_redundant=0, n_classes=3, random_state=0)
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 3)
+    words = np.array(["ant", "bee", "cat"])[y]
+    options = {"policy_model": "mixture", "guard": False}
+    named, plain = (
+        VBTTAClassifier(net, VIEWS, **options).fit(X, words),
+        VBTTAClassifier(net, VIEWS, **options).fit(X, y),
+    )
+    assert named.classes_.tolist() == ["ant", "bee", "cat"]
+    np.testing.assert_allclose(named.predict_proba(X), plain.predict_proba(X))
+    assert (named.predict(X) == np.array(["ant", "bee", "cat"])[plain.predict(X)]).all()
+    with pytest.raises(ValueError, match=r"2 different words, and the model 3 outputs .* 0\.\.2"):
+        VBTTAClassifier(net, VIEWS, **options).fit(X, np.where(y == 0, "ant", "bee"))

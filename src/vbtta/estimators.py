@@ -88,6 +88,7 @@ class _Weighted(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             predictions = self._collect(self.model_, inputs)
         else:
             predictions, labels, weight = self._out_of_fold(inputs, labels, groups, weight)
+        predictions = self._named(predictions, labels)
         self._note(predictions, labels)
         options = {"task": self._task, "engine": self.engine, "seed": self.seed_}
         model = self.policy_model
@@ -209,6 +210,10 @@ class _Weighted(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         target = some.value[:, 0] if some.value.ndim == 2 and some.value.shape[1] == 1 else some.value
         return clone(self.model).fit(_take(inputs, rows[some.instance]), target, **options)
 
+    def _named(self, predictions: ViewPredictions, labels: LabelSets) -> ViewPredictions:
+        """The predictions with the names of their outputs, where the labels tell them."""
+        return predictions
+
     def _note(self, predictions: ViewPredictions, labels: LabelSets) -> None:
         """Set fitted attributes that depend on the task."""
 
@@ -245,6 +250,8 @@ class VBTTAClassifier(ClassifierMixin, _Weighted):  # type: ignore[misc]
     model_ : object
         The model that `predict` uses.
     classes_ : (C,) array
+        What the outputs stand for: as the model says, or 0..C-1; the sorted labels where they are words and the model
+        (a torch module) names none.
 
     Examples
     --------
@@ -260,8 +267,27 @@ class VBTTAClassifier(ClassifierMixin, _Weighted):  # type: ignore[misc]
 
     _task = "classification"
 
+    def _named(self, predictions: ViewPredictions, labels: LabelSets) -> ViewPredictions:
+        """Words as labels of a model that knows no names: the sorted words are its outputs, as in scikit-learn."""
+        words = not labels.by_position and labels.value.dtype.kind in "UO"
+        if predictions.classes is not None or not words:
+            return predictions
+        found, n_outputs = np.unique(labels.value.astype(str)), predictions.mean.shape[2]
+        if len(found) != n_outputs:
+            raise ValueError(
+                f"y has {len(found)} different words, and the model {n_outputs} outputs without names: use whole "
+                f"numbers 0..{n_outputs - 1} as labels, the places of the outputs"
+            )
+        return ViewPredictions(
+            predictions.mean,
+            predictions.variance,
+            names=predictions.names,
+            classes=found,
+            fingerprints=predictions.fingerprints,
+        )
+
     def _note(self, predictions: ViewPredictions, labels: LabelSets) -> None:
-        classes = getattr(self.model_, "classes_", None)
+        classes = getattr(self.model_, "classes_", predictions.classes)
         self.classes_ = np.arange(predictions.mean.shape[2]) if classes is None else np.asarray(classes)
 
     def predict(self, X: Any) -> Array:
