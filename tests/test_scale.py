@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -57,6 +57,17 @@ NAMES = ("identity", "shrunk", "noisy", "useless")
 STORE = 80 << 20  # bytes of an object store: the least Ray takes
 
 
+def patiently(start: Callable[[], Any]) -> Any:
+    """Ray gives a node 30 seconds to start, which a busy machine may not have; nothing of ours runs in it yet."""
+    for _ in range(2):
+        try:
+            return start()
+        except Exception as error:
+            if "timed out" not in str(error):
+                raise
+    return start()
+
+
 class Machines:
     """A head and two more nodes, two cores each; nodes can be added and killed."""
 
@@ -65,11 +76,11 @@ class Machines:
 
         patience = {"health_check_period_ms": 1000, "health_check_failure_threshold": 10}
         head = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False, "_system_config": patience}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
         self.address = self.cluster.address
 
     def add(self, name: str) -> Any:
-        return self.cluster.add_node(num_cpus=1, object_store_memory=STORE, resources={name: 1})
+        return patiently(lambda: self.cluster.add_node(num_cpus=1, object_store_memory=STORE, resources={name: 1}))
 
     def kill(self, node: Any) -> None:
         self.cluster.remove_node(node, allow_graceful=False)
