@@ -265,3 +265,10 @@ def test_a_numpy_batch_size_is_one_and_no_seed_is_none():
     assert len(collect_views(np.negative, inputs, [Identity()], batch_size=np.int64(2))) == 5
     with pytest.raises(ValueError, match="seed must be a whole number"):
         collect_views(np.negative, inputs, [Identity()], seed=None)
+
+
+def test_a_model_that_works_in_place_changes_neither_inputs_nor_later_views():
+    inputs = torch.tensor([[-1.0, 2.0]])
+    found = collect_views(nn.ReLU(inplace=True), inputs, [Identity(), as_view(torch.neg, name="minus")])
+    assert inputs.tolist() == [[-1.0, 2.0]]
+    np.testing.assert_array_equal(found.mean[0], [[0, 2], [1, 0]])

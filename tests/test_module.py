@@ -369,3 +369,12 @@ def test_arguments_of_the_wrong_kind_are_refused_in_one_line(images, views):
     for options in ({"max_batch": 2.5}, {"draws": 2.5}, {"seed": None}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must be a whole number"):
             TTAModule(net, views, policy, **options)
+
+
+def test_a_network_that_works_in_place_leaves_the_batch_alone(images):
+    net, before = nn.Sequential(nn.ReLU(inplace=True), network(CLASSES)), images.sub(0.5)
+    batch, views = before.clone(), [Identity(), as_view(torch.tanh, name="tanh"), as_view(torch.neg, name="minus")]
+    policy = classification_policy([view.name for view in views])
+    module = TTAModule(net, views, policy, max_batch=len(images))
+    np.testing.assert_allclose(module(batch).detach().numpy(), expected_of(net, before, views, policy), atol=1e-5)
+    assert torch.equal(batch, before)

@@ -15,7 +15,7 @@ from vbtta._support.checks import whole_number
 from vbtta._support.progress import Progress
 from vbtta._support.random import RowStreams
 from vbtta.augment.arrays import GaussianNoise
-from vbtta.augment.base import Augmentation, apply_view, is_tensor
+from vbtta.augment.base import Augmentation, apply_view, copy_of, is_tensor
 from vbtta.augment.fingerprint import view_fingerprint
 from vbtta.augment.foreign import as_views
 from vbtta.labels import Array
@@ -194,7 +194,8 @@ class _Job:
         raw: list[Array] = []
         first: Array | None = None
         for m in range(n_draws):
-            outputs = self.model(apply_view(view, self.batch, self.streams(view, m)))  # (B, C)
+            seen = apply_view(view, self.batch, self.streams(view, m))
+            outputs = self.model(copy_of(seen) if seen is self.batch else seen)  # (B, C); a model may work in place
             raw.append(outputs[:keep].copy())
             if first is None:
                 first, mean, deviation = outputs, outputs, np.zeros(outputs.shape)

@@ -13,7 +13,7 @@ from vbtta._support.checks import whole_number
 from vbtta._support.extras import missing_extra
 from vbtta._support.fingerprints import conflict
 from vbtta._support.random import RowStreams
-from vbtta.augment.base import Augmentation, Batch, own_copy
+from vbtta.augment.base import Augmentation, Batch, copy_of, own_copy
 from vbtta.augment.fingerprint import view_fingerprint
 from vbtta.augment.foreign import as_views
 from vbtta.infer.pooling import pooling_of
@@ -171,6 +171,8 @@ class TTAModule(nn.Module):
                 yield [k], torch.stack(drawn).mean(0, keepdim=True)
                 continue
             seen = view(own_copy(view, batch))
+            if seen is batch and not exporting:
+                seen = copy_of(batch)  # a network may work in place
             if not isinstance(seen, Tensor):
                 yield [k], self._call(seen, n_rows)[None]
                 continue

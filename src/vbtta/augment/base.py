@@ -197,7 +197,7 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
 
 def own_copy(view: Augmentation, batch: Batch) -> Batch:
     """A copy of the batch for a view that may change it in place; the batch itself for the built-in ones."""
-    return _copy(batch) if _is_foreign(view) else batch
+    return copy_of(batch) if _is_foreign(view) else batch
 
 
 def is_tensor(batch: Batch) -> bool:
@@ -246,13 +246,14 @@ def _is_foreign(view: Augmentation) -> bool:
     return not isinstance(view, BuiltIn)
 
 
-def _copy(batch: Batch) -> Batch:
+def copy_of(batch: Batch) -> Batch:
+    """A copy of every array of a batch."""
     if is_tensor(batch):
         return batch.clone()
     if type(batch) is dict:
-        return {key: _copy(part) for key, part in batch.items()}
+        return {key: copy_of(part) for key, part in batch.items()}
     if type(batch) in (tuple, list):
-        return type(batch)(_copy(part) for part in batch)
+        return type(batch)(copy_of(part) for part in batch)
     return batch.copy() if isinstance(batch, np.ndarray) else copy.deepcopy(batch)
 
 
