@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vbtta._support.checks import whole_number
 from vbtta.crossval import cross_validated_scores
 from vbtta.engines import fit_model, fit_without_labels, resolve
 from vbtta.labels import Array, LabelSets
@@ -131,6 +132,7 @@ def fit_policy(
     array([1., 0.])
     """
     _options(task)
+    whole_number("seed", seed, least=0)
     if not isinstance(predictions, ViewPredictions):
         raise TypeError(
             f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"

@@ -331,7 +331,7 @@ class ADVI:
                 whole_number(name, value, least=1)
         if self.alpha is not None and self.bound != "renyi":
             raise ValueError(f"alpha is the order of bound='renyi'; leave it out with bound={self.bound!r}")
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
+        if self.alpha is not None and not (isinstance(self.alpha, float | int) and 0 <= self.alpha <= 1):
             raise ValueError(f"alpha must be between 0 and 1; got {self.alpha!r}")
 
     @property

@@ -85,7 +85,7 @@ def cells(rows: Sequence[Row], distribution: str) -> list[Cell]:
                 if chosen and f"mse_{step}" in chosen[0]:
                     ours = spread(chosen, f"mse_{step}")
                     what = f"{_name(views, step == 1)}, " + ("uniform" if step == 1 else f"step {step}")
-                    verdict = agreement(ours, paper, sd, larger_is_better=False)
+                    verdict = agreement(ours, paper, sd, larger_is_better=False, trials=len(chosen))
                     found.append(Cell(f"{what}, {reading}", paper, ours.mean, ours.sd, verdict))
     return found
 

@@ -101,9 +101,9 @@ class StreamingFit:
             self.n_labels = labels.total
         else:
             predictions, labels = self._matched(predictions, labels)
-            self.n_labels += labels.total
-            rate = (self.n_blocks + self.delay) ** -self.decay
-            self._fit.step(predictions, labels, min(rate, 1.0), self.n_labels)
+            rate, n_labels = (self.n_blocks + self.delay) ** -self.decay, self.n_labels + labels.total
+            self._fit.step(predictions, labels, min(rate, 1.0), n_labels)
+            self.n_labels = n_labels
         self.n_blocks += 1
         self._history.append((self._fit.bound(self.n_labels), self._fit.weights))
         return self
