@@ -790,3 +790,12 @@ def test_a_missing_extra_names_its_command(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("vbtta._support.extras.import_module", lambda name: gone(name))
     with pytest.raises(ImportError, match=r'pip install "vbtta\[advi\]"'):
         fit_policy(predictions, y, task="regression", model="mixture", engine="advi")
+
+
+@pytest.mark.filterwarnings("ignore::vbtta.ConvergenceWarning")
+def test_a_caller_without_gradients_may_fit() -> None:
+    predictions, y = regression(N=60)
+    plain = fit_policy(predictions, y, task="regression", model="mixture", engine=ADVI(steps=5), guard=False)
+    with torch.inference_mode():
+        within = fit_policy(predictions, y, task="regression", model="mixture", engine=ADVI(steps=5), guard=False)
+    np.testing.assert_array_equal(within.weights, plain.weights)

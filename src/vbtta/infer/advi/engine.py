@@ -84,15 +84,16 @@ def fit_advi(
     progress: bool = False,
 ) -> AdviFit:
     """Fit one resolved model to aligned data."""
-    require("torch", "advi"), require("pyro", "advi")
-    return _fit(_task(predictions, labels, model, seed), engine, seed, labels.total, progress)
+    torch, _ = require("torch", "advi"), require("pyro", "advi")
+    with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+        return _fit(_task(predictions, labels, model, seed), engine, seed, labels.total, progress)
 
 
 def fit_unsupervised(
     predictions: ViewPredictions, model: CategoricalMixture, engine: ADVI, *, seed: int, progress: bool = False
 ) -> AdviFit:
     """Fit weights to predictions alone."""
-    require("torch", "advi"), require("pyro", "advi")
+    torch, _ = require("torch", "advi"), require("pyro", "advi")
     from vbtta.infer.advi.categorical import UnsupervisedDensity
 
     check_logits(predictions)
@@ -115,8 +116,9 @@ def fit_unsupervised(
             kept=np.arange(K),
         )
 
-    density = UnsupervisedDensity(predictions.mean, model.concentration)
-    return _fit(_Task(density, finish, 0.0), engine, seed, float(len(predictions)), progress)
+    with torch.inference_mode(False), torch.enable_grad():
+        density = UnsupervisedDensity(predictions.mean, model.concentration)
+        return _fit(_Task(density, finish, 0.0), engine, seed, float(len(predictions)), progress)
 
 
 def _fit(task: _Task, engine: ADVI, seed: int, n_labels: float, progress: bool) -> AdviFit:
