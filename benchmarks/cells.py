@@ -49,7 +49,7 @@ _CALIBRATION = 1000
 _ANNOTATED = ("mnist1000", "utkface")
 _SHARED = ("labels.py", "predictions.py", "mixtures.py", "metrics.py", "comparison")
 _BASELINES = (*_SHARED, "baselines")
-_POLICIES = (*_SHARED, "specs.py", "infer", "policy.py", "engines.py", "crossval.py", "fit.py", "select.py")
+_POLICIES = (*_SHARED, "specs", "infer", "policy", "engines.py", "crossval.py", "fit.py", "select.py")
 
 
 class Task(NamedTuple):

@@ -1,28 +1,24 @@
-"""What is assumed and how it is inferred: models and engines as small frozen records, validated when built."""
+"""What is assumed about labels and views."""
 
 __all__ = [
-    "ADVI",
-    "EM",
     "CategoricalLatent",
     "CategoricalMixture",
-    "EngineSpec",
+    "CategoricalNoise",
     "GaussianLatent",
     "GaussianMixture",
     "ModelSpec",
     "OrdinalMixture",
     "PyroModel",
     "RankingMixture",
-    "spec_from_dict",
-    "spec_to_dict",
 ]
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from vbtta._support.checks import one_of, positive, takes, whole_number
+from vbtta._support.checks import one_of, positive, takes
 
 ContinuousNoise = Literal["none", "annotator"]
 CategoricalNoise = Literal["none", "uniform", "annotator", "confusion"]
@@ -30,32 +26,46 @@ CategoricalNoise = Literal["none", "uniform", "annotator", "confusion"]
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianMixture:
-    """Continuous labels as a mixture of calibrated views (docs/method, "Continuous outputs").
+    """Continuous labels as a mixture of calibrated views (docs/method, "Continuous outputs", eqs. 1 to 18).
 
     Parameters
     ----------
     link : {"affine", "shift"}
-        Whether a view may be rescaled and shifted, or only shifted.
+        Whether a view may be rescaled and shifted, or only shifted: H in eq. 2.
     noise : {"none", "annotator"}, optional
-        Whether labels are the truth plus an annotator's bias and noise. By default annotators are
+        Whether labels are the truth plus an annotator's bias and noise (eqs. 13 and 14). By default annotators are
         modelled where they are named, their labels overlap and the component is normal.
     heteroscedastic : bool
-        Whether a view counts less where its draws vary more.
+        Whether a view counts less where its draws vary more: Omega in eq. 2.
     concentration : float, optional
-        Dirichlet concentration of the weights; without it they are at their maximum likelihood.
+        Dirichlet concentration of the weights; without it they are at their maximum likelihood (eq. 7).
     component : {"normal", "student_t", "laplace"}
         Distribution of a label around its view; other than normal for ADVI only. Tails pay where labels stray and every
         view is needed: a view that explains nothing becomes the wide component that strays need, and a mixture of
         normals with such a view is heavy-tailed by itself.
     beta : float
-        Prior precision of the calibration, in standardised units.
+        Prior precision of the calibration (eq. 3), in standardised units.
     nu : float, optional
-        Prior degrees of freedom of the precision; C + 2 by default.
+        Prior degrees of freedom of the precision (eq. 3); C + 2 by default.
     v : float or C floats, optional
         Prior residual variance in the labels' units; by default the smaller of the median over views of what is
         observed and of what a short preliminary fit leaves around a label's own view.
     gamma : float
-        Prior precision of the annotators' biases, in standardised units.
+        Prior precision of the annotators' biases (eq. 14), in standardised units.
+
+    Examples
+    --------
+    Where every label follows one of the views, the weights are the views' shares of the labels:
+
+    >>> import numpy as np
+    >>> from vbtta import GaussianMixture, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> views = rng.normal(size=(400, 3))  # (N, K)
+    >>> labels = views[np.arange(400), rng.choice(3, size=400, p=[0.7, 0.3, 0.0])]
+    >>> predictions = ViewPredictions(views[:, :, None], names=["identity", "flip", "blur"])
+    >>> policy = fit_policy(predictions, labels, task="regression", model=GaussianMixture(link="shift"))
+    >>> policy.weights.round(1)
+    array([0.7, 0.3, 0. ])
     """
 
     link: Literal["affine", "shift"] = "affine"
@@ -78,16 +88,30 @@ class GaussianMixture:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianLatent:
-    """Continuous labels around one weighted average of the views (docs/method, "Pooling").
+    """Continuous labels around one weighted average of the views (docs/method, "Pooling", eq. 19).
 
     Parameters
     ----------
     noise : {"none", "annotator"}, optional
-        As in :class:`GaussianMixture`.
+        As in :class:`GaussianMixture`: eqs. 13 to 18 around the one average.
     shrinkage : float, optional
-        Prior precision of every weight around 1/K, in standardised units; by default from the evidence.
+        Prior precision lambda of every weight around 1/K, in standardised units; by default from the evidence.
     beta, nu, v, gamma
         As in :class:`GaussianMixture`; beta is the precision of the common offset.
+
+    Examples
+    --------
+    Where views err independently, their average errs less than each of them (here half as much):
+
+    >>> import numpy as np
+    >>> from vbtta import GaussianLatent, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.normal(size=400)
+    >>> views = truth[:, None] + 0.4 * rng.normal(size=(400, 4))  # (N, K)
+    >>> policy = fit_policy(ViewPredictions(views[:, :, None]), truth, task="regression", model=GaussianLatent())
+    >>> found = policy.predict(ViewPredictions(views[:, :, None])).mean[:, 0]
+    >>> print((views - truth[:, None]).std().round(1), (found - truth).std().round(1))
+    0.4 0.2
     """
 
     noise: ContinuousNoise | None = None
@@ -105,31 +129,46 @@ class GaussianLatent:
 
 @dataclass(frozen=True, kw_only=True)
 class CategoricalMixture:
-    """Class labels from a mixture of calibrated views (docs/method, "Categorical outputs").
+    """Class labels from a mixture of calibrated views (docs/method, "Categorical outputs", eqs. 20 to 24).
 
     Parameters
     ----------
     link : {"softmax", "probit"}
-        How logits become probabilities.
+        How logits become probabilities (eq. 20).
     noise : {"none", "uniform", "annotator", "confusion"}, optional
-        What separates a label from the true class: nothing, one accuracy for all, one accuracy an
+        What separates a label from the true class (eq. 22): nothing, one accuracy for all, one accuracy an
         annotator, or a confusion matrix an annotator. By default confusion where enough instances carry two labels
         or more, else none: from single labels a confusion matrix invents noise.
     calibrate : bool
-        Whether temperatures and class offsets are inferred.
+        Whether temperatures and class offsets are inferred (eq. 21).
     weights : {"view", "view_class"}
         One weight a view, or one a view and class.
     concentration : float, optional
-        Dirichlet concentration of the weights; without it they are at their maximum likelihood.
+        Dirichlet concentration of the weights; without it they are at their maximum likelihood (eq. 23).
     kappa_scale, xi_scale, offset_scale : float
         Prior standard deviations of the common log inverse temperature, of the views' deviations from it and
-        of the class offsets.
+        of the class offsets (eq. 21).
     confusion_prior : (float, float)
         Dirichlet counts of a confusion row: on the diagonal, and in all off it.
     accuracy_prior : (float, float)
         Beta counts of an accuracy: right and wrong.
     class_concentration : float
         How strongly the class weights of ``weights="view_class"`` are drawn towards the common ones.
+
+    Examples
+    --------
+    Two annotators, of whom the second says anything in half of the cases and so is right in two out of three:
+
+    >>> import numpy as np
+    >>> from vbtta import CategoricalMixture, LabelSets, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.integers(0, 3, size=1000)
+    >>> predictions = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(1000, 2, 3)))  # (N, K, C)
+    >>> said = np.where(rng.random((1000, 2)) < [0.0, 0.5], rng.integers(0, 3, size=(1000, 2)), truth[:, None])
+    >>> labels = LabelSets.from_array(said, annotators=["ann", "bob"])
+    >>> policy = fit_policy(predictions, labels, task="classification", model=CategoricalMixture(noise="annotator"))
+    >>> policy.annotators.accuracy.round(1)
+    array([1. , 0.7])
     """
 
     link: Literal["softmax", "probit"] = "softmax"
@@ -152,7 +191,10 @@ class CategoricalMixture:
 
 @dataclass(frozen=True, kw_only=True)
 class CategoricalLatent:
-    """Class labels from one weighted sum of the views' logits (docs/method, "Pooling").
+    """Class labels from one weighted sum of the views' logits (docs/method, eqs. 20 to 24 with one view).
+
+    As in eq. 19 the one view is the weighted sum: kappa_k f_ik becomes sum_k v_k f_ik with v_k >= 0, where the weights
+    are w = v / sum(v) and the gain is sum(v).
 
     Parameters
     ----------
@@ -160,6 +202,20 @@ class CategoricalLatent:
         Prior precision of every weight around the common temperature's share; by default from the evidence.
     link, noise, offset_scale, confusion_prior, accuracy_prior
         As in :class:`CategoricalMixture`.
+
+    Examples
+    --------
+    Views whose logits err independently are right together more often than each alone:
+
+    >>> import numpy as np
+    >>> from vbtta import CategoricalLatent, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.integers(0, 3, size=500)
+    >>> predictions = ViewPredictions(np.eye(3)[truth][:, None] + rng.normal(size=(500, 6, 3)))  # (N, K, C)
+    >>> policy = fit_policy(predictions, truth, task="classification", model=CategoricalLatent())
+    >>> alone, together = predictions.mean[:, 0].argmax(axis=1), policy.predict(predictions).label
+    >>> bool((together == truth).mean() > (alone == truth).mean() + 0.2)
+    True
     """
 
     link: Literal["softmax", "probit"] = "softmax"
@@ -192,6 +248,21 @@ class OrdinalMixture:
         Prior standard deviations of the common log slope, for scores of unit variance, and of the views' deviations.
     level_concentration : float
         Dirichlet concentration of the levels' frequencies, from which the cut points follow.
+
+    Examples
+    --------
+    Three levels from scores cut at -1 and 1; the posterior finds the cut points:
+
+    >>> import numpy as np
+    >>> from vbtta import ADVI, OrdinalMixture, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> score = rng.normal(size=500)
+    >>> levels = np.digitize(score + 0.2 * rng.normal(size=500), [-1.0, 1.0])
+    >>> predictions = ViewPredictions(score[:, None, None], names=["identity"])  # (N, K, 1)
+    >>> engine = ADVI(steps=300, particles=2, learning_rate=0.1)
+    >>> policy = fit_policy(predictions, levels, task="ordinal", model=OrdinalMixture(), engine=engine)
+    >>> policy.predict(ViewPredictions([[[-3.0]], [[0.0]], [[3.0]]], names=["identity"])).label
+    array([0, 1, 2])
     """
 
     levels: Sequence[Any] | None = None
@@ -227,6 +298,18 @@ class RankingMixture:
     kappa_scale, xi_scale : float
         Prior standard deviations of the common log inverse temperature, for scores whose variance within a list is
         one on average, and of the views' deviations from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from vbtta import ADVI, LabelSets, RankingMixture, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> scores = rng.normal(size=(300, 2, 4))  # (N, K, C): two views of four items; the first tells their order
+    >>> orders = LabelSets.from_rankings(np.argsort(-scores[:, 0], axis=1)[:, :2])  # the best two of each list
+    >>> engine = ADVI(steps=300, particles=2, learning_rate=0.1)
+    >>> policy = fit_policy(ViewPredictions(scores), orders, task="ranking", model=RankingMixture(), engine=engine)
+    >>> policy.weights.round(1)
+    array([1., 0.])
     """
 
     concentration: float | None = None
@@ -250,6 +333,28 @@ class PyroModel:
     views : GaussianMixture or CategoricalMixture, optional
         How views are calibrated and which priors they have; the task's mixture by default. Their noise, component and
         class weights are the function's business and stay at their defaults.
+
+    Examples
+    --------
+    Labels that stray like a Laplace variable around their view:
+
+    >>> import numpy as np
+    >>> import pyro
+    >>> import pyro.distributions as dist
+    >>> import torch
+    >>> from vbtta import ADVI, PyroModel, ViewPredictions, fit_policy
+    >>> def laplace(predictions, labels, prior):
+    ...     views = prior.sample(predictions)
+    ...     around = dist.Laplace(views.location[labels.instance], views.scale[labels.instance])  # (j, K, C)
+    ...     each = around.log_prob(labels.value[:, None]).sum(dim=-1)  # (j, K)
+    ...     pyro.factor("labels", torch.logsumexp(views.log_weights + each, dim=-1).sum())
+    >>> rng = np.random.default_rng(0)
+    >>> views = rng.normal(size=(200, 2, 1))  # (N, K, C)
+    >>> labels = views[:, 0] + 0.3 * rng.laplace(size=(200, 1))
+    >>> engine = ADVI(steps=600, particles=2, learning_rate=0.1)
+    >>> policy = fit_policy(ViewPredictions(views), labels, task="regression", model=PyroModel(laplace), engine=engine)
+    >>> policy.weights.round(1)
+    array([1., 0.])
     """
 
     function: Callable[[Any, Any, Any], None] | str
@@ -268,89 +373,6 @@ class PyroModel:
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EM:
-    """Variational EM: closed-form steps that never lower the bound.
-
-    Parameters
-    ----------
-    max_steps : int
-        Most accepted updates.
-    tol : float
-        Stop when the bound gains less than this per label; 0 runs `max_steps` without a warning.
-    accelerate : bool
-        Whether to extrapolate between steps.
-    keep_states : bool
-        Whether to keep every step's state for :meth:`Policy.at_step`.
-    """
-
-    max_steps: int = 1000
-    tol: float = 1e-7
-    accelerate: bool = True
-    keep_states: bool = False
-
-    def __post_init__(self) -> None:
-        whole_number("max_steps", self.max_steps, least=1)
-        if not isinstance(self.tol, float | int) or not self.tol >= 0:
-            raise ValueError(f"tol must be a number that is not negative; got {self.tol!r}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ADVI:
-    """Automatic differentiation variational inference on Pyro: a full-rank normal on the unconstrained parameters.
-
-    Parameters
-    ----------
-    steps : int
-        Gradient steps, all of which are taken; the step length falls along a cosine.
-    bound : {"elbo", "renyi", "iwae"}
-        What is maximised. All bound the log evidence from below; the importance-weighted one is the tightest for a
-        number of particles, and its weights the noisiest.
-    alpha : float, optional
-        Order of the Renyi bound, between 0 (importance-weighted) and 1 (ELBO); 0.5 by default.
-    particles : int
-        Draws per step.
-    batch_size : int, optional
-        Labels (or instances, where their labels share a truth) per step; all of them by default. Bounds other
-        than the ELBO are then no longer bounds on the way; at the end all data count.
-    learning_rate : float
-        Of Adam.
-    keep_states : bool
-        Whether to keep the state that every step started from for :meth:`Policy.at_step`.
-
-    Notes
-    -----
-    Weights always have a Dirichlet prior here; its concentration is 1 where the model states none.
-    """
-
-    steps: int = 3000
-    bound: Literal["elbo", "renyi", "iwae"] = "elbo"
-    alpha: float | None = None
-    particles: int = 8
-    batch_size: int | None = None
-    learning_rate: float = 0.02
-    keep_states: bool = False
-
-    def __post_init__(self) -> None:
-        one_of("bound", self.bound, ("elbo", "renyi", "iwae"))
-        positive(learning_rate=self.learning_rate)
-        for name in ("steps", "particles", "batch_size"):
-            value = getattr(self, name)
-            if value is not None:
-                whole_number(name, value, least=1)
-        if self.alpha is not None and self.bound != "renyi":
-            raise ValueError(f"alpha is the order of bound='renyi'; leave it out with bound={self.bound!r}")
-        if self.alpha is not None and not (isinstance(self.alpha, float | int) and 0 <= self.alpha <= 1):
-            raise ValueError(f"alpha must be between 0 and 1; got {self.alpha!r}")
-
-    @property
-    def order(self) -> float:
-        """The order of the bound as a Renyi bound: 1 for the ELBO, 0 for the importance-weighted one."""
-        if self.bound == "renyi":
-            return 0.5 if self.alpha is None else self.alpha
-        return 1.0 if self.bound == "elbo" else 0.0
-
-
 ModelSpec = (
     GaussianMixture
     | GaussianLatent
@@ -360,54 +382,6 @@ ModelSpec = (
     | RankingMixture
     | PyroModel
 )
-EngineSpec = EM | ADVI
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        GaussianMixture,
-        GaussianLatent,
-        CategoricalMixture,
-        CategoricalLatent,
-        OrdinalMixture,
-        RankingMixture,
-        PyroModel,
-        EM,
-        ADVI,
-    )
-}
-
-
-def spec_to_dict(spec: ModelSpec | EngineSpec) -> dict[str, Any]:
-    """A record as plain data: its kind and options."""
-    return {"kind": type(spec).__name__, **{field.name: _plain(getattr(spec, field.name)) for field in fields(spec)}}
-
-
-def spec_from_dict(data: dict[str, Any]) -> Any:
-    """The record that :func:`spec_to_dict` described."""
-    options = dict(data)
-    kind = _KINDS.get(str(options.pop("kind", None)))
-    if kind is None:
-        raise ValueError(f"unknown model or engine {data.get('kind')!r}; known are {sorted(_KINDS)}")
-    unknown = sorted(set(options) - {field.name for field in fields(kind)})
-    if unknown:
-        raise ValueError(f"{kind.__name__} has no option {unknown[0]!r}")
-    return kind(**{key: _rich(value) for key, value in options.items()})
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return spec_to_dict(value)  # type: ignore[arg-type]
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, tuple | list):
-        return [_plain(entry) for entry in value]
-    return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
-
-
-def _rich(value: Any) -> Any:
-    if isinstance(value, dict):
-        return spec_from_dict(value)
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _check_categorical(spec: CategoricalMixture | CategoricalLatent) -> None:

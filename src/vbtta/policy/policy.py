@@ -1,11 +1,11 @@
-"""A policy: which views count how much, how they are calibrated, how good the annotators are."""
+"""The policy itself: it predicts, and can be pruned, written and read."""
 
-__all__ = ["KEPT", "ConvergenceWarning", "Guard", "GuardWarning", "History", "Policy", "Selection", "SelectionPoint"]
+__all__ = ["KEPT", "Policy"]
 
 import json
 import os
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,6 +28,7 @@ from vbtta.infer.latent_fit import LatentPosterior
 from vbtta.infer.mixture_posterior import MixturePosterior
 from vbtta.infer.posterior import Posterior
 from vbtta.labels import Array, LabelSets
+from vbtta.policy.records import Guard, History, Selection
 from vbtta.predictions import Prediction, ViewPredictions
 from vbtta.specs import ADVI, EngineSpec, ModelSpec, PyroModel, spec_from_dict, spec_to_dict
 
@@ -47,52 +48,6 @@ _ADVI_POSTERIORS: dict[str, type[Any]] = {
     "OrdinalMixture": OrdinalPosterior,
     "RankingMixture": RankingPosterior,
 }
-
-
-class ConvergenceWarning(UserWarning):
-    """A fit stopped before its bound stood still."""
-
-
-class GuardWarning(UserWarning):
-    """The views were worse than no augmentation, and the fit fell back to the identity view."""
-
-
-class History(NamedTuple):
-    """How a fit went, one entry an accepted update."""
-
-    elbo: Array  # (T,)
-    weights: Array  # (T, K)
-
-
-class Guard(NamedTuple):
-    """Whether the views were checked against the identity view alone, and what came of it."""
-
-    checked: bool
-    fell_back: bool
-    difference: float  # cross-validated log score of the views minus the identity's, summed over instances
-    standard_error: float
-    reason: str
-
-
-class SelectionPoint(NamedTuple):
-    """One set of views and what it is worth."""
-
-    views: tuple[str, ...]
-    cost: float
-    score: float  # cross-validated log score, mean over labelled instances
-    difference: float  # from the score of all views, with its standard error
-    standard_error: float
-
-
-class Selection(NamedTuple):
-    """The choice of views under a budget: cost and quality of the best sets found, cheapest first."""
-
-    budget: float
-    cost: dict[str, float]  # of every view
-    chosen: SelectionPoint
-    curve: tuple[SelectionPoint, ...]
-
-
 _UNGUARDED = Guard(False, False, 0.0, 0.0, "not asked for")
 
 
@@ -129,6 +84,20 @@ class Policy:
         Whether the weights were inferred without labels.
     fingerprints : dict
         By view name, what made the predictions of the fit; predictions made otherwise are refused.
+
+    Examples
+    --------
+    >>> from vbtta import ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.normal(size=200)
+    >>> views = truth[:, None] + rng.normal(size=(200, 2)) * [0.1, 2.0]
+    >>> predictions = ViewPredictions(views[:, :, None], names=["identity", "noise"])
+    >>> policy = fit_policy(predictions, truth, task="regression", model="mixture")
+    >>> policy
+    Policy(regression, GaussianMixture, 1 of 2 views: identity 1.000)
+    >>> found = policy.predict(predictions.select(["identity"]))  # views of no weight need not be computed
+    >>> found.mean.shape, found.interval(0.9)[0].shape
+    ((200, 1), (200, 1))
     """
 
     task: str
