@@ -7,9 +7,10 @@ import json
 import re
 import runpy
 import sys
+import tomllib
 import warnings
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
@@ -28,7 +29,7 @@ def _tool(name: str) -> ModuleType:
     return module
 
 
-pages, hooks = _tool("pages"), _tool("hooks")
+pages, hooks, roles = _tool("pages"), _tool("hooks"), _tool("roles")
 WITH_CODE = [path for path in sorted(DOCS.rglob("*.md")) if pages.has_code(path)]
 PICTURE = re.compile(r"assets/pictures/([\w-]+\.svg)")
 
@@ -179,6 +180,35 @@ def test_a_missing_docstring_or_name_fails_the_build(tmp_path: Path, monkeypatch
     (tmp_path / "page.md").write_text("::: vbtta.LabelSets\n", encoding="utf-8")
     with pytest.raises(Exception, match=r"the reference lacks .*vbtta\.fit_policy"):
         hooks.check_reference(tmp_path)
+
+
+def test_a_missing_example_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("documented")
+    docstrings = {
+        "told": ">>> 1 + 1\n2\n",
+        "fails": ">>> 1 / 0\nTraceback (most recent call last):\n    ...\nZeroDivisionError: division by zero\n",
+        "silent": "No example.",
+        "shows_nothing": ">>> 1 + 1\n",
+        "skipped": ">>> 1 + 1  # doctest: +SKIP\n2\n",
+    }
+    for name, text in docstrings.items():
+        setattr(module, name, type(name, (), {"__doc__": text}))
+    monkeypatch.setitem(sys.modules, "documented", module)
+    assert [name for name in docstrings if hooks.has_example(f"documented.{name}")] == ["told", "fails"]
+
+
+def test_parameters_described_together_have_a_row_each() -> None:
+    text = "Parameters\n----------\na, b : float\n    Both.\n\n    Of them.\nc : int\n    Last, but, not least.\n"
+    thing = SimpleNamespace(docstring=SimpleNamespace(value=text))
+    roles.Roles().on_instance(obj=thing)
+    one_each = text.replace("a, b : float", "a : float\n    Both.\n\n    Of them.\nb : float")
+    assert thing.docstring.value == one_each
+
+
+def test_examples_of_docstrings_are_run() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    assert "--doctest-modules" in options["addopts"].split()
+    assert "src" in options["testpaths"]
 
 
 def test_the_import_order_is_drawn_as_it_is_enforced() -> None:

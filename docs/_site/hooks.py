@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import html
 import inspect
 import json
@@ -201,16 +202,28 @@ def _cell(text: str) -> str:
 
 
 def check_reference(folder: Path) -> None:
-    """Fail where a public name is not on a page of the reference, or has no docstring."""
+    """Fail where a public name is not on a page of the reference, or lacks a docstring or an example."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md")))
     shown = re.findall(r"^::: (\S+)", text, flags=re.MULTILINE)
-    wanted = {f"{module}.{name}" for module in PUBLIC for name in import_module(module).__all__ if name[0] != "_"}
-    absent = sorted(wanted - set(shown))
+    wanted = [f"{module}.{name}" for module in PUBLIC for name in import_module(module).__all__]
+    absent = sorted(set(wanted) - set(shown))
     if absent:
         raise PluginError(f"the reference lacks {', '.join(absent)}: add a line '::: {absent[0]}' in docs/reference")
     silent = [name for path in shown for name in undocumented(path)]
     if silent:
         raise PluginError(f"no docstring: {', '.join(silent)}")
+    untold = [name for name in wanted if not has_example(name)]
+    if untold:
+        raise PluginError(f"no example with its output in the docstring: {', '.join(untold)}")
+
+
+def has_example(path: str) -> bool:
+    """Whether a docstring shows what a call returns, in a way that doctest runs; constants need none."""
+    module, _, name = path.rpartition(".")
+    thing = getattr(import_module(module), name)
+    examples = doctest.DocTestParser().get_examples(thing.__doc__ or "")
+    skipped = any(example.options.get(doctest.SKIP) for example in examples)
+    return not callable(thing) or (not skipped and any(example.want or example.exc_msg for example in examples))
 
 
 def undocumented(path: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Docstrings say :func:`name` and {"a", "b"}; the site shows the name as code and the choices in words."""
+"""Docstrings say :func:`name`, {"a", "b"} and `a, b : float`; the site shows code, choices in words, and a row each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import griffe
 
 _ROLE = re.compile(r":(?:func|meth|class|mod|attr):`~?([^`<]+)`")
 _CHOICE = re.compile(r"^(\s*\w+ : )\{([^}\n]+)\}", flags=re.MULTILINE)  # the first would be taken for the default
+_SEVERAL = re.compile(r"^(\w+(?:, \w+)+)( : .*)?\n((?:    .*\n?|\n(?=    ))+)", flags=re.MULTILINE)
 
 
 class Roles(griffe.Extension):
@@ -18,4 +19,11 @@ class Roles(griffe.Extension):
         """Called for every object of the package."""
         if obj.docstring is not None:
             text = _ROLE.sub(r"`\1`", obj.docstring.value)
-            obj.docstring.value = _CHOICE.sub(lambda found: found[1] + found[2].replace(", ", " or "), text)
+            text = _CHOICE.sub(lambda found: found[1] + found[2].replace(", ", " or "), text)
+            obj.docstring.value = _SEVERAL.sub(_one_each, text)
+
+
+def _one_each(found: re.Match[str]) -> str:
+    """Parameters described together, one by one: together all would be shown with the default of the first."""
+    said, after = found[3].rstrip("\n"), "\n" * found[3].endswith("\n\n")
+    return "".join(f"{name}{found[2] or ''}\n{said}\n" for name in found[1].split(", ")) + after

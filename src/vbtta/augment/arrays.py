@@ -144,6 +144,14 @@ class FeatureDropout(BuiltIn):
         Probability that a feature is replaced, between 0 and 1.
     fill : float
         What it is replaced by: 0 is the mean of standardised features.
+
+    Examples
+    --------
+    >>> from vbtta.augment import RowStreams
+    >>> view = FeatureDropout(0.5)
+    >>> dropped = view(np.ones((1000, 4)), RowStreams(0, view.name, 0, range(1000)))
+    >>> print(np.unique(dropped), dropped.mean().round(1))
+    [0. 1.] 0.5
     """
 
     stochastic: ClassVar[bool] = True

@@ -25,6 +25,18 @@ class Augmentation(Protocol):
         What policies and reports call the view; unique in a set, `identity` for the untouched input.
     stochastic : bool
         Whether the view draws random numbers. They come from `rng`, which holds one stream per row.
+
+    Examples
+    --------
+    Anything with these three is a view:
+
+    >>> class Negate:
+    ...     name, stochastic = "negate", False
+    ...
+    ...     def __call__(self, batch, rng=None):
+    ...         return -batch
+    >>> isinstance(Negate(), Augmentation), apply_view(Negate(), np.array([[1.0, 2.0]]))
+    (True, array([[-1., -2.]]))
     """
 
     @property

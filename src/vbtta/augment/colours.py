@@ -70,6 +70,12 @@ class Brightness(ColourView):
         What is added: 0.1 is a tenth of the way from black to white.
     mean, std : sequence of float, optional
         How the images were normalised, one entry per channel.
+
+    Examples
+    --------
+    >>> view = Brightness(0.25)
+    >>> view.name, view(torch.tensor([[[[0.0, 0.5, 1.0]]]])).flatten().tolist()
+    ('brightness(+0.25)', [0.25, 0.75, 1.0])
     """
 
     amount: float
@@ -99,6 +105,11 @@ class Contrast(ColourView):
         Above 1 for more contrast.
     mean, std : sequence of float, optional
         How the images were normalised, one entry per channel.
+
+    Examples
+    --------
+    >>> Contrast(2.0)(torch.tensor([[[[0.25, 0.5, 0.75]]]])).flatten().tolist()
+    [0.0, 0.5, 1.0]
     """
 
     factor: float
@@ -128,6 +139,11 @@ class Gamma(ColourView):
         The power.
     mean, std : sequence of float, optional
         How the images were normalised, one entry per channel.
+
+    Examples
+    --------
+    >>> Gamma(2.0)(torch.tensor([[[[0.0, 0.5, 1.0]]]])).flatten().tolist()
+    [0.0, 0.25, 1.0]
     """
 
     gamma: float

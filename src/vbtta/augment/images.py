@@ -80,7 +80,13 @@ class HorizontalFlip(ImageView):
 
 @dataclass(frozen=True)
 class VerticalFlip(ImageView):
-    """Mirror top and bottom."""
+    """Mirror top and bottom.
+
+    Examples
+    --------
+    >>> VerticalFlip()(np.array([[[[1.0], [2.0], [3.0]]]])).ravel()
+    array([3., 2., 1.])
+    """
 
     def default_name(self) -> str:
         """Return `vflip`."""
@@ -99,6 +105,13 @@ class Rotate90(ImageView):
     ----------
     quarters : int
         1, 2 or 3.
+
+    Examples
+    --------
+    >>> Rotate90(1)(np.array([[[[1.0, 2.0, 3.0]]]])).shape
+    (1, 1, 3, 1)
+    >>> Rotate90(2)(np.array([[[[1.0, 2.0, 3.0]]]])).ravel()
+    array([3., 2., 1.])
     """
 
     quarters: int
@@ -163,6 +176,13 @@ class Zoom(ImageView):
         How much larger things appear.
     padding : {"reflection", "border", "zeros"}
         What is seen beyond the border of the image.
+
+    Examples
+    --------
+    >>> image = np.zeros((1, 1, 9, 9))
+    >>> image[:, :, 4, 4] = 1.0
+    >>> int((Zoom(3.0)(image) > 0).sum())  # one pixel becomes a blot
+    25
     """
 
     factor: float
@@ -194,6 +214,11 @@ class Shift(ImageView):
         of the image stay in the picture, however small it is.
     padding : {"reflection", "border", "zeros"}
         What comes in from beyond the border of the image.
+
+    Examples
+    --------
+    >>> Shift(0.25, 0.0, padding="zeros")(np.array([[[[1.0, 2.0, 3.0, 4.0]]]])).ravel()
+    array([0., 1., 2., 3.])
     """
 
     x: float
@@ -234,6 +259,11 @@ class Crop(ImageView):
         Which part.
     scale : float
         Its height and width as a share of the image's, above 0 and at most 1.
+
+    Examples
+    --------
+    >>> Crop("top_left", 0.5)(np.array([[[[1.0, 2.0], [3.0, 4.0]]]])).ravel()
+    array([1., 1., 1., 1.])
     """
 
     position: str
@@ -274,6 +304,14 @@ class Blur(ImageView):
     ----------
     sigma : float
         Standard deviation of the kernel in pixels.
+
+    Examples
+    --------
+    >>> image = np.zeros((1, 1, 9, 9))
+    >>> image[:, :, 4, 4] = 1.0
+    >>> blurred = Blur(1.0)(image)
+    >>> print(blurred.sum().round(3), blurred.max().round(2))
+    1.0 0.16
     """
 
     sigma: float

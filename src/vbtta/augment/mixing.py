@@ -185,6 +185,14 @@ class CutMix(Mixing):
         Parameter of the Beta distribution; the paper uses 0.1, 0.5 and 0.9.
     pool : array, tensor, path of a .npy file, or Pool, shape (P, ...)
         Where x* is drawn from.
+
+    Examples
+    --------
+    >>> from vbtta.augment import RowStreams
+    >>> view = CutMix(0.5, np.ones((10, 4)))
+    >>> mixed = view(np.zeros((1, 4)), RowStreams(0, view.name, 0, [0]))
+    >>> len(np.unique(mixed))  # every feature has its own share of the partner
+    4
     """
 
     def default_name(self) -> str:
@@ -212,6 +220,14 @@ class CutMixBox(Mixing):
         Parameter of the Beta distribution.
     pool : array, tensor, path of a .npy file, or Pool, shape (P, C, H, W)
         Where the pasted images are drawn from.
+
+    Examples
+    --------
+    >>> from vbtta.augment import RowStreams
+    >>> view = CutMixBox(0.5, np.ones((10, 3, 8, 8)))
+    >>> mixed = view(np.zeros((5, 3, 8, 8)), RowStreams(0, view.name, 0, range(5)))
+    >>> bool((mixed[:, 0] == mixed[:, 2]).all())  # the box is the same in all channels
+    True
     """
 
     def default_name(self) -> str:

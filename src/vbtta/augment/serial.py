@@ -82,7 +82,7 @@ def views_from_dict(data: Mapping[str, Any], root: str | os.PathLike[str] | None
 
 
 def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
-    """Read views from a .toml or .json file; paths of pools start from the file's folder.
+    r"""Read views from a .toml or .json file; paths of pools start from the file's folder.
 
     Parameters
     ----------
@@ -93,6 +93,15 @@ def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
     -------
     list of Augmentation
         The views.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "views.toml"
+    ...     _ = file.write_text('[[views]]\nview = "Identity"\n\n[[views]]\nview = "GaussianNoise"\nstd = 0.1\n')
+    ...     [view.name for view in load_views(file)]
+    ['identity', 'noise(0.1)']
     """
     file = Path(path)
     if not file.is_file():
@@ -116,6 +125,15 @@ def save_views(views: Iterable[Augmentation], path: str | os.PathLike[str]) -> N
         Built-in views.
     path : path
         The file. Pools in its folder or below are referred to by relative paths, so that the folder can move.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from vbtta.augment import GaussianNoise, Identity
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_views([Identity(), GaussianNoise(0.1)], Path(folder) / "views.toml")
+    ...     [view.name for view in load_views(Path(folder) / "views.toml")]
+    ['identity', 'noise(0.1)']
     """
     file = Path(path)
     _reader(file)  # refuses other kinds of file

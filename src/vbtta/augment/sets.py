@@ -19,6 +19,11 @@ def flips() -> list[BuiltIn]:
     -------
     list of 4 views
         `identity`, `hflip`, `vflip`, and both one after the other.
+
+    Examples
+    --------
+    >>> [view.name for view in flips()]
+    ['identity', 'hflip', 'vflip', 'hflip+vflip']
     """
     from vbtta.augment.images import HorizontalFlip, VerticalFlip
 
@@ -34,6 +39,11 @@ def d4() -> list[BuiltIn]:
     -------
     list of 8 views
         `identity` first.
+
+    Examples
+    --------
+    >>> [view.name for view in d4()][:4]
+    ['identity', 'rotate90(+90)', 'rotate90(+180)', 'rotate90(+270)']
     """
     from vbtta.augment.images import HorizontalFlip, Rotate90
 
@@ -54,6 +64,11 @@ def five_crop(scale: float = 0.875) -> list[BuiltIn]:
     -------
     list of 5 views
         No identity among them.
+
+    Examples
+    --------
+    >>> [view.name for view in five_crop(0.5)][:2]
+    ['crop(top_left,0.5)', 'crop(top_right,0.5)']
     """
     from vbtta.augment.images import Crop
 
@@ -98,6 +113,13 @@ def standard_images(*, mean: Sequence[float] | None = None, std: Sequence[float]
     -------
     list of 18 views
         `identity` first; none changes the size of the images.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> views = standard_images()
+    >>> len(views), {view(np.zeros((2, 3, 16, 16))).shape for view in views}
+    (18, {(2, 3, 16, 16)})
     """
     from vbtta.augment.colours import Brightness, Contrast, Gamma
     from vbtta.augment.images import Blur, HorizontalFlip, Rotate, Shift, Zoom

@@ -37,7 +37,22 @@ _AT_ONCE = 64  # of them
 
 
 class DivergenceError(RuntimeError):
-    """The bound was not finite, also with a shorter step."""
+    """The bound was not finite, also with a shorter step.
+
+    Examples
+    --------
+    A model that gives the labels no finite probability:
+
+    >>> from vbtta import ADVI, PyroModel, ViewPredictions, fit_policy
+    >>> def impossible(predictions, labels, prior):
+    ...     pyro.factor("labels", prior.sample(predictions).log_weights.sum() * float("nan"))
+    >>> import pyro
+    >>> views = ViewPredictions(np.zeros((5, 2, 1)), names=["identity", "flip"])
+    >>> fit_policy(views, np.arange(5.0), task="regression", model=PyroModel(impossible), engine=ADVI(steps=5))
+    Traceback (most recent call last):
+        ...
+    vbtta.infer.advi.ascent.DivergenceError: the bound was not finite ...
+    """
 
 
 class LogDensity(Protocol):
