@@ -198,6 +198,26 @@ def test_bounds_for_classes_stay_below_the_evidence() -> None:
     assert em.elbo < advi.elbo
 
 
+def test_adam_steps_are_the_printed_formulas_and_torchs(rng: np.random.Generator) -> None:
+    import torch
+
+    b1, b2, small = 0.9, 0.99, 1e-8
+    ours, place = ascent._Adam((3,)), np.zeros(3)
+    theirs = torch.zeros(3, dtype=torch.float64)
+    optimizer = torch.optim.Adam([theirs], betas=(b1, b2), eps=small, maximize=True)
+    first, second, printed = np.zeros(3), np.zeros(3), np.zeros(3)
+    for time in range(1, 8):
+        gradient, length = rng.normal(size=3) * [1e-6, 1.0, 1e6], 0.1 / time
+        first = b1 * first + (1 - b1) * gradient
+        second = b2 * second + (1 - b2) * gradient**2
+        printed = printed + length * (first / (1 - b1**time)) / (np.sqrt(second / (1 - b2**time)) + small)
+        theirs.grad, optimizer.param_groups[0]["lr"] = torch.from_numpy(gradient), length
+        optimizer.step()
+        place = place + ours.step(gradient, length)
+        np.testing.assert_allclose(place, printed, rtol=1e-10)
+        np.testing.assert_allclose(place, theirs.numpy(), rtol=1e-10)
+
+
 # -- agreement with EM -----------------------------------------------------------------------------
 
 
