@@ -9,6 +9,7 @@ import runpy
 import sys
 import tomllib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -30,12 +31,43 @@ def _tool(name: str) -> ModuleType:
 
 
 pages, hooks, roles = _tool("pages"), _tool("hooks"), _tool("roles")
-WITH_CODE = [path for path in sorted(DOCS.rglob("*.md")) if pages.has_code(path)]
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+WITH_CODE = [path for path in PAGES if DOCS in path.parents and pages.has_code(path)]
 PICTURE = re.compile(r"assets/pictures/([\w-]+\.svg)")
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: str(path.relative_to(DOCS)))
-def test_pages_run_and_print_what_they_show(page: Path, tmp_path: Path) -> None:
+RAY = [
+    pytest.mark.xdist_group("ray"),  # one at a time, whatever the number of test processes
+    # Ray's own
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+
+def _needs_ray(page: Path) -> bool:
+    return "import vbtta.scale" in (text := page.read_text(encoding="utf-8")) or "from vbtta.scale" in text
+
+
+@pytest.fixture
+def machine(page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A small Ray for the pages that need one."""
+    if not _needs_ray(page):
+        yield
+        return
+    import ray
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=RAY if _needs_ray(page) else (), id=str(page.relative_to(DOCS))) for page in WITH_CODE],
+)
+def test_pages_run_and_print_what_they_show(page: Path, machine: None, tmp_path: Path) -> None:
     steps = pages.run(page, tmp_path)
     problems = [problem for step in steps if (problem := pages.difference(step)) is not None]
     assert not problems, "\n".join(problems)
@@ -50,6 +82,25 @@ def test_a_wrong_output_is_found() -> None:
     assert pages.difference(pages.Step("python", "", "NLL 0.51\n", "NLL 0.61\n")) is not None
     assert pages.difference(pages.Step("python", "", "NLL 0.51\n", "MSE 0.51\n")) is not None
     assert pages.difference(pages.Step("python", "", "NLL 0.51\n", None)) is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_all_code_is_run(page: Path) -> None:
+    assert pages.not_run(page.read_text(encoding="utf-8")) == []
+
+
+def test_code_that_is_not_run_is_found() -> None:
+    ran = "```python\nprint(1)\n```\n\n```text\n1\n```\n"
+    assert pages.not_run(ran + "\n```sh\npip install .\n```\n\n```\na ──▶ b\n```\n") == []
+    for block in (
+        "```py\nprint(1)\n```",
+        "```sh\nvbtta demo\n```",
+        "```\nvbtta demo\n```",
+        "```text\n1\n```",
+        "```json\n{}\n```",
+        "In words.\n\n    print(1)\n",
+    ):
+        assert len(pages.not_run(f"{ran}\n{block}\n")) == 1, block
 
 
 def test_no_picture_is_left_over() -> None:
@@ -230,23 +281,68 @@ def test_the_schema_names_what_a_policy_file_holds() -> None:
     assert all(f"`{key}`" in table for key in saved)
 
 
+# -- links ------------------------------------------------------------------------------------------------------------
+
+_NO_LINKS = re.compile(r"^```.*?^```$|`[^`\n]*`", flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_of_the_repository(page: Path) -> None:
+    text = _NO_LINKS.sub("code", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)\s#]+)", text):
+        assert (page.parent / target).exists(), target
+    assert not re.search(r"\]\[", text)  # which only the site would resolve
+
+
+def test_links_out_of_the_docs_lead_to_the_sites_pages() -> None:
+    page = "[a](../method.md#b) [c](../../results/quality/README.md#d) ![e](../../results/quality/figure.svg)"
+    expected = "[a](../method.md#b) [c](../results/quality/README.md#d) ![e](../results/quality/figure.svg)"
+    assert hooks.site_links(page, "guides/x.md") == expected
+    assert hooks.site_links("[`own`](../../examples/crowd_labels.py)", "guides/x.md") == "`own`"
+    assert hooks.site_links("[r](../results/README.md)", "index.md") == "[r](results/README.md)"
+
+
 # -- the README -------------------------------------------------------------------------------------------------------
 
 
 def test_the_readme_is_short_and_its_numbers_are_those_of_the_results() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) < 150
-    outcome = json.loads((ROOT / "results" / "cifar10n" / "results.json").read_text(encoding="utf-8"))
-    value = {row["method"]: row["values"] for row in outcome["methods"]}
+    found = json.loads((ROOT / "results" / "quality" / "results.json").read_text(encoding="utf-8"))["data_sets"]
+    sets = {"cifar10n": "accuracy", "mnist1000": "accuracy", "utkface": "mae", "food101": "accuracy"}
+    value = {name: {row["method"]: row["values"] for row in found[name]["methods"]} for name in sets}
     names = {
         "no augmentation": "original",
         "uniform average": "uniform",
         "learned weights (AugTTA)": "aug_tta",
         "greedy policy search, tempered": "greedy+t",
+        "averaged logistic regressions (BMA)": "bma",
         "**vbtta, defaults**": "vbtta",
     }
     for words, method in names.items():
         [row] = [line for line in text.splitlines() if line.startswith(f"| {words} |")]
-        said = [float(cell.strip(" *")) for cell in row.split("|")[2:5]]
-        found = [100 * value[method]["accuracy"], value[method]["nll"], 100 * value[method]["ece"]]
-        assert said == pytest.approx(found, abs=0.051), words
+        for cell, (name, metric) in zip(row.split("|")[2:6], sets.items(), strict=True):
+            if method not in value[name]:
+                assert cell.strip() == "–"
+                continue
+            first, nll = (float(part.strip(" *")) for part in cell.split(","))
+            scale, rounding = (100, 0.051) if metric == "accuracy" else (1, 0.0051)
+            assert first == pytest.approx(scale * value[name][method][metric], abs=rounding), (words, name)
+            assert nll == pytest.approx(value[name][method]["nll"], abs=0.00051), (words, name)
+            best = min(value[name][other]["nll"] for other in names.values() if other in value[name])
+            assert ("**" in cell) == (value[name][method]["nll"] == best), (words, name)
+
+
+def test_what_the_readme_says_of_the_results_is_there() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    found = json.loads((ROOT / "results" / "quality" / "results.json").read_text(encoding="utf-8"))["data_sets"]
+    verdict = {name: [one["holds"] for one in case["verdicts"]] for name, case in found.items()}
+    assert [name for name, (likelihood, _, _) in verdict.items() if not likelihood] == ["food101"]
+    assert "by 0.0115 (0.0025 to 0.0202)" in text
+    assert found["food101"]["verdicts"][0]["evidence"] == "NLL of vbtta minus bma: +0.0115 [+0.0025, +0.0202]"
+    assert all(accuracy for _, accuracy, _ in verdict.values())
+    assert sum(half for _, _, half in verdict.values()) == 2
+    assert "With half of the views nothing is lost on two of the four" in text
+    [labels] = json.loads((ROOT / "results" / "cifar10n" / "results.json").read_text(encoding="utf-8"))["labels"]
+    assert f"right for {100 * labels['consensus']:.1f} % of the images" in text
+    assert f"against {100 * labels['majority']:.1f} % for the majority vote" in text

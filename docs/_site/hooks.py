@@ -8,6 +8,7 @@ import html
 import inspect
 import json
 import os
+import posixpath
 import re
 import tomllib
 from importlib import import_module
@@ -20,7 +21,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 PUBLIC = ("vbtta", "vbtta.augment")  # whose names the reference must hold; others are there as whole modules
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)]*)?\)")
@@ -44,9 +45,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the results' pages and pictures and the page of the command line."""
+    """Add the results' pages and pictures."""
     check_reference(Path(config.docs_dir) / "reference")
-    for name, text in {**result_pages(), "reference/command-line.md": command_line()}.items():
+    for name, text in result_pages().items():
         files.append(File.generated(config, name, content=text))
     for path in sorted(RESULTS.rglob("*")):
         if path.suffix in (".svg", ".png"):
@@ -54,10 +55,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Draw the import order where a page asks for it; links into the repository that are no pages become plain text."""
-    markdown = markdown.replace("IMPORT_ORDER\n", import_order() + "\n")
-    return re.sub(r"\[([^\]]+)\]\(repo:([^)]+)\)", r"\1", markdown)
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Draw the import order and list the commands where a page asks for it, and lead its links to the site's pages."""
+    markdown = re.sub(r"<!-- .*IMPORT_ORDER -->\n", lambda _: import_order() + "\n", markdown)
+    markdown = re.sub(r"<!-- .*COMMAND_LINE -->\n", lambda _: command_line(), markdown)
+    return site_links(markdown, page.file.src_uri)
+
+
+def site_links(markdown: str, name: str) -> str:
+    """A page's links to files of the repository lead to the results' pages, or are words where the site has none."""
+    if name.startswith("results/"):
+        return markdown
+
+    def lead(match: re.Match[str]) -> str:
+        picture, words, target, anchor = match.groups()
+        there = (ROOT / "docs" / name).parent.joinpath(target).resolve()
+        if not there.exists() or ROOT / "docs" in there.parents:
+            return match[0]
+        if RESULTS not in there.parents:
+            return words
+        short = posixpath.relpath(f"results/{there.relative_to(RESULTS)}", posixpath.dirname(name))
+        return f"{picture}[{words}]({short}{anchor or ''})"
+
+    return _LINK.sub(lead, markdown)
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
@@ -165,12 +185,7 @@ def command_line() -> str:
     os.environ["COLUMNS"] = "200"
     main = import_module("typer.main")
     group = main.get_command(import_module("vbtta.cli.app").app)
-    lines = [
-        "# Command line",
-        "",
-        "`vbtta COMMAND [OPTIONS]`. Exit codes: 0 ok, 1 failed, 2 wrong use. Errors are one line on the error stream; "
-        "files are written whole or not at all. `--json` prints one JSON document and nothing else.",
-    ]
+    lines: list[str] = []
     for name, command in group.commands.items():
         context = command.make_context(name, [], resilient_parsing=True)
         words, _, example = inspect.cleandoc(command.help or "").partition("Example:")

@@ -4,7 +4,8 @@
 
 A page's python and bash blocks run in order, in one namespace and one folder. A text block shows what the block before
 it printed; numbers may differ in the last digits. Of bash only `vbtta` commands run, and of their output the words
-count. A picture that the code saves as `name.svg` is what the page shows as `assets/pictures/name.svg`.
+count. A picture that the code saves as `name.svg` is what the page shows as `assets/pictures/name.svg`. Besides these
+there are only installation commands, in sh blocks, and drawings, in blocks without a language.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import markdown
+
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "assets" / "pictures"
-_FENCE = re.compile(r"^```(python|bash|text)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+_RUN = ("python", "bash")
+_BY_HAND = ("pip install ", "git clone ", "cd ", "make ")  # commands that change the machine, in sh blocks
+_ARROW = "──▶"  # of a drawing
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?")
 
 
@@ -40,7 +46,27 @@ class Step(NamedTuple):
 
 def has_code(page: Path) -> bool:
     """Whether there is anything to run."""
-    return any(match[1] != "text" for match in _FENCE.finditer(page.read_text(encoding="utf-8")))
+    return any(match[1] in _RUN for match in _FENCE.finditer(page.read_text(encoding="utf-8")))
+
+
+def not_run(text: str) -> list[str]:
+    """The blocks of a page that are neither run, nor the output of one that is, nor of the excluded kinds."""
+    found, before, end = [], "", 0
+    for match in _FENCE.finditer(text):
+        language, source = match[1], match[2]
+        follows = before in _RUN and not text[end : match.start()].strip()
+        allowed = (
+            language in _RUN
+            or (language == "text" and follows)
+            or (language == "sh" and all(line.startswith(_BY_HAND) for line in source.splitlines()))
+            or (language == "" and _ARROW in source)
+        )
+        if not allowed:
+            found.append(match[0])
+        before, end = language, match.end()
+    n_shown = len(re.findall("<pre>", markdown.markdown(text, extensions=["fenced_code"])))
+    n_fences = len(list(_FENCE.finditer(text)))
+    return found + [f"{n_shown - n_fences} indented blocks; use fences"] * (n_shown != n_fences)
 
 
 def run(page: Path, folder: Path) -> list[Step]:
@@ -55,7 +81,7 @@ def run(page: Path, folder: Path) -> list[Step]:
         for package in ("torch", "onnxscript", "copyreg"):  # their own, while a module is exported
             warnings.filterwarnings("ignore", module=package)
         for place, (language, source) in enumerate(fences):
-            if language == "text":
+            if language not in _RUN:
                 continue
             following = fences[place + 1] if place + 1 < len(fences) else ("", "")
             shown = following[1] if following[0] == "text" else None
