@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import runpy
+import shlex
 import sys
 import tomllib
 import warnings
@@ -210,6 +211,18 @@ def test_the_command_line_page_has_all_commands_and_options() -> None:
         assert section is not None, name
         for part in command.params:
             assert max(part.opts, key=len) in section[1] or (part.metavar or part.name.upper()) in section[1], part.name
+
+
+def test_examples_of_the_commands_are_right_commands() -> None:
+    main = importlib.import_module("typer.main")
+    group = main.get_command(importlib.import_module("vbtta.cli.app").app)
+    for name, command in group.commands.items():
+        lines = inspect.cleandoc(command.help).partition("Example:")[2].strip().replace("\\\n", " ").splitlines()
+        assert lines, name
+        for line in lines:
+            program, verb, *words = shlex.split(line, comments=True)
+            assert (program, verb) == ("vbtta", name)
+            command.make_context(name, words)  # raises where an option is unknown, missing or of another type
 
 
 def test_the_reference_is_whole_and_every_name_has_a_docstring() -> None:

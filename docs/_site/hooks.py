@@ -206,7 +206,7 @@ def _record(part: Any, context: Any) -> tuple[str, str] | None:
 
 
 def _code(text: str) -> str:
-    return "`" + " ".join(text.split()).replace("|", r"\|") + "`"
+    return f"<code>{html.escape(' '.join(text.split())).replace('|', '&#124;')}</code>"
 
 
 def _cell(text: str) -> str:

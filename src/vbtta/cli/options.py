@@ -66,7 +66,7 @@ LabelsFile = Annotated[
     ),
 ]
 TaskOption = Annotated[Task, typer.Option("--task", help="What the labels are.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Decides the folds and the bootstrap.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Decides draws, folds and the bootstrap.")]
 BackendOption = Annotated[
     Backend, typer.Option("--backend", help="Where the work is done: in this process, or by Ray on a cluster.")
 ]
