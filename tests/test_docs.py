@@ -17,6 +17,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import yaml
 
+from machines import STORE, forget_processes, patiently
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
@@ -59,9 +61,16 @@ def machine(page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
+
+    def start() -> None:
+        ray.shutdown()  # what an attempt in vain has left
+        quiet = {"include_dashboard": False, "logging_level": "error", "log_to_driver": False}
+        ray.init(num_cpus=2, object_store_memory=STORE, **quiet)
+
+    patiently(start)
     yield
     ray.shutdown()
+    forget_processes()
 
 
 @pytest.mark.parametrize(

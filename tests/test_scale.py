@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from machines import STORE, patiently
 from vbtta import (
     EM,
     CategoricalLatent,
@@ -54,18 +55,6 @@ pytestmark = [
 ]
 
 NAMES = ("identity", "shrunk", "noisy", "useless")
-STORE = 80 << 20  # bytes of an object store: the least Ray takes
-
-
-def patiently(start: Callable[[], Any]) -> Any:
-    """Ray gives a node 30 seconds to start, which a busy machine may not have; nothing of ours runs in it yet."""
-    for _ in range(2):
-        try:
-            return start()
-        except Exception as error:
-            if "timed out" not in str(error):
-                raise
-    return start()
 
 
 class Machines:
