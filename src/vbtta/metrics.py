@@ -166,19 +166,37 @@ def ece(
 
 
 def squared_errors(y: ArrayLike, mean: ArrayLike) -> Array:
-    """Squared error of every label, averaged over outputs: (J,)."""
+    """Squared error of every label, averaged over outputs: (J,).
+
+    Examples
+    --------
+    >>> squared_errors([[1.0, 0.0], [3.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]])
+    array([0., 2.])
+    """
     target, guess = _same_shape(y=y, mean=mean)
     return _over_outputs((target - guess) ** 2)
 
 
 def absolute_errors(y: ArrayLike, mean: ArrayLike) -> Array:
-    """Absolute error of every label, averaged over outputs: (J,)."""
+    """Absolute error of every label, averaged over outputs: (J,).
+
+    Examples
+    --------
+    >>> absolute_errors([1.0, 3.0], [1.0, 1.0])
+    array([0., 2.])
+    """
     target, guess = _same_shape(y=y, mean=mean)
     return _over_outputs(np.abs(target - guess))
 
 
 def covered(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> Array:
-    """Share of every label's outputs inside the interval: (J,)."""
+    """Share of every label's outputs inside the interval: (J,).
+
+    Examples
+    --------
+    >>> covered([0.0, 5.0], [-1.0, -1.0], [1.0, 1.0])
+    array([1., 0.])
+    """
     target, low, high = _same_shape(y=y, lower=lower, upper=upper)
     if (low > high).any():
         raise ValueError("lower must not exceed upper; were they swapped?")
@@ -186,13 +204,25 @@ def covered(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> Array:
 
 
 def hits(y: ArrayLike, proba: ArrayLike) -> Array:
-    """Whether every label is the most probable class, 0 or 1: (J,)."""
+    """Whether every label is the most probable class, 0 or 1: (J,).
+
+    Examples
+    --------
+    >>> hits([0, 1], [[0.9, 0.1], [0.8, 0.2]])
+    array([1., 0.])
+    """
     position, table = _classes(y, proba)
     return np.asarray(table.argmax(axis=1) == position, dtype=np.float64)
 
 
 def brier_scores(y: ArrayLike, proba: ArrayLike) -> Array:
-    """Brier score of every label: (J,)."""
+    """Brier score of every label: (J,).
+
+    Examples
+    --------
+    >>> brier_scores([0, 1], [[0.9, 0.1], [0.8, 0.2]]).round(2)
+    array([0.02, 1.28])
+    """
     position, table = _classes(y, proba)
     chosen = table[np.arange(len(position)), position]
     return np.asarray((table**2).sum(axis=1) - 2 * chosen + 1)
@@ -209,6 +239,12 @@ def calibration_gaps(
     """Hit minus confidence of every label, (J,), and the bin of its confidence, (J,) in 0..bins-1.
 
     Bins of equal mass are cut by mid-ranks, so labels of equal confidence share a bin whatever their order.
+
+    Examples
+    --------
+    >>> gap, home = calibration_gaps([0, 1], [[0.9, 0.1], [0.8, 0.2]], bins=4)
+    >>> gap.round(1), home
+    (array([ 0.1, -0.8]), array([3, 3]))
     """
     if bins < 1:
         raise ValueError(f"bins must be at least 1; got {bins}")

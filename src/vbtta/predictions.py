@@ -219,6 +219,14 @@ class ContinuousPrediction:
     location : (N, K, C) array
     scale : (N, K, C, C) array
         Scale matrices; the covariance is dof/(dof - 2) times that.
+
+    Examples
+    --------
+    >>> normal = ContinuousPrediction(
+    ...     np.ones((2, 1)), np.array([np.inf]), np.array([[[0.0]], [[5.0]]]), np.ones((2, 1, 1, 1))
+    ... )
+    >>> normal.mean[:, 0], normal.quantile(0.975)[:, 0].round(2)
+    (array([0., 5.]), array([1.96, 6.96]))
     """
 
     weights: Array
@@ -297,6 +305,12 @@ class CategoricalPrediction:
         Between label and view, in nats: what the views disagree about.
     classes : (C,) array
         What the columns stand for.
+
+    Examples
+    --------
+    >>> found = CategoricalPrediction(np.array([[0.5, 0.5], [0.1, 0.9]]), np.zeros(2), np.array(["cat", "dog"]))
+    >>> found.label, found.entropy.round(2)
+    (array(['cat', 'dog'], dtype='<U3'), array([0.69, 0.33]))
     """
 
     proba: Array
