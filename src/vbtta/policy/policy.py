@@ -66,11 +66,11 @@ class Policy:
     model, engine
         What was assumed and how it was inferred.
     elbo : float
-        The bound at the end, in the labels' units: below the log evidence of the labels where all parameters have a
-        prior that Q covers, else below their penalised log likelihood (temperatures and class offsets of EM are
-        at their modes, weights without a concentration at their maximum).
+        The bound at the end (docs/method, eqs. 10 and 24), in the labels' units: below the log evidence of the labels
+        where all parameters have a prior that Q covers, else below their penalised log likelihood (temperatures and
+        class offsets of EM are at their modes, weights without a concentration at their maximum).
     elbo_terms : dict
-        Its terms: those that begin with J count as plus, the others as minus.
+        Its terms (docs/method, eq. 11): those that begin with J count as plus, the others as minus.
     converged : bool
     n_steps : int
     history : History
