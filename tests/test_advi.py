@@ -638,8 +638,14 @@ def test_own_models_that_say_too_little_are_refused() -> None:
         pyro.sample("class_weights", pyro.distributions.Normal(0.0, 1.0))
         pyro.factor("labels", labels.value.sum())
 
+    def twice(predictions: Any, labels: Any, prior: Any) -> None:
+        prior.sample(predictions)
+        prior.sample(predictions)
+        pyro.factor("labels", labels.value.sum())
+
     for model, message in (
         (without_views, "prior.sample"),
+        (twice, "two sites of one name .*weights"),
         (without_labels, "pyro.factor"),
         (odd_support, "'x'"),
         (truth_of_each, "'truth' .* more inputs"),
@@ -687,6 +693,16 @@ def test_states_are_kept_on_request() -> None:
         )
     np.testing.assert_allclose(policy.at_step(1).weights, 1 / 3, atol=0.01)
     assert policy.at_step(3).n_steps == 3
+
+
+@pytest.mark.parametrize(
+    "engine", [ADVI(steps=300, learning_rate=1e-7), ADVI(steps=20), ADVI(steps=300, learning_rate=1e-7, bound="iwae")]
+)
+def test_a_run_that_did_not_get_anywhere_has_not_converged(engine: ADVI) -> None:
+    predictions, y = regression(N=300)
+    with pytest.warns(ConvergenceWarning, match="learning_rate"):
+        policy = fit_policy(predictions, y, task="regression", model="mixture", engine=engine)
+    assert not policy.converged
 
 
 def test_large_data_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -751,6 +767,9 @@ def test_steps_that_are_far_too_long_are_named(task: str, model: Any) -> None:
         (lambda: ADVI(learning_rate=-1.0), "learning_rate"),
         (lambda: OrdinalMixture(levels=[1]), "levels"),
         (lambda: PyroModel(3), "function"),  # type: ignore[arg-type]
+        (lambda: PyroModel(lambda predictions: None), r"\(predictions, labels, prior\)"),  # type: ignore[arg-type,misc]
+        (lambda: PyroModel(lambda p, y, prior: None, GaussianMixture(component="laplace")), "component='laplace'"),
+        (lambda: PyroModel(lambda p, y, prior: None, CategoricalMixture(noise="confusion")), "noise='confusion'"),
         (lambda: LabelSets.from_rankings([[0, 0]]), "twice"),
         (lambda: LabelSets.from_rankings([[-1, 0]]), "positions"),
         (lambda: LabelSets.from_array([1.0]).rankings(2), "from_rankings"),
@@ -760,6 +779,24 @@ def test_steps_that_are_far_too_long_are_named(task: str, model: Any) -> None:
 def test_wrong_use_is_named(build: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_numbers_are_no_levels() -> None:
+    predictions, y = regression(N=60)
+    with pytest.raises(ValueError, match="60 different values with fractions"):
+        fit_policy(predictions, y, task="ordinal")
+
+
+@pytest.mark.parametrize("options", [{"link": "probit"}, {"noise": "confusion"}, {"weights": "view_class"}])
+def test_what_cannot_be_learned_without_labels_is_refused(options: dict[str, Any]) -> None:
+    predictions, _ = classes(N=20)
+    with pytest.raises(ValueError, match=f"labels=None cannot fit {next(iter(options))}="):
+        fit_policy(predictions, None, task="classification", model=CategoricalMixture(**options))
+
+
+def test_without_labels_some_input_is_needed() -> None:
+    with pytest.raises(ValueError, match="predictions are empty"):
+        fit_policy(ViewPredictions(np.empty((0, 2, 3))), None, task="classification")
 
 
 def test_heavy_tails_with_annotators_are_refused() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vbtta.diagnostics import diagnose
     from vbtta.estimators import VBTTAClassifier, VBTTARegressor
     from vbtta.fit import fit_policy
+    from vbtta.infer.advi.ascent import DivergenceError
     from vbtta.labels import LabelSets
     from vbtta.models import as_model
     from vbtta.module import TTAModule
@@ -42,6 +43,7 @@ __all__ = [
     "CategoricalLatent",
     "CategoricalMixture",
     "ConvergenceWarning",
+    "DivergenceError",
     "GaussianLatent",
     "GaussianMixture",
     "GuardWarning",
@@ -71,6 +73,7 @@ _HOME = {
     "CategoricalLatent": "specs",
     "CategoricalMixture": "specs",
     "ConvergenceWarning": "policy",
+    "DivergenceError": "infer.advi.ascent",
     "GaussianLatent": "specs",
     "GaussianMixture": "specs",
     "GuardWarning": "policy",

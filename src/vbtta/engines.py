@@ -31,6 +31,8 @@ from vbtta.specs import (
     RankingMixture,
 )
 
+_MOST_FRACTIONS = 20  # levels that are no whole numbers, unless they are stated
+
 
 def resolve(model: ModelSpec, labels: LabelSets) -> ModelSpec:
     """The model with its noise decided, where it was left open.
@@ -177,6 +179,11 @@ def _levels(labels: LabelSets) -> tuple[Any, ...]:
     levels = tuple(np.unique(labels.value).tolist())
     if len(levels) < 2:
         raise ValueError(f"labels have one level only, {levels[0]!r}; state all with OrdinalMixture(levels=[...])")
+    if len(levels) > _MOST_FRACTIONS and any(level != int(level) for level in levels):
+        raise ValueError(
+            f"labels have {len(levels)} different values with fractions, such as {levels[0]!r}, and are no levels; use "
+            "task='regression', or state the levels with OrdinalMixture(levels=[...])"
+        )
     return levels
 
 

@@ -100,7 +100,8 @@ def fit_policy(
         A model's predictions for the calibration inputs under K views.
     labels : LabelSets, array or None
         One label or more for some or all of the inputs; arrays go through :meth:`LabelSets.from_array`. None infers
-        a classification's weights from the views' agreement and confidence alone (`policy.unsupervised`).
+        a classification's weights from the views' agreement and confidence alone, uncalibrated
+        (`policy.unsupervised`).
     task : {"regression", "classification", "ordinal", "ranking"}
         Numbers; classes, whose logits the predictions are; ordered levels, from one score an input and view; rankings
         of the C items that the predictions score (:meth:`LabelSets.from_rankings`). The last two are fitted by ADVI.
@@ -240,6 +241,13 @@ def _unsupervised(
     model = CategoricalMixture() if model in ("auto", "mixture") else model
     if not isinstance(model, CategoricalMixture):
         raise ValueError(f"labels=None fits a CategoricalMixture; got model={model!r}")
+    for option, only in (("link", ("softmax",)), ("noise", (None, "none")), ("weights", ("view",))):
+        if getattr(model, option) not in only:
+            raise ValueError(
+                f"labels=None cannot fit {option}={getattr(model, option)!r}; leave it out, or pass labels"
+            )
+    if not len(predictions):
+        raise ValueError("predictions are empty: without labels at least one input is needed")
     how = ADVI() if engine in ("auto", "advi") else engine
     if not isinstance(how, ADVI):
         raise ValueError(f"labels=None needs engine='advi'; got {engine!r}")

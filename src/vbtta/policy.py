@@ -111,13 +111,16 @@ class Policy:
     model, engine
         What was assumed and how it was inferred.
     elbo : float
-        The bound at the end, in the labels' units.
+        The bound at the end, in the labels' units: below the log evidence of the labels where all parameters have a
+        prior that Q covers, else below their penalised log likelihood (temperatures and class offsets of EM are
+        at their modes, weights without a concentration at their maximum).
     elbo_terms : dict
         Its terms: those that begin with J count as plus, the others as minus.
     converged : bool
     n_steps : int
     history : History
-        Bound and weights after every accepted update; the first entry has uniform weights.
+        Bound and weights after every accepted update (with ADVI before every step); the first entry has uniform
+        weights.
     guard : Guard
         Whether the views were checked against the identity view alone, and what came of it.
     selection : Selection or None
@@ -202,7 +205,7 @@ class Policy:
         return self.posterior.score(self._views(predictions), aligned, self._people(aligned))
 
     def at_step(self, step: int) -> Self:
-        """The policy as it was after `step` updates, from 1; needs ``keep_states=True`` of the engine."""
+        """The policy as it was at entry `step` of the history, from 1; needs ``keep_states=True`` of the engine."""
         if not self.steps:
             raise ValueError(
                 "states were not kept (or not saved); fit with keep_states=True, as in EM(keep_states=True)"

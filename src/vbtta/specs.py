@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vbtta._support.checks import one_of, positive, whole_number
+from vbtta._support.checks import one_of, positive, takes, whole_number
 
 ContinuousNoise = Literal["none", "annotator"]
 CategoricalNoise = Literal["none", "uniform", "annotator", "confusion"]
@@ -38,7 +38,7 @@ class GaussianMixture:
         Whether a view may be rescaled and shifted, or only shifted.
     noise : {"none", "annotator"}, optional
         Whether labels are the truth plus an annotator's bias and noise. By default annotators are
-        modelled where they are named and their labels overlap.
+        modelled where they are named, their labels overlap and the component is normal.
     heteroscedastic : bool
         Whether a view counts less where its draws vary more.
     concentration : float, optional
@@ -180,7 +180,7 @@ class OrdinalMixture:
     """Ordered levels from a mixture of views of one score each, by a cumulative probit; engine ADVI only.
 
     P_k(y <= c | x) = Phi(b_c - s_k f_k(x)), with common cut points b, which are inferred, and slopes
-    ln s_k = ln s + xi_k.
+    ln s_k = ln s + xi_k. Annotators are not told apart: all labels of an input count alike.
 
     Parameters
     ----------
@@ -248,7 +248,8 @@ class PyroModel:
         ``prior.sample(predictions)`` and any others with ``pyro.sample``, and says how probable the labels are with
         ``pyro.factor`` or observed sites (see :mod:`vbtta.infer.advi.own`). A loaded policy has its name only.
     views : GaussianMixture or CategoricalMixture, optional
-        How views are calibrated and which priors they have; the task's mixture by default.
+        How views are calibrated and which priors they have; the task's mixture by default. Their noise, component and
+        class weights are the function's business and stay at their defaults.
     """
 
     function: Callable[[Any, Any, Any], None] | str
@@ -257,6 +258,14 @@ class PyroModel:
     def __post_init__(self) -> None:
         if not callable(self.function) and not isinstance(self.function, str):
             raise ValueError(f"function must be a Pyro model (predictions, labels, prior); got {self.function!r}")
+        if callable(self.function):
+            takes("function", self.function, "predictions", "labels", "prior")
+        for option, only in (("noise", (None, "none")), ("component", ("normal",)), ("weights", ("view",))):
+            value = getattr(self.views, option, only[0])
+            if value not in only:
+                raise ValueError(
+                    f"views have {option}={value!r}, which is what the function is there for; leave it out"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +316,7 @@ class ADVI:
     learning_rate : float
         Of Adam.
     keep_states : bool
-        Whether to keep every step's state for :meth:`Policy.at_step`.
+        Whether to keep the state that every step started from for :meth:`Policy.at_step`.
 
     Notes
     -----

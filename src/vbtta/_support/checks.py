@@ -1,10 +1,12 @@
 """Checks of single arguments: an error names the argument, what was received and what it takes."""
 
-__all__ = ["between", "one_of", "positive", "whole_number"]
+__all__ = ["between", "one_of", "positive", "takes", "whole_number"]
 
+import inspect
 import math
+from collections.abc import Callable
 from numbers import Real
-from typing import SupportsFloat, cast
+from typing import Any, SupportsFloat, cast
 
 
 def between(name: str, value: object, low: float, high: float) -> None:
@@ -26,6 +28,16 @@ def positive(**values: object) -> None:
             continue
         if not isinstance(value, Real) or not 0 < float(cast(SupportsFloat, value)) < math.inf:
             raise ValueError(f"{name} must be a positive number; got {value!r}")
+
+
+def takes(name: str, function: Callable[..., Any], *arguments: str) -> None:
+    """The function can be called with so many arguments, as far as Python can see."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise ValueError(f"{name} must take ({', '.join(arguments)}): {error}; got {function!r}") from None
+    except ValueError:  # a built-in whose signature cannot be seen
+        return
 
 
 def whole_number(name: str, value: object, least: int) -> int:

@@ -5,7 +5,7 @@ depends on the number of blocks alone, so whoever holds some of the blocks (a th
 belongs together and hand over the few sums that remain: the answer is the same to the last bit.
 """
 
-__all__ = ["Block", "Node", "block_size", "join", "map_blocks", "nodes", "plus", "total"]
+__all__ = ["Block", "Node", "block_size", "join", "map_blocks", "nodes", "plus", "products", "total"]
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +19,9 @@ import numpy as np
 from vbtta.labels import Array
 
 _ENTRIES = 1 << 15  # of one (K, labels) array in a block: a few of them fit a core's second-level cache
+_LONGEST = 1 << 13  # labels of a block: BLAS takes longer sums on threads of its own, and ours would wait for them
+_ALONE = 1 << 18  # multiplications of a product of matrices that BLAS does not spread over threads
+_SHORTEST = 64  # labels: with fewer in a piece, the product is large and threads are worth it
 _TASKS = 32  # a thread: enough to keep all of them busy to the end
 
 BlockT = TypeVar("BlockT")
@@ -51,11 +54,13 @@ class Node(NamedTuple):
 def block_size(n_views: int, n_labels: int, n_instances: int) -> int:
     """Instances of a block: as many as have labels, on average, for cache-sized arrays."""
     labels_each = -(-n_labels // max(n_instances, 1))
-    return max(64, _ENTRIES // (n_views * max(labels_each, 1)))
+    return max(64, min(_ENTRIES // n_views, _LONGEST) // max(labels_each, 1))
 
 
 def total(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> ResultT:
     """The sum of a function over blocks, on several threads (NumPy releases the lock)."""
+    if len(blocks) == 1:
+        return function(blocks[0])
     edges = np.linspace(0, len(blocks), min(_TASKS * _cores(), len(blocks)) + 1).astype(int).tolist()
     ranges = list(pairwise(edges))
     parts = map_blocks(lambda part: nodes(function, blocks[part[0] : part[1]], part[0]), ranges)
@@ -108,6 +113,21 @@ def _merged(parts: Iterable[Node]) -> list[Node]:
             node = Node(node.level + 1, node.place // 2, plus(stack.pop().value, node.value))
         stack.append(node)
     return stack
+
+
+def products(one: Array, other: Array) -> Array:
+    """Sums over the last axis of products of rows, one @ other.T, in pieces that BLAS takes on the calling thread.
+
+    Threads share the blocks already. BLAS would wake others for each of these products, and where the cores are busy
+    waiting for them takes far longer than multiplying.
+    """
+    piece = _ALONE // max(len(one) * len(other), 1)
+    if piece < _SHORTEST:
+        return np.asarray(one @ other.T)
+    total = one[:, :piece] @ other[:, :piece].T
+    for first in range(piece, one.shape[1], piece):
+        total += one[:, first : first + piece] @ other[:, first : first + piece].T
+    return np.asarray(total)
 
 
 def _cores() -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vbtta.infer.blocks import join, nodes
+from vbtta.infer.blocks import join, nodes, products
 from vbtta.infer.calibration import Calibration, CalibrationSums
 from vbtta.infer.categorical_data import CategoricalBlock
 from vbtta.infer.probit import log_probit, log_probit_vjp
@@ -157,7 +157,7 @@ def _sums(shares: ViewShares, logits: Array, variance: Array | None, likelihood:
             slopes = relative if by_kappa is None else np.concatenate([relative, by_kappa])
         else:
             slopes = _label_slopes(shares, likelihood, logits, None if by_kappa is None else mean)
-        information[: len(slopes), : len(slopes)] = slopes @ slopes.T
+        information[: len(slopes), : len(slopes)] = products(slopes, slopes)
     size = shares.size.sum()
     return Sums(
         shares.log_evidence.sum(), size, share.sum(axis=1), slope, information, class_count, class_load, calibration
@@ -194,7 +194,7 @@ def _softmax_curvature(
     cross = np.einsum("ckn,kn->ck", weighted, per_view) - np.einsum("ckn,kn->ck", shares.proba, per_view * mean)
     offset = mixed.sum(axis=1)
     if len(mixed) <= _FULL_CURVATURE:
-        offset = np.diag(offset) - (mixed / np.maximum(shares.size, 1e-300)) @ mixed.T
+        offset = np.diag(offset) - products(mixed / np.maximum(shares.size, 1e-300), mixed)
     nothing = np.zeros(0)
     return CalibrationSums(nothing, nothing, (share * (square - mean**2)).sum(axis=1), cross, offset)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vbtta.infer.blocks import join, nodes
+from vbtta.infer.blocks import join, nodes, products
 from vbtta.infer.categorical_data import CategoricalBlock
 from vbtta.infer.probit import log_probit, log_probit_vjp
 from vbtta.labels import Array
@@ -96,7 +96,7 @@ def _sums(
     if variance is not None:
         by_pool += pool[:, None] * np.einsum("nc,ckn->kn", found.grad_scale / scale, variance)
     each = np.concatenate([by_pool, found.grad_mean.T])  # (K + C, n)
-    complete = _PROBIT_INFORMATION * complete + 0.5 * (each / np.maximum(size, 1e-300)) @ each.T
+    complete = _PROBIT_INFORMATION * complete + 0.5 * products(each / np.maximum(size, 1e-300), each)
     return PoolSums(nothing, each.sum(axis=1), complete, np.zeros_like(complete))
 
 
@@ -107,12 +107,12 @@ def _covariance(logits: Array, proba: Array, size: Array) -> Array:
     mean = np.einsum("ckn,cn->kn", logits, proba)  # (K, n), times size
     inverse = 1 / np.maximum(size, 1e-300)
     result = np.empty((K + C, K + C))
-    result[:K, :K] = (flat * proba.reshape(-1)) @ flat.T - (mean * inverse) @ mean.T
-    cross = np.einsum("ckn,cn->ck", logits, proba) - (proba * inverse) @ mean.T
+    result[:K, :K] = products(flat * proba.reshape(-1), flat) - products(mean * inverse, mean)
+    cross = np.einsum("ckn,cn->ck", logits, proba) - products(proba * inverse, mean)
     result[K:, :K], result[:K, K:] = cross, cross.T
     result[K:, K:] = np.diag(proba.sum(axis=1))
     if C <= _FULL_CURVATURE:
-        result[K:, K:] -= (proba * inverse) @ proba.T
+        result[K:, K:] -= products(proba * inverse, proba)
     return result
 
 

@@ -5,7 +5,7 @@ __all__ = ["weight_information"]
 import numpy as np
 
 from vbtta.infer import label_noise
-from vbtta.infer.blocks import join, nodes
+from vbtta.infer.blocks import join, nodes, products
 from vbtta.infer.calibration import CalibrationPrior
 from vbtta.infer.categorical import Likelihood, ViewShares, utility_gradient, view_shares
 from vbtta.infer.categorical_data import CategoricalBlock, CategoricalBlocks
@@ -36,7 +36,7 @@ def weight_information(
 
         def some(part: slice) -> tuple[Array, Array, Array]:
             scores, size = _scores(block, likelihood, evidence, part, free)
-            return (scores * size) @ scores.T, _profile(scores[: len(weights)], free, size), size.sum()
+            return products(scores * size, scores), _profile(scores[: len(weights)], free, size), size.sum()
 
         found: tuple[Array, Array, Array] = join(nodes(some, block.parts))
         return found
@@ -94,7 +94,7 @@ def _profile(rho: Array, free: Array, size: Array) -> Array:
     profile = np.zeros((len(rho), len(PROFILE_GRID)))
     for place, weight in enumerate(PROFILE_GRID):
         inside = np.maximum(1 - weight + weight * rho[~free], np.finfo(np.float64).tiny)
-        profile[~free, place] = np.log(inside) @ size
+        profile[~free, place] = np.vecdot(np.log(inside), size)
     return profile
 
 

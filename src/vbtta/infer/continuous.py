@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from vbtta.infer.blocks import Block
+from vbtta.infer.blocks import Block, products
 from vbtta.infer.matrices import (
     inverse_and_log_det,
     kl_dirichlet,
@@ -153,8 +153,8 @@ def calibration(theta: Array, n_outputs: int) -> tuple[Array, Array]:
 
 
 def spread(precision: Array, affine: bool) -> Array:
-    """(K, C, C) matrices repeated over the columns of H = [diag(f), I]: (K, D, D)."""
-    return np.tile(precision, (1, 2, 2)) if affine else precision
+    """(K, C, C) matrices repeated over the columns of H = [diag(f), I]: (K, D, D), or to be broadcast to that."""
+    return np.tile(precision, (1, 2, 2)) if affine and precision.shape[-1] > 1 else precision
 
 
 def expectation(
@@ -236,7 +236,7 @@ def _overlap(share: Array, repeats: Array) -> Array:
     """Sum of p p^T: (K, K), up to a factor. Many views are thinned out over labels: time stays linear in K."""
     every = max(1, len(share) // 16)
     share, repeats = share[:, ::every], repeats[::every]
-    return np.asarray(share @ (share if (repeats == 1).all() else share / repeats).T)
+    return products(share, share if (repeats == 1).all() else share / repeats)
 
 
 def responsibilities(log_density: Array, count: Array) -> tuple[Array, float]:

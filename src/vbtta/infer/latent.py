@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from vbtta.infer.blocks import Block
+from vbtta.infer.blocks import Block, products
 from vbtta.infer.intervals import PoolDoubt
 from vbtta.infer.matrices import inverse_and_log_det
 from vbtta.infer.truth import AnnotatorState
@@ -77,11 +77,16 @@ def moments_of(block: Block, targets: Array | None = None, spread: Array | None 
     C, K, _ = mean.shape
     weighted = mean * count
     flat = mean.reshape(C * K, -1)
-    xx = (weighted.reshape(C * K, -1) @ flat.T).reshape(C, K, C, K).transpose(0, 2, 1, 3)
-    xy = (weighted.reshape(C * K, -1) @ targets.T).reshape(C, K, C).transpose(0, 2, 1)
-    yy = (targets * count) @ targets.T
+    xx = products(weighted.reshape(C * K, -1), flat).reshape(C, K, C, K).transpose(0, 2, 1, 3)
+    xy = products(weighted.reshape(C * K, -1), targets).reshape(C, K, C).transpose(0, 2, 1)
+    yy = products(targets * count, targets)
     return Moments(
-        xx, weighted.sum(axis=2), xy, targets @ count, yy if spread is None else yy + spread, np.asarray(count.sum())
+        xx,
+        weighted.sum(axis=2),
+        xy,
+        np.vecdot(targets, count),
+        yy if spread is None else yy + spread,
+        np.asarray(count.sum()),
     )
 
 

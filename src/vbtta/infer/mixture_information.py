@@ -4,7 +4,7 @@ __all__ = ["scores_of", "weight_information"]
 
 import numpy as np
 
-from vbtta.infer.blocks import Block
+from vbtta.infer.blocks import Block, products
 from vbtta.infer.continuous import Density, Expectation, MixturePrior, expectation
 from vbtta.infer.intervals import PROFILE_GRID, WeightInformation, eliminate
 from vbtta.infer.mixture_posterior import MixtureFactors
@@ -40,7 +40,7 @@ def weight_information(
         scores = scores_of(expected, density, views.weights, ratio)
         other = _ratios(expectation(block, plain, prior, state.annotators).share / count, views.weights)
         return (
-            (scores * count) @ scores.T,
+            products(scores * count, scores),
             _profile(ratio, views.weights, count),
             _profile(other, views.weights, count),
             np.asarray(count.sum()),
@@ -57,14 +57,14 @@ def weight_information(
 
 def _ratios(relative: Array, weights: Array) -> Array:
     """rho_jk (K, j): a view's density over the mixture's, from densities relative to their sum."""
-    return np.asarray(relative / (weights @ relative))
+    return np.asarray(relative / np.einsum("k,kj->j", weights, relative))
 
 
 def _profile(ratio: Array, weights: Array, count: Array) -> Array:
     """Log likelihood (K, G) with view k at the grid's weights and the others in proportion, less the maximum."""
     rest = np.maximum(1 - weights, 1e-12)[:, None]
     others = np.maximum((1 - weights[:, None] * ratio) / rest, 1e-300)  # (K, j): the mixture without view k
-    columns = [np.log(np.maximum((1 - w) * others + w * ratio, 1e-300)) @ count for w in PROFILE_GRID]
+    columns = [np.vecdot(np.log(np.maximum((1 - w) * others + w * ratio, 1e-300)), count) for w in PROFILE_GRID]
     return np.stack(columns, axis=1)
 
 

@@ -30,6 +30,8 @@ _FIRST_SCALE = 0.1  # of Q, at most
 _MOMENTUM, _MEMORY, _SMALL = 0.9, 0.99, 1e-8  # of Adam; a short memory, as the cosine is short
 _WARM_UP = 0.05  # share of the steps over which the step length rises
 _SETTLED = 1e-3  # relative change of the running bound at which a run counts as converged
+_IN_SIGHT = 1e-2  # likewise, of the gain that its gradient promises
+_PROBES = 8  # pairs of groups of draws that look for it
 _FINAL_DRAWS = 1024  # for the bound that is reported
 _AT_ONCE = 64  # of them
 
@@ -122,7 +124,7 @@ def _run(
             bounds[step] = bound_of(log_ratio, engine.order)
             if not (np.isfinite(bounds[step]) and np.isfinite(slope).all()):
                 return step + 1
-            path = slope + linalg.solve_triangular(factor, noise.T, lower=True, trans="T", check_finite=False).T
+            path = _along(slope, noise, factor)
             progress = (step + 0.5) / engine.steps
             path *= _coefficients(log_ratio, _order_now(engine.order, progress))[:, None]
             length = learning_rate * _schedule(progress)
@@ -135,9 +137,35 @@ def _run(
             factor[diagonal, diagonal] = old * np.exp(change[diagonal, diagonal])
             if report is not None:
                 report(step, float(bounds[step]))
-    if not np.isfinite(factor).all():
-        return engine.steps
-    return AdviAscent(mean, factor, bounds, means, factors, _settled(bounds, n_labels))
+        if not np.isfinite(factor).all():
+            return engine.steps
+        converged = _settled(bounds, n_labels)
+        if converged:
+            gain = _gain_in_sight(density, mean, factor, engine, seed)
+            converged = gain <= _IN_SIGHT * max(abs(bounds[-1]), n_labels)
+    return AdviAscent(mean, factor, bounds, means, factors, bool(converged))
+
+
+def _gain_in_sight(density: LogDensity, mean: Array, factor: Array, engine: ADVI, seed: int) -> float:
+    """What a Newton step of Q's mean would add to the bound, g^T L L^T g / 2, for all that the draws can tell.
+
+    A run that never moved has a steady bound as well; its gradient tells it from one that arrived. Draws come in
+    pairs of opposite sign, and what the noise of their mean adds to the square is taken off.
+    """
+    rng = np.random.default_rng([seed, 2])
+    slopes = np.empty((_PROBES, len(mean)))  # L^T g, which has no units
+    for probe in range(_PROBES):
+        noise = rng.standard_normal((engine.particles, len(mean)))
+        slopes[probe] = 0.5 * sum(_path(density, mean, factor, engine, sign * noise) @ factor for sign in (1, -1))
+    average, doubt = slopes.mean(axis=0), slopes.var(axis=0, ddof=1) / _PROBES
+    return float(0.5 * (average @ average - doubt.sum() - 2 * math.sqrt(2 * (doubt @ doubt))))
+
+
+def _path(density: LogDensity, mean: Array, factor: Array, engine: ADVI, noise: Array) -> Array:
+    """The gradient of the bound along Q's mean from some draws and all data: (D,)."""
+    value, slope = density.value_and_gradient(mean + noise @ factor.T)
+    path = _along(slope, noise, factor)
+    return np.asarray(_coefficients(value - _log_q(noise, factor), engine.order) @ path)
 
 
 def bound_of(log_ratio: Array, order: float) -> float:
@@ -171,6 +199,12 @@ def estimate_bound(
 def _log_q(noise: Array, factor: Array) -> Array:
     log_det = np.log(np.diagonal(factor)).sum()
     return np.asarray(-0.5 * (noise**2).sum(axis=1) - log_det - 0.5 * noise.shape[1] * _LOG_2PI)
+
+
+def _along(slope: Array, noise: Array, factor: Array) -> Array:
+    """Gradients (M, D) of ln P - ln Q at draws, from those of ln P: that of -ln Q is L^-T e."""
+    back = linalg.solve_triangular(factor, noise.T, lower=True, trans="T", check_finite=False)
+    return np.asarray(slope + back.T)
 
 
 def _coefficients(log_ratio: Array, order: float) -> Array:

@@ -93,8 +93,7 @@ class OwnDensity:
         with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
             torch.manual_seed(seed)
             sites, others = (
-                _sites(pyro.poutine.trace(function).get_trace(*self._arguments(slice(0, size))))
-                for size in (1, min(2, self.n_units))
+                _sites(_traced(function, self._arguments(slice(0, size)))) for size in (1, min(2, self.n_units))
             )
         self._latent = {name: site["fn"] for name, site in sites.items() if not site["is_observed"]}
         for name in self._latent:
@@ -173,6 +172,18 @@ class _Flat:
 
     def log_prob(self, value: Any) -> Any:
         return torch.zeros(len(value), dtype=torch.float64)
+
+
+def _traced(function: Callable[..., None], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return pyro.poutine.trace(function).get_trace(*arguments)
+    except RuntimeError as error:
+        if "Multiple" not in str(error):
+            raise  # the function's own
+        raise ValueError(
+            f"{_name(function)} draws two sites of one name ({error}); call prior.sample once, and give other sites "
+            "names that the views' parameters do not have"
+        ) from None
 
 
 def _sites(trace: Any) -> dict[str, Any]:
