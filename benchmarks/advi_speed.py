@@ -26,7 +26,7 @@ from vbtta import ADVI, EM, ConvergenceWarning, GaussianMixture, LabelSets, View
 from vbtta.infer.accelerate import ascend as ascend_em
 from vbtta.infer.mixture import mixture_problem
 
-__all__ = ["growth", "mixed", "timing"]
+__all__ = ["growth", "mixed", "run", "timing"]
 
 Array = np.ndarray[Any, Any]
 
@@ -43,6 +43,11 @@ labels = LabelSets.from_table(data["instance"], data["value"], n_instances=len(p
 engine = EM() if sys.argv[2] == "em" else ADVI(steps=int(sys.argv[3]), particles=int(sys.argv[4]))
 fit_policy(predictions, labels, task="regression", model=GaussianMixture(concentration=1.0), engine=engine, guard=False)
 """
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """All measurements; every ratio is of times within this run."""
+    return {"timing": timing(quick), "growth": growth(quick)}
 
 
 def growth(quick: bool) -> dict[str, Any]:

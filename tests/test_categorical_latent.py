@@ -41,7 +41,7 @@ def fit(logits, labels, noise="none", engine=None, **options):
     n_views=st.integers(1, 8),
     noise=st.sampled_from(NOISES),
     link=st.sampled_from(["softmax", "probit"]),
-    shrinkage=st.sampled_from([0.1, 30.0]),
+    shrinkage=st.sampled_from([0.1, 30.0, 1e6]),
     accelerate=st.booleans(),
 )
 def test_bound_never_falls(seed, n_classes, n_views, noise, link, shrinkage, accelerate):
@@ -108,6 +108,21 @@ def test_gradient_vanishes_at_convergence(link, noise):
     assert np.linalg.norm(gradient) < 2e-2
     for k in np.flatnonzero(state.pool == 0):
         assert bound(1e-5 * np.eye(7)[k]) <= bound(np.zeros(7)) + 1e-9
+
+
+@pytest.mark.parametrize("noise", ["none", "uniform", "confusion"])
+def test_a_pool_held_tightly_finds_its_gain_in_a_few_steps(noise):
+    """Equal weights, held by the prior, are one view of average logits: the same gain, and no slower."""
+    rng = np.random.default_rng(3)
+    truth = rng.integers(4, size=300)
+    logits = rng.normal(size=(300, 8, 4)) + 2 * np.eye(4)[truth][:, None]  # together they hardly ever err
+    given = np.where(rng.random((300, 2)) < 0.8, truth[:, None], rng.integers(4, size=(300, 2)))
+    _, tight = fit(logits, given, noise, EM(tol=1e-10), shrinkage=1e7)
+    _, single = fit(logits.mean(axis=1, keepdims=True), given, noise, EM(tol=1e-10), shrinkage=1e7)
+    assert tight.converged
+    assert len(tight.bounds) < 40
+    assert tight.state.pool.sum() == pytest.approx(single.state.pool.sum(), rel=1e-3)
+    np.testing.assert_allclose(tight.state.pool / tight.state.pool.sum(), 1 / 8, rtol=0.01)
 
 
 def test_recovers_pool_and_annotators():

@@ -59,6 +59,8 @@ def block_size(n_views: int, n_labels: int, n_instances: int) -> int:
 
 def total(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> ResultT:
     """The sum of a function over blocks, on several threads (NumPy releases the lock)."""
+    if len(blocks) == 1:
+        return function(blocks[0])
     edges = np.linspace(0, len(blocks), min(_TASKS * _cores(), len(blocks)) + 1).astype(int).tolist()
     ranges = list(pairwise(edges))
     parts = map_blocks(lambda part: nodes(function, blocks[part[0] : part[1]], part[0]), ranges)

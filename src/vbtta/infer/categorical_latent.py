@@ -101,9 +101,13 @@ class LatentClassProblem:
         return bound, statistics
 
     def update(self, state: LatentClassState, statistics: Statistics) -> LatentClassState:
-        """The noise's closed form and a Newton step of the pool, halved until the bound does not fall."""
+        """The noise's closed form and a Newton step of the pool, halved until the bound does not fall.
+
+        The centre g follows the pool, and the step knows it: taken for fixed, it would keep a pool that is held tightly
+        around it from changing its gain.
+        """
         plain = state._replace(noise=statistics.noise)
-        quadratic, linear = self._expansion(state, statistics.sums)
+        quadratic, linear = self._expansion(state, statistics.sums, following=True)
         pool, offset = latent.solve(quadratic, linear, self.data.n_views)
         if np.abs(np.concatenate([pool - state.pool, offset - state.offset])).max() > 1e-12:
             for share in _SHARES:
@@ -163,7 +167,7 @@ class LatentClassProblem:
         """The posterior at the end of an ascent, with what intervals for the weights need: it costs next to nothing."""
         state: LatentClassState = ascent.state
         weak = min(self.shrinkage, 1 / state.centre**2)  # what is left of the prior
-        quadratic, linear = self._expansion(state, ascent.statistics.sums, weak)
+        quadratic, linear = self._expansion(state, ascent.statistics.sums, weak=weak)
         doubt = latent.pool_doubt(quadratic, linear, self.data.n_views, self.shrinkage, state.centre)
         return replace(self.posterior(state), doubt=doubt)
 
@@ -177,22 +181,30 @@ class LatentClassProblem:
         log_det = np.linalg.slogdet(quadratic[np.ix_(free, free)])[1]
         return float(statistics.bound + 0.5 * free.sum() * np.log(2 * np.pi) - 0.5 * log_det + half_lines.sum())
 
-    def _expansion(self, state: LatentClassState, sums: PoolSums, weak: float | None = None) -> tuple[Array, Array]:
+    def _expansion(
+        self, state: LatentClassState, sums: PoolSums, *, following: bool = False, weak: float | None = None
+    ) -> tuple[Array, Array]:
         """Second-order expansion u^T A u / 2 - l^T u of minus the bound in u = (v, o): A and l.
 
         The curvature of the evidence where that is positive definite, else that of complete data, which always is; with
         `weak`, where it is so with the prior precision of the pool lowered to that.
         """
         K, C = self.data.n_views, self.data.n_classes
-        prior = np.concatenate([np.full(K, self.shrinkage), np.full(C, 1 / self.spec.offset_scale**2)])
-        u = np.concatenate([state.pool, state.offset])
-        middle = np.concatenate([np.full(K, state.centre / K), np.zeros(C)])
-        gradient = sums.gradient - prior * (u - middle)
-        quadratic = sums.complete - sums.missing + np.diag(prior)
-        least = prior if weak is None else np.concatenate([np.full(K, weak), prior[K:]])
-        if np.linalg.eigvalsh(quadratic - np.diag(prior - least))[0] < 0.1 * least.min():
-            quadratic = sums.complete + np.diag(prior)
-        return quadratic, quadratic @ u + gradient
+        by_offset = np.full(C, 1 / self.spec.offset_scale**2)
+        prior = np.diag(np.concatenate([np.full(K, self.shrinkage), by_offset]))
+        pull = np.concatenate([self.shrinkage * (state.pool - state.centre / K), by_offset * state.offset])
+        if (
+            following
+        ):  # g is at its best for every v: lambda/K is its stiffness given v, the other that of its own prior
+            stiffness = self.shrinkage / K
+            prior[:K, :K] -= stiffness**2 / (stiffness + 1 / (self.spec.kappa_scale * state.centre) ** 2)
+            pull[:K] = self.shrinkage * (state.pool - state.pool.mean()) + self._centre_slope(state.centre)
+        least = prior if weak is None else np.diag(np.concatenate([np.full(K, weak), by_offset]))
+        seen = sums.complete - sums.missing
+        if np.linalg.eigvalsh(seen + least)[0] < 0.1 * np.linalg.eigvalsh(least)[0]:
+            seen = sums.complete
+        quadratic = seen + prior
+        return quadratic, quadratic @ np.concatenate([state.pool, state.offset]) + sums.gradient - pull
 
     def _noise(self, state: LatentClassState) -> tuple[NoiseModel, Array] | None:
         """The noise model and E[ln A]."""
@@ -216,6 +228,12 @@ class LatentClassProblem:
         penalty -= 0.5 * K * np.log(self.shrinkage / (2 * np.pi))
         penalty += K * float(special.log_ndtr(np.sqrt(self.shrinkage) * centre / K))
         return float(penalty + 0.5 * (np.log(centre) / scale) ** 2 + np.log(scale * np.sqrt(2 * np.pi)))
+
+    def _centre_slope(self, centre: float) -> float:
+        """Slope of g's own part of the penalty, which at its mode is lambda times (the mean of v - g / K)."""
+        place = np.sqrt(self.shrinkage) * centre / self.data.n_views
+        hazard = np.exp(-0.5 * place**2 - special.log_ndtr(place)) / np.sqrt(2 * np.pi)  # phi / Phi
+        return float(np.log(centre) / (centre * self.spec.kappa_scale**2) + np.sqrt(self.shrinkage) * hazard)
 
     def _best_centre(self, state: LatentClassState) -> float:
         """The mode of g given v, or the present one where the search finds none better."""

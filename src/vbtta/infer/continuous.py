@@ -153,8 +153,8 @@ def calibration(theta: Array, n_outputs: int) -> tuple[Array, Array]:
 
 
 def spread(precision: Array, affine: bool) -> Array:
-    """(K, C, C) matrices repeated over the columns of H = [diag(f), I]: (K, D, D)."""
-    return np.tile(precision, (1, 2, 2)) if affine else precision
+    """(K, C, C) matrices repeated over the columns of H = [diag(f), I]: (K, D, D), or to be broadcast to that."""
+    return np.tile(precision, (1, 2, 2)) if affine and precision.shape[-1] > 1 else precision
 
 
 def expectation(

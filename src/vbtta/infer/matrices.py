@@ -13,6 +13,8 @@ __all__ = [
     "wishart_log_normaliser",
 ]
 
+from functools import cache
+
 import numpy as np
 from scipy import special
 
@@ -25,23 +27,31 @@ def inverse_and_log_det(matrix: Array) -> tuple[Array, Array]:
     """Inverse and log determinant of positive definite matrices (..., C, C)."""
     if matrix.shape[-1] == 1:
         return 1 / matrix, np.log(matrix[..., 0, 0])
+    if matrix.shape[-1] == 2:
+        determinant = matrix[..., 0, 0] * matrix[..., 1, 1] - matrix[..., 0, 1] * matrix[..., 1, 0]
+        adjugate = matrix[..., ::-1, ::-1] * np.array([[1.0, -1.0], [-1.0, 1.0]])
+        return adjugate / determinant[..., None, None], np.log(determinant)
     inverse = np.linalg.inv(matrix)
     return 0.5 * (inverse + np.swapaxes(inverse, -1, -2)), np.linalg.slogdet(matrix)[1]
 
 
 def log_cholesky(matrix: Array) -> Array:
     """Cholesky factors with logarithms on the diagonal, the lower triangle in a row: (..., C(C+1)/2)."""
-    factor = np.linalg.cholesky(matrix)
-    rows, columns = np.tril_indices(matrix.shape[-1])
-    vector = factor[..., rows, columns]
-    vector[..., rows == columns] = np.log(vector[..., rows == columns])
+    if matrix.shape[-1] == 1:
+        return np.asarray(0.5 * np.log(matrix[..., 0]))
+    rows, columns, diagonal = _lower_triangle(matrix.shape[-1])
+    vector = np.linalg.cholesky(matrix)[..., rows, columns]
+    vector[..., diagonal] = np.log(vector[..., diagonal])
     return np.asarray(vector)
 
 
 def from_log_cholesky(vector: Array, size: int) -> Array:
     """The positive definite matrices (..., C, C) of :func:`log_cholesky`'s vectors."""
-    rows, columns = np.tril_indices(size)
-    entries = np.where(rows == columns, np.exp(np.clip(np.where(rows == columns, vector, 0), -300, 300)), vector)
+    if size == 1:
+        return np.asarray(np.exp(2 * np.clip(vector, -300, 300))[..., None])
+    rows, columns, diagonal = _lower_triangle(size)
+    entries = vector.copy()
+    entries[..., diagonal] = np.exp(np.clip(vector[..., diagonal], -300, 300))
     factor = np.zeros((*vector.shape[:-1], size, size))
     factor[..., rows, columns] = entries
     return np.asarray(factor @ np.swapaxes(factor, -1, -2))
@@ -66,7 +76,7 @@ def kl_wishart(dof: Array, inverse_scale: Array, prior_dof: float, prior_inverse
     """KL(Wishart(nu_k, V_k) || Wishart(nu, V)) for a stack of k."""
     size = inverse_scale.shape[-1]
     inverse, log_det = inverse_and_log_det(inverse_scale)
-    prior_log_det = np.linalg.slogdet(prior_inverse_scale)[1]
+    prior_log_det = inverse_and_log_det(prior_inverse_scale)[1]
     trace = dof * (np.einsum("kcd,cd->k", inverse, prior_inverse_scale) - size)
     return np.asarray(
         wishart_log_normaliser(dof, log_det, size)
@@ -80,7 +90,7 @@ def kl_normal(mean: Array, covariance: Array, precision: float) -> Array:
     """KL(Normal(m, S) || Normal(0, I/precision)) for stacks (..., D) and (..., D, D)."""
     size = mean.shape[-1]
     trace = np.trace(covariance, axis1=-2, axis2=-1) + (mean**2).sum(axis=-1)
-    log_det = np.linalg.slogdet(precision * covariance)[1]
+    log_det = inverse_and_log_det(covariance)[1] + size * np.log(precision)
     return np.asarray(0.5 * (precision * trace - size - log_det))
 
 
@@ -102,6 +112,13 @@ def kl_dirichlet(counts: Array, prior: Array) -> Array:
     log_normaliser = special.gammaln(total[..., 0]) - special.gammaln(counts).sum(axis=-1)
     log_prior_normaliser = special.gammaln(prior.sum(axis=-1)) - special.gammaln(prior).sum(axis=-1)
     return np.asarray(log_normaliser - log_prior_normaliser + ((counts - prior) * expected_log).sum(axis=-1))
+
+
+@cache
+def _lower_triangle(size: int) -> tuple[Array, Array, Array]:
+    """Rows and columns of the entries, and which of them are on the diagonal."""
+    rows, columns = np.tril_indices(size)
+    return rows, columns, np.flatnonzero(rows == columns)
 
 
 class Reader:
