@@ -65,7 +65,7 @@ def machine(page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def start() -> None:
         ray.shutdown()  # what an attempt in vain has left
         quiet = {"include_dashboard": False, "logging_level": "error", "log_to_driver": False}
-        ray.init(num_cpus=2, object_store_memory=STORE, **quiet)
+        ray.init("local", num_cpus=2, object_store_memory=STORE, **quiet)  # whatever else runs here
 
     patiently(start)
     yield
