@@ -74,7 +74,7 @@ Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Workers of --backend ray; by default one a core.")
 ]
 Address = Annotated[
-    str | None, typer.Option("--address", help="Of the Ray cluster, such as auto; by default the one here, else a new one.")
+    str | None, typer.Option("--address", help="Of the Ray cluster; by default the one here, else a new one.")
 ]
 Annotators = Annotated[
     bool,
