@@ -78,7 +78,9 @@ class Baseline:
             raise ValueError(f"views {missing} are missing from the predictions; {self.name!r} needs {list(self.used)}")
         known, given = self.classes, predictions.classes
         if known is not None and given is not None and not np.array_equal(known, given):
-            raise ValueError(f"predictions have classes {list(given)} but {self.name!r} was fitted on {list(known)}")
+            raise ValueError(
+                f"predictions have classes {given.tolist()} but {self.name!r} was fitted on {known.tolist()}"
+            )
         return predictions.select(self.used)
 
     def _pool_weights(self) -> Array:
