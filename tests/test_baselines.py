@@ -129,6 +129,27 @@ def test_training_agrees_with_torch(per_class):
     assert (found == 0).any()  # the clamp was at work
 
 
+def test_the_better_of_aug_and_class_tta_is_that_of_a_held_out_fifth():
+    chosen = set()
+    for seed in range(8):
+        views, labels = classification(seed, n=40)
+        order = np.random.default_rng(0).permutation(40)
+        held, rest = order[:8], np.sort(order[8:])
+        target = np.zeros((40, 3))
+        np.add.at(target, (labels.instance, labels.value), 1)
+        scores = []
+        for train in (sgd.train_view_weights, sgd.train_class_weights):
+            weights = train(views.mean[rest], target[rest])
+            log_proba = pools.logit_pool(views.mean[held], weights)
+            right = target[held, log_proba.argmax(axis=1)].sum()
+            scores.append((right, (target[held] * log_proba).sum(), weights))
+        best = max(scores, key=lambda entry: entry[:2])[2]
+        fitted = fit_baseline("aug_or_class_tta", views, labels, task="classification")
+        np.testing.assert_array_equal(fitted.weights, best)
+        chosen.add(best.ndim)
+    assert chosen == {1, 2}
+
+
 def test_greedy_takes_what_a_plain_search_takes():
     views, labels = classification(n=40, k=3)
     fitted = fit_baseline("greedy", views, labels, task="classification")
@@ -272,6 +293,12 @@ def test_temperature_stays_in_range():
     hot = fit_baseline("uniform+t", views, LabelSets.from_array([1, 1]), task="classification")
     cold = fit_baseline("uniform+t", views, LabelSets.from_array([0, 0]), task="classification")
     assert (hot.temperature, cold.temperature) == (100.0, 0.01)
+    assert hot.temperature_at_limit
+    assert cold.temperature_at_limit
+    assert repr(hot) == "Baseline(uniform+t, classification: 1 of 1 views, temperature at its limit 100)"
+    mild = fit_baseline("uniform+t", from_probabilities([[0.9, 0.1]] * 4), [0, 0, 0, 1], task="classification")
+    assert not mild.temperature_at_limit
+    assert "limit" not in repr(mild)
 
 
 @pytest.mark.parametrize("name", BASELINES["classification"])
@@ -326,7 +353,7 @@ def test_one_view_is_that_view(task, name):
     views, labels = problem(task, k=1)
     fitted = fit_baseline(name, views, labels, task=task)
     expected = special.softmax(views.mean[:, 0], axis=1) if task == "classification" else views.mean[:, 0]
-    if name not in ("bma", "nnls", "class_tta"):  # those may rescale it
+    if name not in ("bma", "nnls", "class_tta", "aug_or_class_tta"):  # those may rescale it
         np.testing.assert_allclose(point(fitted.predict(views)), expected, atol=1e-12)
 
 

@@ -379,6 +379,60 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
     assert not any(name.endswith(".part") for name in left)
 
 
+def test_errors_name_the_file_that_was_asked_for(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "p.json"
+
+    def fit(views: str | Path, labels: str | Path, target: Path = out) -> list[str | Path]:
+        return ["fit", views, labels, "--task", "classification", "--out", target]
+
+    mean = ViewPredictions.load("preds.npz").mean.copy()
+    mean[3, 1, 0] = np.nan
+    np.savez(tmp_path / "gaps.npz", mean=mean, names=NAMES)
+    told_off(1, f"{tmp_path / 'gaps.npz'}: mean must be finite", args=fit(tmp_path / "gaps.npz", "labels.csv"))
+    columns = {"instance": [0, 0], "view": ["identity", "flip"], "output": [1.0, float("nan")]}
+    pq.write_table(pa.table(columns), tmp_path / "gaps.parquet")
+    told_off(1, "gaps.parquet: mean must be finite", args=fit(tmp_path / "gaps.parquet", "labels.csv"))
+    for header in ("instance,annotator,label", "label_1,label_2", "label_1,label_2\n,", "label"):
+        (tmp_path / "header.csv").write_text(header + "\n")
+        told_off(1, "header.csv holds no labels", args=fit("preds.npz", tmp_path / "header.csv"))
+
+    def full(path: Path, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "touch", full)
+    done = run(*fit("preds.npz", "labels.csv"), "--quiet")
+    assert done.code == 1
+    assert done.err == f"vbtta: error: {out}: Permission denied; check the path and its permissions\n"
+
+
+def test_words_for_numbers_are_shown_as_they_are(tmp_path: Path) -> None:
+    ViewPredictions(np.zeros((2, 2, 1)), names=["identity", "flip"]).save(tmp_path / "v.npz")
+    (tmp_path / "words.csv").write_text("label\n1.5\ncow\n")
+    args = ["fit", tmp_path / "v.npz", tmp_path / "words.csv", "--task", "regression", "-o", tmp_path / "p.json"]
+    told_off(1, "got 'cow'", args=args)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "vbtta.cli", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("vbtta ")
+    done = subprocess.run([sys.executable, "-m", "vbtta.cli", "fit"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "see vbtta fit --help" in done.stderr
+
+
+def test_a_report_says_what_is_not_recorded(here: Path, tmp_path: Path) -> None:
+    args = ["preds.npz", "labels.csv", "--task", "classification", "--out", tmp_path / "policy.json"]
+    assert run("fit", *args, "--report", tmp_path / "fit.html").code == 0
+    assert run("report", tmp_path).code == 0
+    said = "<dt>seed</dt><dd>not recorded</dd>"
+    assert said in (tmp_path / "report.html").read_text()
+    assert "<dt>options</dt><dd>not recorded</dd>" in (tmp_path / "report.html").read_text()
+    assert said not in (tmp_path / "fit.html").read_text()
+    (tmp_path / "run.json").write_text('{"options": {"seed": 3}}')
+    assert run("report", tmp_path).code == 0
+    assert "<dt>seed</dt><dd>3</dd>" in (tmp_path / "report.html").read_text()
+
+
 def test_debug_shows_the_traceback(here: Path, tmp_path: Path) -> None:
     args = ["fit", tmp_path / "labels.csv", "labels.csv", "--task", "regression", "--out", tmp_path / "p.json"]
     assert "Traceback" not in run(*args).err

@@ -71,6 +71,21 @@ def test_henze_zirkler_p_values_are_uniform_under_the_null(n, d, rng):
     assert stats.kstest(p_values, "uniform").pvalue > 0.01
 
 
+@pytest.mark.parametrize(("n", "d"), [(100, 1), (30, 2)])
+def test_henze_zirkler_rejects_as_often_as_it_says(n, d):
+    samples = np.random.default_rng(5).normal(size=(2500, n, d))
+    p_values = np.array([henze_zirkler(sample).p_value for sample in samples])
+    for level in (0.05, 0.5, 0.95):
+        # errors of the share itself and of the simulated null distribution, which all samples have in common
+        error = np.sqrt(level * (1 - level) * (1 / len(p_values) + 1 / 3999))
+        assert (p_values <= level).mean() == pytest.approx(level, abs=3 * error)
+
+
+def test_henze_zirkler_takes_large_samples_in_reasonable_time(rng):
+    assert henze_zirkler(rng.normal(size=3000), simulations=99).p_value > 0.05
+    assert henze_zirkler(rng.exponential(size=3000), simulations=99).p_value == 0.01
+
+
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 4))
 def test_henze_zirkler_does_not_depend_on_units(seed, d):
@@ -208,6 +223,49 @@ def test_label_sets_of_the_model_pass_the_predictive_checks(model):
     assert {"share of pairs of labels that agree", "frequency of class 0"} <= {check.statistic for check in checks}
     assert min(check.p_value for check in checks) > 0.01
     assert all(check.low <= check.expected <= check.high for check in checks)
+
+
+def test_small_crowds_raise_no_false_alarms():
+    found: dict[str, list[float]] = {}
+    for seed in range(60):
+        predictions, y = crowd(seed=seed, n=60 + 20 * (seed % 3), accuracy=(0.8, 0.95)[seed % 2])
+        labels = LabelSets.from_array(y, annotators="columns")
+        model = CategoricalMixture(noise="confusion")
+        policy = fit_policy(predictions, labels, task="classification", model=model, guard=False)
+        for check in predictive_checks(policy, predictions, labels, simulations=100, seed=seed):
+            found.setdefault(check.statistic, []).append(check.p_value)
+    assert {name: np.mean(np.array(p_values) < 0.05) < 0.15 for name, p_values in found.items()} == dict.fromkeys(
+        found, True
+    )
+
+
+def test_errors_of_another_kind_than_the_noise_models_are_found():
+    predictions, y = crowd(n=400)
+    y[(y == 0) & (np.random.default_rng(1).random(y.shape) < 0.7)] = 1  # one class is called another
+    labels = LabelSets.from_array(y, annotators="columns")
+    least = {}
+    for noise in ("annotator", "uniform", "confusion"):
+        model = CategoricalMixture(noise=noise)
+        policy = fit_policy(predictions, labels, task="classification", model=model, guard=False)
+        checks = {check.statistic: check for check in predictive_checks(policy, predictions, labels)}
+        least[noise] = checks["frequency of class 0"].p_value
+    assert least["annotator"] < 0.01
+    assert least["uniform"] < 0.01
+    assert least["confusion"] > 0.05
+
+
+def test_strangers_are_simulated_as_the_average_annotator():
+    predictions, y = crowd(n=100)
+    policy = fit_policy(
+        predictions,
+        LabelSets.from_array(y, annotators="columns"),
+        task="classification",
+        model=CategoricalMixture(noise="confusion"),
+        guard=False,
+    )
+    for labels in (LabelSets.from_array(y), LabelSets.from_array(y, annotators=["new", "newer", "newest"])):
+        checks = predictive_checks(policy, predictions, labels)
+        assert min(check.p_value for check in checks) > 0.01
 
 
 def test_numbers_pass_the_predictive_checks_with_and_without_annotators():

@@ -56,8 +56,11 @@ def test_an_item_leaves_rows_tables_figures_and_a_summary(results: Path) -> None
     outcome = read_outcome(results / "figure3" / "rows.json")
     assert outcome.profile == "smoke"
     assert len(outcome.rows) == 2 * len(outcome.trials) == 4
-    assert outcome.provenance["versions"]["numpy"]
-    assert outcome.provenance["processor"]
+    [made] = outcome.provenance["made"]
+    assert made["versions"]["numpy"]
+    assert made["processor"]
+    assert made["trials"] == len(outcome.trials)
+    assert all(trial["made"]["versions"] == made["versions"] and trial["made"]["time"] for trial in outcome.trials)
     assert outcome.provenance["code"] == sorted({trial["code"] for trial in outcome.trials})
     assert (results / "figure3" / "figure3.svg").read_text().startswith("<?xml")
     assert "Henze-Zirkler" in (results / "figure3" / "table.md").read_text()
@@ -65,6 +68,7 @@ def test_an_item_leaves_rows_tables_figures_and_a_summary(results: Path) -> None
     assert "## figure1" in summary
     assert "does not hold" in summary
     assert "too small to judge" in summary
+    assert f"numpy {made['versions']['numpy']}" in summary
 
 
 def test_finished_trials_are_kept_and_nothing_is_computed_to_draw(results: Path, tmp_path: Path) -> None:
@@ -105,6 +109,63 @@ def test_verify_runs_trials_again(results: Path, tmp_path: Path) -> None:
     assert found.exit_code == 1
     assert "skewness is" in found.stderr
     assert len(found.stderr.splitlines()) == 2  # what it does, and what is wrong
+
+
+def test_provenance_is_that_of_the_trials_not_of_the_day_they_are_written(results: Path, tmp_path: Path) -> None:
+    store, out = tmp_path / "store", tmp_path / "out"
+    store.mkdir()
+    old, new = sorted((results / ".trials").glob("figure3-*.json"))
+    record = json.loads(old.read_text())
+    del record["made"]  # as kept before trials said how they were made
+    (store / old.name).write_text(json.dumps(record))
+    record = json.loads(new.read_text())
+    record["made"]["versions"]["numpy"] = "1.0.0"
+    record["made"]["processor"] = "abacus"
+    (store / new.name).write_text(json.dumps(record))
+    assert run("figure3", "--profile", "smoke", "--out", out, "--cache", store).exit_code == 0
+    made = {entry["processor"]: entry for entry in read_outcome(out / "figure3" / "rows.json").provenance["made"]}
+    assert set(made) == {"abacus", "not recorded"}
+    assert made["abacus"]["versions"]["numpy"] == "1.0.0"
+    assert made["not recorded"]["versions"] == "not recorded"
+    summary = (out / "README.md").read_text()
+    assert "1 of them: versions and machine not recorded" in summary
+    assert "numpy 1.0.0" in summary
+
+
+def test_verify_skips_what_it_has_no_data_for(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vbtta.experiments import running
+
+    def without_faces(outcome: running.Outcome, *args: Any, **options: Any) -> float:
+        if outcome.item == "figure1":
+            raise DataMissing("faces: no data folder")
+        return verify(outcome, *args, **options)
+
+    monkeypatch.setattr(running, "verify", without_faces)
+    arguments = ("--verify", "--out", results, "--sample", "1", "--jobs", "1")
+    found = run(*arguments)
+    assert found.exit_code == 0, found.stderr
+    assert "figure1: skipped, faces: no data folder" in found.stdout
+    assert "figure3: 1 trials agree" in found.stdout
+    assert "1 of 2 items skipped" in found.stdout
+    found = run("figure1", *arguments)
+    assert found.exit_code == 1
+    assert "vbtta: error: nothing was checked" in found.stderr
+
+    for name in ("figure1", "figure3"):
+        outcome = read_outcome(results / name / "rows.json")
+        for trial in outcome.trials:
+            trial["rows"].pop()
+        write_outcome(tmp_path / name / "rows.json", outcome)
+    found = run("--verify", "--out", tmp_path, "--sample", "1", "--jobs", "1", "--json")
+    assert found.exit_code == 1
+    assert "other rows" in found.stderr
+    assert set(json.loads(found.stdout)) == {"figure1", "figure3"}
+
+
+def test_missing_data_are_told_from_a_difference() -> None:
+    outcome = read_outcome(Path(__file__).parents[1] / "results" / "figure6" / "rows.json")
+    with pytest.raises(DataMissing, match="no data folder"):
+        verify(outcome, Places(), sample=1, jobs=1)
 
 
 def test_verify_refuses_results_of_other_code(results: Path) -> None:

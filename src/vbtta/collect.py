@@ -14,6 +14,7 @@ from vbtta._support.batches import batches_of
 from vbtta._support.checks import whole_number
 from vbtta._support.progress import Progress
 from vbtta._support.random import RowStreams
+from vbtta._support.words import shown
 from vbtta.augment.arrays import GaussianNoise
 from vbtta.augment.base import Augmentation, apply_view, copy_of, is_tensor
 from vbtta.augment.fingerprint import view_fingerprint
@@ -305,6 +306,6 @@ def check_options(draws: int, keep_draws: int, variance: str | None) -> None:
     """Refuse options that no collection can have."""
     for name, value, least in (("draws", draws, 1), ("keep_draws", keep_draws, 0)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
+            raise ValueError(f"{name} must be a whole number of at least {least}; got {shown(value)}")
     if variance not in (None, "delta"):
         raise ValueError(f"variance must be None (over the draws) or 'delta'; got {variance!r}")

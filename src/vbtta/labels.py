@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import whole_number
+from vbtta._support.words import shown
 from vbtta.label_values import (
     Array,
     annotator_codes,
@@ -317,7 +318,7 @@ class LabelSets:
         try:
             value = self.value.astype(np.float64)
         except (TypeError, ValueError):
-            raise ValueError(f"labels must be numbers in a regression; got {self.value.flat[0]!r}") from None
+            raise ValueError(f"labels must be numbers in a regression; got {shown(_no_number(self.value))}") from None
         value = value[:, None] if value.ndim == 1 else value
         if value.shape[1] != n_outputs:
             raise ValueError(
@@ -409,3 +410,13 @@ class LabelSets:
             return False
         table = self.value.reshape(self.n_instances, -1)
         return bool(np.isin(table, (0, 1)).all() and (table.sum(axis=1) == 1).all())
+
+
+def _no_number(values: Array) -> object:
+    """The first of the values that is no number."""
+    for value in values.flat:
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return value
+    return values.flat[0]

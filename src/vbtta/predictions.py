@@ -15,6 +15,7 @@ from vbtta import mixtures
 from vbtta._support.files import atomic_path
 from vbtta._support.fingerprints import conflict
 from vbtta._support.npz import read_npz
+from vbtta._support.words import shown
 from vbtta.labels import Array, class_positions
 
 _ROWS_AT_A_TIME = 1 << 14
@@ -112,7 +113,7 @@ class ViewPredictions:
         wanted = [names] if isinstance(names, str) else list(names)
         unknown = [name for name in wanted if name not in self.names]
         if unknown:
-            raise ValueError(f"views {unknown} are not among the predictions' views {list(self.names)}")
+            raise ValueError(f"views {shown(unknown)} are not among the predictions' views {list(self.names)}")
         if tuple(wanted) == self.names:
             return self
         columns = [self.names.index(name) for name in wanted]
@@ -182,15 +183,18 @@ class ViewPredictions:
         if "mean" not in members:
             raise ValueError(f"{path} has no array 'mean' of shape (N, K, C); it has {sorted(members)}")
         names = [str(name) for name in members["names"]] if "names" in members else None
-        return cls(
-            members["mean"],
-            members.get("variance"),
-            names=names,
-            ids=members.get("ids"),
-            classes=members.get("classes"),
-            draws=members.get("draws"),
-            fingerprints=_fingerprints(names, members.get("fingerprints")),
-        )
+        try:
+            return cls(
+                members["mean"],
+                members.get("variance"),
+                names=names,
+                ids=members.get("ids"),
+                classes=members.get("classes"),
+                draws=members.get("draws"),
+                fingerprints=_fingerprints(names, members.get("fingerprints")),
+            )
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     def _like(
         self,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import whole_number
+from vbtta._support.words import shown
 from vbtta.crossval import CrossValidated, cross_validate
 from vbtta.engines import settle
 from vbtta.fit import fit_policy
@@ -291,7 +292,7 @@ def _prices(cost: Any, names: Views) -> dict[str, float]:
             raise ValueError(f"cost must be {len(names)} numbers, one a view; got {len(values)}")
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, Real) or not 0 < float(value) < np.inf:
-            raise ValueError(f"cost must be positive; view {name!r} has {value!r}")
+            raise ValueError(f"cost must be positive; view {name!r} has {shown(value)}")
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 

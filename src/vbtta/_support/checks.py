@@ -8,17 +8,19 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, SupportsFloat, cast
 
+from vbtta._support.words import shown
+
 
 def between(name: str, value: object, low: float, high: float) -> None:
     """The value is a number between two others, both included."""
     if not isinstance(value, Real) or not low <= float(cast(SupportsFloat, value)) <= high:
-        raise ValueError(f"{name} must be a number between {low:g} and {high:g}; got {value!r}")
+        raise ValueError(f"{name} must be a number between {low:g} and {high:g}; got {shown(value)}")
 
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     """The value is one of a few."""
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(repr(option) for option in allowed)}; got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(repr(option) for option in allowed)}; got {shown(value)}")
 
 
 def positive(**values: object) -> None:
@@ -27,7 +29,7 @@ def positive(**values: object) -> None:
         if value is None:
             continue
         if not isinstance(value, Real) or not 0 < float(cast(SupportsFloat, value)) < math.inf:
-            raise ValueError(f"{name} must be a positive number; got {value!r}")
+            raise ValueError(f"{name} must be a positive number; got {shown(value)}")
 
 
 def takes(name: str, function: Callable[..., Any], *arguments: str) -> None:
@@ -44,5 +46,5 @@ def whole_number(name: str, value: object, least: int) -> int:
     """The value as an int; 3.0 is one, 2.5 and True are not."""
     number = float(cast(SupportsFloat, value)) if isinstance(value, Real) else math.nan
     if isinstance(value, bool) or not number.is_integer() or number < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
+        raise ValueError(f"{name} must be a whole number of at least {least}; got {shown(value)}")
     return int(number)

@@ -3,10 +3,12 @@
 __all__ = ["atomic_path"]
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_SHORT = 40  # of the target's name: the temporary one must not be too long where the target's is not
 
 
 @contextmanager
@@ -20,21 +22,24 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileNotFoundError(f"cannot write {target}: the folder {target.parent} does not exist; create it first")
     if target.is_dir():
         raise IsADirectoryError(f"cannot write {target}: it is a folder; give the name of a file in it")
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = target.with_name(f".{target.name[:_SHORT]}.{secrets.token_hex(8)}.part")
+    with _called(target, temporary):
+        temporary.touch(exist_ok=False)
+        try:
+            yield temporary
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _called(target: Path, temporary: Path) -> Iterator[None]:
+    """Errors about the temporary file name the target: nobody asked for the other."""
     try:
-        yield temporary
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """The process's file mode mask; mkstemp ignores it, so the rename would leave private files."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        yield
+    except OSError as error:
+        if str(error.filename) == str(temporary):
+            error.filename, error.filename2 = str(target), None
+        raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from vbtta.baselines.pools import TEMPERATURES
 from vbtta.labels import Array
 from vbtta.predictions import CategoricalPrediction, ContinuousPrediction, Prediction, ViewPredictions
 
@@ -31,7 +32,7 @@ class Baseline:
     used : strings
         The views it needs for a prediction.
     temperature : float
-        What log probabilities are divided by; 1 unless the name ends in "+t".
+        What log probabilities are divided by; 1 unless the name ends in "+t". Between 0.01 and 100.
     variance : (C,) array or None
         Mean squared residual of the calibration labels (regression).
     """
@@ -48,7 +49,16 @@ class Baseline:
     classes: Array | None = None
 
     def __repr__(self) -> str:
-        return f"Baseline({self.name}, {self.task}: {len(self.used)} of {len(self.names)} views)"
+        limit = f", temperature at its limit {self.temperature:g}" if self.temperature_at_limit else ""
+        return f"Baseline({self.name}, {self.task}: {len(self.used)} of {len(self.names)} views{limit})"
+
+    @property
+    def temperature_at_limit(self) -> bool:
+        """Whether the labels ask for a temperature beyond the range: all of them predicted, or none better than chance.
+
+        Then the limit says little about the predictions' confidence, and more labels are needed.
+        """
+        return self.temperature in TEMPERATURES
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """Aggregate the views of new inputs into one predictive distribution."""
@@ -78,7 +88,9 @@ class Baseline:
             raise ValueError(f"views {missing} are missing from the predictions; {self.name!r} needs {list(self.used)}")
         known, given = self.classes, predictions.classes
         if known is not None and given is not None and not np.array_equal(known, given):
-            raise ValueError(f"predictions have classes {list(given)} but {self.name!r} was fitted on {list(known)}")
+            raise ValueError(
+                f"predictions have classes {given.tolist()} but {self.name!r} was fitted on {known.tolist()}"
+            )
         return predictions.select(self.used)
 
     def _pool_weights(self) -> Array:

@@ -1,13 +1,22 @@
 """Ways to turn the logits of K views into one log probability: functions of arrays (N, K, C) -> (N, C)."""
 
-__all__ = ["calibrated_log_likelihood", "entropy_pool", "linear_pool", "logit_pool", "maximum_pool", "temperature"]
+__all__ = [
+    "TEMPERATURES",
+    "calibrated_log_likelihood",
+    "entropy_pool",
+    "linear_pool",
+    "logit_pool",
+    "maximum_pool",
+    "temperature",
+]
 
 import numpy as np
 from scipy import optimize, special
 
 from vbtta.labels import Array
 
-_SLOPE_RANGE = (0.01, 100.0)  # of the inverse temperature
+TEMPERATURES = (0.01, 100.0)  # the range
+_SLOPE_RANGE = (1 / TEMPERATURES[1], 1 / TEMPERATURES[0])
 
 
 def linear_pool(logits: Array, weights: Array) -> Array:
@@ -48,9 +57,9 @@ def temperature(log_proba: Array, target: Array) -> float:
 
     low, high = np.log(_SLOPE_RANGE)
     if derivative(low) <= 0:
-        return 1 / _SLOPE_RANGE[0]
+        return TEMPERATURES[1]
     if derivative(high) >= 0:
-        return 1 / _SLOPE_RANGE[1]
+        return TEMPERATURES[0]
     return float(np.exp(-optimize.brentq(derivative, low, high, xtol=1e-10)))
 
 

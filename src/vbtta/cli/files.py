@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vbtta._support.extras import require
+from vbtta._support.words import shown
 from vbtta.cli.running import Talk, UsageError, existing
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import ViewPredictions
@@ -56,7 +57,7 @@ def read_labels(path: Path, *, columns_are_annotators: bool = False) -> Labels:
     if wide and "label" in table:
         raise ValueError(f"{path} has both a column 'label' (long) and {next(iter(wide))!r} (wide); keep one layout")
     if "label" in table and "instance" in table:
-        return Labels(_long(table, path), "long")
+        return Labels(_some(_long(table, path), path), "long")
     if "label" in table:
         wide = {"label": "label"}
     if not wide:
@@ -66,7 +67,7 @@ def read_labels(path: Path, *, columns_are_annotators: bool = False) -> Labels:
             f"it has {found}"
         )
     named = columns_are_annotators or not all(ending.isdigit() for ending in wide.values())
-    return Labels(_wide(table, wide, named and wide != {"label": "label"}), "wide")
+    return Labels(_some(_wide(table, wide, named and wide != {"label": "label"}, path), path), "wide")
 
 
 def read_pair(
@@ -150,16 +151,26 @@ def _long(table: dict[str, Array], path: Path) -> LabelSets:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _wide(table: dict[str, Array], columns: dict[str, str], named: bool) -> LabelSets:
+def _some(labels: LabelSets, path: Path) -> LabelSets:
+    """Labels, of which there must be one at least."""
+    if not len(labels):
+        raise ValueError(f"{path} holds no labels: the lines below its first are empty or missing; add some")
+    return labels
+
+
+def _wide(table: dict[str, Array], columns: dict[str, str], named: bool, path: Path) -> LabelSets:
     values = np.stack([table[name].astype(object) for name in columns], axis=1)  # (N, M)
     absent = np.array([[cell is None or cell != cell for cell in row] for row in values], dtype=bool)
     absent = absent.reshape(values.shape)
     rows, column = np.nonzero(~absent)
     label = _from_list(values[rows, column].tolist())
     people = np.array(list(columns.values()))[column] if named else None
-    if "instance" in table:
-        return LabelSets.from_table(table["instance"][rows], label, people)
-    return LabelSets.from_table(rows, label, people, n_instances=len(values))
+    try:
+        if "instance" in table:
+            return LabelSets.from_table(table["instance"][rows], label, people)
+        return LabelSets.from_table(rows, label, people, n_instances=len(values))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _predictions_of(table: dict[str, Array], path: Path) -> ViewPredictions:
@@ -188,14 +199,17 @@ def _predictions_of(table: dict[str, Array], path: Path) -> ViewPredictions:
             variance[row, view, c] = _numbers(table[width], width, path)
     endings = [name.removeprefix("logit_") for name in outputs]
     classes = _typed(endings) if all(name.startswith("logit_") for name in outputs) else None
-    return ViewPredictions(mean, variance, names=list(names), ids=ids, classes=classes)
+    try:
+        return ViewPredictions(mean, variance, names=list(names), ids=ids, classes=classes)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _numbers(column: Array, name: str, path: Path) -> Array:
     try:
         return column.astype(np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"{path}: column {name!r} must hold numbers; it has {column[0]!r}") from None
+        raise ValueError(f"{path}: column {name!r} must hold numbers; it has {shown(column[0])}") from None
 
 
 def _first_seen(values: Array) -> tuple[Array, Array]:

@@ -66,7 +66,7 @@ def write_run_report(folder: Path, target: Path, talk: Talk) -> list[str]:
         parts["examples"] = _examples(folder / "examples.npz")
         used.append(folder / "examples.npz")
     files = {path.name: digest(path) for path in used}
-    circumstances = provenance(policy, files, run.get("options", {}))
+    circumstances = provenance(policy, files, run.get("options"))
     try:
         write_report(target, policy, story=run.get("story"), circumstances=circumstances, **parts)
     except (KeyError, TypeError, AttributeError) as error:

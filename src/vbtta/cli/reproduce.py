@@ -128,26 +128,38 @@ def _verify(
     jobs: int,
     talk: Talk,
 ) -> None:
-    from vbtta.experiments.running import read_outcome
+    from vbtta.experiments.item import DataMissing
+    from vbtta.experiments.running import ResultsDiffer, read_outcome
     from vbtta.experiments.running import verify as run_again
 
     found: dict[str, Any] = {}
+    lines, skipped, different = [], {}, []
     for name in names:
         path = out / name / "rows.json"
         if path.is_file():
             outcome = read_outcome(path)
             again = min(sample, len(outcome.trials))
             talk.note(f"{name}: running {again} of {len(outcome.trials)} trials again")
-            gap = run_again(outcome, places, sample=sample, seed=seed, jobs=jobs)
-            found[name] = {"trials": again, "largest_difference": gap}
+            try:
+                gap = run_again(outcome, places, sample=sample, seed=seed, jobs=jobs)
+            except DataMissing as missing:
+                skipped[name] = found[name] = {"skipped": str(missing)}
+                lines.append(f"{name}: skipped, {missing}")
+            except ResultsDiffer as difference:
+                found[name] = {"different": str(difference)}
+                different.append(str(difference))
+                lines.append(f"{name}: differs")
+            else:
+                found[name] = {"trials": again, "largest_difference": gap}
+                lines.append(f"{name}: {again} trials agree, largest difference {gap:.1e}")
         elif not everything:
             raise OSError(f"{path} does not exist; run `vbtta reproduce {name} --out {out}` first")
     if not found:
         raise OSError(f"{out} holds no results; run `vbtta reproduce all --out {out}` first")
-    talk.result(
-        found,
-        "\n".join(
-            f"{name}: {entry['trials']} trials agree, largest difference {entry['largest_difference']:.1e}"
-            for name, entry in found.items()
-        ),
-    )
+    if skipped:
+        lines.append(f"{len(skipped)} of {len(found)} items skipped for want of data")
+    talk.result(found, "\n".join(lines))
+    if different:
+        raise ResultsDiffer("; ".join(different))
+    if len(skipped) == len(found):
+        raise OSError(f"nothing was checked: {next(iter(skipped.values()))['skipped']}")

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from vbtta.diagnostics.simulation import simulator
 from vbtta.diagnostics.views import some_labelled
 from vbtta.engines import fit_model
 from vbtta.labels import Array, LabelSets
 from vbtta.policy import ConvergenceWarning, Policy
-from vbtta.predictions import CategoricalPrediction, ContinuousPrediction, Prediction, ViewPredictions
+from vbtta.predictions import CategoricalPrediction, ViewPredictions
 from vbtta.specs import EM
 
 _FACTOR = 3.0  # priors are made so much stronger and weaker
@@ -59,8 +60,9 @@ def predictive_checks(
 ) -> tuple[PredictiveCheck, ...]:
     """Compare the label sets with simulated ones of the same inputs and annotators.
 
-    Labels are drawn from the predictive distribution and, where label noise is modelled, through its posterior mean:
-    then the labels of an instance share one truth. A small p-value names a respect in which the model is wrong.
+    Labels are drawn from the predictive distribution and, where label noise is modelled, through what the labels say of
+    it, error rates of classes drawn from their posterior: then the labels of an instance share one truth. A small
+    p-value names a respect in which the model is wrong.
     """
     labels = labels.align(len(predictions), predictions.ids)
     rows = some_labelled(labels, seed)
@@ -77,7 +79,7 @@ def predictive_checks(
         centre, spread = prediction.mean[given.instance], np.sqrt(prediction.variance)[given.instance]
         statistics = _number_statistics(given)
     sets = _Sets(value, given.instance, given.count, given.n_instances, centre, spread)
-    draw = _simulator(policy, prediction, given)
+    draw = simulator(policy, prediction, given)
     simulated = [sets._replace(value=draw(generator)) for _ in range(simulations)]
     return tuple(_check(name, rule, sets, simulated) for name, rule in statistics.items())
 
@@ -108,59 +110,6 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
             moved = weights(replace(cast("Any", policy.model), **{prior: changed}))
             found.append(Sensitivity(prior, factor, float(0.5 * np.abs(moved - reference).sum())))
     return tuple(found)
-
-
-def _simulator(policy: Policy, prediction: Prediction, labels: LabelSets) -> Callable[[np.random.Generator], Array]:
-    people = policy.annotators
-    if isinstance(prediction, CategoricalPrediction):
-        if people is None:
-            return lambda generator: _draw_class(generator, prediction.proba[labels.instance])
-        matrices = np.concatenate([people.confusion, people.confusion.mean(axis=0, keepdims=True)])
-        who = _places(people.names, labels)
-
-        def classes(generator: np.random.Generator) -> Array:
-            truth = _draw_class(generator, prediction.proba)  # (N,)
-            return _draw_class(generator, matrices[who, truth[labels.instance]])
-
-        return classes
-    if people is None:
-        return lambda generator: _draw_number(generator, prediction, labels.instance)
-    bias = np.concatenate([people.bias, np.zeros((1, people.bias.shape[1]))])
-    noise = np.concatenate([people.noise, np.sqrt((people.noise**2).mean(axis=0, keepdims=True))])
-    who = _places(people.names, labels)
-
-    def numbers(generator: np.random.Generator) -> Array:
-        truth = _draw_number(generator, prediction, np.arange(labels.n_instances))  # (N, C)
-        error = bias[who] + noise[who] * generator.standard_normal((len(who), bias.shape[1]))
-        return np.asarray(truth[labels.instance] + error)
-
-    return numbers
-
-
-def _places(names: tuple[str, ...], labels: LabelSets) -> Array:
-    """Every label's annotator among those of the fit, and one past the last for strangers."""
-    if labels.annotator is None:
-        return np.full(len(labels), 0 if len(names) == 1 else len(names))
-    known = {name: place for place, name in enumerate(names)}
-    if len(names) == 1:
-        return np.zeros(len(labels), dtype=np.intp)
-    return np.array([known.get(name, len(names)) for name in labels.annotator_names])[labels.annotator]
-
-
-def _draw_class(generator: np.random.Generator, proba: Array) -> Array:
-    above = generator.random(len(proba))[:, None] > np.cumsum(proba, axis=1)
-    return np.asarray(np.minimum(above.sum(axis=1), proba.shape[1] - 1))
-
-
-def _draw_number(generator: np.random.Generator, prediction: ContinuousPrediction, rows: Array) -> Array:
-    """One draw of the predictive mixture for each of the rows: (J, C)."""
-    view = _draw_class(generator, prediction.weights[rows])
-    dof = prediction.dof[view]
-    factor = np.linalg.cholesky(prediction.scale[rows, view])  # (J, C, C)
-    normal = generator.standard_normal((len(rows), factor.shape[1]))
-    finite = np.where(np.isinf(dof), 1.0, dof)
-    shrink = np.where(np.isinf(dof), 1.0, np.sqrt(finite / generator.chisquare(finite)))
-    return np.asarray(prediction.location[rows, view] + shrink[:, None] * np.einsum("jcd,jd->jc", factor, normal))
 
 
 def _class_statistics(n_classes: int, classes: Array, labels: LabelSets) -> dict[str, Statistic]:

@@ -200,15 +200,21 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         Claim(
             "Cutmix's points are close to Gaussian wherever the input is",
             "holds" if most <= 2 * _LEVEL else "does not hold",
-            f"between {100 * min(cutmix_rejected):.0f} and {100 * most:.0f} % of samples are rejected",
+            f"{_percentages(cutmix_rejected)} of samples are rejected",
         ),
         Claim(
             "Statistical hypothesis tests confirm the Gaussian assumption (announced, not shown)",
             "holds" if max(rejected) <= 2 * _LEVEL else "does not hold",
-            f"Henze-Zirkler rejects between {100 * min(rejected):.0f} and {100 * max(rejected):.0f} % of samples, "
-            f"{100 * float(np.mean(rejected)):.0f} % on average",
+            f"Henze-Zirkler rejects {_percentages(rejected)} of samples",
         ),
     ]
+
+
+def _percentages(shares: Sequence[float]) -> str:
+    """The range of shares, or the one percentage that all of them are."""
+    low, high = f"{100 * min(shares):.0f}", f"{100 * max(shares):.0f}"
+    mean = f"{100 * float(np.mean(shares)):.0f}"
+    return f"{high} %" if low == high else f"between {low} and {high} % (on average {mean} %)"
 
 
 @styled

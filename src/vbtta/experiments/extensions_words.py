@@ -138,9 +138,11 @@ def _strengths() -> str:
 
 
 def _small(gap: Difference, least: float = 0.01) -> str:
-    """A verdict on nats of log loss, where next to nothing is said to be just that."""
+    """A verdict on nats of log loss, where next to nothing, or nothing sure, is said to be just that."""
     if gap.mean <= 0:
         return "does not hold"
+    if gap.mean <= 2 * gap.error:
+        return "does not hold: a gain within two standard errors of none is no evidence"
     return "holds" if gap.mean >= least else f"holds if a gain of {gap.mean:.4f} nats counts"
 
 

@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, the state of the code, the machine, the time."""
+"""Where a result comes from: the versions, the machine and the time of each trial, and the state of the code."""
 
 from __future__ import annotations
 
@@ -7,22 +7,47 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["code_state", "provenance"]
+__all__ = ["NOT_RECORDED", "circumstances", "code_state", "made_by", "provenance"]
 
 _PACKAGES = ("vbtta", "numpy", "scipy", "torch", "pyro-ppl", "kornia")
+NOT_RECORDED = "not recorded"
 
 
-def provenance() -> dict[str, Any]:
-    """Facts about the run that made a result."""
+def circumstances() -> dict[str, Any]:
+    """Versions, machine and time, taken where and when a trial runs."""
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "machine": f"{platform.system()} {platform.machine()}",
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def provenance(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What an item's trials say about how they were made."""
+    return {
+        "made": made_by(trials),
+        "code": sorted({trial["code"] for trial in trials}),
+        "seconds": round(sum(trial["seconds"] for trial in trials), 1),
+    }
+
+
+def made_by(trials: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every combination of versions and machine with the number of trials it made; what trials do not say is marked."""
+    made: list[dict[str, Any]] = []
+    for trial in trials:
+        facts = trial.get("made", {})
+        entry = {name: facts.get(name, NOT_RECORDED) for name in ("versions", "machine", "processor")}
+        same = next((one for one in made if {**one, "trials": 0} == {**entry, "trials": 0}), None)
+        if same is None:
+            made.append({**entry, "trials": 1})
+        else:
+            same["trials"] += 1
+    return made
 
 
 def code_state() -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vbtta._support.files import atomic_path
 from vbtta.experiments.item import ITEMS, Cell, Claim, load_item
+from vbtta.experiments.provenance import NOT_RECORDED, made_by
 from vbtta.experiments.running import Outcome, read_outcome, write_outcome
 from vbtta.plotting import save_svg
 
@@ -72,7 +74,8 @@ def _section(outcome: Outcome, folder: Path) -> str:
     )
     codes = ", ".join(_short(code) for code in facts["code"])
     made = f"Profile `{outcome.profile}`: " + (
-        f"{len(outcome.trials)} trials, {facts['seconds']:.0f} s by the clock if run one by one; code {codes}."
+        f"{len(outcome.trials)} trials, {facts['seconds']:.0f} s by the clock if run one by one; code {codes}; "
+        f"{_made(outcome.trials)}."
         if outcome.trials
         else "drawn, not measured."
     )
@@ -96,6 +99,19 @@ def _cells(cells: Sequence[Cell]) -> str:
         f"| {cell.what} | {cell.paper:.3f} | {cell.ours:.3f} | {cell.spread:.3f} | {cell.verdict} |" for cell in cells
     ]
     return "\n".join(["| cell | paper | ours | spread | verdict |", "| --- | ---: | ---: | ---: | --- |", *rows])
+
+
+def _made(trials: Sequence[Mapping[str, Any]]) -> str:
+    """Versions and machines of the trials, most of them first."""
+    parts = []
+    for entry in sorted(made_by(trials), key=lambda one: -one["trials"]):
+        if entry["versions"] == NOT_RECORDED:
+            part = f"versions and machine {NOT_RECORDED}"
+        else:
+            versions = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
+            part = f"{versions}; {entry['machine']}, {entry['processor']}"
+        parts.append(part if entry["trials"] == len(trials) else f"{entry['trials']} of them: {part}")
+    return "; ".join(parts)
 
 
 def _short(code: str) -> str:

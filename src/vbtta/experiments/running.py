@@ -22,13 +22,17 @@ from typing import Any
 from vbtta._support.files import atomic_path
 from vbtta._support.plain import to_plain
 from vbtta.experiments.item import DataMissing, Item, Places, Row, load_item
-from vbtta.experiments.provenance import code_state, provenance
+from vbtta.experiments.provenance import circumstances, code_state, provenance
 
-__all__ = ["Job", "Outcome", "jobs_of", "read_outcome", "run_items", "verify", "write_outcome"]
+__all__ = ["Job", "Outcome", "ResultsDiffer", "jobs_of", "read_outcome", "run_items", "verify", "write_outcome"]
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OLD = 3600.0  # seconds after which the part file of a killed run is litter
 _TOLERANCE = 1e-6
+
+
+class ResultsDiffer(ValueError):  # noqa: N818  (a finding of the check, not a fault of the code)
+    """Raised by :func:`verify`: kept results are not what the code makes."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Outcome:
     version: int
     config: dict[str, Any]
     provenance: dict[str, Any]
-    trials: list[dict[str, Any]]  # trial, code, seconds, rows
+    trials: list[dict[str, Any]]  # trial, code, seconds, made (versions and machine), rows
 
     @property
     def rows(self) -> list[Row]:
@@ -161,20 +165,20 @@ def read_outcome(path: Path) -> Outcome:
 def verify(outcome: Outcome, places: Places, *, sample: int, seed: int | None = None, jobs: int = 2) -> float:
     """Run a random sample of an outcome's trials again; the largest difference found.
 
-    Raises ValueError where the code is another version, the trials are others, or a row differs by more
-    than 1e-6 (relative to the larger of 1 and the number).
+    Raises ResultsDiffer where the code is another version, the trials are others, or a row differs by more
+    than 1e-6 (relative to the larger of 1 and the number); DataMissing where the data set of a trial is not there.
     """
     item = load_item(outcome.item)
     config = item.PROFILES[outcome.profile]
     if outcome.version != item.VERSION or outcome.config != _described(config):
-        raise ValueError(
+        raise ResultsDiffer(
             f"{outcome.item}: the results were made by version {outcome.version} with another configuration than the "
             f"code's (version {item.VERSION}); run the experiment again"
         )
     recorded = {json.dumps(trial["trial"], sort_keys=True): trial for trial in outcome.trials}
     known = {json.dumps(_described(trial), sort_keys=True): trial for trial in item.trials(config)}
     if set(recorded) != set(known):
-        raise ValueError(f"{outcome.item}: the results have other trials than the code; run the experiment again")
+        raise ResultsDiffer(f"{outcome.item}: the results have other trials than the code; run the experiment again")
     chosen = random.Random(seed).sample(sorted(known), min(sample, len(known)))
     fresh = Places(places.data, None, places.threads)  # no checkpoints: everything is made again
     with _processes(min(jobs, len(chosen)), places.threads) as submit:
@@ -199,7 +203,13 @@ def _work(job: Job, places: Places, state: str) -> float:
     start = time.perf_counter()
     rows = _rows_of(job.item, job.trial, places)
     seconds = time.perf_counter() - start
-    record = {"trial": job.described, "code": state, "seconds": round(seconds, 2), "rows": rows}
+    record = {
+        "trial": job.described,
+        "code": state,
+        "seconds": round(seconds, 2),
+        "made": circumstances(),
+        "rows": rows,
+    }
     with atomic_path(job.kept) as temporary:
         temporary.write_text(_dump(record), encoding="utf-8")
     return seconds
@@ -213,10 +223,7 @@ def _rows_of(name: str, trial: Any, places: Places) -> list[Row]:
 
 def _outcome(name: str, profile: str, trials: list[dict[str, Any]]) -> Outcome:
     item: Item = load_item(name)
-    facts = provenance()
-    facts["code"] = sorted({trial["code"] for trial in trials})
-    facts["seconds"] = round(sum(trial["seconds"] for trial in trials), 1)
-    return Outcome(name, profile, item.VERSION, _described(item.PROFILES[profile]), facts, trials)
+    return Outcome(name, profile, item.VERSION, _described(item.PROFILES[profile]), provenance(trials), trials)
 
 
 @contextmanager
@@ -260,13 +267,13 @@ def _end_with(lifeline: Connection) -> None:
 def _difference(what: str, before: list[Row], after: list[Row]) -> float:
     """The largest difference of numbers, relative where they are large; anything else must be equal."""
     if len(before) != len(after) or any(set(old) != set(new) for old, new in zip(before, after, strict=True)):
-        raise ValueError(f"{what}: run again it gives other rows")
+        raise ResultsDiffer(f"{what}: run again it gives other rows")
     largest = 0.0
     for old, new in zip(before, after, strict=True):
         for key, value in old.items():
             gap = _gap(value, new[key])
             if not gap <= _TOLERANCE:
-                raise ValueError(f"{what}: {key} is {value} in the results and {new[key]} when run again")
+                raise ResultsDiffer(f"{what}: {key} is {value} in the results and {new[key]} when run again")
             largest = max(largest, gap)
     return largest
 

@@ -17,6 +17,8 @@ from vbtta.diagnostics import Diagnosis
 from vbtta.policy import Policy
 from vbtta.specs import spec_to_dict
 
+_UNKNOWN = {"options": "not recorded", "seed": "not recorded"}
+
 
 def comparison_document(outcome: Comparison) -> dict[str, Any]:
     """A comparison without the fitted methods."""
@@ -65,7 +67,10 @@ def _people(known: Any) -> dict[str, Any] | None:
 
 
 def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What it takes to get the same result again: versions, options, hashes of the data, and when it was done."""
+    """What it takes to get the same result again: versions, options, hashes of the data, and when it was done.
+
+    Without options the seed and the rest are not recorded, and that is said.
+    """
     versions = {"vbtta": __version__, "python": platform.python_version()}
     for name in ("numpy", "scipy", "torch", "matplotlib"):
         try:
@@ -78,7 +83,7 @@ def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, A
         "versions": versions,
         "model": _short(spec_to_dict(policy.model)),
         "engine": _short(spec_to_dict(policy.engine)),
-        "options": {key: str(value) for key, value in (options or {}).items()},
+        "options": {key: str(value) for key, value in (options or _UNKNOWN).items()},
         "files": dict(files),
     }
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vbtta._support.checks import one_of, positive, takes
+from vbtta._support.words import shown
 
 ContinuousNoise = Literal["none", "annotator"]
 CategoricalNoise = Literal["none", "uniform", "annotator", "confusion"]
@@ -280,7 +281,9 @@ class OrdinalMixture:
         )
         if self.levels is not None:
             if isinstance(self.levels, str) or len(self.levels) < 2 or len(set(self.levels)) < len(self.levels):
-                raise ValueError(f"levels must be two values or more, all different, ascending; got {self.levels!r}")
+                raise ValueError(
+                    f"levels must be two values or more, all different, ascending; got {shown(self.levels)}"
+                )
             object.__setattr__(self, "levels", tuple(self.levels))
 
 
