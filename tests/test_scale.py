@@ -668,13 +668,16 @@ def test_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     pq.write_table(pa.table({"a": [1.0]}), inputs)
     options: list[dict[str, Any]] = [
         {"workers": "2"}, {"workers": 0}, {"seed": "x"}, {"batch_size": 0}, {"rows_per_part": 0}, {"worker_options": 1},
+        {"key": b"x"},
     ]  # fmt: skip
     for option in options:
         with pytest.raises(ValueError, match=f"^{next(iter(option))} must be .*; got"):
             collect_on_cluster(sums, inputs, [Identity()], tmp_path / "out", **option)
-        if not option.keys() & {"batch_size", "rows_per_part"}:
+        if not option.keys() & {"batch_size", "rows_per_part", "key"}:
             with pytest.raises(ValueError, match=f"^{next(iter(option))} must be .*; got"):
                 fit_on_cluster(tmp_path / "views", np.zeros(50), task="regression", **option)
+    with pytest.raises(ValueError, match="labels must be given on a cluster"):
+        fit_on_cluster(tmp_path, None, task="regression")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="read must be a function"):
         collect_on_cluster(sums, inputs, [Identity()], tmp_path / "out", read=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"dataset must be a path or a list of paths; got 3"):

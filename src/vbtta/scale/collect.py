@@ -118,6 +118,8 @@ def collect_views(
         )
     if read is not None and not callable(read):
         raise TypeError(f"read must be a function that makes inputs of a pyarrow.Table; got {type(read).__name__}")
+    if not isinstance(key, str):
+        raise ValueError(f"key must be a str, such as a digest of the model's weights; got {key!r}")
     view_list = as_views(views)
     pieces = pieces_of(dataset, rows_per_part)
     folder = Path(out)

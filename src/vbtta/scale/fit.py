@@ -95,6 +95,8 @@ def fit_policy(
             f"engine must be 'auto', 'em' or EM(...) on a cluster; got {engine!r}. ADVI runs in memory, with "
             "ADVI(batch_size=...) on a sample: vbtta.fit_policy"
         )
+    if labels is None:
+        raise ValueError("labels must be given on a cluster; without any, fit in memory: vbtta.fit_policy(..., None)")
     seed = whole_number("seed", seed, 0)
     workers, worker_options = check_workers(workers, worker_options)
     connect(address)
