@@ -39,7 +39,7 @@ from vbtta.infer.blocks import join, nodes, total
 from vbtta.scale import StreamingFit
 from vbtta.scale import collect_views as collect_on_cluster
 from vbtta.scale import fit_policy as fit_on_cluster
-from vbtta.scale.cluster import Fleet
+from vbtta.scale.cluster import Fleet, connect, remote_class
 from vbtta.scale.collect import _packed
 from vbtta.scale.collector import Collector, Job
 from vbtta.scale.data import Calibration
@@ -410,6 +410,10 @@ def test_errors_of_workers_are_short(machines: Machines, tmp_path: Path) -> None
         def fail(self) -> None:
             raise KeyError("x")
 
+    with pytest.raises(ValueError, match=r"worker_options are not what ray\.remote takes: .*nonsense"):
+        Fleet(Frail, (False,), 1, {"nonsense": 1})
+    with pytest.warns(UserWarning, match=r"no node of the cluster has what a worker needs \(1 CPU, 8 GPU\)"):
+        remote_class(connect(), Frail, {"num_cpus": 1, "num_gpus": 8})
     fleet = Fleet(Frail, (False,), 1, {})
     with pytest.raises(KeyError, match=r"^'x'$") as lookup:
         fleet.anywhere([("fail", ())])

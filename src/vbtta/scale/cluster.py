@@ -3,6 +3,7 @@
 __all__ = ["Fleet", "check_workers", "connect", "remote_class"]
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,9 +44,25 @@ def check_workers(workers: Any, options: Any) -> tuple[int | None, dict[str, Any
 def remote_class(ray: Any, make: type, options: dict[str, Any]) -> Any:
     """A class whose instances are workers."""
     try:
-        return ray.remote(**options)(make)
+        remote = ray.remote(**options)(make)
     except (TypeError, ValueError) as error:
         raise ValueError(f"worker_options are not what ray.remote takes: {error}") from None
+    _warn_where_none_fits(ray, options)
+    return remote
+
+
+def _warn_where_none_fits(ray: Any, options: dict[str, Any]) -> None:
+    """Ray waits without a word for a node that can hold a worker."""
+    named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+    needs = {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
+        asked = ", ".join(f"{amount} {name}" for name, amount in needs.items())
+        warnings.warn(
+            f"no node of the cluster has what a worker needs ({asked}), so none starts until one joins; see "
+            "worker_options",
+            stacklevel=2,
+        )
 
 
 class Fleet:
