@@ -40,10 +40,13 @@ from vbtta.infer.blocks import join, nodes, total
 from vbtta.scale import StreamingFit
 from vbtta.scale import collect_views as collect_on_cluster
 from vbtta.scale import fit_policy as fit_on_cluster
-from vbtta.scale.cluster import Fleet
+from vbtta.scale.cluster import Fleet, connect, remote_class
+from vbtta.scale.collect import _packed
+from vbtta.scale.collector import Collector, Job
 from vbtta.scale.data import Calibration
+from vbtta.scale.failures import Failure, WorkerError
 from vbtta.scale.fit import _Remote
-from vbtta.scale.inputs import read_inputs
+from vbtta.scale.inputs import pieces_of, read_inputs
 from vbtta.scale.label_tables import label_reader
 from vbtta.scale.tables import About, open_sources, prediction_table
 
@@ -328,6 +331,88 @@ def test_what_is_wrong_with_a_model_is_said(machines: Machines, tmp_path: Path) 
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 
+def raising(error: Exception) -> Callable[..., Any]:
+    def function(*_: Any) -> Any:
+        raise error
+
+    return function
+
+
+def sums() -> Callable[[np.ndarray], np.ndarray]:
+    return lambda batch: batch.sum(axis=1)
+
+
+def growing() -> Callable[[np.ndarray], np.ndarray]:
+    """A model with more outputs for later inputs."""
+    return lambda batch: np.zeros((len(batch), 1 + int(batch[0, 0])))
+
+
+class UnsendableError(Exception):
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(one + other)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("factory", "read", "kind", "message"),
+    [
+        (raising(KeyError("weights")), None, RuntimeError, "^model_factory raised KeyError: 'weights'$"),
+        (lambda: raising(UnsendableError("a", "b")), None, RuntimeError, "rows 0 to 4: the model or a view raised Uns"),
+        (sums, raising(OSError("no disk")), RuntimeError, r"in\.parquet, rows 0 to 4: read raised OSError: no disk$"),
+        (lambda: 3, None, ValueError, "^model must be a torch module, .*; got int$"),
+        (growing, None, ValueError, "rows 0 to 4: the model returned 3 outputs from input 2 on and 1 before"),
+    ],
+)
+def test_a_worker_says_what_failed(
+    tmp_path: Path, factory: Any, read: Any, kind: type[Exception], message: str
+) -> None:
+    from ray import cloudpickle
+
+    pq.write_table(pa.table({"a": np.arange(4.0)}), tmp_path / "in.parquet")
+    job = Job(factory, [Identity()], 1, 2, False, None, 0, None, read, str(tmp_path / "out"), "")
+    (tmp_path / "out").mkdir()
+    pieces = [json.dumps(piece) for piece in pieces_of(tmp_path / "in.parquet", 4)]
+    failure = Failure.from_json(Collector(cloudpickle.dumps(job))({"piece": pieces})["failure"][0])
+    with pytest.raises(kind, match=message):
+        raise failure.error()
+    assert "Traceback" in failure.trace
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_errors_of_workers_are_short(machines: Machines, tmp_path: Path) -> None:
+    """Not Ray's, whose traceback is the cause."""
+    inputs_in_files(tmp_path / "inputs", 20)
+    with pytest.raises(RuntimeError, match=r"^model_factory raised FileNotFoundError: weights\.pt$") as found:
+        collect_on_cluster(
+            raising(FileNotFoundError("weights.pt")), tmp_path / "inputs", [Identity()], tmp_path / "out", workers=1
+        )
+    assert isinstance(found.value.__cause__, WorkerError)
+
+    class Frail:
+        def __init__(self, ill: bool) -> None:
+            if ill:
+                raise OSError("no vbtta here.")
+
+        def ready(self) -> bool:
+            return True
+
+        def fail(self) -> None:
+            raise KeyError("x")
+
+    with pytest.raises(ValueError, match=r"worker_options are not what ray\.remote takes: .*nonsense"):
+        Fleet(Frail, (False,), 1, {"nonsense": 1})
+    with pytest.warns(UserWarning, match=r"no node of the cluster has what a worker needs \(1 CPU, 8 GPU\)"):
+        remote_class(connect(), Frail, {"num_cpus": 1, "num_gpus": 8})
+    fleet = Fleet(Frail, (False,), 1, {})
+    with pytest.raises(KeyError, match=r"^'x'$") as lookup:
+        fleet.anywhere([("fail", ())])
+    assert isinstance(lookup.value.__cause__, WorkerError)
+    fleet.close()
+    fleet = Fleet(Frail, (True,), 1, {})
+    with pytest.raises(RuntimeError, match=r"the last one with: OSError: no vbtta here\. Start"):
+        fleet.anywhere([("fail", ())])
+
+
 # -- the driver's memory --------------------------------------------------------------------------
 
 DRIVER = """
@@ -421,6 +506,11 @@ def test_a_stream_ends_near_the_batch(case: str) -> None:
 
 
 def test_a_stream_refuses_what_it_cannot_use(tmp_path: Path) -> None:
+    for options in ({"decay": "a"}, {"delay": "a"}, {"delay": -1.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} must be .*; got"):
+            StreamingFit(task="regression", **options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="predictions must be ViewPredictions; got ndarray"):
+        StreamingFit(task="regression").partial_fit(np.zeros((4, 2, 1)), np.zeros(4))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"GaussianMixture.*vbtta\.scale\.fit_policy"):
         StreamingFit(task="regression", model=GaussianLatent())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"decay must be above 0\.5"):
@@ -483,9 +573,28 @@ def test_a_ray_data_set(machines: Machines, tmp_path: Path) -> None:
         open_sources(tmp_path / "plain.parquet")
     whole = pq.read_table(folder).replace_schema_metadata(None)
     dataset = ray.data.from_arrow([whole.slice(0, 200), whole.slice(200)])
+    with pytest.raises(ValueError, match=r"dataset\.write_parquet\(folder\), and give the folder"):
+        collect_on_cluster(sums, dataset, [Identity()], tmp_path / "out")
     model = GaussianMixture(noise="none")
     found = fit_on_cluster(dataset, labels, task="regression", model=model, guard=False, names=NAMES, workers=1)
     assert_same(found, fit_policy(predictions, labels, task="regression", model=model, guard=False), predictions)
+
+
+def test_names_of_views_that_files_do_not_name(tmp_path: Path) -> None:
+    numbered = ViewPredictions(np.zeros((5, 2, 1)), ids=np.arange(5))
+    numbered.save(tmp_path / "numbered.npz")
+    write(tmp_path / "numbered", numbered, 1)
+    for dataset in (tmp_path / "numbered.npz", tmp_path / "numbered"):
+        assert open_sources(dataset, ["a", "b"])[0].about.names == ("a", "b")
+        with pytest.raises(ValueError, match=r"names: .*numbered.* holds the views .*; leave names out"):
+            open_sources(dataset, ["a", "b", "c"])
+    ViewPredictions(np.zeros((5, 2, 1)), names=["a", "b"]).save(tmp_path / "named.npz")
+    assert open_sources(tmp_path / "named.npz", ["a", "b"])[0].about.names == ("a", "b")
+    with pytest.raises(ValueError, match="holds the views a, b; leave names out"):
+        open_sources(tmp_path / "named.npz", ["x", "y"])
+    pq.write_table(pa.table({"mean": [[1.0, 2.0]]}), tmp_path / "lists.parquet")
+    with pytest.raises(ValueError, match=r"got list<element: double>\. .*column\.cast\("):
+        open_sources(tmp_path / "lists.parquet", ["a", "b"])
 
 
 def test_labels_of_some_rows(tmp_path: Path) -> None:
@@ -548,6 +657,29 @@ def test_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         Calibration(sources, label_reader(np.zeros(49)), 1, {})
     with pytest.raises(TypeError, match="lambda: model"):
         collect_on_cluster(object(), tmp_path, [Identity()], tmp_path)  # type: ignore[arg-type]
+    inputs = tmp_path / "inputs.parquet"
+    pq.write_table(pa.table({"a": [1.0]}), inputs)
+    options: list[dict[str, Any]] = [
+        {"workers": "2"}, {"workers": 0}, {"seed": "x"}, {"batch_size": 0}, {"rows_per_part": 0}, {"worker_options": 1},
+        {"key": b"x"},
+    ]  # fmt: skip
+    for option in options:
+        with pytest.raises(ValueError, match=f"^{next(iter(option))} must be .*; got"):
+            collect_on_cluster(sums, inputs, [Identity()], tmp_path / "out", **option)
+        if not option.keys() & {"batch_size", "rows_per_part", "key"}:
+            with pytest.raises(ValueError, match=f"^{next(iter(option))} must be .*; got"):
+                fit_on_cluster(tmp_path / "views", np.zeros(50), task="regression", **option)
+    with pytest.raises(ValueError, match="labels must be given on a cluster"):
+        fit_on_cluster(tmp_path, None, task="regression")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="read must be a function"):
+        collect_on_cluster(sums, inputs, [Identity()], tmp_path / "out", read=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"dataset must be a path or a list of paths; got 3"):
+        collect_on_cluster(sums, 3, [Identity()], tmp_path / "out")
+    lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"one of them cannot be: cannot pickle '_thread\.lock'"):
+        _packed(Job(lambda: lock, [Identity()], 1, 2, False, None, 0, None, None, "", ""))
+    with pytest.raises(FileNotFoundError, match="labels: there is nothing at"):
+        label_reader(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'pip install "vbtta\[ray\]"'):
         fit_on_cluster(tmp_path, [1.0], task="regression")

@@ -1,12 +1,15 @@
 """A cluster and the workers on it: calls that survive the loss of a node."""
 
-__all__ = ["Fleet", "connect"]
+__all__ = ["Fleet", "check_workers", "connect", "remote_class"]
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from vbtta._support.checks import whole_number
 from vbtta._support.extras import require
+from vbtta.scale.failures import WorkerError, in_a_line, of_ray
 
 _START = 120.0  # seconds within which the first worker must have started, and all others half of that after it
 
@@ -27,6 +30,39 @@ def connect(address: str | None = None) -> Any:
         local = {} if address or os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
         ray.init(address=address, logging_level="warning", log_to_driver=False, **local)
     return ray
+
+
+def check_workers(workers: Any, options: Any) -> tuple[int | None, dict[str, Any]]:
+    """The arguments `workers` and `worker_options`, checked before anything is started."""
+    if options is not None and not isinstance(options, dict):
+        raise ValueError(
+            f"worker_options must be a dict of what ray.remote takes, as {{'num_gpus': 1}}; got {options!r}"
+        )
+    return None if workers is None else whole_number("workers", workers, 1), options or {}
+
+
+def remote_class(ray: Any, make: type, options: dict[str, Any]) -> Any:
+    """A class whose instances are workers."""
+    try:
+        remote = ray.remote(**options)(make)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"worker_options are not what ray.remote takes: {error}") from None
+    _warn_where_none_fits(ray, options)
+    return remote
+
+
+def _warn_where_none_fits(ray: Any, options: dict[str, Any]) -> None:
+    """Ray waits without a word for a node that can hold a worker."""
+    named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+    needs = {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
+        asked = ", ".join(f"{amount} {name}" for name, amount in needs.items())
+        warnings.warn(
+            f"no node of the cluster has what a worker needs ({asked}), so none starts until one joins; see "
+            "worker_options",
+            stacklevel=2,
+        )
 
 
 class Fleet:
@@ -56,7 +92,7 @@ class Fleet:
                 "it out for one worker a core"
             )
         needs = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD", **options}
-        remote = self.ray.remote(**needs)(make)
+        remote = remote_class(self.ray, make, needs)
         started = [remote.remote(*arguments) for _ in range(n_workers or cores)]
         ready = [worker.ready.remote() for worker in started]
         first, _ = self.ray.wait(ready, num_returns=1, timeout=_START)
@@ -97,8 +133,8 @@ class Fleet:
             try:
                 results[number] = self._get(done[0])
                 idle.append(place)
-            except self._lost_errors:
-                self._lose(place)
+            except self._lost_errors as error:
+                self._lose(place, error)
                 waiting.append(number)
                 idle = [one for one in idle if one in self.workers]
         return results
@@ -109,8 +145,8 @@ class Fleet:
         for place in list(self.workers):
             try:
                 self._get(self._send(place, ("drop", ())))
-            except self._lost_errors:
-                self._lose(place)
+            except self._lost_errors as error:
+                self._lose(place, error)
         places, numbers = list(self.workers), sorted(calls)
         for order, number in enumerate(numbers):
             self.owner[number] = places[order * len(places) // len(numbers)]
@@ -124,8 +160,8 @@ class Fleet:
         for answer, number in running.items():
             try:
                 results[number] = self._get(answer)
-            except self._lost_errors:
-                self._lose(self.owner[number])
+            except self._lost_errors as error:
+                self._lose(self.owner[number], error)
         for number, call in calls.items():
             self.history[number].append(call)
         self._settle()
@@ -147,8 +183,8 @@ class Fleet:
             for answer, (place, numbers) in running.items():
                 try:
                     found[tuple(numbers)] = self._get(answer)
-                except self._lost_errors:
-                    self._lose(place)
+                except self._lost_errors as error:
+                    self._lose(place, error)
                     lost += numbers
             self._settle()
             waiting = self._by_owner(lost)
@@ -168,24 +204,29 @@ class Fleet:
         """An answer; what went wrong there goes wrong here in the same words."""
         try:
             return self.ray.get(answer)
-        except self.ray.exceptions.RayTaskError as error:
-            cause = error.cause
+        except self._lost_errors:
+            raise
+        except self.ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
             if isinstance(cause, self._lost_errors):
                 raise cause from None
-            raise cause from error
+            raise of_ray(error) from WorkerError(str(error))
 
     @property
     def _lost_errors(self) -> tuple[type[Exception], ...]:
         errors = self.ray.exceptions
         return errors.RayActorError, errors.ObjectLostError, errors.OwnerDiedError
 
-    def _lose(self, place: int) -> None:
+    def _lose(self, place: int, error: Exception) -> None:
         """A worker is gone."""
         worker = self.workers.pop(place, None)
         if worker is not None:
             self.ray.kill(worker)  # it may be cut off rather than dead
         if not self.workers:
-            raise RuntimeError("all workers were lost; start the cluster anew and run the same call again")
+            raise RuntimeError(
+                f"all workers were lost, the last one with: {in_a_line(error).rstrip('.')}. Start the cluster anew and "
+                "run the same call again"
+            ) from WorkerError(str(error))
 
     def _settle(self) -> None:
         """Give the parts of lost workers to those with the fewest, and make them there what they were."""
@@ -201,8 +242,8 @@ class Fleet:
                 for call in self.history[number]:
                     try:
                         self._get(self._send(self.owner[number], call))
-                    except self._lost_errors:
-                        self._lose(self.owner[number])
+                    except self._lost_errors as error:
+                        self._lose(self.owner[number], error)
                         break
 
     def _replay(self, number: int) -> Any:
@@ -210,6 +251,6 @@ class Fleet:
         while True:
             try:
                 return self._get(self._send(self.owner[number], self.history[number][-1]))
-            except self._lost_errors:
-                self._lose(self.owner[number])
+            except self._lost_errors as error:
+                self._lose(self.owner[number], error)
                 self._settle()

@@ -9,28 +9,27 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vbtta._support.checks import whole_number
 from vbtta._support.extras import require
-from vbtta._support.files import atomic_path
 from vbtta._support.progress import Progress
-from vbtta.augment.base import Augmentation
 from vbtta.augment.fingerprint import view_fingerprint
 from vbtta.augment.foreign import as_views
-from vbtta.collect import check_options, collect_rows
-from vbtta.models.base import Model, Output, as_model
+from vbtta.collect import check_options
+from vbtta.models.base import Output
 from vbtta.predictions import ViewPredictions
-from vbtta.scale.cluster import connect
-from vbtta.scale.inputs import Piece, pieces_of, read_batches
-from vbtta.scale.tables import About, load_predictions, prediction_table
-
-_ROW_GROUP = 1 << 26  # bytes that are written at once
+from vbtta.scale.cluster import check_workers, connect, remote_class
+from vbtta.scale.collector import Collector, Job
+from vbtta.scale.failures import Failure, WorkerError, of_ray
+from vbtta.scale.inputs import Piece, pieces_of
+from vbtta.scale.tables import load_predictions
 
 
 class Collected(NamedTuple):
@@ -44,30 +43,6 @@ class Collected(NamedTuple):
     def load(self) -> ViewPredictions:
         """All of them in memory."""
         return load_predictions(self.folder)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What is done with every piece."""
-
-    factory: Callable[[], Any]
-    views: list[Augmentation]
-    draws: int
-    batch_size: int
-    delta: bool
-    output: Output
-    seed: int
-    classes: tuple[Any, ...] | None
-    read: Callable[[Any], Any] | None
-    folder: str
-    key: str
-
-    def target(self, piece: Piece) -> Path:
-        """Where a piece's predictions go; another model, seed or input has another name."""
-        mark = hashlib.sha256(
-            f"{self.key} {piece.stamp} {piece.first} {piece.start} {piece.stop}".encode()
-        ).hexdigest()[:12]
-        return Path(self.folder) / f"{piece.name}-{mark}.parquet"
 
 
 def collect_views(
@@ -132,11 +107,19 @@ def collect_views(
         Its `folder` is what :func:`vbtta.scale.fit_policy` takes.
     """
     check_options(draws, 0, variance)
+    seed = whole_number("seed", seed, 0)
+    batch_size = whole_number("batch_size", batch_size, 1)
+    rows_per_part = whole_number("rows_per_part", rows_per_part, 1)
+    workers, worker_options = check_workers(workers, worker_options)
     if not callable(model_factory):
         raise TypeError(
             f"model_factory must be a function that makes the model, called on every worker; got "
             f"{type(model_factory).__name__}. Wrap it: lambda: model"
         )
+    if read is not None and not callable(read):
+        raise TypeError(f"read must be a function that makes inputs of a pyarrow.Table; got {type(read).__name__}")
+    if not isinstance(key, str):
+        raise ValueError(f"key must be a str, such as a digest of the model's weights; got {key!r}")
     view_list = as_views(views)
     pieces = pieces_of(dataset, rows_per_part)
     folder = Path(out)
@@ -146,7 +129,7 @@ def collect_views(
     named = None if classes is None else tuple(np.asarray(classes).tolist())
     described = [made_by, read_by, prints, draws, variance, str(output), seed, named, key]
     mark = hashlib.sha256(json.dumps(described).encode()).hexdigest()
-    job = _Job(
+    job = Job(
         model_factory, view_list, draws, batch_size, variance == "delta", output, seed, named, read,
         str(folder.resolve()), mark,
     )  # fmt: skip
@@ -162,7 +145,7 @@ def collect_views(
     with Progress("inputs", n_rows, progress) as bar:
         bar.advance(n_rows - sum(piece.stop - piece.start for piece in waiting))
         if waiting:
-            _run(job, waiting, workers, worker_options or {}, address, bar)
+            _run(job, waiting, workers, worker_options, address, bar)
     return Collected(folder, n_rows, len(pieces), len(pieces) - len(waiting))
 
 
@@ -180,88 +163,43 @@ def _identity(function: Callable[..., Any] | None) -> str:
 
 
 def _run(
-    job: _Job, pieces: list[Piece], workers: int | None, options: dict[str, Any], address: str | None, bar: Progress
+    job: Job, pieces: list[Piece], workers: int | None, options: dict[str, Any], address: str | None, bar: Progress
 ) -> None:
     """Stream the pieces through a pool of actors."""
     ray = connect(address)
     data = require("ray.data", "ray")
-    cores = int(ray.cluster_resources().get("CPU", 0))
-    if workers is not None and (isinstance(workers, bool) or workers < 1):
-        raise ValueError(f"workers must be at least 1; got {workers!r}")
-    size = min(workers or max(cores, 1), len(pieces))
+    needs = {"num_cpus": 1, **options}
+    remote_class(ray, Collector, needs)  # says what is wrong with them
+    size = min(workers or max(int(ray.cluster_resources().get("CPU", 0)), 1), len(pieces))
     with _quiet(data.DataContext.get_current()):
         rows = data.from_items([{"piece": json.dumps(piece)} for piece in pieces], override_num_blocks=len(pieces))
         done = rows.map_batches(
-            _Collector,
+            Collector,
             batch_size=1,
-            fn_constructor_args=(job,),
+            fn_constructor_args=(_packed(job),),
             compute=data.ActorPoolStrategy(size=size),
-            **{"num_cpus": 1, **options},
+            **needs,
         )
-        for batch in done.iter_batches(batch_size=None, prefetch_batches=0):
-            for n_rows, failure in zip(batch["rows"], batch["failure"], strict=True):
-                if failure:
-                    raise ValueError(str(failure))
-                bar.advance(int(n_rows))
-
-
-class _Collector:
-    """An actor of the pool: a model that stays."""
-
-    def __init__(self, job: _Job) -> None:
-        self.job = job
-        self.model: Model = as_model(job.factory(), job.output)
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        pieces = [Piece(*json.loads(str(text))) for text in batch["piece"]]
-        answers = [self._try(piece) for piece in pieces]
-        return {
-            "rows": np.array([piece.stop - piece.start for piece in pieces]),
-            "failure": np.array(answers, dtype=object),
-        }
-
-    def _try(self, piece: Piece) -> str:
-        """Work on a piece; what is wrong with it, in words, or nothing."""
         try:
-            self.work(piece)
-        except (ValueError, TypeError, ImportError) as error:  # of the inputs or the model; others are Ray's to handle
-            return f"{piece.path}, rows {piece.start} to {piece.stop}: {error}"
-        return ""
+            for batch in done.iter_batches(batch_size=None, prefetch_batches=0):
+                for n_rows, told in zip(batch["rows"], batch["failure"], strict=True):
+                    if told:
+                        failure = Failure.from_json(str(told))
+                        raise failure.error() from WorkerError(failure.trace)
+                    bar.advance(int(n_rows))
+        except ray.exceptions.RayError as error:
+            raise of_ray(error) from WorkerError(str(error))
 
-    def work(self, piece: Piece) -> None:
-        """Write a piece's predictions, unless they are there."""
-        job, target = self.job, self.job.target(piece)
-        if target.exists():
-            return
-        arrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
-        writer, about, gathered = None, self._about(), []
-        with atomic_path(target) as temporary, self.model.ready():
-            try:
-                for first, ids, inputs in read_batches(piece, job.batch_size, job.read):
-                    mean, variance = collect_rows(
-                        self.model, inputs, job.views, first, draws=job.draws, delta=job.delta, seed=job.seed
-                    )
-                    if len(mean) != len(ids):
-                        raise ValueError(f"{len(ids)} rows gave {len(mean)} predictions")
-                    about = replace(about, n_outputs=mean.shape[2], has_variance=variance is not None)
-                    gathered.append(prediction_table(ids, mean, variance, about))
-                    writer = writer or parquet.ParquetWriter(temporary, gathered[0].schema)
-                    if sum(table.nbytes for table in gathered) > _ROW_GROUP:
-                        writer.write_table(arrow.concat_tables(gathered))
-                        gathered.clear()
-                if gathered and writer is not None:
-                    writer.write_table(arrow.concat_tables(gathered))
-            finally:
-                if writer is not None:
-                    writer.close()
 
-    def _about(self) -> About:
-        job = self.job
-        classes = job.classes
-        if classes is None and self.model.classes is not None:
-            classes = tuple(np.asarray(self.model.classes).tolist())
-        prints = tuple(f"{view_fingerprint(view)}/{self.model.output_kind}" for view in job.views)
-        return About(tuple(view.name for view in job.views), 0, classes, prints)
+def _packed(job: Job) -> bytes:
+    """A job to be sent; it is unpacked where a failure can be told in words."""
+    try:
+        return bytes(require("ray.cloudpickle", "ray").dumps(job))
+    except (TypeError, ValueError, AttributeError, PicklingError) as error:
+        raise ValueError(
+            f"model_factory, read and views are sent to the workers, and one of them cannot be: {error}. Let "
+            "model_factory make what it needs"
+        ) from error
 
 
 @contextmanager

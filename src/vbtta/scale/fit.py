@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vbtta._support.checks import whole_number
 from vbtta.crossval import cross_validate, sampled, split
 from vbtta.engines import fit_posed
 from vbtta.fit import fit_source
@@ -21,7 +22,7 @@ from vbtta.infer.mixture import pose_mixture
 from vbtta.labels import Array, LabelSets
 from vbtta.policy import Policy
 from vbtta.predictions import ViewPredictions
-from vbtta.scale.cluster import connect
+from vbtta.scale.cluster import check_workers, connect
 from vbtta.scale.data import Calibration
 from vbtta.scale.label_tables import label_reader
 from vbtta.scale.tables import open_sources
@@ -94,10 +95,14 @@ def fit_policy(
             f"engine must be 'auto', 'em' or EM(...) on a cluster; got {engine!r}. ADVI runs in memory, with "
             "ADVI(batch_size=...) on a sample: vbtta.fit_policy"
         )
+    if labels is None:
+        raise ValueError("labels must be given on a cluster; without any, fit in memory: vbtta.fit_policy(..., None)")
+    seed = whole_number("seed", seed, 0)
+    workers, worker_options = check_workers(workers, worker_options)
     connect(address)
     reader = label_reader(labels, columns_are_annotators=columns_are_annotators)
     sources = open_sources(dataset, names)
-    with Calibration(sources, reader, workers, worker_options or {}) as calibration:
+    with Calibration(sources, reader, workers, worker_options) as calibration:
         remote = _Remote(calibration, task)
         return fit_source(remote, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
 

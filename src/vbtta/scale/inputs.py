@@ -5,6 +5,7 @@ __all__ = ["Piece", "pieces_of", "read_batches", "read_inputs"]
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from vbtta._support.extras import require
 from vbtta._support.images import decode_images
 from vbtta.labels import Array
+from vbtta.scale.failures import blame
 from vbtta.scale.tables import parquet_files, plain_column
 
 
@@ -33,8 +35,11 @@ class Piece(NamedTuple):
 
 def pieces_of(dataset: Any, rows: int) -> list[Piece]:
     """Input files cut into pieces of so many rows at most; of the files only their footers are read."""
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise ValueError(f"rows_per_part must be a whole number of at least 1; got {rows!r}")
+    if hasattr(dataset, "write_parquet"):
+        raise ValueError(
+            "dataset must be paths of parquet files, by which finished parts are known again; a ray.data.Dataset does "
+            "not tell its files: write it once, dataset.write_parquet(folder), and give the folder"
+        )
     parquet = require("pyarrow.parquet", "ray")
     paths = parquet_files(dataset)
 
@@ -63,6 +68,7 @@ def pieces_of(dataset: Any, rows: int) -> list[Piece]:
 
 def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | None) -> Iterator[tuple[int, Array, Any]]:
     """First row in the whole data set, ids and inputs of batches; the next one is read while one is worked on."""
+    make = partial(read_inputs, where=piece.path) if read is None else read
     with ThreadPoolExecutor(1) as pool:
         tables = _tables(piece, batch_size)
         coming = pool.submit(next, tables, None)
@@ -72,7 +78,9 @@ def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | Non
             ids = np.arange(first, first + len(table))
             if "instance" in table.column_names:
                 ids = plain_column(table, "instance")
-            yield first, ids, read_inputs(table, piece.path) if read is None else read(table)
+            with blame("read"):
+                inputs = make(table)
+            yield first, ids, inputs
             first += len(table)
 
 
@@ -128,9 +136,13 @@ def _nested(column: Any, where: str) -> Array:
     while hasattr(column.type, "value_type"):
         if column.null_count:
             raise ValueError(f"dataset: column 'inputs' of {where} has gaps")
-        inner, lengths = column.flatten(), require("pyarrow.compute", "ray").list_value_length(column)
-        if len(lengths.unique()) != 1:
+        inner = column.flatten()
+        if not hasattr(column.type, "list_size") and _differ_in_length(column):
             raise ValueError(f"dataset: the lists of column 'inputs' of {where} differ in length; pad them")
         shape.append(len(inner) // len(column))
         column = inner
     return np.asarray(column.to_numpy(zero_copy_only=False)).reshape(shape)
+
+
+def _differ_in_length(lists: Any) -> bool:
+    return len(require("pyarrow.compute", "ray").list_value_length(lists).unique()) != 1

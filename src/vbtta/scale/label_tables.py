@@ -96,7 +96,7 @@ def label_reader(
 ) -> LabelReader:
     """A reader of labels in memory, or of the parquet files at a path."""
     if isinstance(labels, str | os.PathLike):
-        return LabelReader(None, tuple(parquet_files(labels)), columns_are_annotators)
+        return LabelReader(None, tuple(parquet_files(labels, "labels")), columns_are_annotators)
     return LabelReader(labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels))
 
 

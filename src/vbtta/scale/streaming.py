@@ -15,6 +15,7 @@ from vbtta.predictions import ViewPredictions
 from vbtta.scale.stream_steps import ClassStream, ContinuousStream
 from vbtta.specs import EM, CategoricalMixture, GaussianMixture
 
+_NUMBER = float | int | np.floating | np.integer
 _UNCHECKED = Guard(False, False, 0.0, 0.0, "not checked: a stream cannot be held out; score a later block by hand")
 
 
@@ -55,10 +56,10 @@ class StreamingFit:
         kinds: dict[str, type[Any]] = {"regression": GaussianMixture, "classification": CategoricalMixture}
         if task not in kinds:
             raise ValueError(f"task must be 'regression' or 'classification'; got {task!r}")
-        if not 0.5 < decay <= 1:
-            raise ValueError(f"decay must be above 0.5 and at most 1, or the fit does not settle; got {decay}")
-        if not delay >= 0:
-            raise ValueError(f"delay must not be negative; got {delay}")
+        if not isinstance(decay, _NUMBER) or not 0.5 < decay <= 1:
+            raise ValueError(f"decay must be above 0.5 and at most 1, or the fit does not settle; got {decay!r}")
+        if not isinstance(delay, _NUMBER) or not 0 <= delay < np.inf:
+            raise ValueError(f"delay must be a number of at least 0; got {delay!r}")
         chosen = kinds[task]() if model == "mixture" else model
         if not isinstance(chosen, kinds[task]):
             raise ValueError(
@@ -85,6 +86,10 @@ class StreamingFit:
         The first gives units, priors and the start, and should be of some thousand labels. People unknown to it are
         refused.
         """
+        if not isinstance(predictions, ViewPredictions):
+            raise TypeError(
+                f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
+            )
         labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
         labels = labels.align(len(predictions), predictions.ids)
         if not len(labels):

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,7 +151,7 @@ def open_sources(dataset: Any, names: Sequence[str] | None = None) -> list[Sourc
         Names of the views, where the files do not say.
     """
     if isinstance(dataset, str | os.PathLike) and str(dataset).endswith(".npz"):
-        return _of_npz(Path(dataset))
+        return _of_npz(Path(dataset), names)
     if hasattr(dataset, "to_arrow_refs"):
         return _of_ray(dataset, names)
     paths = parquet_files(dataset)
@@ -188,25 +188,25 @@ def load_predictions(dataset: Any, names: Sequence[str] | None = None) -> ViewPr
     return first.concat(others) if others else first
 
 
-def parquet_files(dataset: Any) -> list[str]:
+def parquet_files(dataset: Any, name: str = "dataset") -> list[str]:
     """Paths of the parquet files that a path, a folder or a list of paths stands for, in order."""
     given = [dataset] if isinstance(dataset, str | os.PathLike) else dataset
     if not isinstance(given, Sequence) or not given or not all(isinstance(one, str | os.PathLike) for one in given):
-        raise TypeError(f"dataset must be a path, a list of paths or a ray.data.Dataset; got {type(dataset).__name__}")
+        raise TypeError(f"{name} must be a path or a list of paths; got {dataset!r}")
     paths: list[str] = []
     for one in map(Path, given):
         if not one.exists():
-            raise FileNotFoundError(f"dataset: there is nothing at {one}; all nodes must see it under this path")
+            raise FileNotFoundError(f"{name}: there is nothing at {one}; all nodes must see it under this path")
         inside = sorted(one.glob("*.parquet")) if one.is_dir() else [one]
         if not inside:
-            raise ValueError(f"dataset: the folder {one} holds no .parquet files")
+            raise ValueError(f"{name}: the folder {one} holds no .parquet files")
         paths += [str(path.resolve()) for path in inside]
     return paths
 
 
-def _of_npz(path: Path) -> list[Source]:
+def _of_npz(path: Path, names: Sequence[str] | None) -> list[Source]:
     predictions = ViewPredictions.load(path, mmap=True)
-    about, where = About.of(predictions), str(path.resolve())
+    about, where = _renamed(About.of(predictions), names, str(path)), str(path.resolve())
     return [
         Source("npz", where, first, first, min(_ROWS, len(predictions) - first), about)
         for first in range(0, len(predictions), _ROWS)
@@ -233,16 +233,26 @@ def _about(schema: Any, names: Sequence[str] | None, where: str) -> About:
     if "mean" not in schema.names:
         raise ValueError(f"dataset: {where} has no column 'mean' (K*C numbers a row); it has {', '.join(schema.names)}")
     if schema.metadata and _KEY in schema.metadata:
-        return About.from_json(schema.metadata[_KEY])
+        return _renamed(About.from_json(schema.metadata[_KEY]), names, where)
     if names is None:
         raise ValueError(f"dataset: {where} does not say which views its columns hold; give names=[...]")
     size = getattr(schema.field("mean").type, "list_size", None)
     if size is None or size % len(names):
         raise ValueError(
             f"dataset: 'mean' of {where} must be lists of a fixed size, K*C numbers with K = {len(names)}; got "
-            f"{schema.field('mean').type}"
+            f"{schema.field('mean').type}. Lists of one length can be cast: "
+            "column.cast(pyarrow.list_(pyarrow.float64(), size))"
         )
     return About(tuple(names), size // len(names), has_variance="variance" in schema.names)
+
+
+def _renamed(about: About, names: Sequence[str] | None, where: str) -> About:
+    """With the caller's names, unless the data set has names of its own."""
+    if names is None or tuple(names) == about.names:
+        return about
+    if not about.generated_names or len(names) != len(about.names):
+        raise ValueError(f"names: {where} holds the views {', '.join(about.names)}; leave names out")
+    return replace(about, names=tuple(names), generated_names=False)
 
 
 def _numbers(table: Any, name: str) -> Array:
