@@ -181,9 +181,9 @@ def sizing(outcome: dict[str, Any]) -> str:
         ("predictions on disk (single precision)", f"{megabytes['on_disk']:.0f} MB", f"{megabytes['on_disk']:.0f} GB"),
         ("labels on disk", f"{megabytes['of_labels']:.0f} MB", f"{megabytes['of_labels']:.0f} GB"),
         ("memory of all workers together", f"{megabytes['in_memory']:.0f} MB", f"{megabytes['in_memory']:.0f} GB"),
-        ("loading, core seconds", f"{loading:.1f} s", f"{loading * 1000 / 3600:.1f} h"),
-        ("one pass, core seconds", f"{one:.2f} s", f"{one * 1000 / 60:.0f} min"),
-        (f"a fit of {passes} passes, core seconds", f"{passes * one:.0f} s", f"{passes * one * 1000 / 3600:.1f} h"),
+        ("loading, time of one core", f"{loading:.1f} s", f"{loading * 1000 / 3600:.1f} h"),
+        ("one pass, time of one core", f"{one:.2f} s", f"{one * 1000 / 60:.0f} min"),
+        (f"a fit of {passes} passes, time of one core", f"{passes * one:.0f} s", f"{passes * one * 1000 / 3600:.1f} h"),
     ]
     table = "\n".join(f"| {what} | {million} | {billion} |" for what, million, billion in rows)
     cores = 256
@@ -200,7 +200,7 @@ def sizing(outcome: dict[str, Any]) -> str:
         f"Collecting: one worker took {collection['ratio']:.2f} times a plain loop's time an input, and "
         f"{collection['start_seconds']:.0f} s to start. The model decides the rest: with m seconds an input and view, "
         f"10^9 instances take 10^9 K m / workers seconds. The benchmark's small network (m = {1e3 * each:.2f} ms, "
-        f"draws included) would take {1e9 * K * each / 3600 / cores:.0f} hours for K = {K} on {cores} cores."
+        f"draws included) would take {1e9 * K * each / 3600 / cores:.1f} hours for K = {K} on {cores} cores."
     )
     return f"{heading}\n{table}\n\n{fitting}\n\n{collecting}\n"
 
