@@ -327,7 +327,7 @@ def test_start_is_uniform_and_steps_are_kept(views) -> None:  # type: ignore[no-
     np.testing.assert_array_equal(last.weights, policy.weights)
     assert last.elbo == policy.elbo
     for step in (0, 1.5):
-        with pytest.raises(ValueError, match="between 1 and"):
+        with pytest.raises(ValueError, match="whole number between 1 and"):
             policy.at_step(step)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keep_states=True"):
         fit(f, y).at_step(1)

@@ -54,7 +54,7 @@ class MixturePosterior:
             return self.weights
         concentration = 1.0 if self.prior.concentration is None else self.prior.concentration
         labels = counts - concentration
-        known = np.where(labels < min(1.0, _HARDLY * labels.max()), 0.0, self.weights)
+        known = np.where(labels < min(1.0, _HARDLY * max(labels.max(), 0.0)), 0.0, self.weights)
         return np.asarray(known / known.sum())
 
     @property

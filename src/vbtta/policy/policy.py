@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import between, whole_number
+from vbtta._support.checks import between
 from vbtta._support.files import atomic_path
 from vbtta._support.fingerprints import conflict, draws_of
 from vbtta._support.plain import from_plain, to_plain
@@ -189,9 +189,9 @@ class Policy:
             raise ValueError(
                 "states were not kept (or not saved); fit with keep_states=True, as in EM(keep_states=True)"
             )
-        step = whole_number("step", step, least=0)
-        if not 1 <= step <= len(self.steps):
-            raise ValueError(f"step must be between 1 and {len(self.steps)}; got {step}")
+        if step not in range(1, len(self.steps) + 1):
+            raise ValueError(f"step must be a whole number between 1 and {len(self.steps)}; got {step!r}")
+        step = int(step)
         return replace(
             self,
             posterior=self.steps[step - 1],
