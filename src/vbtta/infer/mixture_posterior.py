@@ -54,8 +54,8 @@ class MixturePosterior:
             return self.weights
         concentration = 1.0 if self.prior.concentration is None else self.prior.concentration
         labels = counts - concentration
-        known = np.where(labels < min(1.0, _HARDLY * max(labels.max(), 0.0)), 0.0, self.weights)
-        return np.asarray(known / known.sum())
+        known = labels >= min(1.0, _HARDLY * labels.max(), labels.max())
+        return np.asarray(np.where(known, self.weights, 0.0) / self.weights[known].sum())
 
     @property
     def gain(self) -> float:
