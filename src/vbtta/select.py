@@ -79,6 +79,9 @@ def select_views(
     >>> policy.selection.chosen.views
     ('identity', 'flip')
     """
+    unknown = sorted(set(fit_options) - {"model", "engine", "guard", "seed", "progress"})
+    if unknown:
+        raise TypeError(f"select_views() got an unexpected keyword argument {unknown[0]!r}")
     _check_model(task, fit_options.get("model", "auto"))
     if labels is None:
         raise ValueError("labels must be given: views are selected by held-out scores; got None")

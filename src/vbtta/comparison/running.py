@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vbtta._support.checks import between, whole_number
 from vbtta._support.fingerprints import draws_of
 from vbtta.comparison.methods import entries, fit, predict, views_used
 from vbtta.comparison.scores import METRICS, bootstrap, columns, evaluate, held_out
@@ -90,10 +91,8 @@ def compare(
     """
     if task not in METRICS:
         raise ValueError(f"task must be one of {', '.join(METRICS)}; got {task!r}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, such as 0.95; got {level}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1; got {resamples}")
+    between("level", level, 0.01, 0.99)
+    resamples = whole_number("resamples", resamples, least=1)
     labels = _labels(train_labels, train_predictions)
     test = held_out(test_predictions, _labels(test_labels, test_predictions), task)
     chosen, notes = entries(methods, task, seed), []
@@ -163,4 +162,4 @@ def _labels(labels: LabelSets | ArrayLike, predictions: ViewPredictions) -> Labe
 def _draws(draws: int | Mapping[str, int] | None, view: str, predictions: ViewPredictions) -> int:
     if draws is None:
         return draws_of(predictions.fingerprints.get(view, "")) or 1
-    return int(draws.get(view, 1)) if isinstance(draws, Mapping) else int(draws)
+    return whole_number("draws", draws.get(view, 1) if isinstance(draws, Mapping) else draws, least=1)
