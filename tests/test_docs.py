@@ -35,7 +35,7 @@ def _tool(name: str) -> ModuleType:
     return module
 
 
-pages, hooks, roles = _tool("pages"), _tool("hooks"), _tool("roles")
+pages, hooks, names, roles = (_tool(name) for name in ("pages", "hooks", "names", "roles"))
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 WITH_CODE = [path for path in PAGES if DOCS in path.parents and pages.has_code(path)]
 PICTURE = re.compile(r"assets/pictures/([\w-]+\.svg)")
@@ -213,6 +213,24 @@ def test_every_result_has_a_page() -> None:
     assert all(f"({name.removeprefix('results/')}" in first for name in found if name != "results/README.md")
 
 
+def test_a_dead_link_of_the_results_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "RESULTS", tmp_path / "results")
+    (tmp_path / "results" / "item").mkdir(parents=True)
+    for name in ("results/item/rows.json", "results/item/table.md", "script.py"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    page = tmp_path / "results" / "README.md"
+    page.write_text("[t](item/table.md) [r](item/rows.json) [s](../script.py)", encoding="utf-8")
+    assert hooks.result_pages()["results/README.md"].startswith("[t](item/table.md) [r](item/rows.json) s")
+    page.write_text("[gone](item/figure.svg)", encoding="utf-8")
+    with pytest.raises(Exception, match=r"results/README.md leads to item/figure.svg, which is not there"):
+        hooks.result_pages()
+
+
+def test_the_page_for_what_is_not_found_fetches_nothing() -> None:
+    page = '<p>404</p><script src="https://unpkg.com/iframe-worker/shim"></script><script src="/a.js"></script>'
+    assert hooks.on_post_template(page, template_name="404.html") == '<p>404</p><script src="/a.js"></script>'
+
+
 def test_the_command_line_page_has_all_commands_and_options() -> None:
     main = importlib.import_module("typer.main")
     group = main.get_command(importlib.import_module("vbtta.cli.app").app)
@@ -270,6 +288,26 @@ def test_a_missing_example_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> N
         setattr(module, name, type(name, (), {"__doc__": text}))
     monkeypatch.setitem(sys.modules, "documented", module)
     assert [name for name in docstrings if hooks.has_example(f"documented.{name}")] == ["told", "fails"]
+
+
+def test_baselines_and_the_delta_method_are_in_the_reference() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
+    assert "\n::: vbtta.baselines.Baseline\n" in text
+    assert "\n::: vbtta.delta\n" in text
+
+
+def test_roles_lead_to_what_is_there(tmp_path: Path) -> None:
+    names.check_roles(ROOT / "src")
+    package = tmp_path / "vbtta"
+    package.mkdir()
+    source = '"""Of :func:`here`, :meth:`Kind.act` and :class:`vbtta.Kind`."""\n'
+    source += 'def here():\n    """Mine."""\nclass Kind:\n    def act(self):\n        """As :meth:`act`."""\n'
+    (package / "__init__.py").write_text(source, encoding="utf-8")
+    names.check_roles(tmp_path)
+    for wrong in (":func:`vbtta.heer`", ":meth:`Kind.acts`", ":func:`there`"):
+        (package / "other.py").write_text(f'"""See {wrong}."""\n', encoding="utf-8")
+        with pytest.raises(Exception, match=r"no such name: vbtta\.other says"):
+            names.check_roles(tmp_path)
 
 
 def test_parameters_described_together_have_a_row_each() -> None:
