@@ -143,10 +143,11 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
         log_det = special.digamma(0.5 * (nu - np.arange(C))).sum() + C * np.log(2) - np.linalg.slogdet(V)[1]
         gap = r - H @ views.theta_mean[k]
         square = np.outer(gap, gap) + H @ views.theta_covariance[k] @ H.T
-        log_p[k, j] = np.log(views.weights[k]) + 0.5 * log_det + 0.5 * np.log(omega).sum()
+        log_p[k, j] = np.log(views.weights[k]) + 0.5 * (log_det + np.log(omega).sum() - C * np.log(2 * np.pi))
         log_p[k, j] -= 0.5 * np.trace(nu * np.linalg.inv(V) @ root @ square @ root)
     p = special.softmax(log_p, axis=0) * block.repeats  # (8)
     np.testing.assert_allclose(sums.views.mass, p.sum(axis=1), rtol=1e-8)
+    assert float(sums.views.log_evidence) == pytest.approx(block.repeats @ special.logsumexp(log_p, axis=0))
     np.testing.assert_allclose(found.weights, p.sum(axis=1) / block.repeats.sum(), rtol=1e-8)  # (7)
     np.testing.assert_allclose(found.dof, prior.nu + p.sum(axis=1), rtol=1e-8)  # (6)
     for k in range(K):
