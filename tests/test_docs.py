@@ -310,6 +310,16 @@ def test_roles_lead_to_what_is_there(tmp_path: Path) -> None:
             names.check_roles(tmp_path)
 
 
+def test_roles_are_links_where_the_reference_has_the_name() -> None:
+    text = "As :func:`fit_policy`, :func:`vbtta.models.as_model`, :meth:`Policy.at_step` and :func:`to_plain`."
+    thing = SimpleNamespace(docstring=SimpleNamespace(value=text))
+    roles.Roles().on_instance(obj=thing)
+    assert thing.docstring.value == (
+        "As [`fit_policy`][vbtta.fit_policy], [`vbtta.models.as_model`][vbtta.as_model], "
+        "[`Policy.at_step`][vbtta.Policy.at_step] and `to_plain`."
+    )
+
+
 def test_parameters_described_together_have_a_row_each() -> None:
     text = "Parameters\n----------\na, b : float\n    Both.\n\n    Of them.\nc : int\n    Last, but, not least.\n"
     thing = SimpleNamespace(docstring=SimpleNamespace(value=text))
