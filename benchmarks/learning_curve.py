@@ -150,7 +150,8 @@ def markdown(outcome: dict[str, Any]) -> str:
             )
     made = outcome["provenance"]
     versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
-    return "\n".join([*lines, "", f"Made at {made['time']} from commit {made['git'][:12]} with {versions}."]) + "\n"
+    commit = f"commit {made['git'][:12]}{' plus uncommitted changes' if made['uncommitted_changes'] else ''}"
+    return "\n".join([*lines, "", f"Made at {made['time']} from {commit} with {versions}."]) + "\n"
 
 
 def _cell(metric: str, value: float) -> str:

@@ -381,6 +381,15 @@ def test_transforms_are_torchs() -> None:
     np.testing.assert_allclose(draws["a"].mean(axis=0), u[0, :2])  # the midpoints lie evenly around the mean
 
 
+def test_draws_of_q_have_its_mean_and_covariance() -> None:
+    mean, factor = np.array([1.0, -2.0]), np.array([[0.5, 0.0], [0.8, 0.3]])
+    guide = Guide((Site("a", "real", (2,)),), mean, factor)
+    draws = guide.draw(20_000)["a"]
+    np.testing.assert_allclose(draws.mean(axis=0), mean, atol=1e-9)
+    np.testing.assert_allclose(np.cov(draws.T), factor @ factor.T, atol=0.02)
+    np.testing.assert_allclose(guide.marginal("a")[1], factor @ factor.T)
+
+
 @pytest.mark.parametrize("n_views", [2, 3, 6])
 def test_intervals_are_the_quantiles_of_q(n_views: int) -> None:
     """Of logit-normal weights the quantiles are known, for the others many independent draws find them."""

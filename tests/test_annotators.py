@@ -98,6 +98,62 @@ def test_the_bound_lies_below_the_evidence() -> None:
     assert evidence - 8 < ascent.bounds[-1] < evidence + 3 * error
 
 
+def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None:
+    """(15) to (18): the truth as the posterior of a joint normal, annotators from every label on its own."""
+    K, C = 2, 2
+    predictions, labels = random_problem(
+        rng, n_instances=6, n_views=K, n_outputs=C, n_columns=3, counts=True, annotators=True
+    )
+    problem, first = mixture_problem(predictions, labels, GaussianMixture(), annotators=True)
+    state = problem.update(first, problem.evaluate(first)[1])  # biases and precisions that differ
+    people, prior, block = state.annotators, problem.annotator_prior, problem.data.blocks[0]
+    assert people is not None
+    assert prior is not None
+    assert block.instance is not None
+    views, tau, n_people = state.views, people.precision, len(people.shape)
+    doubt = C * np.diagonal(people.bias_covariance)  # tr S_u
+    log_rho, truth = np.empty((6, K)), np.empty((6, K, C))
+    spread = np.empty((6, K))  # tr P^-1
+    for i, k in np.ndindex(6, K):
+        f, L = block.mean[:, k, i], views.precision[k]
+        H = np.hstack([np.diag(f), np.eye(C)])
+        mu = f + H @ views.theta_mean[k]
+        P, pull, log_labels = L.copy(), L @ mu, 0.0
+        own = np.flatnonzero(block.instance == i)
+        for j in own:
+            u, n = block.annotator[j], block.repeats[j]
+            P, pull = P + n * tau[u] * np.eye(C), pull + n * tau[u] * (block.value[:, j] - people.bias[u])
+        t = np.linalg.solve(P, pull)
+        for j in own:
+            u, n = block.annotator[j], block.repeats[j]
+            log_tau = special.digamma(people.shape[u]) - np.log(people.rate[u])
+            gap = block.value[:, j] - people.bias[u] - t
+            log_labels += n * (0.5 * C * (log_tau - np.log(2 * np.pi)) - 0.5 * tau[u] * (gap @ gap + doubt[u]))
+        V = views.inverse_scale[k]
+        log_det = special.digamma(0.5 * (views.dof[k] - np.arange(C))).sum() + C * np.log(2) - np.linalg.slogdet(V)[1]
+        form = (t - mu) @ L @ (t - mu) + np.trace(L @ H @ views.theta_covariance[k] @ H.T)
+        log_rho[i, k] = np.log(views.weights[k]) + 0.5 * (log_det - np.linalg.slogdet(P)[1] - form) + log_labels
+        truth[i, k], spread[i, k] = t, np.trace(np.linalg.inv(P))
+    _, sums = problem.evaluate(state)
+    assert float(sums.views.log_evidence) == pytest.approx(special.logsumexp(log_rho, axis=1).sum())  # (15), (16)
+    p = special.softmax(log_rho, axis=1)
+    shape, rate = np.full(n_people, prior.shape), np.full(n_people, prior.rate)
+    given, residual = np.zeros(n_people), np.zeros((n_people, C))
+    for j, i in enumerate(block.instance):
+        u, n, y = block.annotator[j], block.repeats[j], block.value[:, j]
+        squares = ((y - truth[i] - people.bias[u]) ** 2).sum(axis=1) + spread[i] + doubt[u]  # (K,)
+        shape[u], rate[u] = shape[u] + 0.5 * C * n, rate[u] + 0.5 * n * p[i] @ squares
+        given[u], residual[u] = given[u] + n, residual[u] + n * (y - p[i] @ truth[i])
+    found = problem.update(state, sums).annotators
+    assert found is not None
+    np.testing.assert_allclose(found.shape, shape)  # (17)
+    np.testing.assert_allclose(found.rate, rate)
+    B, new = contrasts(n_people), shape / rate
+    covariance = B @ np.linalg.inv(prior.gamma * np.eye(n_people - 1) + B.T @ np.diag(given * new) @ B) @ B.T
+    np.testing.assert_allclose(found.bias_covariance, covariance, atol=1e-12)  # (18)
+    np.testing.assert_allclose(found.bias, covariance @ (new[:, None] * residual), atol=1e-10)
+
+
 def crowd(
     rng: np.random.Generator, n_instances: int = 2000
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:

@@ -61,6 +61,13 @@ def test_cutmix_has_one_beta_share_per_feature(alpha):
     assert abs(np.corrcoef(mask.T)[0, 1]) < 4.5 / math.sqrt(len(mask))
 
 
+def test_cutmix_keeps_the_rest_of_x():
+    shares, view = (CutMix(0.5, np.full((5, 3), partner)) for partner in (1.0, 2.0))
+    mask = shares(np.zeros((50, 3)), streams(shares, 50))  # M, as x is 0 and x* is 1
+    mixed = view(np.full((50, 3), 7.0), streams(view, 50))
+    np.testing.assert_allclose(mixed, (1 - mask) * 7 + mask * 2, rtol=1e-12)
+
+
 def check_beta(sample, alpha):
     assert stats.kstest(sample, stats.beta(alpha, alpha).cdf).pvalue > SMALLEST_P
     variance = 1 / (4 * (2 * alpha + 1))

@@ -11,10 +11,12 @@ from scipy import optimize, special
 from vbtta.infer import calibration, label_noise
 from vbtta.infer.accelerate import ascend
 from vbtta.infer.calibration import Calibration
+from vbtta.infer.categorical import Likelihood, components
 from vbtta.infer.categorical_data import categorical_data
 from vbtta.infer.categorical_mixture import CategoricalState, categorical_problem
 from vbtta.infer.class_weights import update_class_weights
 from vbtta.infer.matrices import kl_dirichlet
+from vbtta.infer.probit import log_probit
 from vbtta.labels import LabelSets
 from vbtta.predictions import ViewPredictions
 from vbtta.specs import EM, CategoricalMixture
@@ -176,6 +178,22 @@ def test_gradient_is_the_bounds_and_vanishes_at_convergence(link, noise, weights
         slack = views.slope - float(views.size)  # what moving weight to a view would gain
         assert (slack <= 1e-2).all()
         assert np.abs(slack[ascent.state.weights > 0]).max() < 1e-2
+
+
+def test_components_are_the_links_of_calibrated_logits():
+    rng = np.random.default_rng(0)
+    logits, variance = rng.normal(size=(3, 2, 5)), rng.gamma(1.0, size=(3, 2, 5))  # (C, K, n)
+    log_kappa, offset = np.log([0.5, 3.0]), np.array([0.4, 0.0, -1.0])
+    utility = np.exp(log_kappa)[:, None] * logits + offset[:, None, None]
+    scale = np.sqrt(np.exp(2 * log_kappa)[:, None] * variance + 1)
+    expected = {
+        "softmax": special.softmax(utility, axis=0),
+        "probit": np.exp(log_probit(utility.T, scale.T)).T,
+    }
+    for link, proba in expected.items():
+        known = Likelihood(link, True, Calibration(log_kappa, offset), np.ones(2), None)
+        found, inverse = components(logits, variance, known)
+        np.testing.assert_allclose(found * inverse, proba, rtol=1e-10)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -122,6 +122,50 @@ def test_seven_terms_by_their_definitions(rng: np.random.Generator) -> None:
     assert terms["Pi_mu"] == pytest.approx(theta_log, abs=0.1)
 
 
+def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None:
+    """(4) to (8) with every label on its own, not from the sums the code keeps."""
+    K, C = 3, 2
+    predictions, labels = random_problem(rng, n_instances=12, n_views=K, n_outputs=C, n_columns=2, counts=True)
+    problem, first = mixture_problem(predictions, labels, GaussianMixture(heteroscedastic=True), annotators=False)
+    state = problem.update(first, problem.evaluate(first)[1])  # no longer uniform
+    _, sums = problem.evaluate(state)
+    found, views, prior, block = problem.update(state, sums).views, state.views, problem.prior, problem.data.blocks[0]
+    assert block.instance is not None
+    assert block.variance is not None
+    labelled = range(len(block.instance))
+    log_p = np.empty((K, len(labelled)))
+    designs, residuals, roots = {}, {}, {}
+    for k, j in itertools.product(range(K), labelled):
+        f = block.mean[:, k, block.instance[j]]
+        omega = 1 / (1 + block.variance[:, k, block.instance[j]] / prior.residual_variance)
+        H, r, root = np.hstack([np.diag(f), np.eye(C)]), block.value[:, j] - f, np.diag(np.sqrt(omega))
+        designs[k, j], residuals[k, j], roots[k, j] = H, r, root
+        V, nu = views.inverse_scale[k], views.dof[k]
+        log_det = special.digamma(0.5 * (nu - np.arange(C))).sum() + C * np.log(2) - np.linalg.slogdet(V)[1]
+        gap = r - H @ views.theta_mean[k]
+        square = np.outer(gap, gap) + H @ views.theta_covariance[k] @ H.T
+        log_p[k, j] = np.log(views.weights[k]) + 0.5 * (log_det + np.log(omega).sum() - C * np.log(2 * np.pi))
+        log_p[k, j] -= 0.5 * np.trace(nu * np.linalg.inv(V) @ root @ square @ root)
+    p = special.softmax(log_p, axis=0) * block.repeats  # (8)
+    np.testing.assert_allclose(sums.views.mass, p.sum(axis=1), rtol=1e-8)
+    assert float(sums.views.log_evidence) == pytest.approx(block.repeats @ special.logsumexp(log_p, axis=0))
+    np.testing.assert_allclose(found.weights, p.sum(axis=1) / block.repeats.sum(), rtol=1e-8)  # (7)
+    np.testing.assert_allclose(found.dof, prior.nu + p.sum(axis=1), rtol=1e-8)  # (6)
+    for k in range(K):
+        precision = views.dof[k] * np.linalg.inv(views.inverse_scale[k])
+        G, pull, V = prior.beta * np.eye(2 * C), np.zeros(2 * C), prior.inverse_scale.copy()
+        for j in labelled:
+            weighted = p[k, j] * designs[k, j].T @ roots[k, j] @ precision @ roots[k, j]
+            G, pull = G + weighted @ designs[k, j], pull + weighted @ residuals[k, j]
+        m, covariance = np.linalg.solve(G, pull), np.linalg.inv(G)
+        np.testing.assert_allclose(found.theta_mean[k], m, rtol=1e-6, atol=1e-9)  # (4)
+        np.testing.assert_allclose(found.theta_covariance[k], covariance, rtol=1e-6, atol=1e-9)
+        for j in labelled:
+            H, gap = designs[k, j], residuals[k, j] - designs[k, j] @ m
+            V += p[k, j] * roots[k, j] @ (np.outer(gap, gap) + H @ covariance @ H.T) @ roots[k, j]
+        np.testing.assert_allclose(found.inverse_scale[k], V, rtol=1e-6, atol=1e-9)  # (5), (6)
+
+
 def log_marginal(residual: np.ndarray, design: np.ndarray, beta: float, nu: float, V: float) -> float:
     """ln of the integral of prod N(r | H theta, 1/Lambda) over theta (exactly) and Lambda (by quadrature)."""
     n = len(residual)
@@ -187,6 +231,17 @@ def test_one_view_with_known_precision_is_conjugate_regression(rng: np.random.Ge
     views = posterior.state.views  # type: ignore[attr-defined]
     np.testing.assert_allclose(views.theta_mean[0], m, rtol=1e-6)
     np.testing.assert_allclose(views.theta_covariance[0], np.linalg.inv(G), rtol=1e-6)
+
+
+def test_one_view_with_known_precision_has_no_gap_below_the_evidence(rng: np.random.Generator) -> None:
+    f, sd, beta = rng.normal(size=60), 0.4, 2.0
+    y = 1.5 + 0.7 * f + sd * rng.normal(size=60)
+    model = GaussianMixture(noise="none", nu=1e8, v=sd**2, beta=beta)
+    policy = fit_policy(ViewPredictions(f[:, None, None]), y, task="regression", model=model, guard=False)
+    location, scale = (float(part[0]) for part in policy.posterior.standard[:2])  # type: ignore[attr-defined]
+    design = np.stack([f - location, np.full(60, scale)], axis=1)  # H in the labels' units
+    evidence = stats.multivariate_normal(np.zeros(60), sd**2 * np.eye(60) + design @ design.T / beta).logpdf(y - f)
+    assert policy.elbo == pytest.approx(evidence, abs=1e-4)
 
 
 def test_one_view_with_a_flat_prior_is_least_squares(rng: np.random.Generator) -> None:

@@ -13,7 +13,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -33,7 +35,7 @@ def _tool(name: str) -> ModuleType:
     return module
 
 
-pages, hooks, roles = _tool("pages"), _tool("hooks"), _tool("roles")
+pages, hooks, names, roles = (_tool(name) for name in ("pages", "hooks", "names", "roles"))
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 WITH_CODE = [path for path in PAGES if DOCS in path.parents and pages.has_code(path)]
 PICTURE = re.compile(r"assets/pictures/([\w-]+\.svg)")
@@ -211,6 +213,24 @@ def test_every_result_has_a_page() -> None:
     assert all(f"({name.removeprefix('results/')}" in first for name in found if name != "results/README.md")
 
 
+def test_a_dead_link_of_the_results_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "RESULTS", tmp_path / "results")
+    (tmp_path / "results" / "item").mkdir(parents=True)
+    for name in ("results/item/rows.json", "results/item/table.md", "script.py"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    page = tmp_path / "results" / "README.md"
+    page.write_text("[t](item/table.md) [r](item/rows.json) [s](../script.py)", encoding="utf-8")
+    assert hooks.result_pages()["results/README.md"].startswith("[t](item/table.md) [r](item/rows.json) s")
+    page.write_text("[gone](item/figure.svg)", encoding="utf-8")
+    with pytest.raises(Exception, match=r"results/README.md leads to item/figure.svg, which is not there"):
+        hooks.result_pages()
+
+
+def test_the_page_for_what_is_not_found_fetches_nothing() -> None:
+    page = '<p>404</p><script src="https://unpkg.com/iframe-worker/shim"></script><script src="/a.js"></script>'
+    assert hooks.on_post_template(page, template_name="404.html") == '<p>404</p><script src="/a.js"></script>'
+
+
 def test_the_command_line_page_has_all_commands_and_options() -> None:
     main = importlib.import_module("typer.main")
     group = main.get_command(importlib.import_module("vbtta.cli.app").app)
@@ -268,6 +288,36 @@ def test_a_missing_example_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> N
         setattr(module, name, type(name, (), {"__doc__": text}))
     monkeypatch.setitem(sys.modules, "documented", module)
     assert [name for name in docstrings if hooks.has_example(f"documented.{name}")] == ["told", "fails"]
+
+
+def test_baselines_and_the_delta_method_are_in_the_reference() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
+    assert "\n::: vbtta.baselines.Baseline\n" in text
+    assert "\n::: vbtta.delta\n" in text
+
+
+def test_roles_lead_to_what_is_there(tmp_path: Path) -> None:
+    names.check_roles(ROOT / "src")
+    package = tmp_path / "vbtta"
+    package.mkdir()
+    source = '"""Of :func:`here`, :meth:`Kind.act` and :class:`vbtta.Kind`."""\n'
+    source += 'def here():\n    """Mine."""\nclass Kind:\n    def act(self):\n        """As :meth:`act`."""\n'
+    (package / "__init__.py").write_text(source, encoding="utf-8")
+    names.check_roles(tmp_path)
+    for wrong in (":func:`vbtta.heer`", ":meth:`Kind.acts`", ":func:`there`"):
+        (package / "other.py").write_text(f'"""See {wrong}."""\n', encoding="utf-8")
+        with pytest.raises(Exception, match=r"no such name: vbtta\.other says"):
+            names.check_roles(tmp_path)
+
+
+def test_roles_are_links_where_the_reference_has_the_name() -> None:
+    text = "As :func:`fit_policy`, :func:`vbtta.models.as_model`, :meth:`Policy.at_step` and :func:`to_plain`."
+    thing = SimpleNamespace(docstring=SimpleNamespace(value=text))
+    roles.Roles().on_instance(obj=thing)
+    assert thing.docstring.value == (
+        "As [`fit_policy`][vbtta.fit_policy], [`vbtta.models.as_model`][vbtta.as_model], "
+        "[`Policy.at_step`][vbtta.Policy.at_step] and `to_plain`."
+    )
 
 
 def test_parameters_described_together_have_a_row_each() -> None:
@@ -368,3 +418,53 @@ def test_what_the_readme_says_of_the_results_is_there() -> None:
     [labels] = json.loads((ROOT / "results" / "cifar10n" / "results.json").read_text(encoding="utf-8"))["labels"]
     assert f"right for {100 * labels['consensus']:.1f} % of the images" in text
     assert f"against {100 * labels['majority']:.1f} % for the majority vote" in text
+
+
+# -- guides that quote results ----------------------------------------------------------------------------------------
+
+
+def test_the_guide_on_sizes_says_what_the_learning_curve_found() -> None:
+    text = " ".join((DOCS / "guides" / "how-many.md").read_text(encoding="utf-8").split())
+    found = json.loads((ROOT / "results" / "learning_curve" / "results.json").read_text(encoding="utf-8"))["data_sets"]
+    images, faces = found["cifar10n"], found["utkface"]
+
+    def rows(case: dict[str, Any], size: int, each: int) -> list[dict[str, Any]]:
+        return [row for row in case["rows"] if (row["instances"], row["labels_each"]) == (size, each)]
+
+    def score(case: dict[str, Any], metric: str, size: int, each: int) -> float:
+        return float(np.mean([row[metric] for row in rows(case, size, each)]))
+
+    def percent(metric: str, size: int, each: int, digits: int = 1) -> str:
+        return f"{100 * score(images, metric, size, each):.{digits}f} %"
+
+    plain = images["rules"]["original"]
+    assert f"above no augmentation ({100 * plain['accuracy']:.1f} %) on average from 50 images" in text
+    larger = [(size, each) for size in (50, 100, 200, 500, 1000, 2000) for each in (1, 3)]
+    assert all(score(images, "accuracy", *case) > plain["accuracy"] for case in larger)
+    assert f"{percent('accuracy', 50, 1)} with one label each and {percent('accuracy', 50, 3)} with three" in text
+    assert f"With 25 images it is {percent('accuracy', 25, 1)} and {percent('accuracy', 25, 3)}." in text
+    final = score(images, "accuracy", 2000, 1), score(images, "accuracy", 2000, 3)
+    enough = [(size, each) for size, each in larger if size >= 200]
+    assert all(score(images, "accuracy", *case) > max(final) - 0.006 for case in enough)
+    falls = [f"{score(images, 'nll', size, 3):.2f}" for size in (25, 100, 500)]
+    assert "falls from {} at 25 images to {} at 100, {} at 500".format(*falls) in text
+    assert f"without augmentation it is {plain['nll']:.2f}" in text
+    nll, single = (f"{score(images, 'nll', *case):.2f}" for case in ((100, 3), (2000, 1)))
+    assert f"give NLL {nll} and a calibration error of {percent('ece', 100, 3, 0)}" in text
+    assert f"2,000 images with one label each give {single} and {percent('ece', 2000, 1, 0)}" in text
+
+    plain = faces["rules"]["original"]
+    assert f"with 25 faces is {score(faces, 'mae', 25, 1):.1f} years against {plain['mae']:.1f} without" in text
+    assert min(score(faces, "mae", 200, each) for each in (1, 2)) > plain["mae"]
+    assert all(score(faces, metric, 500, each) < plain[metric] for metric in ("mae", "nll") for each in (1, 2))
+    fell = sorted(sum(row["guard"] for row in rows(faces, 25, each)) for each in (1, 2))
+    assert (fell, len(rows(faces, 25, 1))) == ([1, 2], 8)
+    assert "fell back in only one or two of eight such samples" in text
+
+
+def test_the_page_of_the_learning_curve_is_made_of_its_numbers() -> None:
+    folder = ROOT / "results" / "learning_curve"
+    outcome = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    made = importlib.import_module("benchmarks.learning_curve").markdown(outcome)
+    assert made == (folder / "README.md").read_text(encoding="utf-8")
+    assert ("plus uncommitted changes" in made) == outcome["provenance"]["uncommitted_changes"]

@@ -74,3 +74,14 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'fit_polcy'"):
         _ = vbtta.fit_polcy
     assert set(vbtta.__all__) == set(dir(vbtta))
+
+
+def test_imports_go_one_way() -> None:
+    """The contracts of pyproject.toml, as `make lint` checks them."""
+    contracts = str(Path(__file__).parents[1] / "pyproject.toml")
+    program = (
+        f"import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports({contracts!r}, no_cache=True))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+    assert "2 kept, 0 broken" in found.stdout

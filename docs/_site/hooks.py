@@ -26,7 +26,9 @@ RESULTS = ROOT / "results"
 PUBLIC = ("vbtta", "vbtta.augment")  # whose names the reference must hold; others are there as whole modules
 EXAMPLES = (*PUBLIC, "vbtta.metrics")  # and show by examples
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)]*)?\)")
+_SHOWN = (".svg", ".png", ".json")  # what the site has of the results besides their pages
 _SHIM = "assets/iframe-worker/shim.js"
+_FETCHED = "https://unpkg.com/iframe-worker/shim"
 _FLOORS = {3: "what people look at", 2: "models and inputs", 1: "the statistics"}
 _NAMES = {
     "README.md": "Overview",
@@ -46,12 +48,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the results' pages and pictures."""
+    """Add the results' pages, pictures and numbers."""
     check_reference(Path(config.docs_dir) / "reference")
     for name, text in result_pages().items():
         files.append(File.generated(config, name, content=text))
     for path in sorted(RESULTS.rglob("*")):
-        if path.suffix in (".svg", ".png"):
+        if path.suffix in _SHOWN:
             files.append(File.generated(config, f"results/{path.relative_to(RESULTS)}", abs_src_path=str(path)))
     return files
 
@@ -83,7 +85,12 @@ def site_links(markdown: str, name: str) -> str:
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
     """Search without a server needs a small script, which the theme would fetch: take the one that lies here."""
-    return output.replace("https://unpkg.com/iframe-worker/shim", get_relative_url(_SHIM, page.url))
+    return output.replace(_FETCHED, get_relative_url(_SHIM, page.url))
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """The page for what is not found can be shown at any address, where the script is not: it goes without."""
+    return re.sub(rf'<script src="{re.escape(_FETCHED)}[^"]*"></script>', "", output_content)
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
@@ -103,18 +110,19 @@ def result_pages() -> dict[str, str]:
 
 
 def _page(path: Path) -> str:
-    """A page of the results with its figures; links that lead out of them are plain text."""
+    """A page of the results with its figures; links to other files of the repository are words, dead ones an error."""
 
     def keep(match: re.Match[str]) -> str:
-        picture, words, target, _ = match.groups()
+        _, words, target, _ = match.groups()
         there = (path.parent / target).resolve()
         if there.is_dir():
             there = there / "README.md"
             if there.is_file():
                 return f"[{words}]({target.rstrip('/')}/README.md)"
+        if not there.exists():
+            raise PluginError(f"{path.relative_to(RESULTS.parent)} leads to {target}, which is not there")
         inside = RESULTS.resolve() in there.parents
-        shown = (".svg", ".png") if picture else (".svg", ".png", ".md")
-        return match.group(0) if there.is_file() and inside and there.suffix in shown else words
+        return match.group(0) if inside and there.suffix in (*_SHOWN, ".md") else words
 
     text = _LINK.sub(keep, path.read_text(encoding="utf-8"))
     figures = [] if path.parent == RESULTS else sorted(path.parent.glob("*.svg"))

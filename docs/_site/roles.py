@@ -1,8 +1,10 @@
-"""Docstrings say :func:`name`, {"a", "b"} and `a, b : float`; the site shows code, choices in words, and a row each."""
+"""Docstrings say :func:`name`, {"a", "b"} and `a, b : float`; the site shows links, choices as words, a row each."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -18,9 +20,25 @@ class Roles(griffe.Extension):
     def on_instance(self, *, obj: Any, **_: Any) -> None:
         """Called for every object of the package."""
         if obj.docstring is not None:
-            text = _ROLE.sub(r"`\1`", obj.docstring.value)
+            text = _ROLE.sub(lambda found: _link(found[1]), obj.docstring.value)
             text = _CHOICE.sub(lambda found: found[1] + found[2].replace(", ", " or "), text)
             obj.docstring.value = _SEVERAL.sub(_one_each, text)
+
+
+def _link(name: str) -> str:
+    """A name as code, and as a link where the reference has it, there mostly by its short name."""
+    for path in (name, f"vbtta.{name}", f"vbtta.{name.rpartition('.')[2]}"):
+        if path in _reference() or path.rpartition(".")[0] in _reference():
+            return f"[`{name}`][{path}]"
+    return f"`{name}`"
+
+
+@cache
+def _reference() -> frozenset[str]:
+    """Functions and classes on the pages of the reference."""
+    pages = sorted((Path(__file__).parents[1] / "reference").glob("*.md"))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in pages)
+    return frozenset(re.findall(r"^::: (\S+)", text, flags=re.MULTILINE))
 
 
 def _one_each(found: re.Match[str]) -> str:

@@ -11,7 +11,7 @@ from vbtta.augment.arrays import Affine, FeatureDropout, GaussianNoise, Identity
 from vbtta.augment.base import Augmentation, Chain, apply_view
 from vbtta.augment.foreign import as_view, as_views
 from vbtta.augment.mixing import CutMix, CutMixBox, Mixup, Pool
-from vbtta.augment.serial import load_views, save_views, views_from_dict, views_to_dict
+from vbtta.augment.serial import MODULE_OF, load_views, save_views, views_from_dict, views_to_dict
 from vbtta.augment.sets import d4, five_crop, flips, paper_mixup_cutmix, standard_images
 
 if TYPE_CHECKING:
@@ -64,18 +64,11 @@ __all__ = [
     "views_to_dict",
 ]
 
-_COLOURS = ("Brightness", "Contrast", "Gamma")
-_IMAGES = ("Blur", "Crop", "HorizontalFlip", "Rotate", "Rotate90", "Shift", "VerticalFlip", "Zoom")
-
 
 def __getattr__(name: str) -> Any:
-    if name in _COLOURS:
-        module = import_module("vbtta.augment.colours")
-    elif name in _IMAGES:
-        module = import_module("vbtta.augment.images")
-    else:
+    if name not in MODULE_OF:
         raise AttributeError(f"module 'vbtta.augment' has no attribute {name!r}")
-    value = getattr(module, name)
+    value = getattr(import_module(f"vbtta.augment.{MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

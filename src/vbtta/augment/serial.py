@@ -1,6 +1,6 @@
 """Views as data: names and parameters, to and from dictionaries, TOML and JSON."""
 
-__all__ = ["load_views", "save_views", "views_from_dict", "views_to_dict"]
+__all__ = ["MODULE_OF", "load_views", "save_views", "views_from_dict", "views_to_dict"]
 
 import json
 import os
@@ -18,7 +18,7 @@ from vbtta.augment.base import Augmentation, BuiltIn
 from vbtta.augment.foreign import as_views
 from vbtta.augment.mixing import Pool
 
-# Where each built-in view lives; the image views are imported only when one is asked for.
+# Where each built-in view lives: what a file of views may name. Modules are imported only when one is asked for.
 _HOME = {
     "arrays": ("Affine", "FeatureDropout", "GaussianNoise", "Identity"),
     "base": ("Chain",),
@@ -28,7 +28,7 @@ _HOME = {
     ),
     "colours": ("Brightness", "Contrast", "Gamma"),
 }  # fmt: skip
-_MODULE_OF = {view: module for module, views in _HOME.items() for view in views}
+MODULE_OF = {view: module for module, views in _HOME.items() for view in views}
 
 
 def views_to_dict(views: Iterable[Augmentation]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def save_views(views: Iterable[Augmentation], path: str | os.PathLike[str]) -> N
 
 def _describe(view: Augmentation, root: Path | None = None) -> dict[str, Any]:
     kind = type(view).__name__
-    if not isinstance(view, BuiltIn) or kind not in _MODULE_OF:
+    if not isinstance(view, BuiltIn) or kind not in MODULE_OF:
         raise TypeError(
             f"view {view.name} ({kind}) is not a built-in view and cannot be written to a file; "
             f"keep the Python code that makes it."
@@ -193,9 +193,9 @@ def _build(entry: Any, root: Path) -> BuiltIn:
     if not isinstance(entry, Mapping) or "view" not in entry:
         raise ValueError(f'each view needs the key "view" with the name of its class; got {entry!r}.')
     kind = entry["view"]
-    if kind not in _MODULE_OF:
-        raise ValueError(f"unknown view {kind!r}; there are {', '.join(sorted(_MODULE_OF))}.")
-    view_class = getattr(import_module(f"vbtta.augment.{_MODULE_OF[kind]}"), kind)
+    if kind not in MODULE_OF:
+        raise ValueError(f"unknown view {kind!r}; there are {', '.join(sorted(MODULE_OF))}.")
+    view_class = getattr(import_module(f"vbtta.augment.{MODULE_OF[kind]}"), kind)
     known = {item.name for item in fields(view_class) if item.init}
     parameters = {key: value for key, value in entry.items() if key != "view"}
     unknown = sorted(set(parameters) - known)
