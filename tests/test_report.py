@@ -15,6 +15,7 @@ import pytest
 
 from vbtta import LabelSets, Policy, ViewPredictions, compare, diagnose, fit_policy, select_views
 from vbtta.report import Examples, comparison_document, diagnosis_document, render_report, write_report
+from vbtta.report.figures import Drawing, quality_figures
 from vbtta.report.words import gain_in_words, headline
 
 EVIL = "<script>alert(1)</script>"
@@ -135,6 +136,43 @@ def test_a_policy_alone_makes_a_page(tmp_path: Path) -> None:
     assert "Interval coverage on calibration labels" in whole
     assert whole.count('class="example"') == 4
     assert "identity" in headline(policy)[0]
+
+
+def test_labels_are_compared_with_what_their_annotators_make_of_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=400)
+    views = ViewPredictions(truth[:, None, None] + 0.3 * rng.normal(size=(400, 3, 1)), names=["identity", "a", "b"])
+    given = truth[:, None] + [-1, 0, 1] + rng.normal(size=(400, 3)) * [0.3, 0.6, 1.5]
+    labels = LabelSets.from_array(given, annotators="columns")
+    policy = fit_policy(views, labels, task="regression", model="latent", guard=False)
+    drawing = quality_figures(policy, views, labels, "calibration labels")["coverage"]
+    assert "moved by the annotator's bias and widened" in drawing.caption
+    assert _shown(drawing, r"of 90 % hold ([\d.]+) %") == pytest.approx(90, abs=2)
+    clean = quality_figures(policy, views, LabelSets.from_array(truth), "test labels")["coverage"]
+    assert "annotator" not in clean.caption
+
+
+def test_confidence_in_a_label_is_that_of_its_annotator() -> None:
+    rng = np.random.default_rng(1)
+    truth = rng.integers(0, 3, size=600)
+    logits = rng.normal(size=(600, 2, 3)) + 3 * np.eye(3)[truth][:, None]
+    views = ViewPredictions(logits, names=["identity", "a"], ids=np.arange(600))
+    wrong = rng.random((600, 2)) < [0.05, 0.5]
+    given = np.where(wrong, (truth[:, None] + rng.integers(1, 3, size=(600, 2))) % 3, truth[:, None])
+    labels = LabelSets.from_array(given, annotators="columns")
+    policy = fit_policy(views, labels, task="classification", model="latent", guard=False)
+    drawing = quality_figures(policy, views, labels, "calibration labels")["reliability"]
+    confidence, right = (_shown(drawing, rf"{words} ([\d.]+)") for words in ("mean confidence", "labels that agree"))
+    assert confidence == pytest.approx(right, abs=0.03)
+    assert confidence < 0.8  # half of the labels are one annotator's, who is wrong every other time
+    assert "what the fit thinks the annotator makes of them" in drawing.caption
+
+
+def _shown(drawing: Drawing, pattern: str) -> float:
+    """A number from the words for those who cannot see a figure."""
+    found = re.search(pattern, drawing.svg)
+    assert found is not None
+    return float(found.group(1))
 
 
 def test_words_say_whether_a_gain_may_be_chance() -> None:
