@@ -138,6 +138,27 @@ def test_a_policy_alone_makes_a_page(tmp_path: Path) -> None:
     assert "identity" in headline(policy)[0]
 
 
+def test_one_rule_for_kept_views_and_the_guards_verdict_is_there() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=2000)
+    outputs = truth[:, None] + rng.normal(size=(2000, 3)) * [0.5, 7.0, 0.5]
+    outputs[:, 2] = -outputs[:, 2]
+    views = ViewPredictions(outputs[:, :, None], names=["identity", "poor", "negative"])
+    policy = fit_policy(views, truth, task="regression", model="latent")
+    heaviest, light, lost = np.sort(policy.weights)[::-1]
+    assert heaviest > 0.99
+    assert 0 == lost < light < 0.01
+    first, little, none, *_, guard = headline(policy)
+    assert first.startswith("2 of 3 views are kept")
+    assert little == "Of little weight (below 1 %): poor."
+    assert none == "Suppressed (no weight): negative."
+    assert diagnose(policy, views, refit=False).summary().startswith("2 of 3 views are kept")
+    page = render_report(policy, predictions=views)
+    assert guard == f"Against the identity view alone: {policy.guard.reason}."
+    assert guard in unescape(page)
+    assert page.count('class="idle"') == 4 * 2  # of every example, those of less than 1 %
+
+
 def test_labels_are_compared_with_what_their_annotators_make_of_the_truth() -> None:
     rng = np.random.default_rng(0)
     truth = rng.normal(size=400)

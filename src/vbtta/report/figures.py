@@ -13,7 +13,7 @@ from vbtta.policy import Policy
 from vbtta.predictions import CategoricalPrediction, ViewPredictions
 from vbtta.report.expected import by_label, expected_labels
 
-_MOST = 20_000  # labelled instances that are looked at, a regular sample of more
+_MOST = 3000  # labelled inputs that are looked at, a regular sample where there are more
 _LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
 _BY_ANNOTATOR = {
     "classes": ", from the predicted classes and what the fit thinks the annotator makes of them",
@@ -41,7 +41,7 @@ def fit_figures(policy: Policy) -> dict[str, Drawing]:
     found = {
         "weights": Drawing(
             plotting.to_svg(plotting.weights(names, weights, interval), alt, "weights", titles),
-            "Weight of every view with its 90 % interval; grey views are as good as suppressed. Rest the pointer on a "
+            "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a "
             "bar for its numbers.",
         )
     }
@@ -108,10 +108,12 @@ def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, w
     rows = labels.labelled
     if not len(rows):
         return {}
-    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), _MOST)).astype(np.intp)]
+    noisy = policy.annotators is not None and (labels.annotator is not None or where == "calibration labels")
+    if len(rows) > _MOST:
+        rows = rows[np.linspace(0, len(rows) - 1, _MOST).astype(np.intp)]
+        where = f"{where} of {_MOST:,} inputs"
     labels = labels.take(rows)
     prediction = by_label(policy.predict(views.take(rows)), labels.instance)
-    noisy = policy.annotators is not None and (labels.annotator is not None or where == "calibration labels")
     if noisy:
         prediction = expected_labels(policy, prediction, labels)
     if isinstance(prediction, CategoricalPrediction):
