@@ -82,10 +82,8 @@ class Comparison:
                 cells.append("" if self.methods[m] == against.reference else change)
             rows.append([*cells, str(int(self.views_used[m])), f"{self.fit_seconds[m]:.2f}"])
         width = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        lines = [
-            "  ".join([cells[0].ljust(width[0]), *map(str.rjust, cells[1:], width[1:])]) for cells in [header, *rows]
-        ]
-        return "\n".join([repr(self), *lines])
+        lines = [[first.ljust(width[0]), *map(str.rjust, rest, width[1:])] for first, *rest in [header, *rows]]
+        return "\n".join([repr(self), *("  ".join(cells) for cells in lines)])
 
     def __getitem__(self, key: tuple[str, str]) -> float:
         """One value by method and metric: ``comparison["uniform", "nll"]``."""
