@@ -171,6 +171,7 @@ def test_labels_are_compared_with_what_their_annotators_make_of_the_truth() -> N
     assert _shown(drawing, r"of 90 % hold ([\d.]+) %") == pytest.approx(90, abs=2)
     clean = quality_figures(policy, views, LabelSets.from_array(truth), "test labels")["coverage"]
     assert "annotator" not in clean.caption
+    assert "on test labels, taken as the truth" in clean.caption
 
 
 def test_confidence_in_a_label_is_that_of_its_annotator() -> None:

@@ -112,6 +112,7 @@ def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, w
     if len(rows) > _MOST:
         rows = rows[np.linspace(0, len(rows) - 1, _MOST).astype(np.intp)]
         where = f"{where} of {_MOST:,} inputs"
+    where += ", taken as the truth" if policy.annotators is not None and not noisy else ""
     labels = labels.take(rows)
     prediction = by_label(policy.predict(views.take(rows)), labels.instance)
     if noisy:
