@@ -284,7 +284,7 @@ def test_apply_view_checks_tensors_and_leaves_gaps_of_the_input_alone():
         (lambda: Chain([]), "at least one view"),
         (lambda: as_views([]), "at least one view"),
         (lambda: as_views([Identity(), Identity()]), "identity occurs more than once"),
-        (lambda: as_view(lambda x: x), "a lambda has no name"),
+        (lambda: as_view(lambda x: x), "a lambda has no name of its own: give it one with vbtta.augment.as_view"),
         (lambda: GaussianNoise(0.1)(np.ones((2, 2))), "call it with rng=RowStreams"),
         (
             lambda: GaussianNoise(0.1)(np.ones((2, 2)), RowStreams(0, "v", 0, [1])),

@@ -75,6 +75,15 @@ def test_mutual_information_is_that_of_view_and_label():
     assert single.predict(views).mutual_information == pytest.approx([0])
 
 
+@pytest.mark.parametrize("method", ["geometric", "uniform+t", "max"])
+def test_mutual_information_is_part_of_the_entropy(method):
+    rng = np.random.default_rng(0)
+    views, labels = ViewPredictions(5 * rng.normal(size=(200, 3, 4))), LabelSets.from_array(rng.integers(0, 4, 200))
+    found = fit_baseline(method, views, labels, task="classification").predict(views)
+    assert (found.mutual_information >= 0).all()
+    assert (found.mutual_information <= found.entropy).all()
+
+
 def test_entropy_pool_by_hand_and_tau_is_the_best():
     p = np.array([[0.9, 0.1], [0.5, 0.5]])
     entropy = special.entr(p).sum(axis=1)

@@ -144,6 +144,7 @@ def test_recovers_pool_and_annotators():
     consensus = posterior.consensus(ViewPredictions(logits[:, used]), sets, sets.annotator)
     votes = np.stack([(labels == c).sum(axis=1) for c in range(5)], axis=1) + 1e-3 * rng.random((5000, 5))
     assert (consensus.label == truth).mean() > (votes.argmax(axis=1) == truth).mean() + 0.05
+    assert (consensus.mutual_information <= consensus.entropy).all()
 
 
 def test_shrinkage_from_the_evidence_tells_equal_views_from_unequal_ones():
@@ -204,6 +205,7 @@ def test_scores_predictions_and_kept_views():
     prediction = posterior.predict(views)
     np.testing.assert_allclose(prediction.proba, special.softmax(utility, axis=1), atol=1e-12)
     assert (prediction.mutual_information >= 0).all()
+    assert (prediction.mutual_information <= prediction.entropy).all()
     score = posterior.score(views, sets, nobody).sum()
     assert score == pytest.approx(float(ascent.statistics.sums.log_evidence))
     np.testing.assert_allclose(posterior.consensus(views, sets, nobody).proba, prediction.proba)

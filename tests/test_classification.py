@@ -149,5 +149,6 @@ def test_odd_data_give_finite_answers(
     for values in (policy.weights, policy.weight_interval(), policy.elbo, prediction.proba, prediction.entropy):
         assert np.isfinite(values).all()
     assert np.isfinite(prediction.log_prob(np.zeros(n, dtype=int))).all()
-    assert (prediction.mutual_information >= -1e-12).all()
+    assert (prediction.mutual_information >= 0).all()
+    assert (prediction.mutual_information <= prediction.entropy + 1e-12).all()
     np.testing.assert_allclose(prediction.proba.sum(axis=1), 1)

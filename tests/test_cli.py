@@ -379,6 +379,21 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
     assert not any(name.endswith(".part") for name in left)
 
 
+def test_remedies_are_for_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    proba = rng.dirichlet(np.ones(3), size=(60, 2))
+    np.savez(tmp_path / "logits.npz", mean=np.log(proba))
+    np.savez(tmp_path / "proba.npz", mean=proba)
+    classes = rng.integers(0, 3, size=60)
+    (tmp_path / "numbers.csv").write_text("label\n" + "\n".join(map(str, classes)))
+    (tmp_path / "words.csv").write_text("label\n" + "\n".join(np.array(["cat", "cow", "dog"])[classes]))
+    end = ["--task", "classification", "--out", tmp_path / "p.json"]
+    words = "add an array `classes` to the predictions file, 3 names"
+    told_off(1, "is not a class number", words, args=["fit", tmp_path / "logits.npz", tmp_path / "words.csv", *end])
+    numbers = ["fit", tmp_path / "proba.npz", tmp_path / "numbers.csv", *end]
+    told_off(1, "proba.npz holds probabilities (all rows of view", "store logits in `mean`", args=numbers)
+
+
 def test_errors_name_the_file_that_was_asked_for(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "p.json"
 

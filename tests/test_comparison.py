@@ -255,6 +255,20 @@ def test_markdown():
     assert "200 labels of 200 test instances." in text
 
 
+def test_it_prints_as_a_table():
+    outcome = run("regression", methods=["original", "uniform"], resamples=10)
+    first, header, *rows = str(outcome).splitlines()
+    assert first == repr(outcome)
+    assert header.split()[:4] == ["method", "MSE", "MAE", "NLL"]
+    assert {len(line) for line in rows} == {len(header)}
+    nll = {row.split()[0]: float(row.split()[3]) for row in rows}
+    assert list(nll.values()) == sorted(nll.values())
+    assert nll["uniform"] == round(outcome["uniform", "nll"], 4)
+    [uniform] = [row for row in rows if row.startswith("uniform")]
+    assert f"{outcome.against_original.low[outcome.methods.index('uniform'), 2]:+.4f}, " in uniform
+    assert "NLL minus" not in str(run("regression", methods=["uniform"], resamples=10))
+
+
 def test_dataframe_has_all_of_it():
     outcome = run("regression", methods=["original", "uniform"])
     frame = outcome.to_dataframe()

@@ -349,7 +349,7 @@ def test_a_diagnosis_reads_as_text_and_as_json(rng):
     found = diagnose(policy, predictions, labels, draws, incoming=incoming)
     text = str(found)
     assert text == found.summary()
-    assert "views have weight" in text
+    assert "views are kept" in text
     assert "Estimated accuracy of the labels: annotator_0" in text
     assert "! noise: draws are not Gaussian for" in text
     assert "! Incoming views differ from calibration time" in text

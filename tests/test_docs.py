@@ -468,3 +468,28 @@ def test_the_page_of_the_learning_curve_is_made_of_its_numbers() -> None:
     made = importlib.import_module("benchmarks.learning_curve").markdown(outcome)
     assert made == (folder / "README.md").read_text(encoding="utf-8")
     assert ("plus uncommitted changes" in made) == outcome["provenance"]["uncommitted_changes"]
+
+
+def test_what_the_readme_says_of_few_labels_is_there() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    found = json.loads((ROOT / "results" / "learning_curve" / "results.json").read_text(encoding="utf-8"))["data_sets"]
+
+    def mean(name: str, metric: str, instances: int, labels: int) -> float:
+        rows = [row for row in found[name]["rows"] if (row["instances"], row["labels_each"]) == (instances, labels)]
+        return float(sum(row[metric] for row in rows) / len(rows))
+
+    few = min(mean("utkface", "mae", size, labels) for size in (25, 50, 100, 200) for labels in (1, 2))
+    alone = found["utkface"]["rules"]["original"]["mae"]
+    assert few > alone > mean("utkface", "mae", 500, 1)
+    assert f"({few:.2f} years at best, against {alone:.2f})" in text
+    one, alone = mean("cifar10n", "nll", 2000, 1), found["cifar10n"]["rules"]["original"]["nll"]
+    assert f"even from 2,000 images ({one:.3f} against {alone:.3f})" in text
+
+
+def test_the_readme_installs_what_its_commands_need() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in text
+    assert 'pip install ".[cli]"' in text
+    extras = {name for names in re.findall(r'"\.\[([\w,]+)\]"', text) for name in names.split(",")}
+    assert extras <= set(project["optional-dependencies"])

@@ -15,6 +15,7 @@ import pytest
 
 from vbtta import LabelSets, Policy, ViewPredictions, compare, diagnose, fit_policy, select_views
 from vbtta.report import Examples, comparison_document, diagnosis_document, render_report, write_report
+from vbtta.report.figures import Drawing, quality_figures
 from vbtta.report.words import gain_in_words, headline
 
 EVIL = "<script>alert(1)</script>"
@@ -135,6 +136,65 @@ def test_a_policy_alone_makes_a_page(tmp_path: Path) -> None:
     assert "Interval coverage on calibration labels" in whole
     assert whole.count('class="example"') == 4
     assert "identity" in headline(policy)[0]
+
+
+def test_one_rule_for_kept_views_and_the_guards_verdict_is_there() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=2000)
+    outputs = truth[:, None] + rng.normal(size=(2000, 3)) * [0.5, 7.0, 0.5]
+    outputs[:, 2] = -outputs[:, 2]
+    views = ViewPredictions(outputs[:, :, None], names=["identity", "poor", "negative"])
+    policy = fit_policy(views, truth, task="regression", model="latent")
+    heaviest, light, lost = np.sort(policy.weights)[::-1]
+    assert heaviest > 0.99
+    assert 0 == lost < light < 0.01
+    first, little, none, *_, guard = headline(policy)
+    assert first.startswith("2 of 3 views are kept")
+    assert little == "Of little weight (below 1 %): poor."
+    assert none == "Suppressed (no weight): negative."
+    assert diagnose(policy, views, refit=False).summary().startswith("2 of 3 views are kept")
+    page = render_report(policy, predictions=views)
+    assert guard == f"Against the identity view alone: {policy.guard.reason}."
+    assert guard in unescape(page)
+    assert page.count('class="idle"') == 4 * 2  # of every example, those of less than 1 %
+
+
+def test_labels_are_compared_with_what_their_annotators_make_of_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=400)
+    views = ViewPredictions(truth[:, None, None] + 0.3 * rng.normal(size=(400, 3, 1)), names=["identity", "a", "b"])
+    given = truth[:, None] + [-1, 0, 1] + rng.normal(size=(400, 3)) * [0.3, 0.6, 1.5]
+    labels = LabelSets.from_array(given, annotators="columns")
+    policy = fit_policy(views, labels, task="regression", model="latent", guard=False)
+    drawing = quality_figures(policy, views, labels, "calibration labels")["coverage"]
+    assert "moved by the annotator's bias and widened" in drawing.caption
+    assert _shown(drawing, r"of 90 % hold ([\d.]+) %") == pytest.approx(90, abs=2)
+    clean = quality_figures(policy, views, LabelSets.from_array(truth), "test labels")["coverage"]
+    assert "annotator" not in clean.caption
+    assert "on test labels, taken as the truth" in clean.caption
+
+
+def test_confidence_in_a_label_is_that_of_its_annotator() -> None:
+    rng = np.random.default_rng(1)
+    truth = rng.integers(0, 3, size=600)
+    logits = rng.normal(size=(600, 2, 3)) + 3 * np.eye(3)[truth][:, None]
+    views = ViewPredictions(logits, names=["identity", "a"], ids=np.arange(600))
+    wrong = rng.random((600, 2)) < [0.05, 0.5]
+    given = np.where(wrong, (truth[:, None] + rng.integers(1, 3, size=(600, 2))) % 3, truth[:, None])
+    labels = LabelSets.from_array(given, annotators="columns")
+    policy = fit_policy(views, labels, task="classification", model="latent", guard=False)
+    drawing = quality_figures(policy, views, labels, "calibration labels")["reliability"]
+    confidence, right = (_shown(drawing, rf"{words} ([\d.]+)") for words in ("mean confidence", "labels that agree"))
+    assert confidence == pytest.approx(right, abs=0.03)
+    assert confidence < 0.8  # half of the labels are one annotator's, who is wrong every other time
+    assert "what the fit thinks the annotator makes of them" in drawing.caption
+
+
+def _shown(drawing: Drawing, pattern: str) -> float:
+    """A number from the words for those who cannot see a figure."""
+    found = re.search(pattern, drawing.svg)
+    assert found is not None
+    return float(found.group(1))
 
 
 def test_words_say_whether_a_gain_may_be_chance() -> None:

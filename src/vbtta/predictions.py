@@ -1,6 +1,6 @@
 """What goes in and what comes out: a model's predictions under K views, and one predictive distribution."""
 
-__all__ = ["CategoricalPrediction", "ContinuousPrediction", "Prediction", "ViewPredictions"]
+__all__ = ["CategoricalPrediction", "ContinuousPrediction", "Prediction", "ViewPredictions", "view_information"]
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -306,7 +306,8 @@ class CategoricalPrediction:
     ----------
     proba : (N, C) array
     mutual_information : (N,) array
-        Between label and view, in nats: what the views disagree about.
+        Between label and view, in nats: what the views disagree about (:func:`view_information`). It is 0 where all
+        say the same, and never more than the entropy.
     classes : (C,) array
         What the columns stand for.
 
@@ -332,8 +333,7 @@ class CategoricalPrediction:
     @property
     def entropy(self) -> Array:
         """Entropy of the class probabilities in nats: (N,)."""
-        safe = np.where(self.proba > 0, self.proba, 1.0)
-        return np.asarray(-(self.proba * np.log(safe)).sum(axis=1))
+        return _entropy(self.proba)
 
     def log_prob(self, y: ArrayLike) -> Array:
         """Log probability of the classes y, (N,): (N,)."""
@@ -346,6 +346,33 @@ class CategoricalPrediction:
 
 
 Prediction = ContinuousPrediction | CategoricalPrediction
+
+
+def view_information(proba: Array, shares: Array) -> Array:
+    """Mutual information of class and view in nats, between 0 and the entropy of the class: (N,).
+
+    The class has the predicted probabilities, proba (N, C). Given the class, a view has its part in what a mixture of
+    the views says of that class: shares (N, K, C) are weight times probability, w_k p_k(c). Of a mixture that is its
+    own mutual information; of any other pool the views' disagreement about what the pool leaves open.
+
+    Examples
+    --------
+    Two views that contradict each other, in a pool that leaves all open and in one that is nearly sure:
+
+    >>> shares = np.array([[[0.45, 0.05], [0.05, 0.45]]])
+    >>> [view_information(np.array([proba]), shares).round(2).item() for proba in ([0.5, 0.5], [0.99, 0.01])]
+    [0.37, 0.02]
+    """
+    tiny = np.finfo(np.float64).tiny
+    joint = shares * (proba / np.maximum(shares.sum(axis=1), tiny))[:, None]
+    by_view = np.where(joint > 0, joint / np.maximum(joint.sum(axis=2, keepdims=True), tiny), 1.0)  # P(c | k)
+    left_open = -(joint * np.log(by_view)).sum(axis=(1, 2))
+    return np.asarray(np.maximum(_entropy(proba) - left_open, 0))
+
+
+def _entropy(proba: Array) -> Array:
+    """Entropy in nats of probabilities (N, C): (N,)."""
+    return np.asarray(-(proba * np.log(np.where(proba > 0, proba, 1.0))).sum(axis=1))
 
 
 def _floats(values: ArrayLike, name: str) -> Array:

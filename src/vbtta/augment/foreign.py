@@ -250,7 +250,7 @@ def _ttach_name(transform: Any, value: Any) -> str:
 def _name_of(obj: Any) -> str:
     name = getattr(obj, "__name__", None)
     if name == "<lambda>":
-        raise ValueError("a lambda has no name of its own: use as_view(function, name=...).")
+        raise ValueError("a lambda has no name of its own: give it one with vbtta.augment.as_view(function, name=...).")
     return name or type(obj).__name__
 
 

@@ -10,7 +10,13 @@ from scipy import special
 
 from vbtta.baselines.pools import TEMPERATURES
 from vbtta.labels import Array
-from vbtta.predictions import CategoricalPrediction, ContinuousPrediction, Prediction, ViewPredictions
+from vbtta.predictions import (
+    CategoricalPrediction,
+    ContinuousPrediction,
+    Prediction,
+    ViewPredictions,
+    view_information,
+)
 
 CategoricalRule = Callable[[Array], Array]  # logits (N, K, C) -> log probabilities (N, C)
 ContinuousRule = Callable[[Array], Array]  # outputs (N, K, C) -> point predictions (N, C)
@@ -72,9 +78,10 @@ class Baseline:
         if self.temperature != 1:
             log_proba = special.log_softmax(log_proba / self.temperature, axis=1)
         classes = predictions.classes if predictions.classes is not None else self.classes
+        proba, shares = np.exp(log_proba), self._pool_weights()[:, None] * special.softmax(outputs, axis=2)
         return CategoricalPrediction(
-            proba=np.exp(log_proba),
-            mutual_information=_disagreement(outputs, self._pool_weights()),
+            proba=proba,
+            mutual_information=view_information(proba, shares),
             classes=np.arange(log_proba.shape[1]) if classes is None else classes,
         )
 
@@ -107,14 +114,6 @@ class Baseline:
             return equal
         share = self.weights[[self.names.index(name) for name in self.used]]
         return share / share.sum() if (share >= 0).all() and share.sum() > 0 else equal
-
-
-def _disagreement(logits: Array, weights: Array) -> Array:
-    """Mutual information of label and view when views are drawn by their weights: (N,)."""
-    proba = special.softmax(logits, axis=2)
-    pooled = np.einsum("k,nkc->nc", weights, proba)
-    within = np.einsum("k,nkc->n", weights, special.entr(proba))
-    return np.asarray(np.maximum(special.entr(pooled).sum(axis=1) - within, 0.0))
 
 
 def _gaussian(mean: Array, variance: Array) -> ContinuousPrediction:

@@ -13,6 +13,7 @@ import numpy as np
 from vbtta._support.extras import require
 from vbtta._support.words import shown
 from vbtta.cli.running import Talk, UsageError, existing
+from vbtta.infer.categorical_data import refuse_probabilities
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import ViewPredictions
 
@@ -79,16 +80,44 @@ def read_pair(
     try:
         sets = found.align(len(views), views.ids)
         if task == "classification":
-            sets.categorical(views.mean.shape[2], views.classes)
+            _check_classes(views, sets)
         elif task == "regression":
             sets.continuous(views.mean.shape[2])
     except ValueError as error:
         raise ValueError(f"{labels} does not fit {predictions}: {error}") from error
+    if task == "classification":
+        _check_logits(views, predictions)
     by_id = found.ids is not None or (found.open_ended and views.ids is not None and views.ids.dtype.kind in "iu")
     talk.note(
         f"read {describe(views, sets, task)} ({labels.name}: {layout} layout, paired by {'id' if by_id else 'row'})"
     )
     return views, sets
+
+
+def _check_classes(views: ViewPredictions, labels: LabelSets) -> None:
+    """Raise where labels are not classes, with the remedy of those who write files."""
+    n_classes = views.mean.shape[2]
+    try:
+        labels.categorical(n_classes, views.classes)
+    except ValueError as error:
+        if views.classes is not None:
+            raise
+        problem = str(error).partition(";")[0]
+        raise ValueError(
+            f"{problem}; where labels are not 0..{n_classes - 1}, add an array `classes` to the predictions file, "
+            f"{n_classes} names in the order of the outputs (in parquet: name the columns logit_<class>)"
+        ) from error
+
+
+def _check_logits(views: ViewPredictions, path: Path) -> None:
+    """Raise where a file holds probabilities, with the remedy of those who write files."""
+    try:
+        refuse_probabilities(views)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} holds probabilities ({str(error).partition(': ')[2].partition('.')[0]}); store logits in `mean`: "
+            "np.log(np.maximum(p, 1e-12))"
+        ) from error
 
 
 def describe(views: ViewPredictions, labels: LabelSets, task: str) -> str:

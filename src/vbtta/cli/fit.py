@@ -117,7 +117,7 @@ def _say(talk: Talk, policy: Any, out: Path, report: Path | None) -> None:
         [view["name"], f"{view['weight']:.3f}", f"{view['low']:.3f}", f"{view['high']:.3f}"]
         for view in sorted(policy_document(policy)["views"], key=lambda view: -view["weight"])
     ]
-    words = "\n".join([*headline(policy), f"Against the identity view alone: {policy.guard.reason}."])
+    words = "\n".join(headline(policy))
     text = f"{words}\n\n{talk.table(['view', 'weight', '5 %', '95 %'], rows)}\n\nwrote {out}"
     written = {"policy": str(out), "report": None if report is None else str(report)}
     talk.result({**policy_document(policy), "written": written}, text if report is None else f"{text} and {report}")

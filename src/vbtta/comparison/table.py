@@ -68,6 +68,23 @@ class Comparison:
     def __repr__(self) -> str:
         return f"Comparison({self.task}: {len(self.methods)} methods on {self.n_instances:,} instances)"
 
+    def __str__(self) -> str:
+        """The values as a plain table, the best likelihood first, with the difference from no augmentation."""
+        header = ["method", *(_title(metric) for metric in self.metrics)]
+        against = self.against_original
+        header += ["views", "fit (s)"] if against is None else ["NLL minus original", "views", "fit (s)"]
+        s = self.metrics.index("nll")
+        rows = []
+        for m in np.argsort(self.values[:, s], kind="stable"):
+            cells = [self.methods[m], *(f"{value:.4f}" for value in self.values[m])]
+            if against is not None:
+                change = f"{against.value[m, s]:+.4f} [{against.low[m, s]:+.4f}, {against.high[m, s]:+.4f}]"
+                cells.append("" if self.methods[m] == against.reference else change)
+            rows.append([*cells, str(int(self.views_used[m])), f"{self.fit_seconds[m]:.2f}"])
+        width = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = [[first.ljust(width[0]), *map(str.rjust, rest, width[1:])] for first, *rest in [header, *rows]]
+        return "\n".join([repr(self), *("  ".join(cells) for cells in lines)])
+
     def __getitem__(self, key: tuple[str, str]) -> float:
         """One value by method and metric: ``comparison["uniform", "nll"]``."""
         method, metric = key

@@ -138,7 +138,7 @@ def diagnose(
     >>> found
     Diagnosis(regression: 2 views, 2.0 effective)
     >>> print(found.summary().splitlines()[0])
-    2 of 2 views have weight (1 % or more); they count as 2.0 equal ones.
+    2 of 2 views are kept; they count as 2.0 equal ones.
     """
     drawn = predictions.draws if draws is None else np.asarray(draws)
     overlap = influence = predictive = sensitivity = None

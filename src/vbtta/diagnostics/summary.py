@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
-from vbtta.policy import KEPT
-
 if TYPE_CHECKING:
     from vbtta.diagnostics.diagnosis import Diagnosis
 
@@ -34,11 +32,8 @@ def summary_of(found: "Diagnosis") -> str:
 
 
 def _views(found: "Diagnosis") -> list[str]:
-    kept = np.flatnonzero(found.weights >= KEPT)
-    lines = [
-        f"{len(kept)} of {len(found.names)} views have weight ({100 * KEPT:.0f} % or more); they count as "
-        f"{found.effective_views:.1f} equal ones."
-    ]
+    kept = np.flatnonzero(found.weights)
+    lines = [f"{len(kept)} of {len(found.names)} views are kept; they count as {found.effective_views:.1f} equal ones."]
     for k in kept[np.argsort(-found.weights[kept], kind="stable")][:8]:
         low, high = found.weight_interval[k]
         lines.append(f"  {found.names[k]}: {found.weights[k]:.3f} (90 % interval {low:.3f} to {high:.3f})")

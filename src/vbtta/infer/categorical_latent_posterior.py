@@ -11,11 +11,11 @@ from vbtta.infer.calibration import Calibration
 from vbtta.infer.categorical import Likelihood, components
 from vbtta.infer.categorical_data import check_logits, shifted
 from vbtta.infer.categorical_pool import pool_proba
-from vbtta.infer.categorical_posterior import LabelReader, class_names, joint_information, row_blocks, score_labels
+from vbtta.infer.categorical_posterior import LabelReader, class_names, row_blocks, score_labels
 from vbtta.infer.intervals import PoolDoubt, pool_intervals
 from vbtta.infer.label_noise import AnnotatorAccuracy, NoiseModel
 from vbtta.labels import Array, LabelSets
-from vbtta.predictions import CategoricalPrediction, ViewPredictions
+from vbtta.predictions import CategoricalPrediction, ViewPredictions, view_information
 
 
 @dataclass(frozen=True)
@@ -52,34 +52,20 @@ class LatentClassPosterior:
     def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
         """Class probabilities for inputs whose views are those of positive weight, in order.
 
-        What the views disagree about is measured as if each were the pool: the mutual information is that of a mixture
-        of the views, not of the pool, and may exceed the entropy of the pool's probabilities.
+        For the mutual information every view's probabilities are those of a pool of its logits alone.
         """
-        check_logits(predictions)
-        N, _, C = predictions.mean.shape
-        weights = self.weights[self.weights > 0]
-        alone = Calibration(np.full(len(weights), np.log(max(self.gain, 1e-300))), self.offset)
-        likelihood = Likelihood(self.link, True, alone, weights, None)
-        proba, information = np.empty((N, C)), np.empty(N)
-        for rows, variance in row_blocks(predictions, self.link):
-            logits = shifted(predictions.mean[rows])
-            proba[rows] = pool_proba(logits, variance, self.link, self.gain * weights, self.offset).T
-            each, inverse = components(logits, variance, likelihood)
-            information[rows] = joint_information(each * inverse * weights[:, None])
-        proba /= proba.sum(axis=1, keepdims=True)
-        return CategoricalPrediction(proba, information, class_names(predictions))
+        return self._classes(predictions, None)
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
         """The true class of every input given its labels; without a noise model labels tell nothing beyond the fit."""
-        position = labels.categorical(predictions.mean.shape[2], predictions.classes)
-        prediction, reader = self.predict(predictions), self._reader()
+        N, _, C = predictions.mean.shape
+        position, reader = labels.categorical(C, predictions.classes), self._reader()
         if reader is None:
-            return prediction
-        evidence = reader.log_evidence(labels, position, annotator, expected=False)
-        proba, rows = prediction.proba.copy(), labels.labelled
-        proba[rows] *= np.exp(evidence - evidence.max(axis=1, keepdims=True))
-        proba[rows] /= proba[rows].sum(axis=1, keepdims=True)
-        return replace(prediction, proba=proba)
+            return self.predict(predictions)
+        found = reader.log_evidence(labels, position, annotator, expected=False)
+        evidence = np.ones((N, C))
+        evidence[labels.labelled] = np.exp(found - found.max(axis=1, keepdims=True))
+        return self._classes(predictions, evidence)
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set, noise included: (N+,)."""
@@ -100,6 +86,23 @@ class LatentClassPosterior:
         if self.noise is None or self.noise_counts is None:
             return None
         return label_noise.describe(self.noise, self.noise_counts, names)
+
+    def _classes(self, predictions: ViewPredictions, evidence: Array | None) -> CategoricalPrediction:
+        """Class probabilities from the views and, where given, the labels' evidence (N, C), a factor of each class."""
+        check_logits(predictions)
+        N, _, C = predictions.mean.shape
+        weights = self.weights[self.weights > 0]
+        alone = Calibration(np.full(len(weights), np.log(max(self.gain, 1e-300))), self.offset)
+        likelihood = Likelihood(self.link, True, alone, weights, None)
+        proba, information = np.empty((N, C)), np.empty(N)
+        for rows, variance in row_blocks(predictions, self.link):
+            logits = shifted(predictions.mean[rows])
+            found = pool_proba(logits, variance, self.link, self.gain * weights, self.offset).T
+            found = found if evidence is None else found * evidence[rows]
+            proba[rows] = found / found.sum(axis=1, keepdims=True)
+            each, inverse = components(logits, variance, likelihood)
+            information[rows] = view_information(proba[rows], (each * inverse * weights[:, None]).T)
+        return CategoricalPrediction(proba, information, class_names(predictions))
 
     def _reader(self) -> LabelReader | None:
         if self.noise is None or self.noise_counts is None:

@@ -11,8 +11,15 @@ from vbtta import metrics, plotting
 from vbtta.labels import LabelSets
 from vbtta.policy import Policy
 from vbtta.predictions import CategoricalPrediction, ViewPredictions
+from vbtta.report.expected import by_label, expected_labels
 
+_MOST = 3000  # labelled inputs that are looked at, a regular sample where there are more
 _LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
+_BY_ANNOTATOR = {
+    "classes": ", from the predicted classes and what the fit thinks the annotator makes of them",
+    "numbers": ": those of the truth, moved by the annotator's bias and widened by the annotator's noise, as the fit "
+    "sees them",
+}
 
 
 class Drawing(NamedTuple):
@@ -34,7 +41,7 @@ def fit_figures(policy: Policy) -> dict[str, Drawing]:
     found = {
         "weights": Drawing(
             plotting.to_svg(plotting.weights(names, weights, interval), alt, "weights", titles),
-            "Weight of every view with its 90 % interval; grey views are as good as suppressed. Rest the pointer on a "
+            "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a "
             "bar for its numbers.",
         )
     }
@@ -92,38 +99,50 @@ def comparison_figures(comparison: Mapping[str, Any]) -> dict[str, Drawing]:
 
 
 def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, where: str) -> dict[str, Drawing]:
-    """Reliability of class probabilities, or residuals and interval coverage of numbers."""
+    """Reliability of class probabilities, or residuals and interval coverage of numbers.
+
+    Where noise is modelled, labels are compared with what the policy expects of who gave them, and not with what it
+    thinks the truth is; test labels that name nobody are taken as the truth.
+    """
     labels = labels.align(len(views), views.ids)
-    rows, position = np.unique(labels.instance, return_inverse=True)
+    rows = labels.labelled
     if not len(rows):
         return {}
-    prediction = policy.predict(views.take(rows))
+    noisy = policy.annotators is not None and (labels.annotator is not None or where == "calibration labels")
+    if len(rows) > _MOST:
+        rows = rows[np.linspace(0, len(rows) - 1, _MOST).astype(np.intp)]
+        where = f"{where} of {_MOST:,} inputs"
+    where += ", taken as the truth" if policy.annotators is not None and not noisy else ""
+    labels = labels.take(rows)
+    prediction = by_label(policy.predict(views.take(rows)), labels.instance)
+    if noisy:
+        prediction = expected_labels(policy, prediction, labels)
     if isinstance(prediction, CategoricalPrediction):
         y = labels.categorical(prediction.proba.shape[1], views.classes)
-        confidence, best = prediction.proba.max(axis=1)[position], prediction.proba.argmax(axis=1)[position]
-        hit = (best == y).astype(np.float64)
+        confidence = prediction.proba.max(axis=1)
+        hit = (prediction.proba.argmax(axis=1) == y).astype(np.float64)
         right = float(np.average(hit, weights=labels.count))
         alt = f"Reliability: mean confidence {confidence.mean():.3f}, share of labels that agree {right:.3f}"
         figure = plotting.reliability(confidence, hit, labels.count)
         return {
             "reliability": Drawing(
                 plotting.to_svg(figure, alt, "reliability"),
-                f"Reliability on {where}: points on the broken line mean that confidence is honest.",
+                f"Reliability on {where}: how often the most probable label was given, against its probability"
+                f"{_BY_ANNOTATOR['classes'] if noisy else ''}. Points on the broken line mean honest confidence.",
             )
         }
     y = labels.continuous(prediction.mean.shape[1])
-    mean = prediction.mean[position]
+    mean = prediction.mean
     figure = plotting.residuals(mean.ravel(), (y - mean).ravel())
     alt = f"Residuals: root mean square {np.sqrt(np.mean((y - mean) ** 2)):.4g}"
-    found = {"residuals": Drawing(plotting.to_svg(figure, alt, "residuals"), f"Residuals on {where}.")}
-    covered = []
-    for level in _LEVELS:
-        lower, upper = (end[position] for end in prediction.interval(float(level)))
-        covered.append(metrics.interval_coverage(y, lower, upper, labels.count))
+    less = "label minus prediction" + (" and the annotator's bias" if noisy else "")
+    found = {"residuals": Drawing(plotting.to_svg(figure, alt, "residuals"), f"Residuals on {where}: {less}.")}
+    covered = [metrics.interval_coverage(y, *prediction.interval(float(q)), labels.count) for q in _LEVELS]
     alt = f"Coverage: intervals of 90 % hold {100 * covered[8]:.1f} % of the labels"
     found["coverage"] = Drawing(
         plotting.to_svg(plotting.coverage(_LEVELS, np.array(covered)), alt, "coverage"),
-        f"Interval coverage on {where}: points on the broken line mean that intervals are honest.",
+        f"Interval coverage on {where}: how many lie in the intervals predicted for them"
+        f"{_BY_ANNOTATOR['numbers'] if noisy else ''}. Points on the broken line mean honest intervals.",
     )
     return found
 

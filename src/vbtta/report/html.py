@@ -111,7 +111,7 @@ def write_report(path: str | os.PathLike[str], policy: Policy, **parts: Any) -> 
 
 
 def _facts(policy: Policy) -> list[tuple[str, str]]:
-    kept = int((policy.weights >= KEPT).sum())
+    kept = int(np.count_nonzero(policy.weights))
     return [
         ("views kept", f"{kept} of {len(policy.names)}"),
         ("model", type(policy.model).__name__),
@@ -192,7 +192,10 @@ def _examples(policy: Policy, views: ViewPredictions, chosen: Examples | None) -
             if chosen is not None and chosen.images is not None and name in chosen.names:
                 image = _png(chosen.images[e, chosen.names.index(name)])
             said = _said(part.mean[e, part.names.index(name)], policy)
-            entries.append({"name": name, "weight": f"{policy.weights[k]:.3f}", "said": said, "image": image})
+            weight = policy.weights[k]
+            entries.append(
+                {"name": name, "weight": f"{weight:.3f}", "said": said, "image": image, "grey": weight < KEPT}
+            )
         if isinstance(prediction, CategoricalPrediction):
             verdict = f"{prediction.label[e]} ({100 * prediction.proba[e].max():.0f} %)"
         else:

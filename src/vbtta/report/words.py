@@ -21,18 +21,22 @@ def headline(policy: Policy, comparison: Mapping[str, Any] | None = None) -> lis
         sentences.append("The fit has not converged: its numbers are provisional.")
     if comparison is not None:
         sentences += gain_in_words(comparison)
-    return sentences + annotators_in_words(policy)
+    guard = f"Against the identity view alone: {policy.guard.reason}."
+    return [*sentences, *annotators_in_words(policy), guard]
 
 
 def views_in_words(policy: Policy) -> list[str]:
-    """Which views were kept, and which suppressed."""
+    """Which views were kept, those of any weight, and which suppressed."""
     order = np.argsort(-policy.weights, kind="stable")
-    kept = [policy.names[k] for k in order if policy.weights[k] >= KEPT]
-    lost = [policy.names[k] for k in order if policy.weights[k] < KEPT]
+    kept = [policy.names[k] for k in order if policy.weights[k] > 0]
+    light = [policy.names[k] for k in order if 0 < policy.weights[k] < KEPT]
+    lost = [policy.names[k] for k in order if policy.weights[k] == 0]
     top = [f"{policy.names[k]} ({100 * policy.weights[k]:.0f} %)" for k in order[: min(3, len(kept))]]
     sentences = [f"{len(kept)} of {len(policy.names)} views are kept; the heaviest: {_list(top)}."]
+    if light:
+        sentences.append(f"Of little weight (below {100 * KEPT:.0f} %): {_list(light)}.")
     if lost:
-        sentences.append(f"Suppressed (weight below {100 * KEPT:.0f} %): {_list(lost)}.")
+        sentences.append(f"Suppressed (no weight): {_list(lost)}.")
     return sentences
 
 
