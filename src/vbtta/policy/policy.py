@@ -33,7 +33,7 @@ from vbtta.policy.records import Guard, History, Selection
 from vbtta.predictions import Prediction, ViewPredictions
 from vbtta.specs import ADVI, EngineSpec, ModelSpec, PyroModel, spec_from_dict, spec_to_dict
 
-KEPT = 0.01  # a view of less weight is as good as suppressed
+KEPT = 0.01  # a view of less weight counts for little
 _FORMAT, _VERSION = "vbtta-policy", 1
 _TASKS = {
     "GaussianMixture": "regression",
