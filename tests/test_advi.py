@@ -1,6 +1,7 @@
 """ADVI: agreement with EM, bounds and evidence, families, ordinal labels, rankings, own models, bad input."""
 
 import builtins
+import functools
 import importlib
 import runpy
 import sys
@@ -865,3 +866,44 @@ def test_a_caller_without_gradients_may_fit() -> None:
     with torch.inference_mode():
         within = fit_policy(predictions, y, task="regression", model="mixture", engine=ADVI(steps=5), guard=False)
     np.testing.assert_array_equal(within.weights, plain.weights)
+
+
+def test_a_view_without_labels_does_not_decide_the_variance() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=300)
+    predictions = ViewPredictions((truth[:, None] + rng.normal(size=(300, 3)) * [0.1, 0.15, 0.3])[:, :, None])
+    policy = fit_policy(predictions, truth, task="regression", model="mixture", engine=QUICK)
+    assert np.sqrt(policy.predict(predictions).variance.mean()) < 0.15
+    module = fit_policy(predictions, truth, task="regression", model="mixture", guard=False)
+    np.testing.assert_allclose(policy.predict(predictions).mean, module.predict(predictions).mean, atol=0.05)
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-3])
+def test_a_bound_that_is_far_down_has_not_converged(noise: float) -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=150)
+    views = truth[:, None] + noise * rng.normal(size=(150, 3))
+    with pytest.warns(ConvergenceWarning):
+        fit_policy(
+            ViewPredictions(views[:, :, None]),
+            truth,
+            task="regression",
+            model=GaussianMixture(concentration=1.0),
+            engine=ADVI(steps=100, particles=4, learning_rate=0.05),
+        )
+
+
+@pytest.mark.filterwarnings("ignore::vbtta.ConvergenceWarning")
+def test_any_callable_is_a_model_and_is_saved_by_name(tmp_path: Path) -> None:
+    predictions, y = regression(N=20)
+
+    def model(extra: float, predictions: Any, labels: Any, prior: Any) -> None:
+        views = prior.sample(predictions)
+        gap = labels.value[:, None] - views.location[labels.instance]
+        each = pyro.distributions.Normal(0.0, views.scale[labels.instance] + extra).log_prob(gap)
+        pyro.factor("labels", torch.logsumexp(views.log_weights + each.sum(dim=-1), dim=-1).sum())
+
+    engine = ADVI(steps=5.0, particles=2.0)  # type: ignore[arg-type]
+    policy = fit_policy(predictions, y, task="regression", model=functools.partial(model, 0.1), engine=engine)
+    policy.save(tmp_path / "policy.json")
+    assert Policy.load(tmp_path / "policy.json").model.function == "functools:partial"  # type: ignore[union-attr]

@@ -420,3 +420,12 @@ def test_errors_say_what_exists():
     unnamed = fit_baseline("uniform", ViewPredictions(views.mean), labels, task="classification")
     with pytest.raises(ValueError, match="generated names cannot be matched"):
         unnamed.predict(ViewPredictions(views.mean[:, :2]))
+
+
+@pytest.mark.parametrize(("task", "name"), [("regression", "uniform"), ("classification", "class_tta")])
+def test_another_number_of_outputs_is_refused(task, name):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=30) if task == "classification" else rng.normal(size=(30, 1, 3))
+    fitted = fit_baseline(name, ViewPredictions(rng.normal(size=(30, 2, 3))), LabelSets.from_array(labels), task=task)
+    with pytest.raises(ValueError, match=r"predictions have 2 outputs but .* was fitted on 3"):
+        fitted.predict(ViewPredictions(rng.normal(size=(5, 2, 2))))

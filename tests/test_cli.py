@@ -312,7 +312,7 @@ def test_weights_are_loaded_without_running_code(here: Path, tmp_path: Path) -> 
         pickle.dump(Evil(), file)
     done = run(*args, tmp_path / "out2.npz", "--weights", tmp_path / "evil.pt")
     assert done.code == 1
-    assert "evil.pt holds no weights" in done.err
+    assert "evil.pt is no file of weights" in done.err
     assert not (tmp_path / "pwned").exists()
 
 

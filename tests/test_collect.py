@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
-from vbtta import fit_policy
+from vbtta import TTAModule, fit_policy
 from vbtta.augment import Affine, Chain, CutMix, FeatureDropout, GaussianNoise, Identity, Mixup, Pool, as_view
 from vbtta.augment.fingerprint import view_fingerprint
 from vbtta.collect import collect_views, measure_cost
@@ -272,3 +272,17 @@ def test_a_model_that_works_in_place_changes_neither_inputs_nor_later_views():
     found = collect_views(nn.ReLU(inplace=True), inputs, [Identity(), as_view(torch.neg, name="minus")])
     assert inputs.tolist() == [[-1.0, 2.0]]
     np.testing.assert_array_equal(found.mean[0], [[0, 2], [1, 0]])
+
+
+def test_a_policy_holds_for_the_draws_it_was_fitted_to():
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(80, 2)).astype(np.float32)
+    views = [GaussianNoise(0.5)]
+    module = torch.nn.Linear(2, 1)
+    truth = module(torch.from_numpy(inputs)).detach().numpy()[:, 0] + 0.1 * rng.normal(size=80)
+    policy = fit_policy(collect_views(module, inputs, views, draws=8), truth, task="regression", guard=False)
+    with pytest.warns(UserWarning, match=r"fitted to 8 draws of view .* and gets 1; .* collect with draws=8"):
+        policy.predict(collect_views(module, inputs, views))
+    policy.predict(collect_views(module, inputs, views, draws=8))
+    assert TTAModule(module, views, policy).draws == 8
+    assert TTAModule(module, views, policy, draws=3).draws == 3

@@ -296,7 +296,7 @@ def test_errors_name_what_exists():
     with pytest.raises(ValueError, match="must predict an array of shape"):
         run("regression", methods={"mine": type("P", (), {"predict": lambda self, views: np.zeros(3)})()})
     views, labels = regression()
-    wrong = fit_baseline("uniform", views, labels, task="regression")
+    wrong = fit_baseline("uniform", *regression(outputs=3), task="regression")
     with pytest.raises(TypeError, match="ContinuousPrediction, which is not for classification"):
         run("classification", methods={"mine": wrong})
     with pytest.raises(ValueError, match="task must be one of"):
@@ -305,10 +305,25 @@ def test_errors_name_what_exists():
         run("regression", level=95)
     with pytest.raises(ValueError, match="resamples must be"):
         run("regression", resamples=0)
+    with pytest.raises(ValueError, match="draws must be a whole number of at least 1; got -3"):
+        run("regression", draws=-3)
     with pytest.raises(ValueError, match="test_labels are empty"):
         compare(views, labels, views, np.full(200, np.nan), task="regression")
     with pytest.raises(KeyError, match="there are mse"):
         run("regression", methods=["uniform"])["uniform", "brier"]
+
+
+def test_bars_in_names_do_not_break_the_table():
+    text = run("regression", methods={"a|b": "uniform", "c": "original"}).to_markdown()
+    assert r"| a\|b |" in text
+
+
+def test_passes_are_counted_by_the_draws_that_predictions_tell():
+    (views, labels), (test, y) = regression(0), regression(1)
+    prints = dict.fromkeys(NAMES, "-/raw") | {NAMES[1]: "-/raw/16"}
+    test = ViewPredictions(test.mean, names=NAMES, fingerprints=prints)
+    outcome = compare(views, labels, test, y, task="regression", methods=["original", "uniform"], resamples=10)
+    assert outcome.forward_passes.tolist() == [1, 18]
 
 
 def test_the_function_is_public_and_its_package_does_not_hide_it():

@@ -11,6 +11,7 @@ from scipy import integrate, special, stats
 from problems import random_problem
 from vbtta import EM, GaussianMixture, LabelSets, ViewPredictions, fit_policy
 from vbtta.infer.accelerate import ascend, hastened_weights
+from vbtta.infer.matrices import inverse_and_log_det
 from vbtta.infer.mixture import mixture_problem
 
 
@@ -381,7 +382,7 @@ def test_start_is_uniform_and_steps_are_kept(views) -> None:  # type: ignore[no-
     np.testing.assert_array_equal(last.weights, policy.weights)
     assert last.elbo == policy.elbo
     for step in (0, 1.5):
-        with pytest.raises(ValueError, match="between 1 and"):
+        with pytest.raises(ValueError, match="whole number between 1 and"):
             policy.at_step(step)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keep_states=True"):
         fit(f, y).at_step(1)
@@ -429,3 +430,39 @@ def test_a_hastened_update_follows_several_plain_ones() -> None:
     assert (moved > 4 * np.abs(after - weights)[2:]).all()
     np.testing.assert_allclose(hastened[2:], expected[2:], atol=0.15 * moved.min())  # others make one step
     assert hastened_weights(np.full(4, 0.25), np.array([0.26, 0.25, 0.25, 0.24]), overlap)[0] == 0.26  # no creeping
+
+
+@pytest.mark.parametrize("size", [1e-170, 1.0, 1e160])
+def test_small_matrices_of_any_size_are_inverted(size):
+    matrix = size * np.array([[[2.0, 0.5], [0.5, 1.0]], [[1.0, 0.0], [0.0, 3.0]]])
+    inverse, log_det = inverse_and_log_det(matrix)
+    np.testing.assert_allclose(inverse @ matrix, np.broadcast_to(np.eye(2), (2, 2, 2)), atol=1e-12)
+    np.testing.assert_allclose(log_det, np.linalg.slogdet(matrix / size)[1] + 2 * np.log(size), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("link", "n_outputs"), [("affine", 1), ("shift", 2)])
+def test_a_vast_beta_leaves_views_as_they_are(link, n_outputs):
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=(60, n_outputs))
+    views = y[:, None] + 0.1 * rng.normal(size=(60, 2, n_outputs))
+    model = GaussianMixture(link=link, beta=1e160)
+    labels = LabelSets.from_array(y[:, None])
+    policy = fit_policy(ViewPredictions(views), labels, task="regression", model=model, guard=False)
+    pooled = np.einsum("k,nkc->nc", policy.weights, views)
+    np.testing.assert_allclose(policy.predict(ViewPredictions(views)).mean, pooled, atol=1e-6)
+
+
+@pytest.mark.parametrize("link", ["affine", "shift"])
+def test_a_view_without_labels_does_not_decide_the_variance(link):
+    """Under a Dirichlet it keeps a weight and the prior's vast doubt about its calibration."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=300)
+    views = truth[:, None] + rng.normal(size=(300, 3)) * [0.1, 0.15, 0.3]
+    predictions = ViewPredictions(views[:, :, None])
+    sure, dirichlet = (
+        fit_policy(predictions, truth, task="regression", model=GaussianMixture(link=link, concentration=one))
+        for one in (None, 1.0)
+    )
+    assert (dirichlet.weights > 0).all()
+    spread = [np.sqrt(policy.predict(predictions).variance.mean()) for policy in (sure, dirichlet)]
+    assert spread[1] == pytest.approx(spread[0], rel=0.1)

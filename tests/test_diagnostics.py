@@ -394,3 +394,14 @@ def test_henze_zirkler_keeps_outputs_of_very_different_size() -> None:
     scaled = henze_zirkler(sample * [2e5, 1.0] + [3.0, -1.0])
     assert scaled.statistic == pytest.approx(plain.statistic)
     assert scaled.dimension == plain.dimension == 2
+
+
+def test_too_few_draws_for_the_multivariate_test_are_no_acceptance(rng):
+    found = normality_of(rng.exponential(size=(20, 1, 10, 10)) ** 3)
+    assert np.isnan(found.henze_zirkler[0])
+    assert found.anderson_darling[0] == 1
+
+
+def test_henze_zirkler_does_not_reject_by_rounding_in_many_dimensions(rng):
+    p_values = [henze_zirkler(rng.normal(size=(130, 100)), simulations=99).p_value for _ in range(40)]
+    assert np.mean(np.array(p_values) <= 0.05) < 0.2

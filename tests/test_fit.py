@@ -145,6 +145,9 @@ def test_damaged_and_newer_files_are_refused(helpful, tmp_path: Path) -> None:  
         json.dumps({**data, "version": 99}): "upgrade vbtta",
         json.dumps({key: value for key, value in data.items() if key != "posterior"}): "lacks 'posterior'",
         json.dumps({**data, "posterior": {}}): "damaged policy",
+        json.dumps({**data, "task": "classification"}): "its task is 'classification'",
+        json.dumps({**data, "task": [1]}): "its task is",
+        json.dumps({**data, "classes": 3}): "its classes are 3",
         json.dumps({**data, "weights": [1, 0, 0]}): "disagree",
         json.dumps({**data, "model": {"kind": "Evil"}}): "unknown model",
         json.dumps({**data, "version": 0}): "upgrade vbtta",
@@ -292,7 +295,7 @@ def test_a_mapped_file_with_nan_is_not_predicted_from(helpful, tmp_path: Path) -
         (lambda: GaussianMixture(beta="a"), "beta must be a positive number; got 'a'"),  # type: ignore[arg-type]
         (lambda: EM(max_steps=0), "max_steps must be a whole number of at least 1; got 0"),
         (lambda: EM(max_steps=2.5), "max_steps must be a whole number"),  # type: ignore[arg-type]
-        (lambda: EM(tol=-1), "tol must be a number that is not negative"),
+        (lambda: EM(tol=-1), "tol must be a number between 0 and 1; got -1"),
         (lambda: CategoricalMixture(confusion_prior=(1.0,)), "two numbers"),  # type: ignore[arg-type]
     ],
 )

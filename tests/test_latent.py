@@ -92,3 +92,15 @@ def test_auto_takes_the_better_pool() -> None:
     y = apart[np.arange(600), rng.integers(0, 2, 600)] + 0.1 * rng.normal(size=600)
     chosen = fit_policy(ViewPredictions(apart[:, :, None]), y, task="regression").model
     assert type(chosen).__name__ == "GaussianMixture"
+
+
+@pytest.mark.parametrize("n", [20, 60, 200])
+def test_uncertainty_is_that_of_the_pool_where_views_are_far_worse(n):
+    """The prior of the residual variance looks at the average of the views, not at each of them."""
+    rng = np.random.default_rng(n)
+    truth = 2 * rng.normal(size=(n + 2000, 1))
+    views = truth + 0.8 * rng.normal(size=(n + 2000, 4))
+    y = views.mean(axis=1) + 0.05 * rng.normal(size=n + 2000)
+    policy = fit_policy(ViewPredictions(views[:n, :, None]), y[:n], task="regression", model="latent")
+    found = policy.predict(ViewPredictions(views[n:, :, None]))
+    assert np.sqrt(found.variance.mean()) == pytest.approx(0.05, rel=0.25)

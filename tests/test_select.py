@@ -179,3 +179,9 @@ def test_options_that_make_no_sense_are_refused_in_one_line(problem, options, wh
 def test_prune_takes_a_share(three, weight):
     with pytest.raises(ValueError, match="min_weight must be a number between 0 and 1"):
         three.prune(weight)
+
+
+def test_an_unknown_option_is_select_views_own():
+    predictions = ViewPredictions(np.random.default_rng(0).normal(size=(20, 2, 1)))
+    with pytest.raises(TypeError, match=r"select_views\(\) got an unexpected keyword argument 'costs'"):
+        select_views(predictions, np.zeros(20), budget=1, task="regression", costs=[1, 1])

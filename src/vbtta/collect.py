@@ -17,7 +17,7 @@ from vbtta._support.random import RowStreams
 from vbtta._support.words import shown
 from vbtta.augment.arrays import GaussianNoise
 from vbtta.augment.base import Augmentation, apply_view, copy_of, is_tensor
-from vbtta.augment.fingerprint import view_fingerprint
+from vbtta.augment.fingerprint import prediction_fingerprint
 from vbtta.augment.foreign import as_views
 from vbtta.labels import Array
 from vbtta.models.base import Batch, Model, Output, as_model, n_rows_of
@@ -114,7 +114,7 @@ def collect_views(
         ids=ids,
         classes=adapted.classes if classes is None else classes,
         draws=_join_draws(kept, len(view_list)),
-        fingerprints={view.name: f"{view_fingerprint(view)}/{adapted.output_kind}" for view in view_list},
+        fingerprints={view.name: prediction_fingerprint(view, adapted.output_kind, draws) for view in view_list},
     )
 
 

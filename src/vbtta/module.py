@@ -11,7 +11,7 @@ import numpy as np
 
 from vbtta._support.checks import whole_number
 from vbtta._support.extras import missing_extra
-from vbtta._support.fingerprints import conflict
+from vbtta._support.fingerprints import conflict, draws_of
 from vbtta._support.random import RowStreams
 from vbtta.augment.base import Augmentation, Batch, copy_of, own_copy
 from vbtta.augment.fingerprint import view_fingerprint
@@ -56,8 +56,8 @@ class TTAModule(nn.Module):
         Most rows of a forward pass of the network; views beyond that are computed in turn and added up, and a tensor
         of more rows goes through in parts. By default 64 on a CPU and 512 elsewhere. An exported module computes all
         views in one pass, or with `max_batch` in one pass each.
-    draws : int
-        Draws of every stochastic view.
+    draws : int, optional
+        Draws of every stochastic view; by default as many as the policy was fitted to, where that is known, else 1.
     seed : int
         Decides those draws; rows are numbered within the batch.
 
@@ -86,7 +86,7 @@ class TTAModule(nn.Module):
         *,
         output: OutputKind | None = None,
         max_batch: int | None = None,
-        draws: int = 1,
+        draws: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -95,6 +95,9 @@ class TTAModule(nn.Module):
             raise TypeError(f"TTAModule wraps torch modules; got {type(model).__name__}. Use collect_views for others")
         _check_policy(policy)
         max_batch = None if max_batch is None else whole_number("max_batch", max_batch, 1)
+        draws = (
+            max((draws_of(text) or 1 for text in policy.fingerprints.values()), default=1) if draws is None else draws
+        )
         draws, seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
         pooling = pooling_of(policy.posterior)
         self.output_kind: OutputKind = _output_kind(output, policy.task)

@@ -60,8 +60,7 @@ def select_views(
         As in :func:`fit_policy`.
     cost : dict by view name or K numbers, optional
         What each view costs, in any unit: forward passes or milliseconds (see :func:`vbtta.collect.measure_cost`). By
-        default 1 each. Predictions do not tell how many draws they are the mean of: a stochastic view of M draws takes
-        M forward passes, and that must be said here.
+        default 1 each, also for a stochastic view of M draws, which takes M forward passes: where these count, say so.
     **fit_options
         Passed to :func:`fit_policy`: model, engine, guard, seed, progress.
 
@@ -80,6 +79,9 @@ def select_views(
     >>> policy.selection.chosen.views
     ('identity', 'flip')
     """
+    unknown = sorted(set(fit_options) - {"model", "engine", "guard", "seed", "progress"})
+    if unknown:
+        raise TypeError(f"select_views() got an unexpected keyword argument {unknown[0]!r}")
     _check_model(task, fit_options.get("model", "auto"))
     if labels is None:
         raise ValueError("labels must be given: views are selected by held-out scores; got None")

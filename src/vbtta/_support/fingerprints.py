@@ -1,6 +1,6 @@
-"""Fingerprints of predictions, "<digits of the view>/<kind of output>", and whether two fit each other."""
+"""Fingerprints of predictions, "<digits of the view>/<kind of output>[/<draws>]", and whether two fit each other."""
 
-__all__ = ["conflict"]
+__all__ = ["conflict", "draws_of"]
 
 _UNKNOWN = ("", "-")
 
@@ -17,10 +17,22 @@ def conflict(known: str, found: str) -> str | None:
     >>> conflict("3f2a/raw", "3f2a/log_probability")
     "has 'log_probability' outputs instead of 'raw'"
     """
-    known_view, _, known_output = known.partition("/")
-    found_view, _, found_output = found.partition("/")
+    known_view, known_output = (*known.split("/"), "")[:2]
+    found_view, found_output = (*found.split("/"), "")[:2]
     if known_output and found_output and known_output != found_output:
         return f"has {found_output!r} outputs instead of {known_output!r}"
     if known_view in _UNKNOWN or found_view in _UNKNOWN or known_view == found_view:
         return None
     return "has other parameters"
+
+
+def draws_of(text: str) -> int | None:
+    """How many draws the predictions of a stochastic view are the mean of; None where that is not told.
+
+    Examples
+    --------
+    >>> draws_of("3f2a/raw/16"), draws_of("3f2a/raw")
+    (16, None)
+    """
+    parts = text.split("/")
+    return int(parts[2]) if len(parts) > 2 and parts[2].isdigit() else None

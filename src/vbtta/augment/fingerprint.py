@@ -1,6 +1,6 @@
 """What a view does, in a few digits: equal for equal parameters, whatever process or machine."""
 
-__all__ = ["view_fingerprint"]
+__all__ = ["prediction_fingerprint", "view_fingerprint"]
 
 import hashlib
 import inspect
@@ -39,6 +39,12 @@ def view_fingerprint(view: Augmentation) -> str:
     if described is None:
         return UNKNOWN
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def prediction_fingerprint(view: Augmentation, output_kind: str, draws: int) -> str:
+    """What made a view's predictions: the view, the kind of output and, of a stochastic view, the number of draws."""
+    text = f"{view_fingerprint(view)}/{output_kind}"
+    return f"{text}/{draws}" if view.stochastic else text
 
 
 def _describe(value: Any) -> Any:

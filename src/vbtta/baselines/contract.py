@@ -31,6 +31,8 @@ class Baseline:
         One weight a view, or one a view and class (output); None where there are none, as for the maximum.
     used : strings
         The views it needs for a prediction.
+    n_outputs : int
+        C.
     temperature : float
         What log probabilities are divided by; 1 unless the name ends in "+t". Between 0.01 and 100.
     variance : (C,) array or None
@@ -42,6 +44,7 @@ class Baseline:
     names: tuple[str, ...]
     weights: Array | None
     used: tuple[str, ...]
+    n_outputs: int
     rule: CategoricalRule | ContinuousRule
     generated_names: bool = False
     temperature: float = 1.0
@@ -86,6 +89,10 @@ class Baseline:
         missing = [name for name in self.used if name not in predictions.names]
         if missing:
             raise ValueError(f"views {missing} are missing from the predictions; {self.name!r} needs {list(self.used)}")
+        if predictions.mean.shape[2] != self.n_outputs:
+            raise ValueError(
+                f"predictions have {predictions.mean.shape[2]} outputs but {self.name!r} was fitted on {self.n_outputs}"
+            )
         known, given = self.classes, predictions.classes
         if known is not None and given is not None and not np.array_equal(known, given):
             raise ValueError(

@@ -245,8 +245,15 @@ def _model(where: str, weights: Path | None) -> Any:
     existing(weights, "weights (.pt)")
     torch = require("torch", "torch")
     try:
-        model.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"))
-    except Exception as error:  # torch has a class of its own for each way a file can be wrong
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{weights} holds no weights for {where}: {first}") from None
+        state = torch.load(weights, weights_only=True, map_location="cpu")
+    except Exception:  # torch has a class of its own for each way a file can be wrong
+        raise ValueError(
+            f"{weights} is no file of weights: it must hold a state_dict and no other object; write it with "
+            "torch.save(model.state_dict(), path)"
+        ) from None
+    try:
+        model.load_state_dict(state)
+    except Exception as error:  # likewise
+        said = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(f"{weights} holds no weights for {where}: {' '.join(said[1:2] or said[:1])[:300]}") from None
     return model

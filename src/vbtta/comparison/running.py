@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vbtta._support.checks import between, whole_number
+from vbtta._support.fingerprints import draws_of
 from vbtta.comparison.methods import entries, fit, predict, views_used
 from vbtta.comparison.scores import METRICS, bootstrap, columns, evaluate, held_out
 from vbtta.comparison.table import Comparison, Difference
@@ -32,7 +34,7 @@ def compare(
     *,
     task: str,
     methods: Sequence[Any] | Mapping[str, Any] | None = None,
-    draws: int | Mapping[str, int] = 1,
+    draws: int | Mapping[str, int] | None = None,
     resamples: int = 2000,
     level: float = 0.95,
     seed: int = 0,
@@ -55,7 +57,8 @@ def compare(
         `predict`; or such objects. Theirs may return a Prediction or an array, (N, C) probabilities or means; means
         get a normal density of the calibration residuals' mean square. By default all names.
     draws : int or dict, optional
-        Draws of every view, or by name (1 where absent), for the number of forward passes.
+        Draws of every view, or by name (1 where absent), for the number of forward passes; by default what the
+        predictions tell.
     resamples : int
         Of the bootstrap.
     level : float
@@ -88,10 +91,8 @@ def compare(
     """
     if task not in METRICS:
         raise ValueError(f"task must be one of {', '.join(METRICS)}; got {task!r}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, such as 0.95; got {level}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1; got {resamples}")
+    between("level", level, 0.01, 0.99)
+    resamples = whole_number("resamples", resamples, least=1)
     labels = _labels(train_labels, train_predictions)
     test = held_out(test_predictions, _labels(test_labels, test_predictions), task)
     chosen, notes = entries(methods, task, seed), []
@@ -134,7 +135,7 @@ def compare(
         against_best=_difference(names, values, replicates, best, level),
         fit_seconds=np.array(seconds),
         views_used=np.array([len(views) for views in used]),
-        forward_passes=np.array([sum(_draws(draws, view) for view in views) for views in used]),
+        forward_passes=np.array([sum(_draws(draws, view, test_predictions) for view in views) for views in used]),
         n_instances=test.n_instances,
         n_labels=float(test.times.sum()),
         level=level,
@@ -158,5 +159,7 @@ def _labels(labels: LabelSets | ArrayLike, predictions: ViewPredictions) -> Labe
     return sets.align(len(predictions), predictions.ids)
 
 
-def _draws(draws: int | Mapping[str, int], view: str) -> int:
-    return int(draws.get(view, 1)) if isinstance(draws, Mapping) else int(draws)
+def _draws(draws: int | Mapping[str, int] | None, view: str, predictions: ViewPredictions) -> int:
+    if draws is None:
+        return draws_of(predictions.fingerprints.get(view, "")) or 1
+    return whole_number("draws", draws.get(view, 1) if isinstance(draws, Mapping) else draws, least=1)

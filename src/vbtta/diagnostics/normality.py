@@ -26,6 +26,7 @@ from vbtta.labels import Array
 _SIMULATIONS = (999, 3999)
 _WORK = 1e8  # pairs of points that it may take to have more than the fewest
 _SETTLED = 400  # points: with the smoothing held fixed, the null distribution hardly changes beyond
+_ROUNDING = 1e-12  # of a statistic; in very many dimensions all are the same up to that, and nothing is rejected
 _ENTRIES = 1 << 22  # of the largest temporary
 _MOST_INSTANCES = 200  # whose draws are tested
 _MOST_DRAWS = 200  # of an instance, for the multivariate test, whose cost grows with their square
@@ -103,7 +104,7 @@ def henze_zirkler(sample: ArrayLike, *, simulations: int | None = None, seed: in
     if simulations is None:
         simulations = int(np.clip(_WORK / _null_size(n, d) ** 2, *_SIMULATIONS))
     null = _null_distribution(n, d, simulations, seed)
-    above = simulations - np.searchsorted(null, statistic)
+    above = simulations - np.searchsorted(null, statistic - _ROUNDING * abs(statistic))
     return HenzeZirkler(statistic, float((1 + above) / (1 + simulations)), d)
 
 
@@ -222,13 +223,14 @@ def qq_points(sample: ArrayLike) -> Array:
     return np.asarray(-np.sign(student) * special.ndtri(lower))
 
 
-def _rejections(sample: Array, level: float, seed: int) -> tuple[bool, bool, bool]:
-    """Whether one instance's draws (M, C) fail the three tests."""
+def _rejections(sample: Array, level: float, seed: int) -> tuple[float, float, float]:
+    """Whether one instance's draws (M, C) fail the three tests; NaN where they are too few for the first."""
     moving = sample[:, _moves(sample)]
     some = sample[:_MOST_DRAWS]
     white = _whiten(some)
-    together = len(some) >= white.shape[1] + 2 and henze_zirkler(some, seed=seed).p_value < level
-    anderson, shapiro = (bool((holm(test(moving)[1]) < level).any()) for test in (anderson_darling, shapiro_wilk))
+    enough = len(some) >= white.shape[1] + 2
+    together = float(henze_zirkler(some, seed=seed).p_value < level) if enough else np.nan
+    anderson, shapiro = (float((holm(test(moving)[1]) < level).any()) for test in (anderson_darling, shapiro_wilk))
     return together, anderson, shapiro
 
 

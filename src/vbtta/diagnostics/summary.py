@@ -130,14 +130,17 @@ def _normality(found: "Diagnosis") -> list[str]:
     for k in np.flatnonzero(part.tested):
         shares = (part.henze_zirkler[k], part.anderson_darling[k], part.shapiro_wilk[k])
         n = int(part.tested[k])
+        names = ("Henze-Zirkler", "Anderson-Darling", "Shapiro-Wilk")
+        done = {name: share for name, share in zip(names, shares, strict=True) if not np.isnan(share)}
         chance = min(
-            float(special.bdtrc(round(share * n) - 1, n, part.level)) for share in shares
+            float(special.bdtrc(round(share * n) - 1, n, part.level)) for share in done.values()
         )  # of so many or more
         mark = "! " if chance < _RARE else ""
+        few = "" if len(done) == len(names) else "; too few draws for Henze-Zirkler, which needs two more than outputs"
         lines.append(
-            f"{mark}{part.names[k]}: draws are not Gaussian for {100 * shares[0]:.0f} % of {n} inputs "
-            f"(Henze-Zirkler; Anderson-Darling {100 * shares[1]:.0f} %, Shapiro-Wilk {100 * shares[2]:.0f} %); "
-            f"{100 * part.level:.0f} % is what chance gives."
+            f"{mark}{part.names[k]}: draws are not Gaussian for so many of {n} inputs: "
+            f"{', '.join(f'{100 * share:.0f} % ({name})' for name, share in done.items())}; "
+            f"{100 * part.level:.0f} % is what chance gives{few}."
         )
     return lines or ["Normality of the draws was not tested: no view's draws vary."]
 

@@ -31,7 +31,7 @@ __all__ = ["PROFILES", "TITLE", "VERSION", "Config", "Trial", "cells", "claims",
 __all__ += ["table", "trials"]
 
 TITLE = "Beyond the paper: Student-t components, tighter bounds, weights under distribution shift"
-VERSION = 1
+VERSION = 2
 Kind = Literal["inference", "shift"]
 
 

@@ -52,6 +52,8 @@ def made_by(trials: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def code_state() -> str:
     """Git hash of the package's source, marked where it has changed since."""
+    if _git("ls-files", "--", "__init__.py") in ("", "unknown"):  # a copy inside some other repository
+        return "unknown"
     commit = _git("rev-parse", "HEAD")
     if commit != "unknown" and _git("status", "--porcelain", "--untracked-files=no", "--", "."):
         return f"{commit} with changes"

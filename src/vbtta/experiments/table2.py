@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 TITLE = "Artificial regression, Gaussian inputs"
-VERSION = 2
+VERSION = 3
 PROFILES = {
     "smoke": Config(
         Setting("gaussian", instances=120, test_instances=100, epochs=5, width=16, folds=2),

@@ -37,12 +37,10 @@ from vbtta.infer.matrices import (
     wishart_log_det,
     wishart_log_normaliser,
 )
-from vbtta.infer.standard import ContinuousBlocks
+from vbtta.infer.standard import SMALLEST_VARIANCE, ContinuousBlocks
 from vbtta.infer.truth import AnnotatorState, Truth, infer_truth, summarise
 from vbtta.labels import Array
 from vbtta.specs import GaussianMixture
-
-_SMALLEST_VARIANCE = 1e-12  # of a residual, in standard units: perfect predictions stay finite
 
 
 class MixturePrior(NamedTuple):
@@ -352,7 +350,7 @@ def start(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, 
     if spec.v is not None and np.asarray(spec.v).size not in (1, C):
         raise ValueError(f"v must be one number, or one for each of the {C} output(s); got {spec.v!r}")
     typical = np.median(variance, axis=0) if spec.v is None else np.asarray(spec.v) / data.standard.scale**2
-    typical = np.maximum(np.broadcast_to(typical, (C,)), _SMALLEST_VARIANCE)
+    typical = np.maximum(np.broadcast_to(typical, (C,)), SMALLEST_VARIANCE)
     prior = prior._replace(inverse_scale=prior.nu * np.diag(typical), residual_variance=typical)
     size = 2 * C if prior.affine else C
     flat = MixtureState(

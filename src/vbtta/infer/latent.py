@@ -16,6 +16,7 @@ __all__ = [
     "pool_doubt",
     "residual_outer",
     "solve",
+    "variance_around_average",
 ]
 
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from scipy import special
 from vbtta.infer.blocks import Block, products
 from vbtta.infer.intervals import PoolDoubt
 from vbtta.infer.matrices import inverse_and_log_det
+from vbtta.infer.standard import SMALLEST_VARIANCE
 from vbtta.infer.truth import AnnotatorState
 from vbtta.labels import Array
 
@@ -126,6 +128,15 @@ def residual_outer(moments: Moments, pool: Array, offset: Array) -> Array:
     outer -= np.outer(gap, offset) + np.outer(offset, gap)
     values, vectors = np.linalg.eigh(0.5 * (outer + outer.T))
     return np.asarray((vectors * np.maximum(values, 0)) @ vectors.T)  # rounding must not make it indefinite
+
+
+def variance_around_average(moments: Moments) -> Array:
+    """Residual variance of every output around the plain average of the views (C,); its mean counts as one label."""
+    C, K = moments.x1.shape
+    n = max(float(moments.n), 1.0)
+    square = np.diagonal(residual_outer(moments, np.full(K, 1 / K), np.zeros(C))) / n
+    mean = (moments.y1 - moments.x1.mean(axis=1)) / n
+    return np.asarray(np.maximum(np.maximum(square - mean**2, 0) + mean**2 / n, SMALLEST_VARIANCE))
 
 
 def choose_shrinkage(moments: Moments, prior: LatentPrior) -> float:

@@ -188,10 +188,12 @@ def latent_problem(
 def pose_latent(data: ContinuousBlocks, spec: GaussianLatent, *, annotators: bool) -> tuple[LatentProblem, LatentState]:
     """The problem that laid-out data and model pose, and where to start."""
     C, K = data.n_outputs, data.n_views
-    # the views' residual variance is judged as in the mixture, so that v means the same in both
     reference, _ = continuous.start(data, GaussianMixture(link="shift", beta=spec.beta, nu=spec.nu, v=spec.v))
     moments = data.total(latent.moments_of)
-    prior = LatentPrior(1.0, spec.beta, reference.nu, reference.inverse_scale)
+    scale = reference.inverse_scale
+    if spec.v is None:  # the views' own variance is a poor guess where their average is far better than each of them
+        scale = np.minimum(scale, reference.nu * np.diag(latent.variance_around_average(moments)))
+    prior = LatentPrior(1.0, spec.beta, reference.nu, scale)
     shrinkage = latent.choose_shrinkage(moments, prior) if spec.shrinkage is None else spec.shrinkage
     prior = prior._replace(shrinkage=shrinkage)
     outer = latent.residual_outer(moments, np.full(K, 1 / K), np.zeros(C))

@@ -28,9 +28,14 @@ def inverse_and_log_det(matrix: Array) -> tuple[Array, Array]:
     if matrix.shape[-1] == 1:
         return 1 / matrix, np.log(matrix[..., 0, 0])
     if matrix.shape[-1] == 2:
-        determinant = matrix[..., 0, 0] * matrix[..., 1, 1] - matrix[..., 0, 1] * matrix[..., 1, 0]
-        adjugate = matrix[..., ::-1, ::-1] * np.array([[1.0, -1.0], [-1.0, 1.0]])
-        return adjugate / determinant[..., None, None], np.log(determinant)
+        first, second = matrix[..., 0, 0], matrix[..., 1, 1]
+        size = np.sqrt(first) * np.sqrt(second)  # entries may be so large or small that their product is not finite
+        correlation = matrix[..., 0, 1] / size
+        left = (1 - correlation) * (1 + correlation)
+        inverse = np.empty(matrix.shape)
+        inverse[..., 0, 0], inverse[..., 1, 1] = 1 / (first * left), 1 / (second * left)
+        inverse[..., 0, 1] = inverse[..., 1, 0] = -correlation / (size * left)
+        return inverse, np.log(first) + np.log(second) + np.log(left)
     inverse = np.linalg.inv(matrix)
     return 0.5 * (inverse + np.swapaxes(inverse, -1, -2)), np.linalg.slogdet(matrix)[1]
 

@@ -18,6 +18,8 @@ from vbtta.labels import Array, LabelSets
 from vbtta.mixtures import log_density as mixture_log_density
 from vbtta.predictions import ContinuousPrediction, ViewPredictions
 
+_HARDLY = 0.1  # of the labels that the view with most of them has
+
 
 class MixtureFactors(NamedTuple):
     """All factors of Q."""
@@ -41,6 +43,21 @@ class MixturePosterior:
         return self.state.views.weights
 
     @property
+    def predictive_weights(self) -> Array:
+        """The weights without those of views that hardly a label speaks for: (K,).
+
+        Under a Dirichlet such a view keeps a weight of its own and, with it, the prior's doubt about its calibration,
+        which is vast: it alone would decide the predictive variance.
+        """
+        counts = self.state.views.weight_counts
+        if counts is None:
+            return self.weights
+        concentration = 1.0 if self.prior.concentration is None else self.prior.concentration
+        labels = counts - concentration
+        known = labels >= min(1.0, _HARDLY * labels.max(), labels.max())
+        return np.asarray(np.where(known, self.weights, 0.0) / self.weights[known].sum())
+
+    @property
     def gain(self) -> float:
         """Views are calibrated one by one: the pool has no gain of its own."""
         return 1.0
@@ -53,9 +70,13 @@ class MixturePosterior:
 
     def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
         """The predictive mixture for inputs whose views are the policy's views of positive weight, in order."""
-        used = self.weights > 0
+        weights = self.predictive_weights
+        used = weights > 0
+        if used.sum() < len(predictions.names):
+            known = used[self.weights > 0]
+            predictions = predictions.select([name for name, one in zip(predictions.names, known, strict=True) if one])
         location, scale, dof = self._components(predictions, used)
-        weights = np.broadcast_to(self.weights[used], location.shape[:2])
+        weights = np.broadcast_to(weights[used], location.shape[:2])
         return ContinuousPrediction(weights, dof, location, scale)
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:

@@ -61,7 +61,7 @@ def pooling_of(posterior: Any) -> Pooling:
 def _continuous_mixture(posterior: MixturePosterior) -> Pooling:
     """sum_k w_k (l + s (a_k + g_k (f_k - l)/s)), with l, s the labels' location and scale, a and g the calibration."""
     used, C = posterior.weights > 0, posterior.prior.n_outputs
-    weights = posterior.weights[used][:, None]
+    weights = posterior.predictive_weights[used][:, None]
     shift, gain = continuous.calibration(posterior.state.views.theta_mean[used], C)  # (K, C) each
     scale = np.broadcast_to(weights * gain, (len(weights), C)).copy()
     standard = posterior.standard

@@ -1,6 +1,7 @@
 """Continuous data in standard units, laid out in blocks: what the inference iterates over."""
 
 __all__ = [
+    "SMALLEST_VARIANCE",
     "ContinuousBlocks",
     "ContinuousData",
     "LabelMoments",
@@ -21,6 +22,7 @@ from vbtta.infer.blocks import Block, block_size, total
 from vbtta.labels import Array, LabelSets
 from vbtta.predictions import ViewPredictions
 
+SMALLEST_VARIANCE = 1e-12  # of a residual, in standard units: perfect predictions stay finite
 _ROWS_AT_A_TIME = 1 << 14
 _SMALLEST_SCALE = 1e-100  # of labels, so that its square is a number too
 _LOOKED_AT = 4096  # labels whose residuals stand in for the scale of labels that do not vary

@@ -4,6 +4,7 @@ __all__ = ["KEPT", "Policy"]
 
 import json
 import os
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from vbtta._support.checks import between
 from vbtta._support.files import atomic_path
-from vbtta._support.fingerprints import conflict
+from vbtta._support.fingerprints import conflict, draws_of
 from vbtta._support.plain import from_plain, to_plain
 from vbtta._version import __version__
 from vbtta.infer.advi.ordered_posteriors import OrdinalPosterior, RankingPosterior
@@ -34,6 +35,14 @@ from vbtta.specs import ADVI, EngineSpec, ModelSpec, PyroModel, spec_from_dict, 
 
 KEPT = 0.01  # a view of less weight is as good as suppressed
 _FORMAT, _VERSION = "vbtta-policy", 1
+_TASKS = {
+    "GaussianMixture": "regression",
+    "GaussianLatent": "regression",
+    "CategoricalMixture": "classification",
+    "CategoricalLatent": "classification",
+    "OrdinalMixture": "ordinal",
+    "RankingMixture": "ranking",
+}
 _POSTERIORS: dict[str, type[Any]] = {
     "GaussianMixture": MixturePosterior,
     "GaussianLatent": LatentPosterior,
@@ -124,6 +133,7 @@ class Policy:
         order = np.argsort(-self.weights, kind="stable")[:6]
         shown = ", ".join(f"{self.names[k]} {self.weights[k]:.3f}" for k in order if self.weights[k] > 0)
         used = int(np.count_nonzero(self.weights))
+        shown += ", ..." if used > len(order) else ""
         task = f"unsupervised {self.task}" if self.unsupervised else self.task
         return f"Policy({task}, {type(self.model).__name__}, {used} of {len(self.names)} views: {shown})"
 
@@ -180,7 +190,8 @@ class Policy:
                 "states were not kept (or not saved); fit with keep_states=True, as in EM(keep_states=True)"
             )
         if step not in range(1, len(self.steps) + 1):
-            raise ValueError(f"step must be between 1 and {len(self.steps)}; got {step}")
+            raise ValueError(f"step must be a whole number between 1 and {len(self.steps)}; got {step!r}")
+        step = int(step)
         return replace(
             self,
             posterior=self.steps[step - 1],
@@ -257,6 +268,10 @@ class Policy:
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> Self:
         model, engine = spec_from_dict(data["model"]), spec_from_dict(data["engine"])
+        if data["task"] != _TASKS[_kind(model)]:
+            raise ValueError(f"its task is {data['task']!r}, and that of its model {_TASKS[_kind(model)]!r}")
+        if data["classes"] is not None and not isinstance(data["classes"], list):
+            raise ValueError(f"its classes are {data['classes']!r}")
         policy = cls(
             task=data["task"],
             names=from_plain(tuple[str, ...], data["views"]),
@@ -343,10 +358,23 @@ class Policy:
                     f"view {name!r} of the predictions is not the one the policy was fitted to: it {what}; collect "
                     f"the views as for the fit, or fit again"
                 )
+        self._compare_draws({name: predictions.fingerprints.get(name, "") for name in needed})
         chosen = predictions.select(needed)
         if isinstance(chosen.mean, np.memmap):
             chosen.check_finite()  # a mapped file was not checked when it was opened
         return chosen
+
+    def _compare_draws(self, found: dict[str, str]) -> None:
+        """Warn where views were drawn more often or more rarely than for the fit: they are steadier or noisier."""
+        for name, text in found.items():
+            then, now = draws_of(self.fingerprints.get(name, "")), draws_of(text)
+            if then is not None and now is not None and then != now:
+                warnings.warn(
+                    f"the policy was fitted to {then} draws of view {name!r} and gets {now}; weights and uncertainty "
+                    f"hold for the former: collect with draws={then}",
+                    stacklevel=4,
+                )
+                return
 
     def _people(self, labels: LabelSets) -> Array:
         """Every label's annotator by its place in the fit; -1 for strangers."""
@@ -358,8 +386,11 @@ class Policy:
 
 
 def _posterior_kind(model: ModelSpec, engine: EngineSpec) -> type[Any]:
-    views = model.views if isinstance(model, PyroModel) and model.views is not None else model
-    return (_ADVI_POSTERIORS if isinstance(engine, ADVI) else _POSTERIORS)[type(views).__name__]
+    return (_ADVI_POSTERIORS if isinstance(engine, ADVI) else _POSTERIORS)[_kind(model)]
+
+
+def _kind(model: ModelSpec) -> str:
+    return type(model.views if isinstance(model, PyroModel) and model.views is not None else model).__name__
 
 
 def _no_constant(name: str) -> float:

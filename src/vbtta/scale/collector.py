@@ -15,7 +15,7 @@ import numpy as np
 from vbtta._support.extras import require
 from vbtta._support.files import atomic_path
 from vbtta.augment.base import Augmentation
-from vbtta.augment.fingerprint import view_fingerprint
+from vbtta.augment.fingerprint import prediction_fingerprint
 from vbtta.collect import collect_rows
 from vbtta.labels import Array
 from vbtta.models.base import Model, Output, as_model
@@ -115,7 +115,7 @@ def _about(job: Job, model: Model) -> About:
     classes = job.classes
     if classes is None and model.classes is not None:
         classes = tuple(np.asarray(model.classes).tolist())
-    prints = tuple(f"{view_fingerprint(view)}/{model.output_kind}" for view in job.views)
+    prints = tuple(prediction_fingerprint(view, model.output_kind, job.draws) for view in job.views)
     return About(tuple(view.name for view in job.views), 0, classes, prints)
 
 

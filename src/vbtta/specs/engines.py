@@ -5,7 +5,7 @@ __all__ = ["ADVI", "EM", "EngineSpec"]
 from dataclasses import dataclass
 from typing import Literal
 
-from vbtta._support.checks import one_of, positive, whole_number
+from vbtta._support.checks import between, one_of, positive, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,8 @@ class EM:
     keep_states: bool = False
 
     def __post_init__(self) -> None:
-        whole_number("max_steps", self.max_steps, least=1)
-        if not isinstance(self.tol, float | int) or not self.tol >= 0:
-            raise ValueError(f"tol must be a number that is not negative; got {self.tol!r}")
+        object.__setattr__(self, "max_steps", whole_number("max_steps", self.max_steps, least=1))
+        between("tol", self.tol, 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +102,11 @@ class ADVI:
         for name in ("steps", "particles", "batch_size"):
             value = getattr(self, name)
             if value is not None:
-                whole_number(name, value, least=1)
+                object.__setattr__(self, name, whole_number(name, value, least=1))
         if self.alpha is not None and self.bound != "renyi":
             raise ValueError(f"alpha is the order of bound='renyi'; leave it out with bound={self.bound!r}")
-        if self.alpha is not None and not (isinstance(self.alpha, float | int) and 0 <= self.alpha <= 1):
-            raise ValueError(f"alpha must be between 0 and 1; got {self.alpha!r}")
+        if self.alpha is not None:
+            between("alpha", self.alpha, 0, 1)
 
     @property
     def order(self) -> float:

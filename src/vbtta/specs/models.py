@@ -98,7 +98,8 @@ class GaussianLatent:
     shrinkage : float, optional
         Prior precision lambda of every weight around 1/K, in standardised units; by default from the evidence.
     beta, nu, v, gamma
-        As in :class:`GaussianMixture`; beta is the precision of the common offset.
+        As in :class:`GaussianMixture`; beta is the precision of the common offset, and v is by default the smaller of
+        the residual variances around the median view and around the plain average.
 
     Examples
     --------
@@ -280,7 +281,8 @@ class OrdinalMixture:
             level_concentration=self.level_concentration,
         )
         if self.levels is not None:
-            if isinstance(self.levels, str) or len(self.levels) < 2 or len(set(self.levels)) < len(self.levels):
+            ordered = isinstance(self.levels, Sequence | np.ndarray) and not isinstance(self.levels, str)
+            if not ordered or len(self.levels) < 2 or len(set(self.levels)) < len(self.levels):
                 raise ValueError(
                     f"levels must be two values or more, all different, ascending; got {shown(self.levels)}"
                 )

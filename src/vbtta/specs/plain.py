@@ -37,7 +37,13 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, tuple | list):
         return [_plain(entry) for entry in value]
-    return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
+    return _name(value) if callable(value) else value
+
+
+def _name(function: Any) -> str:
+    """A function's module and name; of another callable its type's."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def _rich(value: Any) -> Any:

@@ -29,8 +29,9 @@ _LARGEST = 2000  # unconstrained parameters of a full-rank normal
 _FIRST_SCALE = 0.1  # of Q, at most
 _MOMENTUM, _MEMORY, _SMALL = 0.9, 0.99, 1e-8  # of Adam; a short memory, as the cosine is short
 _WARM_UP = 0.05  # share of the steps over which the step length rises
-_SETTLED = 1e-3  # relative change of the running bound at which a run counts as converged
+_SETTLED = 1e-3  # change of the running bound, per label, at which a run counts as converged
 _IN_SIGHT = 1e-2  # likewise, of the gain that its gradient promises
+_NOISIEST = 0.1  # likewise, of the running bound's own noise
 _PROBES = 8  # pairs of groups of draws that look for it
 _FINAL_DRAWS = 1024  # for the bound that is reported
 _AT_ONCE = 64  # of them
@@ -157,7 +158,7 @@ def _run(
         converged = _settled(bounds, n_labels)
         if converged:
             gain = _gain_in_sight(density, mean, factor, engine, seed)
-            converged = gain <= _IN_SIGHT * max(abs(bounds[-1]), n_labels)
+            converged = gain <= _IN_SIGHT * n_labels
     return AdviAscent(mean, factor, bounds, means, factors, bool(converged))
 
 
@@ -255,7 +256,7 @@ def _settled(bounds: Array, n_labels: float) -> bool:
         return False
     change = abs(last.mean() - before.mean())
     chance = math.sqrt((last.var() + before.var()) / window)
-    return bool(change <= _SETTLED * max(abs(float(last.mean())), n_labels) + 2 * chance)
+    return bool(change <= _SETTLED * n_labels + 2 * chance and chance <= _NOISIEST * n_labels)
 
 
 class _Adam:

@@ -98,7 +98,7 @@ class AdviMixturePosterior(WeightDraws, MixturePosterior):
             return super().consensus(predictions, labels, annotator)
         prediction = self.predict(predictions)
         value = labels.continuous(prediction.location.shape[2])
-        N, K = prediction.weights.shape[0], int((self.weights > 0).sum())
+        N, K = prediction.weights.shape[0], int((self.predictive_weights > 0).sum())
         own = np.log(prediction.weights).reshape(N, K, -1)  # view, node
         each = self._log_components(prediction, labels, value).reshape(len(value), K, -1)
         share = own - special.logsumexp(own, axis=2, keepdims=True)
