@@ -204,6 +204,13 @@ def test_the_site_needs_nothing_from_elsewhere() -> None:
     assert config["strict"] is True
 
 
+def test_long_lines_of_python_go_on_in_the_next_line() -> None:
+    style = (DOCS / "assets" / "extra.css").read_text(encoding="utf-8")
+    assert re.search(r"\.language-python pre > code \{[^}]*white-space: pre-wrap", style)
+    extensions = [entry for entry in _config()["markdown_extensions"] if isinstance(entry, dict)]  # type: ignore[attr-defined]
+    assert {"pymdownx.highlight": {"pygments_lang_class": True}} in extensions  # or no block has that class
+
+
 def test_every_result_has_a_page() -> None:
     found = hooks.result_pages()
     for path in (ROOT / "results").rglob("*.md"):

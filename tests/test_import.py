@@ -83,5 +83,5 @@ def test_imports_go_one_way() -> None:
         f"import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports({contracts!r}, no_cache=True))"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout
+    assert found.returncode == 0, found.stdout + found.stderr
     assert "2 kept, 0 broken" in found.stdout
