@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -503,6 +504,42 @@ def test_a_stream_ends_near_the_batch(case: str) -> None:
         stream.partial_fit(predictions.take(np.sort(rows)), labels.take(np.sort(rows)))
     assert stream.n_labels == labels.total
     np.testing.assert_allclose(stream.policy.weights, batch.weights, atol=0.02)
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0])
+def test_a_stream_keeps_small_views(noise: float) -> None:
+    """Labels drawn from six views, the smallest of weight 0.03, in blocks of any size; blocks may differ in size."""
+    rng, n, weights = np.random.default_rng(0), 20_000, [0.35, 0.25, 0.2, 0.1, 0.07, 0.03]
+    f = 2 * rng.normal(size=(n, 6))
+    value = 1.1 * f[np.arange(n), rng.choice(6, size=n, p=weights)] + noise * rng.normal(size=n)
+    predictions, model = ViewPredictions(f[:, :, None]), GaussianMixture(noise="none")
+    batch = fit_policy(predictions, value, task="regression", model=model, guard=False, engine=EM(tol=1e-6))
+    np.testing.assert_allclose(batch.weights, weights, atol=0.015)
+    for edges in ([*range(0, n, 200)], [*range(0, n, 1000)], [*range(0, n, 4000)], [0, 100, 1000, 1500, 9000, 9100]):
+        stream = StreamingFit(task="regression", model=model)
+        for start, stop in pairwise([*edges, n]):
+            stream.partial_fit(predictions.take(slice(start, stop)), value[start:stop])
+        assert stream.n_labels == n
+        np.testing.assert_allclose(stream.policy.weights, batch.weights, atol=0.02)
+
+
+def test_the_opening_of_a_stream_is_one_fit(tmp_path: Path) -> None:
+    """Until there are enough labels, blocks are fitted as one; then none is kept. A refused block leaves no trace."""
+    predictions, labels = numbers(8000)
+    labels = labels.align(8000, predictions.ids)
+    blocks = [np.arange(start, start + 1600) for start in range(0, 8000, 1600)]
+    split = StreamingFit(task="regression", model=GaussianMixture(noise="annotator"))
+    whole = StreamingFit(task="regression", model=GaussianMixture(noise="annotator"))
+    nameless = replace(labels.take(blocks[0]), annotator=None, annotator_names=())
+    for rows in blocks[:4]:
+        split.partial_fit(predictions.take(rows), labels.take(rows))
+        with pytest.raises(ValueError, match="labels name no annotators, those of the first block do; name them"):
+            split.partial_fit(predictions.take(blocks[0]), nameless)
+    together = np.concatenate(blocks[:4])
+    whole.partial_fit(predictions.take(together), labels.take(together))
+    np.testing.assert_allclose(split.policy.weights, whole.policy.weights, atol=1e-6)
+    assert split.n_labels == whole.n_labels >= 5000
+    assert not split._opening.blocks
 
 
 def test_a_stream_refuses_what_it_cannot_use(tmp_path: Path) -> None:
