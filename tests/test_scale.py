@@ -47,6 +47,7 @@ from vbtta.scale.collector import Collector, Job
 from vbtta.scale.data import Calibration
 from vbtta.scale.failures import Failure, WorkerError
 from vbtta.scale.fit import _Remote
+from vbtta.scale.identity import identity
 from vbtta.scale.inputs import pieces_of, read_inputs
 from vbtta.scale.label_tables import label_reader
 from vbtta.scale.tables import About, open_sources, prediction_table
@@ -319,6 +320,70 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
     for factory, changed in ((partial(make, 0.05), {"seed": 8}), (partial(make, 0.0), {})):
         with pytest.raises(ValueError, match="holds predictions of other inputs, views, options"):
             collect_on_cluster(factory, tmp_path / "inputs", views, out, **{**options, **changed})
+
+
+JOB = """
+class Wrapper:
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, batch):
+        return self.function(batch)
+
+
+def make(size=3, *, names=frozenset({"u", "v", "w"})):
+    def model(batch):
+        return model(batch) if "q" in {"a", "b", "c", "d"} else batch * 2.0
+    return model
+
+
+def output(raw):
+    return [row["logits"] for row in raw]
+
+
+parts = [make, make(), output, Wrapper(make), len]
+"""
+TELL = """
+from vbtta.scale.identity import identity
+
+def told(code):
+    names = {"__name__": "job"}
+    exec(code, names)
+    return [identity(part) for part in names["parts"]]
+"""
+
+
+def test_a_job_is_known_by_its_code() -> None:
+    """In another process, under another hash seed, on other lines: the same. With another constant inside: another."""
+    names: dict[str, Any] = {}
+    exec(TELL, names)
+    told = names["told"]
+    first = told(JOB)
+    moved = JOB.replace("def make", "\n\n# a comment\ndef make")
+    environment = {**os.environ, "PYTHONHASHSEED": "2"}
+    script = f"{TELL}\nimport json, sys\nprint(json.dumps(told(sys.stdin.read())))"
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", script], input=moved, env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(elsewhere.stdout) == first
+    edits = [("2.0", "3.0", 0), ("2.0", "3.0", 1), ('"d"', '"e"', 0), ("size=3", "size=4", 0), ('"w"', '"x"', 0)]
+    for before, after, part in [*edits, ('"logits"', '"scores"', 2), ("(batch)\n\n", "(batch) + 1\n\n", 3)]:
+        assert told(JOB.replace(before, after))[part] != first[part], after
+
+
+def test_values_that_a_job_holds() -> None:
+    def make(held: Any) -> Any:
+        return lambda batch: (batch, held)
+
+    pairs: list[tuple[Any, Any]] = [
+        (np.zeros(5000), np.eye(5000, 1)[:, 0]), ("a", "b"), ({"a": 1}, {"a": 2}), (partial(make, 1), partial(make, 2)),
+        ([1], (1,)), (make(1), make(2)), (np.sum, np.mean),
+    ]  # fmt: skip
+    for one, other in pairs:
+        assert identity(make(one)) == identity(make(one))
+        assert identity(make(one)) != identity(make(other))
+    assert identity(make(object())) == identity(make(object()))
+    assert identity(make({"a": 1, "b": 2})) == identity(make({"b": 2, "a": 1}))
 
 
 def test_what_is_wrong_with_a_model_is_said(machines: Machines, tmp_path: Path) -> None:
