@@ -48,7 +48,7 @@ from vbtta.scale.data import Calibration
 from vbtta.scale.failures import Failure, WorkerError
 from vbtta.scale.fit import _Remote
 from vbtta.scale.identity import identity
-from vbtta.scale.inputs import pieces_of, read_inputs
+from vbtta.scale.inputs import pieces_of, read_batches, read_inputs
 from vbtta.scale.label_tables import label_reader
 from vbtta.scale.tables import About, open_sources, prediction_table
 
@@ -426,6 +426,7 @@ class UnsendableError(Exception):
         (lambda: raising(UnsendableError("a", "b")), None, RuntimeError, "rows 0 to 4: the model or a view raised Uns"),
         (sums, raising(OSError("no disk")), RuntimeError, r"in\.parquet, rows 0 to 4: read raised OSError: no disk$"),
         (lambda: 3, None, ValueError, "^model must be a torch module, .*; got int$"),
+        (sums, None, ValueError, r"in\.parquet, rows 0 to 4: instance 7 occurs more than once; number"),
         (growing, None, ValueError, "rows 0 to 4: the model returned 3 outputs from input 2 on and 1 before"),
     ],
 )
@@ -434,7 +435,8 @@ def test_a_worker_says_what_failed(
 ) -> None:
     from ray import cloudpickle
 
-    pq.write_table(pa.table({"a": np.arange(4.0)}), tmp_path / "in.parquet")
+    ids = [7, 8, 9, 7 if "occurs" in message else 6]
+    pq.write_table(pa.table({"a": np.arange(4.0), "instance": ids}), tmp_path / "in.parquet")
     job = Job(factory, [Identity()], 1, 2, False, None, 0, None, read, str(tmp_path / "out"), "")
     (tmp_path / "out").mkdir()
     pieces = [json.dumps(piece) for piece in pieces_of(tmp_path / "in.parquet", 4)]
@@ -742,6 +744,35 @@ def test_inputs_of_tables() -> None:
         read_inputs(pa.table({"inputs": [[1.0], [1.0, 2.0, 3.0]]}))
     with pytest.raises(ValueError, match="must be numbers"):
         read_inputs(pa.table({"a": ["x", "y"]}))
+
+
+def test_a_large_row_group_is_not_held(tmp_path: Path) -> None:
+    """Of 40 MB in one row group a reader holds little; and it is cut into eight pieces at most."""
+    inputs = np.random.default_rng(0).normal(size=(40_000, 256)).astype(np.float32)
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"inputs": pa.FixedSizeListArray.from_arrays(pa.array(inputs.ravel()), 256)}), path)
+    pieces = pieces_of(path, 100)
+    assert [(piece.start, piece.stop) for piece in pieces] == [*pairwise(range(0, 40_001, 5_000))]
+    before = pa.total_allocated_bytes()
+    most = 0
+    for first, _, batch in read_batches(pieces[-1], 500, None):
+        np.testing.assert_array_equal(batch, inputs[first : first + 500])
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 20e6
+
+
+def test_input_files_that_do_not_match(tmp_path: Path) -> None:
+    def both(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+        pq.write_table(pa.table(one), tmp_path / "0.parquet")
+        pq.write_table(pa.table(other), tmp_path / "1.parquet")
+        return [str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")]
+
+    with pytest.raises(ValueError, match=r"1\.parquet has the columns b, a, but .*0\.parquet has a, b; give all files"):
+        pieces_of(both({"a": [1.0], "b": [1.0]}, {"b": [1.0], "a": [1.0]}), 5)
+    assert len(pieces_of(both({"a": [1.0]}, {"b": [1.0]}), 5, alike=False)) == 2
+    assert len(pieces_of(both({"inputs": [[1.0]], "x": [1.0]}, {"inputs": [[1.0]]}), 5)) == 2
+    with pytest.raises(ValueError, match=r"1\.parquet has a column 'instance' and .*0\.parquet has none"):
+        pieces_of(both({"a": [1.0]}, {"a": [1.0], "instance": [7]}), 5, alike=False)
 
 
 def test_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

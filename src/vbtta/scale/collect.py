@@ -92,7 +92,8 @@ def collect_views(
         Whatever else the predictions depend on, such as a digest of the model's weights: parts made under another key
         are not taken for finished.
     rows_per_part : int
-        Rows of a part: what is lost when a worker is, at most.
+        Rows of a part, which is what is lost with a worker; more where a file has row groups of more than eight times
+        as many, as a part is read from its group's start.
     workers : int, optional
         Models at work at a time; by default one a core of the cluster.
     worker_options : dict, optional
@@ -104,6 +105,10 @@ def collect_views(
     -------
     Collected
         Its `folder` is what :func:`vbtta.scale.fit_policy` takes.
+
+    Examples
+    --------
+    The page "A cluster" (docs/cluster.md) runs it on three files, twice, and fits weights to what it wrote.
     """
     check_options(draws, 0, variance)
     seed = whole_number("seed", seed, 0)
@@ -120,7 +125,7 @@ def collect_views(
     if not isinstance(key, str):
         raise ValueError(f"key must be a str, such as a digest of the model's weights; got {key!r}")
     view_list = as_views(views)
-    pieces = pieces_of(dataset, rows_per_part)
+    pieces = pieces_of(dataset, rows_per_part, alike=read is None)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     prints = [(view.name, view_fingerprint(view)) for view in view_list]
