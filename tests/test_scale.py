@@ -722,7 +722,48 @@ def test_labels_of_some_rows(tmp_path: Path) -> None:
     assert found.annotator_names == ("ann", "bob")
     pq.write_table(pa.table({"id": [1], "label": [1.0]}), tmp_path / "wrong.parquet")
     with pytest.raises(ValueError, match="must have the columns instance and label"):
-        label_reader(tmp_path / "wrong.parquet").n_given()
+        label_reader(tmp_path / "wrong.parquet")
+
+
+def test_gaps_in_label_files(tmp_path: Path) -> None:
+    """NaN is a gap as null is, long and wide; what is missing with a label is told by file and row."""
+    value = np.array([1.0, np.nan, 3.0, 4.0])
+    tables: dict[str, dict[str, Any]] = {
+        "long": {"instance": [5, 7, 8, 9], "label": value},
+        "wide": {"instance": [5, 7, 8, 9], "label_1": value, "label_2": [np.nan, np.nan, 2.0, None]},
+    }
+    for name, expected in (("long", [1.0, 3.0, 4.0]), ("wide", [1.0, 3.0, 2.0, 4.0])):
+        pq.write_table(pa.table(tables[name]), tmp_path / f"{name}.parquet")
+        reader = label_reader(tmp_path / f"{name}.parquet")
+        assert reader.n_given() == len(expected)
+        assert reader.of(0, np.array([5, 7, 8, 9]), 4).value.tolist() == expected
+    for name, cells in (
+        ("instance", [5, 7, None, 9]),
+        ("annotator", ["a", None, None, "b"]),
+        ("count", [1, 1, None, 2]),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        pq.write_table(
+            pa.table({"instance": [1], "annotator": ["c"], "count": [1], "label": [0.0]}), folder / "0.parquet"
+        )
+        rest = {"instance": [5, 7, 8, 9], "annotator": ["a"] * 4, "count": [1] * 4, "label": value}
+        pq.write_table(pa.table({**rest, name: cells}), folder / "1.parquet")
+        reader = label_reader(folder)
+        with pytest.raises(ValueError, match=rf"1\.parquet, row 2 has no {name}; fill it in"):
+            reader.n_given() if name == "instance" else reader.of(0, np.array([5, 7, 8, 9]), 4)
+
+
+def test_label_files_that_do_not_match(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("instance,label\n0,1\n")
+    with pytest.raises(ValueError, match=r"labels: .*labels\.csv is not a parquet file: .*csv\.read_csv\(path\)"):
+        label_reader(tmp_path / "labels.csv")
+    pq.write_table(pa.table({"instance": [0], "label": [1.0]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"label": [2.0], "instance": [1], "remark": ["x"]}), tmp_path / "1.parquet")
+    assert label_reader(tmp_path).n_given() == 2
+    pq.write_table(pa.table({"instance": [1], "label": [2.0], "annotator": ["ann"]}), tmp_path / "1.parquet")
+    with pytest.raises(ValueError, match=r"1\.parquet has the columns annotator, .*0\.parquet has instance, label;"):
+        label_reader(tmp_path)
 
 
 def test_inputs_of_tables() -> None:
