@@ -50,7 +50,7 @@ from vbtta.scale.fit import _Remote
 from vbtta.scale.identity import identity
 from vbtta.scale.inputs import pieces_of, read_batches, read_inputs
 from vbtta.scale.label_tables import label_reader
-from vbtta.scale.tables import About, open_sources, prediction_table
+from vbtta.scale.tables import About, load_predictions, open_sources, prediction_table
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster, whatever the number of test processes
@@ -814,6 +814,15 @@ def test_input_files_that_do_not_match(tmp_path: Path) -> None:
     assert len(pieces_of(both({"inputs": [[1.0]], "x": [1.0]}, {"inputs": [[1.0]]}), 5)) == 2
     with pytest.raises(ValueError, match=r"1\.parquet has a column 'instance' and .*0\.parquet has none"):
         pieces_of(both({"a": [1.0]}, {"a": [1.0], "instance": [7]}), 5, alike=False)
+
+
+def test_instances_that_two_files_hold(tmp_path: Path) -> None:
+    folder = write(tmp_path / "views", ViewPredictions(np.zeros((5, 2, 1)), ids=np.arange(5)), 1)
+    (folder / "again.parquet").write_bytes((folder / "part-0.parquet").read_bytes())
+    with pytest.raises(
+        ValueError, match=r"dataset: the files of .*views cannot be joined: .*'0' occurs more than once"
+    ):
+        load_predictions(folder)
 
 
 def test_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
