@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -46,9 +47,10 @@ from vbtta.scale.collector import Collector, Job
 from vbtta.scale.data import Calibration
 from vbtta.scale.failures import Failure, WorkerError
 from vbtta.scale.fit import _Remote
-from vbtta.scale.inputs import pieces_of, read_inputs
+from vbtta.scale.identity import identity
+from vbtta.scale.inputs import pieces_of, read_batches, read_inputs
 from vbtta.scale.label_tables import label_reader
-from vbtta.scale.tables import About, open_sources, prediction_table
+from vbtta.scale.tables import About, load_predictions, open_sources, prediction_table
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster, whatever the number of test processes
@@ -320,6 +322,70 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
             collect_on_cluster(factory, tmp_path / "inputs", views, out, **{**options, **changed})
 
 
+JOB = """
+class Wrapper:
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, batch):
+        return self.function(batch)
+
+
+def make(size=3, *, names=frozenset({"u", "v", "w"})):
+    def model(batch):
+        return model(batch) if "q" in {"a", "b", "c", "d"} else batch * 2.0
+    return model
+
+
+def output(raw):
+    return [row["logits"] for row in raw]
+
+
+parts = [make, make(), output, Wrapper(make), len]
+"""
+TELL = """
+from vbtta.scale.identity import identity
+
+def told(code):
+    names = {"__name__": "job"}
+    exec(code, names)
+    return [identity(part) for part in names["parts"]]
+"""
+
+
+def test_a_job_is_known_by_its_code() -> None:
+    """In another process, under another hash seed, on other lines: the same. With another constant inside: another."""
+    names: dict[str, Any] = {}
+    exec(TELL, names)
+    told = names["told"]
+    first = told(JOB)
+    moved = JOB.replace("def make", "\n\n# a comment\ndef make")
+    environment = {**os.environ, "PYTHONHASHSEED": "2"}
+    script = f"{TELL}\nimport json, sys\nprint(json.dumps(told(sys.stdin.read())))"
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", script], input=moved, env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(elsewhere.stdout) == first
+    edits = [("2.0", "3.0", 0), ("2.0", "3.0", 1), ('"d"', '"e"', 0), ("size=3", "size=4", 0), ('"w"', '"x"', 0)]
+    for before, after, part in [*edits, ('"logits"', '"scores"', 2), ("(batch)\n\n", "(batch) + 1\n\n", 3)]:
+        assert told(JOB.replace(before, after))[part] != first[part], after
+
+
+def test_values_that_a_job_holds() -> None:
+    def make(held: Any) -> Any:
+        return lambda batch: (batch, held)
+
+    pairs: list[tuple[Any, Any]] = [
+        (np.zeros(5000), np.eye(5000, 1)[:, 0]), ("a", "b"), ({"a": 1}, {"a": 2}), (partial(make, 1), partial(make, 2)),
+        ([1], (1,)), (make(1), make(2)), (np.sum, np.mean),
+    ]  # fmt: skip
+    for one, other in pairs:
+        assert identity(make(one)) == identity(make(one))
+        assert identity(make(one)) != identity(make(other))
+    assert identity(make(object())) == identity(make(object()))
+    assert identity(make({"a": 1, "b": 2})) == identity(make({"b": 2, "a": 1}))
+
+
 def test_what_is_wrong_with_a_model_is_said(machines: Machines, tmp_path: Path) -> None:
     inputs_in_files(tmp_path / "inputs", 20)
 
@@ -360,6 +426,7 @@ class UnsendableError(Exception):
         (lambda: raising(UnsendableError("a", "b")), None, RuntimeError, "rows 0 to 4: the model or a view raised Uns"),
         (sums, raising(OSError("no disk")), RuntimeError, r"in\.parquet, rows 0 to 4: read raised OSError: no disk$"),
         (lambda: 3, None, ValueError, "^model must be a torch module, .*; got int$"),
+        (sums, None, ValueError, r"in\.parquet, rows 0 to 4: instance 7 occurs more than once; number"),
         (growing, None, ValueError, "rows 0 to 4: the model returned 3 outputs from input 2 on and 1 before"),
     ],
 )
@@ -368,7 +435,8 @@ def test_a_worker_says_what_failed(
 ) -> None:
     from ray import cloudpickle
 
-    pq.write_table(pa.table({"a": np.arange(4.0)}), tmp_path / "in.parquet")
+    ids = [7, 8, 9, 7 if "occurs" in message else 6]
+    pq.write_table(pa.table({"a": np.arange(4.0), "instance": ids}), tmp_path / "in.parquet")
     job = Job(factory, [Identity()], 1, 2, False, None, 0, None, read, str(tmp_path / "out"), "")
     (tmp_path / "out").mkdir()
     pieces = [json.dumps(piece) for piece in pieces_of(tmp_path / "in.parquet", 4)]
@@ -505,6 +573,42 @@ def test_a_stream_ends_near_the_batch(case: str) -> None:
     np.testing.assert_allclose(stream.policy.weights, batch.weights, atol=0.02)
 
 
+@pytest.mark.parametrize("noise", [0.3, 1.0])
+def test_a_stream_keeps_small_views(noise: float) -> None:
+    """Labels drawn from six views, the smallest of weight 0.03, in blocks of any size; blocks may differ in size."""
+    rng, n, weights = np.random.default_rng(0), 20_000, [0.35, 0.25, 0.2, 0.1, 0.07, 0.03]
+    f = 2 * rng.normal(size=(n, 6))
+    value = 1.1 * f[np.arange(n), rng.choice(6, size=n, p=weights)] + noise * rng.normal(size=n)
+    predictions, model = ViewPredictions(f[:, :, None]), GaussianMixture(noise="none")
+    batch = fit_policy(predictions, value, task="regression", model=model, guard=False, engine=EM(tol=1e-6))
+    np.testing.assert_allclose(batch.weights, weights, atol=0.015)
+    for edges in ([*range(0, n, 200)], [*range(0, n, 1000)], [*range(0, n, 4000)], [0, 100, 1000, 1500, 9000, 9100]):
+        stream = StreamingFit(task="regression", model=model)
+        for start, stop in pairwise([*edges, n]):
+            stream.partial_fit(predictions.take(slice(start, stop)), value[start:stop])
+        assert stream.n_labels == n
+        np.testing.assert_allclose(stream.policy.weights, batch.weights, atol=0.02)
+
+
+def test_the_opening_of_a_stream_is_one_fit(tmp_path: Path) -> None:
+    """Until there are enough labels, blocks are fitted as one; then none is kept. A refused block leaves no trace."""
+    predictions, labels = numbers(8000)
+    labels = labels.align(8000, predictions.ids)
+    blocks = [np.arange(start, start + 1600) for start in range(0, 8000, 1600)]
+    split = StreamingFit(task="regression", model=GaussianMixture(noise="annotator"))
+    whole = StreamingFit(task="regression", model=GaussianMixture(noise="annotator"))
+    nameless = replace(labels.take(blocks[0]), annotator=None, annotator_names=())
+    for rows in blocks[:4]:
+        split.partial_fit(predictions.take(rows), labels.take(rows))
+        with pytest.raises(ValueError, match="labels name no annotators, those of the first block do; name them"):
+            split.partial_fit(predictions.take(blocks[0]), nameless)
+    together = np.concatenate(blocks[:4])
+    whole.partial_fit(predictions.take(together), labels.take(together))
+    np.testing.assert_allclose(split.policy.weights, whole.policy.weights, atol=1e-6)
+    assert split.n_labels == whole.n_labels >= 5000
+    assert not split._opening.blocks
+
+
 def test_a_stream_refuses_what_it_cannot_use(tmp_path: Path) -> None:
     for options in ({"decay": "a"}, {"delay": "a"}, {"delay": -1.0}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must be .*; got"):
@@ -618,7 +722,48 @@ def test_labels_of_some_rows(tmp_path: Path) -> None:
     assert found.annotator_names == ("ann", "bob")
     pq.write_table(pa.table({"id": [1], "label": [1.0]}), tmp_path / "wrong.parquet")
     with pytest.raises(ValueError, match="must have the columns instance and label"):
-        label_reader(tmp_path / "wrong.parquet").n_given()
+        label_reader(tmp_path / "wrong.parquet")
+
+
+def test_gaps_in_label_files(tmp_path: Path) -> None:
+    """NaN is a gap as null is, long and wide; what is missing with a label is told by file and row."""
+    value = np.array([1.0, np.nan, 3.0, 4.0])
+    tables: dict[str, dict[str, Any]] = {
+        "long": {"instance": [5, 7, 8, 9], "label": value},
+        "wide": {"instance": [5, 7, 8, 9], "label_1": value, "label_2": [np.nan, np.nan, 2.0, None]},
+    }
+    for name, expected in (("long", [1.0, 3.0, 4.0]), ("wide", [1.0, 3.0, 2.0, 4.0])):
+        pq.write_table(pa.table(tables[name]), tmp_path / f"{name}.parquet")
+        reader = label_reader(tmp_path / f"{name}.parquet")
+        assert reader.n_given() == len(expected)
+        assert reader.of(0, np.array([5, 7, 8, 9]), 4).value.tolist() == expected
+    for name, cells in (
+        ("instance", [5, 7, None, 9]),
+        ("annotator", ["a", None, None, "b"]),
+        ("count", [1, 1, None, 2]),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        pq.write_table(
+            pa.table({"instance": [1], "annotator": ["c"], "count": [1], "label": [0.0]}), folder / "0.parquet"
+        )
+        rest = {"instance": [5, 7, 8, 9], "annotator": ["a"] * 4, "count": [1] * 4, "label": value}
+        pq.write_table(pa.table({**rest, name: cells}), folder / "1.parquet")
+        reader = label_reader(folder)
+        with pytest.raises(ValueError, match=rf"1\.parquet, row 2 has no {name}; fill it in"):
+            reader.n_given() if name == "instance" else reader.of(0, np.array([5, 7, 8, 9]), 4)
+
+
+def test_label_files_that_do_not_match(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("instance,label\n0,1\n")
+    with pytest.raises(ValueError, match=r"labels: .*labels\.csv is not a parquet file: .*csv\.read_csv\(path\)"):
+        label_reader(tmp_path / "labels.csv")
+    pq.write_table(pa.table({"instance": [0], "label": [1.0]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"label": [2.0], "instance": [1], "remark": ["x"]}), tmp_path / "1.parquet")
+    assert label_reader(tmp_path).n_given() == 2
+    pq.write_table(pa.table({"instance": [1], "label": [2.0], "annotator": ["ann"]}), tmp_path / "1.parquet")
+    with pytest.raises(ValueError, match=r"1\.parquet has the columns annotator, .*0\.parquet has instance, label;"):
+        label_reader(tmp_path)
 
 
 def test_inputs_of_tables() -> None:
@@ -640,6 +785,44 @@ def test_inputs_of_tables() -> None:
         read_inputs(pa.table({"inputs": [[1.0], [1.0, 2.0, 3.0]]}))
     with pytest.raises(ValueError, match="must be numbers"):
         read_inputs(pa.table({"a": ["x", "y"]}))
+
+
+def test_a_large_row_group_is_not_held(tmp_path: Path) -> None:
+    """Of 40 MB in one row group a reader holds little; and it is cut into eight pieces at most."""
+    inputs = np.random.default_rng(0).normal(size=(40_000, 256)).astype(np.float32)
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"inputs": pa.FixedSizeListArray.from_arrays(pa.array(inputs.ravel()), 256)}), path)
+    pieces = pieces_of(path, 100)
+    assert [(piece.start, piece.stop) for piece in pieces] == [*pairwise(range(0, 40_001, 5_000))]
+    before = pa.total_allocated_bytes()
+    most = 0
+    for first, _, batch in read_batches(pieces[-1], 500, None):
+        np.testing.assert_array_equal(batch, inputs[first : first + 500])
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 20e6
+
+
+def test_input_files_that_do_not_match(tmp_path: Path) -> None:
+    def both(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+        pq.write_table(pa.table(one), tmp_path / "0.parquet")
+        pq.write_table(pa.table(other), tmp_path / "1.parquet")
+        return [str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")]
+
+    with pytest.raises(ValueError, match=r"1\.parquet has the columns b, a, but .*0\.parquet has a, b; give all files"):
+        pieces_of(both({"a": [1.0], "b": [1.0]}, {"b": [1.0], "a": [1.0]}), 5)
+    assert len(pieces_of(both({"a": [1.0]}, {"b": [1.0]}), 5, alike=False)) == 2
+    assert len(pieces_of(both({"inputs": [[1.0]], "x": [1.0]}, {"inputs": [[1.0]]}), 5)) == 2
+    with pytest.raises(ValueError, match=r"1\.parquet has a column 'instance' and .*0\.parquet has none"):
+        pieces_of(both({"a": [1.0]}, {"a": [1.0], "instance": [7]}), 5, alike=False)
+
+
+def test_instances_that_two_files_hold(tmp_path: Path) -> None:
+    folder = write(tmp_path / "views", ViewPredictions(np.zeros((5, 2, 1)), ids=np.arange(5)), 1)
+    (folder / "again.parquet").write_bytes((folder / "part-0.parquet").read_bytes())
+    with pytest.raises(
+        ValueError, match=r"dataset: the files of .*views cannot be joined: .*'0' occurs more than once"
+    ):
+        load_predictions(folder)
 
 
 def test_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

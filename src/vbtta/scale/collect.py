@@ -6,10 +6,8 @@ import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any, Literal, NamedTuple
@@ -28,6 +26,7 @@ from vbtta.predictions import ViewPredictions
 from vbtta.scale.cluster import check_workers, connect, remote_class
 from vbtta.scale.collector import Collector, Job
 from vbtta.scale.failures import Failure, WorkerError, of_ray
+from vbtta.scale.identity import identity
 from vbtta.scale.inputs import Piece, pieces_of
 from vbtta.scale.tables import load_predictions
 
@@ -93,7 +92,8 @@ def collect_views(
         Whatever else the predictions depend on, such as a digest of the model's weights: parts made under another key
         are not taken for finished.
     rows_per_part : int
-        Rows of a part: what is lost when a worker is, at most.
+        Rows of a part, which is what is lost with a worker; more where a file has row groups of more than eight times
+        as many, as a part is read from its group's start.
     workers : int, optional
         Models at work at a time; by default one a core of the cluster.
     worker_options : dict, optional
@@ -105,6 +105,10 @@ def collect_views(
     -------
     Collected
         Its `folder` is what :func:`vbtta.scale.fit_policy` takes.
+
+    Examples
+    --------
+    The page "A cluster" (docs/cluster.md) runs it on three files, twice, and fits weights to what it wrote.
     """
     check_options(draws, 0, variance)
     seed = whole_number("seed", seed, 0)
@@ -121,13 +125,13 @@ def collect_views(
     if not isinstance(key, str):
         raise ValueError(f"key must be a str, such as a digest of the model's weights; got {key!r}")
     view_list = as_views(views)
-    pieces = pieces_of(dataset, rows_per_part)
+    pieces = pieces_of(dataset, rows_per_part, alike=read is None)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     prints = [(view.name, view_fingerprint(view)) for view in view_list]
-    made_by, read_by = (_identity(function) for function in (model_factory, read))
+    made_by, read_by, output_by = (identity(function) for function in (model_factory, read, output))
     named = None if classes is None else tuple(np.asarray(classes).tolist())
-    described = [made_by, read_by, prints, draws, variance, str(output), seed, named, key]
+    described = [made_by, read_by, prints, draws, variance, output_by, seed, named, key]
     mark = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     job = Job(
         model_factory, view_list, draws, batch_size, variance == "delta", output, seed, named, read,
@@ -147,19 +151,6 @@ def collect_views(
         if waiting:
             _run(job, waiting, workers, worker_options, address, bar)
     return Collected(folder, n_rows, len(pieces), len(pieces) - len(waiting))
-
-
-def _identity(function: Callable[..., Any] | None) -> str:
-    """What tells functions apart in this process and the next: name, code, and the values they hold, in words."""
-    if isinstance(function, partial):
-        words = f"{_identity(function.func)} {function.args!r} {sorted(function.keywords.items())!r}"
-    else:
-        name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
-        code = getattr(function, "__code__", None)
-        held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-        made = "" if code is None else f"{code.co_code.hex()} {code.co_consts!r} {code.co_names!r}"
-        words = f"{name} {made} {held!r} {getattr(function, '__defaults__', None)!r}"
-    return re.sub(r"0x[0-9a-f]+", "", words)  # where things lie in memory is no part of what they are
 
 
 def _run(

@@ -98,6 +98,7 @@ class Collector:
 
 def _write(job: Job, model: Model, piece: Piece) -> None:
     """The predictions of a piece as a file."""
+    seen: list[Array] = []
     with atomic_path(job.target(piece)) as path, closing(_PartFile(path, _about(job, model))) as part, model.ready():
         for first, ids, inputs in read_batches(piece, job.batch_size, job.read):
             with blame("the model or a view"):
@@ -107,6 +108,10 @@ def _write(job: Job, model: Model, piece: Piece) -> None:
             if len(mean) != len(ids):
                 raise ValueError(f"{len(ids)} rows gave {len(mean)} predictions")
             part.add(first, ids, mean, variance)
+            seen.append(ids)
+        found, times = np.unique(np.concatenate(seen), return_counts=True)
+        if (times > 1).any():
+            raise ValueError(f"instance {found[times > 1][0]} occurs more than once; number the instances anew")
         part.flush()
 
 

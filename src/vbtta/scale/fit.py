@@ -85,6 +85,10 @@ def fit_policy(
     Returns
     -------
     Policy
+
+    Examples
+    --------
+    The page "A cluster" (docs/cluster.md) fits weights to predictions that it collects, with labels in a parquet file.
     """
     if task not in ("regression", "classification"):
         raise ValueError(f"task must be 'regression' or 'classification' on a cluster; got {task!r}")

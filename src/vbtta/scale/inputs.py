@@ -16,6 +16,9 @@ from vbtta.labels import Array
 from vbtta.scale.failures import blame
 from vbtta.scale.tables import parquet_files, plain_column
 
+_PIECES = 8  # of a row group, at most: each is read from the group's start
+_BUFFER = 1 << 18  # bytes of a column read at once; a whole group's columns may be larger than memory
+
 
 class Piece(NamedTuple):
     """Consecutive rows of one input file: what one task works on."""
@@ -33,8 +36,11 @@ class Piece(NamedTuple):
         return f"part-{self.file:07d}-{self.start:012d}"
 
 
-def pieces_of(dataset: Any, rows: int) -> list[Piece]:
-    """Input files cut into pieces of so many rows at most; of the files only their footers are read."""
+def pieces_of(dataset: Any, rows: int, *, alike: bool = True) -> list[Piece]:
+    """Input files cut into pieces of so many rows, or more where row groups are large; only footers are read.
+
+    Where the files must be `alike`, the columns that inputs are made of are the same in all.
+    """
     if hasattr(dataset, "write_parquet"):
         raise ValueError(
             "dataset must be paths of parquet files, by which finished parts are known again; a ray.data.Dataset does "
@@ -43,22 +49,25 @@ def pieces_of(dataset: Any, rows: int) -> list[Piece]:
     parquet = require("pyarrow.parquet", "ray")
     paths = parquet_files(dataset)
 
-    def look(path: str) -> tuple[int, str]:
+    def look(path: str) -> tuple[int, int, list[str], str]:
         try:
-            n_rows = parquet.read_metadata(path).num_rows
+            footer = parquet.read_metadata(path)
         except (OSError, ValueError) as error:
             raise ValueError(f"dataset: {path} is not a parquet file: {error}") from None
+        largest = max((footer.row_group(group).num_rows for group in range(footer.num_row_groups)), default=0)
         state = os.stat(path)
-        return n_rows, f"{os.path.basename(path)} {state.st_size} {state.st_mtime_ns}"
+        stamp = f"{os.path.basename(path)} {state.st_size} {state.st_mtime_ns}"
+        return footer.num_rows, max(rows, -(-largest // _PIECES)), footer.schema.to_arrow_schema().names, stamp
 
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(look, paths))
+    _check_columns(paths, [names for _, _, names, _ in found], alike)
     pieces: list[Piece] = []
     first = 0
-    for number, (path, (n_rows, stamp)) in enumerate(zip(paths, found, strict=True)):
+    for number, (path, (n_rows, size, _, stamp)) in enumerate(zip(paths, found, strict=True)):
         pieces += [
-            Piece(path, number, start, min(start + rows, n_rows), first + start, stamp)
-            for start in range(0, n_rows, rows)
+            Piece(path, number, start, min(start + size, n_rows), first + start, stamp)
+            for start in range(0, n_rows, size)
         ]
         first += n_rows
     if not pieces:
@@ -113,10 +122,31 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
         ) from None
 
 
+def _check_columns(paths: list[str], names: list[list[str]], alike: bool) -> None:
+    """The first file's columns are those of all: ids everywhere or nowhere, and inputs of the same columns."""
+    for path, those in zip(paths, names, strict=True):
+        if ("instance" in those) != ("instance" in names[0]):
+            having, lacking = (path, paths[0]) if "instance" in those else (paths[0], path)
+            raise ValueError(f"dataset: {having} has a column 'instance' and {lacking} has none; give all files one")
+        if alike and _of_inputs(those) != _of_inputs(names[0]):
+            raise ValueError(
+                f"dataset: {path} has the columns {', '.join(those)}, but {paths[0]} has {', '.join(names[0])}; give "
+                "all files the same ones in the same order, or read=..."
+            )
+
+
+def _of_inputs(names: list[str]) -> list[str]:
+    """The columns that :func:`read_inputs` looks at."""
+    for name in ("image", "inputs"):
+        if name in names:
+            return [name]
+    return [name for name in names if name != "instance"]
+
+
 def _tables(piece: Piece, batch_size: int) -> Iterator[Any]:
     """The rows of a piece in batches; row groups that hold none of them are not read."""
     arrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
-    with parquet.ParquetFile(piece.path) as file:
+    with parquet.ParquetFile(piece.path, buffer_size=_BUFFER, pre_buffer=False) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         edges = np.cumsum([0, *sizes])
         groups = [group for group in range(len(sizes)) if edges[group] < piece.stop and edges[group + 1] > piece.start]

@@ -4,7 +4,9 @@ __all__ = ["LabelReader", "label_reader"]
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,13 +16,15 @@ from vbtta.label_values import look_up
 from vbtta.labels import Array, LabelSets
 from vbtta.scale.tables import parquet_files, plain_column
 
+_LONG = ("label", "annotator", "count")  # columns of a long file, besides the instance
+
 
 @dataclass(frozen=True)
 class LabelReader:
     """Labels in memory (on every node once) or in parquet files, of which each worker reads its share.
 
     Files are long (`instance, label`, optionally `annotator` and `count`) or wide (`instance, label_1, label_2, ...`);
-    where they are sorted by instance, a worker reads no more than it needs.
+    a null or NaN is no label. Where they are sorted by instance, a worker reads no more than it needs.
     """
 
     sets: LabelSets | None
@@ -52,20 +56,20 @@ class LabelReader:
         dataset, arrow = require("pyarrow.dataset", "ray"), require("pyarrow.compute", "ray")
         names, wide = self._names()
         files = dataset.dataset(list(self.paths))
-        given = [arrow.field(name).is_valid() for name in wide or ["label"]]
+
+        def there(name: str) -> Any:  # is_null(nan_is_null=True) is decided by a file's statistics, which count no NaN
+            valid, kind = arrow.field(name).is_valid(), str(files.schema.field(name).type)
+            return valid & ~arrow.is_nan(arrow.field(name)) if kind in ("double", "float", "halffloat") else valid
+
+        given = [there(name) for name in wide or ["label"]]
+        if files.count_rows(filter=~there("instance")):
+            self._refuse_gaps("instance")
         if "count" in names and not wide:
             given[0] &= arrow.field("count") > 0
         return sum(int(files.count_rows(filter=one)) for one in given)
 
     def _names(self) -> tuple[list[str], list[str]]:
-        names = require("pyarrow.parquet", "ray").read_schema(self.paths[0]).names
-        wide = [name for name in names if re.fullmatch(r"label_.+", name)]
-        if "instance" not in names or ("label" in names) == bool(wide):
-            raise ValueError(
-                f"labels: {self.paths[0]} must have the columns instance and label, or instance and label_1, label_2, "
-                f"...; it has {', '.join(names)}"
-            )
-        return names, wide
+        return _layout(self.paths[0], require("pyarrow.parquet", "ray").read_schema(self.paths[0]).names)
 
     def _read(self, ids: Array) -> tuple[Array, Array, Array | None, Array | None]:
         """Instances, labels, annotators and counts as a long table, of about the instances asked for."""
@@ -76,19 +80,77 @@ class LabelReader:
         if len(ids) and (files.schema.field("instance").type == "string") == (ids.dtype.kind in "US"):
             low, high = np.sort(ids)[[0, -1]].tolist()
             bounds = (arrow.field("instance") >= low) & (arrow.field("instance") <= high)
-        columns = ["instance", *(wide or [one for one in ("label", "annotator", "count") if one in names])]
+        columns = ["instance", *(wide or [one for one in _LONG if one in names])]
         table = files.to_table(columns=columns, filter=bounds)
         if not wide:
-            table = table.filter(arrow.is_valid(table["label"]))
+            table = _given(table)
+            for name in columns:
+                if arrow.any(arrow.is_null(table[name], nan_is_null=True)).as_py():
+                    self._refuse_gaps(name)
             found = {name: plain_column(table, name) for name in columns}
             return found["instance"], found["label"], found.get("annotator"), found.get("count")
         people = [name.removeprefix("label_") for name in wide]
         named = self.columns_are_annotators or not all(one.isdigit() for one in people)
         parts = [table.select(["instance", name]).rename_columns(["instance", "label"]) for name in wide]
-        given = [part.filter(arrow.is_valid(part["label"])) for part in parts]
+        given = [_given(part) for part in parts]
         who = np.repeat(people, [len(part) for part in given])
         instance = np.concatenate([plain_column(part, "instance") for part in given])
         return instance, np.concatenate([plain_column(part, "label") for part in given]), who if named else None, None
+
+    def _refuse_gaps(self, name: str) -> None:
+        """Say in which row of which file a label comes without its instance, annotator or count."""
+        arrow, parquet = require("pyarrow.compute", "ray"), require("pyarrow.parquet", "ray")
+        wide = self._names()[1]
+        for path in self.paths:
+            table = parquet.read_table(path, columns=[name, *(wide or ["label"])])
+            labels = [np.asarray(arrow.is_null(table[one], nan_is_null=True)) for one in wide or ["label"]]
+            absent = np.asarray(arrow.is_null(table[name], nan_is_null=True)) & ~np.all(labels, axis=0)
+            if absent.any():
+                raise ValueError(
+                    f"labels: {path}, row {int(absent.argmax())} has no {name}; fill it in, or leave the row out"
+                )
+
+
+def _layout(path: str, names: list[str]) -> tuple[list[str], list[str]]:
+    """A file's columns, and those of a wide one that hold labels."""
+    wide = [name for name in names if re.fullmatch(r"label_.+", name)]
+    if "instance" not in names or ("label" in names) == bool(wide):
+        raise ValueError(
+            f"labels: {path} must have the columns instance and label, or instance and label_1, label_2, ...; it has "
+            f"{', '.join(names)}"
+        )
+    return names, wide
+
+
+def _check_files(paths: list[str]) -> None:
+    """All are parquet files with the same columns of labels."""
+    parquet = require("pyarrow.parquet", "ray")
+
+    def columns(path: str) -> set[str]:
+        try:
+            names = parquet.read_schema(path).names
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"labels: {path} is not a parquet file: {str(error).splitlines()[0]} Write one, as "
+                "pyarrow.parquet.write_table(pyarrow.csv.read_csv(path), ...), or give LabelSets"
+            ) from None
+        wide = _layout(path, names)[1]
+        return {"instance", *wide} | ({*_LONG} & {*names} if not wide else set())
+
+    with ThreadPoolExecutor(16) as pool:  # a footer is small, but may be far away
+        found = list(pool.map(columns, paths))
+    for path, those in zip(paths, found, strict=True):
+        if those != found[0]:
+            raise ValueError(
+                f"labels: {path} has the columns {', '.join(sorted(those))}, but {paths[0]} has "
+                f"{', '.join(sorted(found[0]))}; give all files the same"
+            )
+
+
+def _given(table: Any) -> Any:
+    """The rows with a label; NaN is none."""
+    arrow = require("pyarrow.compute", "ray")
+    return table.filter(arrow.invert(arrow.is_null(table["label"], nan_is_null=True)))
 
 
 def label_reader(
@@ -96,7 +158,9 @@ def label_reader(
 ) -> LabelReader:
     """A reader of labels in memory, or of the parquet files at a path."""
     if isinstance(labels, str | os.PathLike):
-        return LabelReader(None, tuple(parquet_files(labels, "labels")), columns_are_annotators)
+        paths = parquet_files(labels, "labels")
+        _check_files(paths)
+        return LabelReader(None, tuple(paths), columns_are_annotators)
     return LabelReader(labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels))
 
 

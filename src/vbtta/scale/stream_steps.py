@@ -1,8 +1,9 @@
 """Steps of a fit to a stream: stochastic natural-gradient variational Bayes.
 
 A step looks at one block, as if all data were like it, and moves the natural parameters of every factor a share rho_t
-of the way: eta <- (1 - rho_t) eta + rho_t eta_hat(block), rho_t = (t + delay)^-decay. For the conjugate factors
-that is an average of sufficient statistics (M. Hoffman et al., "Stochastic variational inference", JMLR 14, 2013).
+of the way: eta <- (1 - rho_t) eta + rho_t eta_hat(block), rho_t = (t + delay)^-decay, t the number of labels before the
+block in units of its own. For the conjugate factors that is an average of sufficient statistics (M. Hoffman et al.,
+"Stochastic variational inference", JMLR 14, 2013).
 The weights have no conjugate factor, and a view's weight, calibration and precision explain the same labels, so that
 closed forms creep. For them the natural parameters are those of a joint normal, curvature A and l = A u + gradient of
 each block's second-order expansion, and the state is the maximum of the averaged expansion
@@ -32,8 +33,8 @@ from vbtta.specs import EM, CategoricalMixture, GaussianMixture
 _LEAST = 5e-3  # a weight in a stream: a view that is of no use in one block may be of use in the next
 _USED = 0.01  # weight from which a view's calibration is moved together with the weights
 _FARTHEST = 0.3  # that it moves at once
-# How the first block is fitted: not to the end, where views are dropped that later blocks may need.
-_FIRST = EM(tol=1e-4, max_steps=10, accelerate=False)
+# How the first labels are fitted: to the end, as expansions around a poor state mislead the steps after it.
+_FIRST = EM(tol=1e-6, max_steps=300)
 
 
 class _Expansion(NamedTuple):

@@ -12,6 +12,7 @@ from vbtta.engines import resolve
 from vbtta.labels import Array, LabelSets
 from vbtta.policy import Guard, History, Policy
 from vbtta.predictions import ViewPredictions
+from vbtta.scale.opening import Opening
 from vbtta.scale.stream_steps import ClassStream, ContinuousStream
 from vbtta.specs import EM, CategoricalMixture, GaussianMixture
 
@@ -20,7 +21,7 @@ _UNCHECKED = Guard(False, False, 0.0, 0.0, "not checked: a stream cannot be held
 
 
 class StreamingFit:
-    """Fit a mixture to blocks that come one after the other; memory is for one block and its summary.
+    """Fit a mixture to blocks that come one after the other; memory is for 5,000 labels at first, then for one block.
 
     Parameters
     ----------
@@ -29,7 +30,8 @@ class StreamingFit:
         What is assumed. Noise that is left open is decided by the first block.
     decay : float
         How fast the share of a new block falls, between 0.5 (excluded) and 1: small values forget the first blocks
-        sooner, large ones average over more of them.
+        sooner, large ones average over more of them. A block of b labels after n has the share
+        (n / b + delay)^-decay.
     delay : float
         Lowers the share of the first blocks.
 
@@ -74,6 +76,7 @@ class StreamingFit:
         self.decay, self.delay = decay, delay
         self.n_blocks = 0
         self.n_labels = 0.0  # J so far
+        self._opening = Opening()
         self._fit: ContinuousStream | ClassStream | None = None
         self._views: ViewPredictions | None = None
         self._annotators: tuple[str, ...] = ()
@@ -83,8 +86,8 @@ class StreamingFit:
         """Learn from one block of instances: their predictions (the same views in every block) and labels.
 
         Blocks should be drawn at random, or rows be shuffled over blocks: the last ones count more than the first.
-        The first gives units, priors and the start, and should be of some thousand labels. People unknown to it are
-        refused.
+        The first 5,000 labels are kept, and fitted as one; they give units, priors and the start. People unknown to
+        the first block are refused.
         """
         if not isinstance(predictions, ViewPredictions):
             raise TypeError(
@@ -94,21 +97,21 @@ class StreamingFit:
         labels = labels.align(len(predictions), predictions.ids)
         if not len(labels):
             raise ValueError("labels are empty: a block needs at least one label")
-        if self._fit is None or self._views is None:
-            model = resolve(self.model, labels)
-            assert isinstance(model, GaussianMixture | CategoricalMixture)
-            self.model, self._views, self._annotators = model, predictions.take(slice(0)), labels.annotator_names
-            self._fit = (
-                ContinuousStream(predictions, labels, model)
-                if isinstance(model, GaussianMixture)
-                else ClassStream(predictions, labels, model)
-            )
-            self.n_labels = labels.total
-        else:
+        model: Any = self.model if self._views is not None else resolve(self.model, labels)
+        if self._views is not None:
             predictions, labels = self._matched(predictions, labels)
-            rate, n_labels = (self.n_blocks + self.delay) ** -self.decay, self.n_labels + labels.total
+        opening, together = (self._opening, None) if self._opening.over else self._opening.add(predictions, labels)
+        n_labels = self.n_labels + labels.total
+        if together is not None:
+            start: Any = ClassStream if self.task == "classification" else ContinuousStream
+            self._fit = start(*together, model)
+        else:
+            assert self._fit is not None
+            rate = (self.n_labels / labels.total + self.delay) ** -self.decay
             self._fit.step(predictions, labels, min(rate, 1.0), n_labels)
-            self.n_labels = n_labels
+        if self._views is None:
+            self.model, self._views, self._annotators = model, predictions.take(slice(0)), labels.annotator_names
+        self._opening, self.n_labels = opening, n_labels
         self.n_blocks += 1
         self._history.append((self._fit.bound(self.n_labels), self._fit.weights))
         return self
@@ -146,7 +149,9 @@ class StreamingFit:
             raise ValueError(
                 f"predictions have {predictions.mean.shape[2]} outputs, those of the first block {first.mean.shape[2]}"
             )
-        if labels.annotator is None or labels.annotator_names == self._annotators:
+        if labels.annotator is None and self._annotators:
+            raise ValueError("labels name no annotators, those of the first block do; name them in every block")
+        if labels.annotator_names == self._annotators:
             return predictions, labels
         place = {name: number for number, name in enumerate(self._annotators)}
         strangers = [name for name in labels.annotator_names if name not in place]

@@ -185,7 +185,10 @@ def open_sources(dataset: Any, names: Sequence[str] | None = None) -> list[Sourc
 def load_predictions(dataset: Any, names: Sequence[str] | None = None) -> ViewPredictions:
     """All of a data set's predictions in memory."""
     first, *others = [source.read() for source in open_sources(dataset, names)]
-    return first.concat(others) if others else first
+    try:
+        return first.concat(others) if others else first
+    except ValueError as error:
+        raise ValueError(f"dataset: the files of {dataset} cannot be joined: {error}") from None
 
 
 def parquet_files(dataset: Any, name: str = "dataset") -> list[str]:
