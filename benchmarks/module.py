@@ -20,7 +20,7 @@ from vbtta.policy import History, Policy
 from vbtta.specs import EM, CategoricalMixture
 
 _CLASSES, _SIZE = 10, 32
-_REPEATS = {1: 40, 32: 15, 256: 5}
+_REPEATS = {1: 40, 32: 31, 256: 5}
 
 
 def run(quick: bool = False) -> dict[str, Any]:

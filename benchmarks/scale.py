@@ -193,7 +193,7 @@ def sizing(outcome: dict[str, Any]) -> str:
     room = 1.5 * megabytes["in_memory"] / cores
     fitting = (
         f"So 10^9 instances fit {cores} cores with {room:.1f} GB each (half as much again as the blocks, to load), "
-        f"and the fit takes about {minutes:.0f} minutes there. A pass over {step['J']:,.0f} instances on two workers "
+        f"and the fit takes about {minutes:.1f} minutes there. A pass over {step['J']:,.0f} instances on two workers "
         f"brings {nodes:.0f} kB back to the driver; that grows with the workers and the logarithm of the instances."
     )
     collecting = (
