@@ -32,7 +32,7 @@ _WARM_UP = 0.05  # share of the steps over which the step length rises
 _SETTLED = 1e-3  # change of the running bound, per label, at which a run counts as converged
 _IN_SIGHT = 1e-2  # likewise, of the gain that its gradient promises
 _NOISIEST = 0.1  # likewise, of the running bound's own noise
-_PROBES = 8  # pairs of groups of draws that look for it
+_PROBES, _BATCH_PROBES = 8, 32  # pairs of groups of draws that look for it, on all units and on batches
 _FINAL_DRAWS = 1024  # for the bound that is reported
 _AT_ONCE = 64  # of them
 
@@ -132,9 +132,7 @@ def _run(
             if engine.keep_states:
                 factors.append(factor.copy())
             noise = rng.standard_normal((engine.particles, D))
-            units = None
-            if engine.batch_size is not None and engine.batch_size < density.n_units:
-                units = rng.integers(density.n_units, size=engine.batch_size)
+            units = _batch(density, engine, rng)
             value, slope = density.value_and_gradient(mean + noise @ factor.T, units)
             log_ratio = value - _log_q(noise, factor)
             bounds[step] = bound_of(log_ratio, engine.order)
@@ -169,17 +167,26 @@ def _gain_in_sight(density: LogDensity, mean: Array, factor: Array, engine: ADVI
     pairs of opposite sign, and what the noise of their mean adds to the square is taken off.
     """
     rng = np.random.default_rng([seed, 2])
-    slopes = np.empty((_PROBES, len(mean)))  # L^T g, which has no units
-    for probe in range(_PROBES):
-        noise = rng.standard_normal((engine.particles, len(mean)))
-        slopes[probe] = 0.5 * sum(_path(density, mean, factor, engine, sign * noise) @ factor for sign in (1, -1))
-    average, doubt = slopes.mean(axis=0), slopes.var(axis=0, ddof=1) / _PROBES
+    probes = _PROBES if _batch(density, engine, rng) is None else _BATCH_PROBES
+    slopes = np.empty((probes, len(mean)))  # L^T g, which has no units
+    for probe in range(probes):
+        noise, units = rng.standard_normal((engine.particles, len(mean))), _batch(density, engine, rng)
+        pair = (_path(density, mean, factor, engine, sign * noise, units) for sign in (1, -1))
+        slopes[probe] = 0.5 * sum(pair) @ factor
+    average, doubt = slopes.mean(axis=0), slopes.var(axis=0, ddof=1) / probes
     return float(0.5 * (average @ average - doubt.sum() - 2 * math.sqrt(2 * (doubt @ doubt))))
 
 
-def _path(density: LogDensity, mean: Array, factor: Array, engine: ADVI, noise: Array) -> Array:
-    """The gradient of the bound along Q's mean from some draws and all data: (D,)."""
-    value, slope = density.value_and_gradient(mean + noise @ factor.T)
+def _batch(density: LogDensity, engine: ADVI, rng: np.random.Generator) -> Array | None:
+    """Units of a step; None for all of them."""
+    if engine.batch_size is None or engine.batch_size >= density.n_units:
+        return None
+    return rng.integers(density.n_units, size=engine.batch_size)
+
+
+def _path(density: LogDensity, mean: Array, factor: Array, engine: ADVI, noise: Array, units: Array | None) -> Array:
+    """The gradient of the bound along Q's mean from some draws and some units: (D,)."""
+    value, slope = density.value_and_gradient(mean + noise @ factor.T, units)
     path = _along(slope, noise, factor)
     return np.asarray(_coefficients(value - _log_q(noise, factor), engine.order) @ path)
 
