@@ -32,7 +32,7 @@ OutputKind = Literal["probability", "log_probability", "mean"]
 
 # Rows of one forward pass unless told otherwise: with more, activations leave a processor's cache and the allocator
 # gives their memory back in between; with fewer, calls cost more than what they compute.
-_ROWS_ON_CPU, _ROWS_ELSEWHERE = 64, 512
+_ROWS_ON_CPU, _ROWS_ELSEWHERE = 32, 512
 _NODES, _REACH = 33, 8.0  # of the probit integral: utilities have unit variance here
 
 
@@ -54,7 +54,7 @@ class TTAModule(nn.Module):
         regression. By default "probability" or "mean".
     max_batch : int, optional
         Most rows of a forward pass of the network; views beyond that are computed in turn and added up, and a tensor
-        of more rows goes through in parts. By default 64 on a CPU and 512 elsewhere. An exported module computes all
+        of more rows goes through in parts. By default 32 on a CPU and 512 elsewhere. An exported module computes all
         views in one pass, or with `max_batch` in one pass each.
     draws : int, optional
         Draws of every stochastic view; by default as many as the policy was fitted to, where that is known, else 1.
