@@ -1,0 +1,609 @@
+"""What every model promises, whatever its folder: one table of cases, driven through the public functions.
+
+The bound of EM never falls; bounds lie below the evidence; permuted views permute weights; counts equal repeats; one
+view is the predictor itself; a saved policy predicts the same to the last bit; batches and blocks do not matter;
+TTAModule equals Policy.predict.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from golden import NAMES, class_data, laplace_labels, level_data, mixed_classes, number_data, ranking_data
+from vbtta import (
+    ADVI,
+    EM,
+    CategoricalLatent,
+    CategoricalMixture,
+    ConvergenceWarning,
+    GaussianLatent,
+    GaussianMixture,
+    LabelSets,
+    OrdinalMixture,
+    Policy,
+    PyroModel,
+    RankingMixture,
+    ViewPredictions,
+    collect_views,
+    fit_policy,
+)
+
+torch = pytest.importorskip("torch", reason="ADVI and TTAModule need torch")
+pytest.importorskip("pyro", reason="ADVI needs the extra advi")
+
+CLIMB = EM(tol=1e-11, max_steps=3000)
+DRIFT = ADVI(steps=120, particles=2, learning_rate=0.1)
+FEW_STEPS = {"max_steps": 12}, {"steps": 20}  # of EM and ADVI, where equal steps must give equal answers
+
+# Names that differ between versions, and constants that no public argument reaches: here and nowhere else.
+SMALL_BLOCKS = (
+    ("vbtta.infer.blocks", "_LONGEST", 1),  # then 64 inputs a block
+    ("vbtta.infer.categorical_data", "_ENTRIES", 200),
+    ("vbtta.infer.advi.densities", "_ENTRIES", 500),
+)
+
+
+def outputs_of(predictions: ViewPredictions) -> np.ndarray:
+    """The (N, K, C) array."""
+    return np.asarray(getattr(predictions, "outputs" if hasattr(predictions, "outputs") else "mean"))
+
+
+def chosen(predictions: ViewPredictions, rows: Any = slice(None), views: Any = slice(None)) -> ViewPredictions:
+    """Some rows and views, in the order given."""
+    variance = predictions.variance
+    return ViewPredictions(
+        outputs_of(predictions)[rows][:, views],
+        None if variance is None else variance[rows][:, views],
+        names=list(np.array(predictions.names)[views]),
+    )
+
+
+# -- cases --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, an engine and data that suit them."""
+
+    name: str
+    task: str
+    model: Any
+    data: Callable[..., Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    engine: Any = CLIMB
+
+    def fit(self, predictions: ViewPredictions, labels: LabelSets, **changes: Any) -> Policy:
+        """The policy; short runs may end on the way."""
+        options = {"task": self.task, "model": self.model, "engine": self.engine, "guard": False, **changes}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return fit_policy(predictions, labels, **options)
+
+    @property
+    def few_steps(self) -> Any:
+        """The engine with so few steps that it does not converge."""
+        few_of_em, few_of_advi = FEW_STEPS
+        return replace(self.engine, **(few_of_advi if isinstance(self.engine, ADVI) else few_of_em))
+
+    def problem(self, **changes: Any) -> tuple[ViewPredictions, LabelSets]:
+        """Predictions and labels."""
+        predictions, labels = self.data(**{"seed": 5, "n": 40, **self.options, **changes})
+        return predictions, labels
+
+
+def _numbers(name: str, model: Any, engine: Any = CLIMB, **options: Any) -> Case:
+    return Case(name, "regression", model, number_data, options, engine)
+
+
+def _classes(name: str, model: Any, engine: Any = CLIMB, **options: Any) -> Case:
+    return Case(name, "classification", model, class_data, options, engine)
+
+
+NOISES = {"none": {}, "uniform": {"labels": 3}, "annotator": {"labels": 3}, "confusion": {"labels": 3}}
+LINKS = {"softmax": {}, "probit": {"n": 16}}
+pooled_numbers, pooled_classes = partial(_numbers, pooled=True), partial(_classes, pooled=True)
+
+EM_CASES = (
+    _numbers("gaussian mixture, affine", GaussianMixture(noise="none")),
+    _numbers("gaussian mixture, shift, two outputs", GaussianMixture(noise="none", link="shift"), outputs=2),
+    _numbers("gaussian mixture, affine, two outputs", GaussianMixture(noise="none"), outputs=2),
+    _numbers("gaussian mixture, concentration", GaussianMixture(noise="none", concentration=1.5)),
+    _numbers("gaussian mixture, heteroscedastic", GaussianMixture(noise="none", heteroscedastic=True), variance=True),
+    _numbers("gaussian mixture, annotator", GaussianMixture(noise="annotator"), labels=3),
+    _numbers(
+        "gaussian mixture, shift, annotator, two outputs",
+        GaussianMixture(noise="annotator", link="shift"),
+        labels=3,
+        outputs=2,
+    ),
+    pooled_numbers("gaussian latent", GaussianLatent(noise="none")),
+    pooled_numbers("gaussian latent, annotator, two outputs", GaussianLatent(noise="annotator"), labels=3, outputs=2),
+    *(
+        _classes(f"categorical mixture, {link}, {noise}", CategoricalMixture(link=link, noise=noise), **size, **sets)  # type: ignore[arg-type]
+        for link, size in LINKS.items()
+        for noise, sets in NOISES.items()
+    ),
+    _classes("categorical mixture, class weights", CategoricalMixture(weights="view_class", noise="none")),
+    _classes(
+        "categorical mixture, class weights, confusion",
+        CategoricalMixture(weights="view_class", noise="confusion"),
+        labels=3,
+    ),
+    _classes("categorical mixture, uncalibrated", CategoricalMixture(noise="none", calibrate=False)),
+    _classes("categorical mixture, concentration", CategoricalMixture(noise="none", concentration=1.5)),
+    *(
+        pooled_classes(
+            f"categorical latent, {link}, {noise}", CategoricalLatent(link=link, noise=noise, shrinkage=2.0), **sets
+        )  # type: ignore[arg-type]
+        for link in LINKS
+        for noise, sets in NOISES.items()
+    ),
+)
+ADVI_CASES = (
+    _numbers("gaussian mixture, ADVI", GaussianMixture(noise="none", v=0.05), DRIFT),
+    _numbers("gaussian mixture, annotator, ADVI", GaussianMixture(noise="annotator", v=0.05), DRIFT, labels=3),
+    _numbers("gaussian mixture, Student t, ADVI", GaussianMixture(component="student_t", noise="none"), DRIFT),
+    _numbers(
+        "gaussian mixture, Laplace, shift, ADVI",
+        GaussianMixture(component="laplace", noise="none", link="shift", v=0.05),
+        DRIFT,
+    ),
+    _numbers(
+        "gaussian mixture, heteroscedastic, ADVI",
+        GaussianMixture(heteroscedastic=True, noise="none", v=0.05),
+        DRIFT,
+        variance=True,
+    ),
+    pooled_numbers("gaussian latent, ADVI", GaussianLatent(noise="none", shrinkage=2.0), DRIFT),
+    pooled_numbers(
+        "gaussian latent, annotator, two outputs, ADVI",
+        GaussianLatent(noise="annotator", shrinkage=2.0),
+        DRIFT,
+        labels=3,
+        outputs=2,
+    ),
+    _classes("categorical mixture, ADVI", CategoricalMixture(noise="none"), DRIFT),
+    _classes("categorical mixture, confusion, ADVI", CategoricalMixture(noise="confusion"), DRIFT, labels=3),
+    _classes("categorical mixture, uniform, ADVI", CategoricalMixture(noise="uniform"), DRIFT, labels=3),
+    _classes("categorical mixture, probit, ADVI", CategoricalMixture(link="probit", noise="none"), DRIFT, n=16),
+    _classes("categorical mixture, class weights, ADVI", CategoricalMixture(weights="view_class", noise="none"), DRIFT),
+    _classes("categorical mixture, uncalibrated, ADVI", CategoricalMixture(noise="none", calibrate=False), DRIFT),
+    pooled_classes("categorical latent, ADVI", CategoricalLatent(noise="none", shrinkage=2.0), DRIFT),
+    pooled_classes(
+        "categorical latent, annotator, ADVI", CategoricalLatent(noise="annotator", shrinkage=2.0), DRIFT, labels=3
+    ),
+    Case("ordinal mixture", "ordinal", OrdinalMixture(), level_data, engine=DRIFT),
+    Case("ranking mixture", "ranking", RankingMixture(), ranking_data, engine=DRIFT),
+    _numbers("pyro model, numbers", PyroModel(laplace_labels), DRIFT),
+    _classes("pyro model, classes", PyroModel(mixed_classes), DRIFT),
+)
+CASES = EM_CASES + ADVI_CASES
+
+
+@cache
+def fitted(case: Case) -> tuple[Policy, ViewPredictions, LabelSets]:
+    """A case's policy, which several tests look at, and its data."""
+    predictions, labels = case.problem()
+    return case.fit(predictions, labels), predictions, labels
+
+
+Case.__hash__ = lambda case: hash(case.name)  # type: ignore[method-assign,assignment]  # names are distinct
+
+
+def every(cases: tuple[Case, ...]) -> Any:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+def numbers_of(prediction: Any) -> dict[str, np.ndarray]:
+    """All that a predictive distribution says."""
+    if hasattr(prediction, "proba"):
+        return {"proba": prediction.proba, "mutual_information": prediction.mutual_information}
+    quantiles = prediction.quantile([0.1, 0.5])
+    return {"mean": prediction.mean, "variance": prediction.variance, "low": quantiles[0], "median": quantiles[1]}
+
+
+def assert_alike(one: Any, other: Any, atol: float) -> None:
+    """Two predictive distributions agree."""
+    expected = numbers_of(other)
+    for name, values in numbers_of(one).items():
+        np.testing.assert_allclose(values, expected[name], rtol=atol, atol=atol, err_msg=name)
+
+
+# -- the bound ----------------------------------------------------------------------------------------
+
+
+def test_cases_have_names_of_their_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@every(EM_CASES)
+@pytest.mark.parametrize("accelerate", [False, True], ids=["plain", "accelerated"])
+def test_the_bound_never_falls(case: Case, accelerate: bool) -> None:
+    engine = EM(tol=0, max_steps=25, accelerate=accelerate)
+    policy = case.fit(*case.problem(), engine=engine)
+    bounds = policy.history.elbo
+    assert np.isfinite(bounds).all()
+    assert (np.diff(bounds) >= -1e-9 * (1 + np.abs(bounds[:-1]))).all()
+    assert bounds[-1] > bounds[0]
+    assert policy.elbo == bounds[-1]
+
+
+@every(CASES)
+def test_the_bound_is_the_sum_of_its_terms_and_the_history_starts_uniform(case: Case) -> None:
+    policy = fitted(case)[0]
+    total = sum(value if name.startswith("J") else -value for name, value in policy.elbo_terms.items())
+    assert total == pytest.approx(policy.elbo, rel=1e-8, abs=1e-8)
+    np.testing.assert_allclose(policy.history.weights[0], 1 / 3, atol=1e-9)
+    np.testing.assert_allclose(policy.weights.sum(), 1)
+    assert (policy.weights >= 0).all()
+
+
+# -- the evidence: an average of the likelihood over draws from the prior, on very few labels ----------
+
+DRAWS, PRIOR_NU, PRIOR_V = 60_000, 4.0, 0.5
+TINY_VIEWS = np.array([[[0.3], [1.0]], [[1.2], [-0.5]], [[-1.0], [0.3]], [[0.4], [1.6]], [[-0.2], [-1.3]]])
+TINY_LOGITS = np.concatenate([1.5 * TINY_VIEWS, 0.2 - TINY_VIEWS[::-1]], axis=2)  # (5, 2, 2)
+TINY_CLASSES = np.array([[0, 1], [1, 1], [0, 0], [1, 0], [0, 0]])
+TINY_ORDERS = [[0, 1], [1, 0], [0], [1], [0, 1]]
+
+
+def _standard_labels() -> np.ndarray:
+    """Numbers of mean 0 and deviation 1: the labels' units are then the standard ones, which priors are stated in."""
+    values = np.array([0.2, 0.9, -0.7, 1.4, -0.5])
+    return (values - values.mean()) / values.std()
+
+
+def _mixed(weights: np.ndarray, log_each: np.ndarray) -> np.ndarray:
+    """Sum over labels (j) of ln sum_k w_k exp(log_each): (M,)."""
+    return special.logsumexp(np.log(weights)[:, None] + log_each, axis=2).sum(axis=1)
+
+
+def _weights(rng: np.random.Generator) -> np.ndarray:
+    return rng.dirichlet([1.0, 1.0], size=DRAWS)
+
+
+def _gaussian_mixture(model: GaussianMixture, rng: np.random.Generator) -> np.ndarray:
+    precision = rng.gamma(PRIOR_NU / 2, 2 / (PRIOR_NU * PRIOR_V), size=(DRAWS, 1, 2))
+    shift, slope = rng.normal(size=(2, DRAWS, 1, 2)) * model.beta**-0.5
+    views = TINY_VIEWS[:, :, 0]
+    location = views + shift + (slope * views if model.link == "affine" else 0)
+    log_each = stats.norm.logpdf(_standard_labels()[:, None], location, precision**-0.5)
+    return _mixed(_weights(rng), log_each)
+
+
+def _gaussian_latent(model: GaussianLatent, rng: np.random.Generator) -> np.ndarray:
+    precision = rng.gamma(PRIOR_NU / 2, 2 / (PRIOR_NU * PRIOR_V), size=(DRAWS, 1))
+    pool = _truncated(rng, np.full((DRAWS, 2), 0.5), model.shrinkage)
+    offset = rng.normal(size=(DRAWS, 1)) * model.beta**-0.5
+    location = pool @ TINY_VIEWS[:, :, 0].T + offset
+    return np.asarray(stats.norm.logpdf(_standard_labels(), location, precision**-0.5).sum(axis=1))
+
+
+def _truncated(rng: np.random.Generator, centre: np.ndarray, precision: Any) -> np.ndarray:
+    """Normals above zero."""
+    least = stats.norm.cdf(-centre * precision**0.5)
+    return np.asarray(centre + stats.norm.ppf(least + (1 - least) * rng.random(centre.shape)) * precision**-0.5)
+
+
+def _class_labels(proba: np.ndarray, model: Any, rng: np.random.Generator) -> np.ndarray:
+    """Log likelihood of the class labels given the probabilities of the true classes (M, n, C)."""
+    if model.noise == "none":
+        log_proba = np.log(proba)
+        return sum(log_proba[:, np.arange(5), TINY_CLASSES[:, u]].sum(axis=1) for u in range(2))  # type: ignore[return-value]
+    if model.noise == "confusion":
+        rows = np.array([model.confusion_prior, model.confusion_prior[::-1]])
+        matrices = np.stack([rng.dirichlet(row, size=(DRAWS, 2)) for row in rows], axis=2)  # (M, U, C, C)
+    else:
+        people = 1 if model.noise == "uniform" else 2
+        right = np.broadcast_to(rng.beta(*model.accuracy_prior, size=(DRAWS, people)), (DRAWS, 2))
+        matrices = np.stack([np.stack([right, 1 - right], -1), np.stack([1 - right, right], -1)], axis=2)
+    joint = proba
+    for u in range(2):
+        joint = joint * matrices[:, u][:, :, TINY_CLASSES[:, u]].swapaxes(1, 2)
+    return np.asarray(np.log(joint.sum(axis=2)).sum(axis=1))
+
+
+def _link(utility: np.ndarray, link: str) -> np.ndarray:
+    """Probabilities of two classes."""
+    if link == "softmax":
+        return np.asarray(special.softmax(utility, axis=-1))
+    first = special.ndtr((utility[..., 0] - utility[..., 1]) / np.sqrt(2))
+    return np.stack([first, 1 - first], axis=-1)
+
+
+def _categorical_mixture(model: CategoricalMixture, rng: np.random.Generator) -> np.ndarray:
+    weights = _weights(rng)
+    if not model.calibrate:
+        proba = np.einsum("mk,nkc->mnc", weights, _link(TINY_LOGITS, model.link))
+        return _class_labels(proba, model, rng)
+    common, own = rng.normal(size=(DRAWS, 1)) * model.kappa_scale, rng.normal(size=(DRAWS, 2)) * model.xi_scale
+    offset = rng.normal(size=(DRAWS, 2)) * model.offset_scale
+    proba = np.zeros((DRAWS, 5, 2))
+    for k in range(2):
+        utility = np.exp(common + own[:, k : k + 1])[:, :, None] * TINY_LOGITS[:, k] + offset[:, None]
+        proba += weights[:, k, None, None] * _link(utility, model.link)
+    return _class_labels(proba, model, rng)
+
+
+def _categorical_latent(model: CategoricalLatent, rng: np.random.Generator) -> np.ndarray:
+    centre = np.exp(rng.normal(size=(DRAWS, 1)) * model.kappa_scale) / 2
+    pool = _truncated(rng, np.broadcast_to(centre, (DRAWS, 2)), model.shrinkage)
+    offset = rng.normal(size=(DRAWS, 1, 2)) * model.offset_scale
+    return _class_labels(_link(np.einsum("mk,nkc->mnc", pool, TINY_LOGITS) + offset, model.link), model, rng)
+
+
+def _ordinal_mixture(model: OrdinalMixture, rng: np.random.Generator) -> np.ndarray:
+    common, own = rng.normal(size=(DRAWS, 1)) * model.slope_scale, rng.normal(size=(DRAWS, 2)) * model.xi_scale
+    cumulated = rng.dirichlet(np.ones(2), size=DRAWS)[:, :1]  # two levels, one cut point
+    cut = np.sqrt(1 + np.exp(2 * common)) * stats.norm.ppf(np.clip(cumulated, 1e-12, 1 - 1e-12))
+    scores = (TINY_VIEWS[:, :, 0] - TINY_VIEWS.mean()) / TINY_VIEWS.std()
+    gap = cut[:, None] - np.exp(common + own)[:, None] * scores  # (M, n, K)
+    sign = 1 - 2 * TINY_CLASSES[:, 0]
+    return _mixed(_weights(rng), special.log_ndtr(sign[:, None] * gap))
+
+
+def _ranking_mixture(model: RankingMixture, rng: np.random.Generator) -> np.ndarray:
+    common, own = rng.normal(size=(DRAWS, 1)) * model.kappa_scale, rng.normal(size=(DRAWS, 2)) * model.xi_scale
+    scores = TINY_LOGITS / np.sqrt(TINY_LOGITS.var(axis=2).mean())
+    best = np.array([order[0] for order in TINY_ORDERS])
+    gap = scores[np.arange(5), :, best] - scores[np.arange(5), :, 1 - best]  # (n, K)
+    return _mixed(_weights(rng), special.log_expit(np.exp(common + own)[:, None] * gap))
+
+
+def _tiny(task: str) -> tuple[ViewPredictions, LabelSets]:
+    predictions = ViewPredictions(TINY_VIEWS if task in ("regression", "ordinal") else TINY_LOGITS)
+    labels = {
+        "regression": lambda: LabelSets.from_array(_standard_labels()),
+        "classification": lambda: LabelSets.from_array(TINY_CLASSES, annotators=["ann", "bob"]),
+        "ordinal": lambda: LabelSets.from_array(TINY_CLASSES[:, 0]),
+        "ranking": lambda: LabelSets.from_rankings(TINY_ORDERS),
+    }
+    return predictions, labels[task]()
+
+
+_PRIOR: dict[str, Any] = {"noise": "none", "beta": 1.0, "nu": PRIOR_NU, "v": PRIOR_V}
+_PLAIN: dict[str, Any] = {"calibrate": False, "concentration": 1.0}
+EVIDENCE_CASES: tuple[tuple[str, Any, Callable[..., np.ndarray], tuple[str, ...]], ...] = (
+    ("regression", GaussianMixture(link="shift", concentration=1.0, **_PRIOR), _gaussian_mixture, ("em", "advi")),
+    ("regression", GaussianMixture(link="affine", concentration=1.0, **_PRIOR), _gaussian_mixture, ("em", "advi")),
+    ("regression", GaussianLatent(shrinkage=4.0, **_PRIOR), _gaussian_latent, ("advi",)),
+    *(
+        ("classification", CategoricalMixture(link=link, noise=noise, **_PLAIN), _categorical_mixture, engines)  # type: ignore[arg-type]
+        for link, engines in (("softmax", ("em", "advi")), ("probit", ("em",)))
+        for noise in NOISES
+    ),
+    ("classification", CategoricalMixture(noise="none"), _categorical_mixture, ("advi",)),
+    ("classification", CategoricalMixture(noise="confusion", link="probit"), _categorical_mixture, ("advi",)),
+    ("classification", CategoricalLatent(noise="annotator", shrinkage=4.0), _categorical_latent, ("advi",)),
+    ("classification", CategoricalLatent(noise="none", shrinkage=4.0), _categorical_latent, ("advi",)),
+    ("ordinal", OrdinalMixture(), _ordinal_mixture, ("advi",)),
+    ("ranking", RankingMixture(), _ranking_mixture, ("advi",)),
+)
+
+
+@pytest.mark.parametrize(("task", "model", "log_likelihood", "engines"), EVIDENCE_CASES)
+def test_bounds_lie_below_the_evidence(
+    task: str, model: Any, log_likelihood: Callable[..., np.ndarray], engines: tuple[str, ...]
+) -> None:
+    """Where all parameters have a prior and Q covers them; EM leaves calibration and pools at their modes."""
+    heights = log_likelihood(model, np.random.default_rng(0))
+    evidence = special.logsumexp(heights) - np.log(DRAWS)
+    error = np.exp(heights - evidence).std() / np.sqrt(DRAWS)
+    assert error < 0.02
+    kinds = {"em": CLIMB, "advi": ADVI(steps=200, particles=2, learning_rate=0.1)}
+    for engine in engines:
+        policy = Case("tiny", task, model, _tiny, engine=kinds[engine]).fit(*_tiny(task))
+        sampling = 4 * error + (0.05 if engine == "advi" else 0)  # of the evidence, and of ADVI's bound from 1024 draws
+        assert evidence - 1.5 < policy.elbo < evidence + sampling, engine
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_the_bound_is_the_likelihood_where_only_weights_are_inferred(link: Any) -> None:
+    model = CategoricalMixture(link=link, noise="none", calibrate=False)
+    policy = Case("tiny", "classification", model, _tiny).fit(*_tiny("classification"))
+    proba = np.einsum("k,nkc->nc", policy.weights, _link(TINY_LOGITS, link))
+    assert policy.elbo == pytest.approx(np.log(proba[np.arange(5)[:, None], TINY_CLASSES]).sum(), rel=1e-6)
+
+
+# -- symmetries ---------------------------------------------------------------------------------------
+
+
+@every(CASES)
+def test_permuted_views_permute_weights(case: Case) -> None:
+    """ADVI draws other numbers then: its weights agree within what a short run leaves."""
+    policy, predictions, labels = fitted(case)
+    order = np.array([2, 0, 1])
+    permuted = case.fit(chosen(predictions, views=order), labels)
+    assert permuted.names == tuple(np.array(policy.names)[order])
+    advi = isinstance(case.engine, ADVI)
+    np.testing.assert_allclose(permuted.weights, policy.weights[order], atol=0.06 if advi else 1e-5)
+    if not advi:
+        assert permuted.elbo == pytest.approx(policy.elbo, rel=1e-7, abs=1e-7)
+        assert_alike(permuted.predict(predictions), policy.predict(predictions), 1e-4)
+
+
+@every(CASES)
+def test_counts_equal_repeats(case: Case, request: pytest.FixtureRequest) -> None:
+    if case.task in ("ordinal", "ranking"):
+        reason = "scores are standardised over rows of labels, whatever their counts"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    predictions, labels = case.problem()
+    times = np.arange(len(labels)) % 3 + 1
+    counted = replace(labels, count=times.astype(np.float64))
+    repeated = replace(
+        labels,
+        instance=np.repeat(labels.instance, times),
+        value=np.repeat(labels.value, times, axis=0),
+        count=np.ones(times.sum()),
+        annotator=None if labels.annotator is None else np.repeat(labels.annotator, times),
+    )
+    assert counted.total == repeated.total
+    one, other = (case.fit(predictions, sets, engine=case.few_steps) for sets in (counted, repeated))
+    np.testing.assert_allclose(one.weights, other.weights, atol=1e-6)
+    assert one.elbo == pytest.approx(other.elbo, rel=1e-8, abs=1e-6)
+    assert_alike(one.predict(predictions), other.predict(predictions), 1e-5)
+
+
+@every(tuple(case for case in CASES if case.task == "classification"))
+def test_tallies_equal_unnamed_labels(case: Case) -> None:
+    predictions, labels = case.problem()
+    tallies = np.zeros((len(predictions), 3))
+    np.add.at(tallies, (labels.instance, labels.value), 1)
+    unnamed = replace(labels, annotator=None, annotator_names=())
+    one, other = (
+        case.fit(predictions, sets, engine=case.few_steps) for sets in (LabelSets.from_counts(tallies), unnamed)
+    )
+    np.testing.assert_allclose(one.weights, other.weights, atol=1e-6)
+    assert one.elbo == pytest.approx(other.elbo, rel=1e-8, abs=1e-6)
+
+
+# -- one view -----------------------------------------------------------------------------------------
+
+CERTAIN = {  # priors that leave a view as it is
+    GaussianMixture: {"beta": 1e10},
+    GaussianLatent: {"beta": 1e10, "shrinkage": 1e10},
+    CategoricalMixture: {"kappa_scale": 1e-5, "xi_scale": 1e-5, "offset_scale": 1e-5},
+    CategoricalLatent: {"kappa_scale": 1e-5, "shrinkage": 1e10, "offset_scale": 1e-5},
+}
+
+
+@every(EM_CASES)
+def test_one_view_that_is_not_calibrated_is_the_predictor_itself(case: Case) -> None:
+    predictions, labels = case.problem()
+    alone = chosen(predictions, views=[0])
+    policy = case.fit(alone, labels, model=replace(case.model, **CERTAIN[type(case.model)]))
+    prediction, outputs = policy.predict(alone), outputs_of(alone)[:, 0]
+    assert policy.weights.tolist() == [1.0]
+    if case.task == "regression":
+        np.testing.assert_allclose(prediction.mean, outputs, atol=1e-5)
+    elif case.model.link == "softmax":
+        np.testing.assert_allclose(prediction.proba, special.softmax(outputs, axis=1), atol=1e-4)
+    else:  # the largest of normal utilities
+        draws = outputs[:, None] + np.random.default_rng(0).normal(size=(1, 50_000, 3))
+        shares = [np.bincount(row.argmax(axis=1), minlength=3) / 50_000 for row in draws]
+        np.testing.assert_allclose(prediction.proba, shares, atol=0.012)
+
+
+@every(CASES)
+def test_one_view_has_all_the_weight_and_needs_no_other(case: Case) -> None:
+    predictions, labels = case.problem()
+    alone = chosen(predictions, views=[0])
+    policy = case.fit(alone, labels, engine=case.few_steps)
+    assert policy.weights.tolist() == [1.0]
+    np.testing.assert_allclose(policy.weight_interval(0.9), [[1.0, 1.0]])
+    whole, single = (numbers_of(policy.predict(views)) for views in (predictions, alone))
+    for name, values in whole.items():
+        assert np.array_equal(values, single[name])
+    if hasattr(policy.predict(alone), "mutual_information"):
+        np.testing.assert_allclose(single["mutual_information"], 0, atol=1e-9)
+
+
+# -- files, batches, blocks ---------------------------------------------------------------------------
+
+
+@every(CASES)
+def test_a_saved_policy_predicts_the_same_to_the_last_bit(case: Case, tmp_path: Path) -> None:
+    policy, predictions, labels = fitted(case)
+    policy.save(tmp_path / "policy.json")
+    loaded = Policy.load(tmp_path / "policy.json")
+    for one, other in (
+        (policy.predict(predictions), loaded.predict(predictions)),
+        (policy.consensus(predictions, labels), loaded.consensus(predictions, labels)),
+    ):
+        expected = numbers_of(one)
+        for name, values in numbers_of(other).items():
+            assert np.array_equal(values, expected[name]), name
+    assert np.array_equal(policy.weights, loaded.weights)
+    assert np.array_equal(policy.weight_interval(0.9), loaded.weight_interval(0.9))
+    assert np.array_equal(policy.score(predictions, labels), loaded.score(predictions, labels))
+    assert np.array_equal(policy.history.elbo, loaded.history.elbo)
+    assert (policy.elbo, policy.names, policy.engine) == (loaded.elbo, loaded.names, loaded.engine)
+
+
+@every(CASES)
+def test_batches_do_not_matter_to_predictions(case: Case) -> None:
+    policy, predictions, _ = fitted(case)
+    pieces = [
+        numbers_of(policy.predict(chosen(predictions, rows)))
+        for rows in np.array_split(np.arange(len(predictions)), [1, 6])
+    ]
+    for name, values in numbers_of(policy.predict(predictions)).items():
+        joined = np.concatenate([piece[name] for piece in pieces])
+        np.testing.assert_allclose(joined, values, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+@pytest.fixture
+def in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Policy]], Policy]:
+    """Call a function with blocks of a few inputs; a constant that has moved is an error, not a skip."""
+
+    def call(function: Callable[[], Policy]) -> Policy:
+        with monkeypatch.context() as patch:
+            for module, name, value in SMALL_BLOCKS:
+                patch.setattr(import_module(module), name, value)
+            return function()
+
+    return call
+
+
+@every(CASES)
+def test_blocks_do_not_matter_to_fits(case: Case, in_small_blocks: Callable[..., Policy]) -> None:
+    predictions, labels = case.problem(**({"n": 150} if case.task == "regression" else {}))
+    fit = partial(case.fit, predictions, labels, engine=case.few_steps)
+    whole, parts = fit(), in_small_blocks(fit)
+    np.testing.assert_allclose(parts.history.elbo, whole.history.elbo, rtol=1e-9)
+    np.testing.assert_allclose(parts.weights, whole.weights, atol=1e-8)
+    assert_alike(parts.predict(predictions), whole.predict(predictions), 1e-7)
+
+
+# -- TTAModule ----------------------------------------------------------------------------------------
+
+WITHOUT_MODULE = ("ordinal", "ranking")
+
+
+def _module_parts(predictions: ViewPredictions) -> tuple[Any, list[Any], Any]:
+    """A linear network, views and inputs, such that outputs under the views are these predictions in single precision.
+
+    An input holds the outputs of all views side by side; a view rolls them, the network reads the first.
+    """
+    from vbtta.augment import Identity, as_view
+
+    outputs = outputs_of(predictions)
+    n, views, size = outputs.shape
+    network = torch.nn.Linear(views * size, size, bias=False)
+    with torch.no_grad():
+        network.weight.copy_(torch.eye(size, views * size))
+    rolls = [as_view(partial(torch.roll, shifts=-k * size, dims=1), name=NAMES[k]) for k in range(1, views)]
+    return network, [Identity(), *rolls], torch.tensor(outputs.reshape(n, -1), dtype=torch.float32)
+
+
+@every(tuple(case for case in CASES if case.task not in WITHOUT_MODULE))
+def test_the_module_equals_predict(case: Case) -> None:
+    from vbtta import TTAModule
+
+    policy, predictions, _ = fitted(case)
+    network, views, inputs = _module_parts(predictions)
+    collected = collect_views(network, inputs, views)
+    np.testing.assert_allclose(outputs_of(collected), outputs_of(predictions), atol=1e-5)
+    # Views that draw nothing have no variance, which a heteroscedastic policy asks for; means do not depend on it.
+    prediction = policy.predict(ViewPredictions(outputs_of(collected), predictions.variance, names=collected.names))
+    expected = prediction.mean if case.task == "regression" else prediction.proba
+    output = TTAModule(network, views, policy)(inputs).detach().numpy()
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+
+
+@every(tuple(case for case in CASES if case.task in WITHOUT_MODULE))
+def test_the_module_says_what_it_cannot_do(case: Case) -> None:
+    from vbtta import TTAModule
+
+    policy, predictions, _ = fitted(case)
+    network, views, _ = _module_parts(predictions)
+    with pytest.raises(ValueError, match="no closed point prediction"):
+        TTAModule(network, views, policy)
