@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint docs bench quality clean
+.PHONY: demo test lint docs bench quality reproduce clean
 
 demo: $(READY)
 	$(BIN)/vbtta demo --out runs/demo
@@ -23,6 +23,11 @@ bench: $(READY)
 
 quality: $(READY)
 	$(BIN)/python -m benchmarks.quality --out results/quality
+
+# Data from VBTTA_DATA, or: make reproduce ARGS="all --data FOLDER"
+ARGS ?= all
+reproduce: $(READY)
+	$(BIN)/python -m reproduction $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis site build dist

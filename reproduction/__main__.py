@@ -1,0 +1,7 @@
+"""``python -m reproduction``."""
+
+import sys
+
+from reproduction.command import main
+
+sys.exit(main())

@@ -1,1 +1,0 @@
-"""The paper's experiments: small networks, their training, and one file per table or figure."""
