@@ -1,8 +1,12 @@
 """Random problems that several test files pose."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from vbtta import LabelSets, ViewPredictions
+from vbtta.models.base import InMemory, pose
 
 
 def random_problem(
@@ -35,3 +39,8 @@ def random_problem(
         count=rng.integers(1, 5, size=len(rows)) if counts else None,
         n_instances=n_instances,
     )
+
+
+def posed(predictions: ViewPredictions, labels: LabelSets, model: Any, *, noise: str) -> tuple[Any, Any]:
+    """The problem of a model with a noise, and its first state."""
+    return pose(replace(model, noise=noise), InMemory(predictions, labels))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
+from problems import posed
 from vbtta import (
     ADVI,
     EM,
@@ -29,11 +30,9 @@ from vbtta import (
     ViewPredictions,
     fit_policy,
 )
-from vbtta.infer.advi import ascent
-from vbtta.infer.advi.guide import Guide, Site, constrain
-from vbtta.infer.advi.posteriors import draw_intervals
-from vbtta.infer.mixture import mixture_problem
-from vbtta.specs import spec_from_dict, spec_to_dict
+from vbtta.inference import advi as ascent
+from vbtta.inference.guide import Guide, Site, constrain, draw_intervals
+from vbtta.models.base import record_from_dict, record_to_dict
 
 torch = pytest.importorskip("torch", reason="ADVI needs the extra advi")
 pyro = pytest.importorskip("pyro", reason="ADVI needs the extra advi")
@@ -102,7 +101,7 @@ class Normal:
 def test_a_normal_posterior_is_found_exactly(bound: Any) -> None:
     target = Normal(0)
     engine = ADVI(steps=1000, bound=bound)
-    found = ascent.ascend(target, engine, 0, 10.0)
+    found = ascent.ascend_draws(target, engine, 0, 10.0)
     np.testing.assert_allclose(found.mean, target.mean, atol=1e-3)
     np.testing.assert_allclose(found.factor @ found.factor.T, target.covariance, atol=2e-3)
     assert ascent.estimate_bound(target, found.mean, found.factor, engine, 0)[0] == pytest.approx(0, abs=1e-3)
@@ -135,9 +134,9 @@ def _tiny_evidence() -> float:
     With labels of residuals r in a view, offset t ~ N(0, 1/beta), precision l ~ Gamma(nu/2, V/2): one integral over l.
     """
     predictions, y, spec = _tiny()
-    problem, _ = mixture_problem(predictions, LabelSets.from_array(y), spec, annotators=False)
+    problem, _ = posed(predictions, LabelSets.from_array(y), spec, noise="none")
     standard, prior = problem.data.standard, problem.prior
-    f, value = standard.apply(predictions.mean)[:, :, 0], standard.apply(y[:, None])[:, 0]
+    f, value = standard.apply(predictions.outputs)[:, :, 0], standard.apply(y[:, None])[:, 0]
     gamma = stats.gamma(prior.nu / 2, scale=2 / prior.inverse_scale[0, 0])
 
     def block(residual: np.ndarray) -> float:
@@ -199,26 +198,6 @@ def test_bounds_for_classes_stay_below_the_evidence() -> None:
     assert em.elbo < advi.elbo
 
 
-def test_adam_steps_are_the_printed_formulas_and_torchs(rng: np.random.Generator) -> None:
-    import torch
-
-    b1, b2, small = 0.9, 0.99, 1e-8
-    ours, place = ascent._Adam((3,)), np.zeros(3)
-    theirs = torch.zeros(3, dtype=torch.float64)
-    optimizer = torch.optim.Adam([theirs], betas=(b1, b2), eps=small, maximize=True)
-    first, second, printed = np.zeros(3), np.zeros(3), np.zeros(3)
-    for time in range(1, 8):
-        gradient, length = rng.normal(size=3) * [1e-6, 1.0, 1e6], 0.1 / time
-        first = b1 * first + (1 - b1) * gradient
-        second = b2 * second + (1 - b2) * gradient**2
-        printed = printed + length * (first / (1 - b1**time)) / (np.sqrt(second / (1 - b2**time)) + small)
-        theirs.grad, optimizer.param_groups[0]["lr"] = torch.from_numpy(gradient), length
-        optimizer.step()
-        place = place + ours.step(gradient, length)
-        np.testing.assert_allclose(place, printed, rtol=1e-10)
-        np.testing.assert_allclose(place, theirs.numpy(), rtol=1e-10)
-
-
 # -- agreement with EM -----------------------------------------------------------------------------
 
 
@@ -246,8 +225,8 @@ def test_em_and_advi_agree(task: str, model: Any, n_labels: int, tmp_path: Path)
         predictions, labels = pooled(task)
     elif task == "regression":
         predictions, labels = regression()
-        variance = np.random.default_rng(1).exponential(0.02, size=predictions.mean.shape)
-        predictions = ViewPredictions(predictions.mean, variance)
+        variance = np.random.default_rng(1).exponential(0.02, size=predictions.outputs.shape)
+        predictions = ViewPredictions(predictions.outputs, variance)
     else:
         predictions, labels = classes(n_labels=n_labels, accuracy=0.85 if n_labels > 1 else 1.0)
     advi = fit_policy(predictions, labels, task=task, model=model, engine=QUICK)
@@ -323,14 +302,14 @@ def test_probit_and_class_weights_run_and_agree_with_em() -> None:
 def test_the_density_is_that_of_labels_one_by_one(n_outputs: int) -> None:
     """Annotators: the closed form equals the joint normal of an instance's labels; gradients equal differences."""
     from problems import random_problem
-    from vbtta.infer.advi.continuous import MixtureDensity
-    from vbtta.infer.advi.densities import UnconstrainedDensity
+    from vbtta.inference.unconstrained import UnconstrainedDensity
+    from vbtta.models.gaussian_mixture.density import MixtureDensity
 
     rng = np.random.default_rng(0)
     predictions, labels = random_problem(
         rng, n_instances=6, n_views=2, n_outputs=n_outputs, n_columns=3, gaps=0.2, annotators=True
     )
-    problem, first = mixture_problem(predictions, labels, GaussianMixture(), annotators=True)
+    problem, first = posed(predictions, labels, GaussianMixture(), noise="annotator")
     density = MixtureDensity(problem, first, "normal")
     flat = UnconstrainedDensity(density)
     u = flat.start + 0.2 * rng.normal(size=(3, len(flat.start)))
@@ -340,7 +319,7 @@ def test_the_density_is_that_of_labels_one_by_one(n_outputs: int) -> None:
 
     data = density.tensors
     views, C = density.views(values, slice(None)), n_outputs
-    bias = np.einsum("ue,mec->muc", density._contrasts.numpy(), draws["bias"])
+    bias = np.einsum("ue,mec->muc", density.basis.numpy(), draws["bias"])
     for m in range(3):
         total = 0.0
         for i in range(data.mean.shape[1]):
@@ -411,13 +390,12 @@ def test_intervals_are_the_quantiles_of_q(n_views: int) -> None:
 
 
 def test_a_built_in_prior_is_a_pyro_model() -> None:
-    from vbtta.infer.advi.categorical import CategoricalDensity
-    from vbtta.infer.advi.densities import UnconstrainedDensity
-    from vbtta.infer.categorical_mixture import categorical_problem
+    from vbtta.inference.unconstrained import UnconstrainedDensity
+    from vbtta.models.categorical_mixture.density import CategoricalDensity
 
     predictions, labels = classes(N=20)
     spec = CategoricalMixture(weights="view_class", noise="none")
-    density = CategoricalDensity(categorical_problem(predictions, labels, spec, noise="none")[0])
+    density = CategoricalDensity(posed(predictions, labels, spec, noise="none")[0])
     flat = UnconstrainedDensity(density)
     u = flat.start[None]
     values = {name: torch.as_tensor(value[0]) for name, value in constrain(flat.sites, u).items()}
@@ -425,7 +403,7 @@ def test_a_built_in_prior_is_a_pyro_model() -> None:
     volume = 0.0
     for site in flat.sites:
         transform = torch.distributions.biject_to(getattr(torch.distributions.constraints, site.kind))
-        free = torch.from_numpy(u[0, flat._places[site.name]].reshape(site.unconstrained_shape))
+        free = torch.from_numpy(u[0, flat.slices[site.name]].reshape(site.unconstrained_shape))
         if site.kind != "real":
             volume += float(transform.log_abs_det_jacobian(free, values[site.name]).sum())
     likelihood = density.log_likelihood({name: value[None] for name, value in values.items()}, slice(None))
@@ -565,7 +543,7 @@ def test_weights_without_labels_leave_out_views_that_are_unsure_or_alone(tmp_pat
     policy.save(tmp_path / "policy.json")
     loaded = Policy.load(tmp_path / "policy.json")
     assert loaded.unsupervised
-    uniform = special.softmax(predictions.mean, axis=2).mean(axis=1)[np.arange(N), truth]
+    uniform = special.softmax(predictions.outputs, axis=2).mean(axis=1)[np.arange(N), truth]
     assert loaded.predict(predictions).log_prob(truth).mean() > np.log(uniform).mean()
     for options in ({"task": "regression"}, {"engine": "em"}, {"model": "latent"}):
         with pytest.raises(ValueError, match="labels=None"):
@@ -736,16 +714,16 @@ def test_a_run_that_did_not_get_anywhere_has_not_converged(engine: ADVI) -> None
 
 
 def test_large_data_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vbtta.infer.advi import densities
-    from vbtta.infer.advi.continuous import MixtureDensity
+    from vbtta.inference import unconstrained as densities
+    from vbtta.models.gaussian_mixture.density import MixtureDensity
 
     predictions, y = regression(N=50)
-    problem, first = mixture_problem(predictions, LabelSets.from_array(y), GaussianMixture(), annotators=False)
+    problem, first = posed(predictions, LabelSets.from_array(y), GaussianMixture(), noise="none")
     flat = densities.UnconstrainedDensity(MixtureDensity(problem, first, "student_t"))
     u = flat.start + 0.1 * np.random.default_rng(0).normal(size=(2, len(flat.start)))
     whole, rows = flat.value_and_gradient(u), np.arange(0, 50, 3)
     batch = flat.value_and_gradient(u, rows)
-    monkeypatch.setattr(densities, "_ENTRIES", 50)
+    monkeypatch.setattr(densities, "CHUNK_ENTRIES", 50)
     for one, other in ((flat.value_and_gradient(u), whole), (flat.value_and_gradient(u, rows), batch)):
         np.testing.assert_allclose(one[0], other[0])
         np.testing.assert_allclose(one[1], other[1], atol=1e-9)
@@ -762,9 +740,9 @@ def test_a_diverging_run_is_retried_once_and_then_reported() -> None:
             return super().value_and_gradient(vectors, units)
 
     target = Cliff(0)
-    assert np.isfinite(ascent.ascend(target, ADVI(steps=200, learning_rate=2.0), 0, 10.0).mean).all()
+    assert np.isfinite(ascent.ascend_draws(target, ADVI(steps=200, learning_rate=2.0), 0, 10.0).mean).all()
     with pytest.raises(ascent.DivergenceError, match=r"learning_rate=1000, .* try a smaller"):
-        ascent.ascend(target, ADVI(steps=200, learning_rate=1000.0), 0, 10.0)
+        ascent.ascend_draws(target, ADVI(steps=200, learning_rate=1000.0), 0, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -839,7 +817,7 @@ def test_heavy_tails_with_annotators_are_refused() -> None:
 
 @pytest.mark.parametrize("spec", [ADVI(bound="renyi", alpha=0.3), OrdinalMixture(levels=("a", "b")), RankingMixture()])
 def test_records_come_back(spec: Any) -> None:
-    assert spec_from_dict(spec_to_dict(spec)) == spec
+    assert record_from_dict(record_to_dict(spec)) == spec
 
 
 def test_a_missing_extra_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from problems import random_problem
+from problems import posed, random_problem
 from vbtta import EM, GaussianLatent, GaussianMixture, LabelSets, ViewPredictions, fit_policy
-from vbtta.infer.accelerate import ascend
-from vbtta.infer.latent_fit import latent_problem
-from vbtta.infer.mixture import mixture_problem
-from vbtta.infer.truth import contrasts
+from vbtta.inference.em import ascend
+from vbtta.models.parts.annotators import contrasts
 
 
 @settings(max_examples=150, deadline=None)
@@ -46,10 +44,10 @@ def test_the_bound_never_falls(
         annotators=True,
     )
     if latent:
-        problem, first = latent_problem(predictions, labels, GaussianLatent(), annotators=True)
+        problem, first = posed(predictions, labels, GaussianLatent(), noise="annotator")
     else:
         spec = GaussianMixture(heteroscedastic=heteroscedastic)
-        problem, first = mixture_problem(predictions, labels, spec, annotators=True)  # type: ignore[assignment]
+        problem, first = posed(predictions, labels, spec, noise="annotator")  # type: ignore[assignment]
     for accelerate in (False, True):
         ascent = ascend(problem, first, EM(max_steps=15, accelerate=accelerate))
         bounds = np.array(ascent.bounds)
@@ -67,7 +65,7 @@ def test_the_bound_lies_below_the_evidence() -> None:
     Y = f[:, 0] + 0.3 * rng.normal(size=(3, 2))
     spec = GaussianMixture(link="shift", beta=4.0, nu=6.0, gamma=4.0)
     labels = LabelSets.from_array(Y, annotators="columns")
-    problem, first = mixture_problem(ViewPredictions(f), labels, spec, annotators=True)
+    problem, first = posed(ViewPredictions(f), labels, spec, noise="annotator")
     ascent = ascend(problem, first, EM(max_steps=200))
     weights, prior, people = ascent.state.views.weights, problem.prior, problem.annotator_prior
     assert people is not None
@@ -104,7 +102,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     predictions, labels = random_problem(
         rng, n_instances=6, n_views=K, n_outputs=C, n_columns=3, counts=True, annotators=True
     )
-    problem, first = mixture_problem(predictions, labels, GaussianMixture(), annotators=True)
+    problem, first = posed(predictions, labels, GaussianMixture(), noise="annotator")
     state = problem.update(first, problem.evaluate(first)[1])  # biases and precisions that differ
     people, prior, block = state.annotators, problem.annotator_prior, problem.data.blocks[0]
     assert people is not None

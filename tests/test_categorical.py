@@ -8,18 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
-from vbtta.infer import calibration, label_noise
-from vbtta.infer.accelerate import ascend
-from vbtta.infer.calibration import Calibration
-from vbtta.infer.categorical import Likelihood, components
-from vbtta.infer.categorical_data import categorical_data
-from vbtta.infer.categorical_mixture import CategoricalState, categorical_problem
-from vbtta.infer.class_weights import update_class_weights
-from vbtta.infer.matrices import kl_dirichlet
-from vbtta.infer.probit import log_probit
-from vbtta.labels import LabelSets
-from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM, CategoricalMixture
+from problems import posed
+from vbtta.data.labels import LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.inference.em import EM, ascend
+from vbtta.inference.linalg import kl_dirichlet
+from vbtta.models.categorical_mixture.em import CategoricalState
+from vbtta.models.categorical_mixture.spec import CategoricalMixture
+from vbtta.models.parts import calibration, label_noise
+from vbtta.models.parts.calibration import Calibration
+from vbtta.models.parts.class_data import categorical_data
+from vbtta.models.parts.class_weights import update_class_weights
+from vbtta.models.parts.links import LINKS, view_proba
+from vbtta.models.parts.probit import log_probit
 
 NOISES = ("none", "uniform", "annotator", "confusion")
 EXACT = EM(tol=1e-12, max_steps=5000)
@@ -43,7 +44,7 @@ def fit(logits, labels, spec=None, noise="none", engine=None, **options):
     spec = CategoricalMixture(**options) if spec is None else spec
     predictions = logits if isinstance(logits, ViewPredictions) else ViewPredictions(logits)
     labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-    problem, first = categorical_problem(predictions, labels, spec, noise=noise)
+    problem, first = posed(predictions, labels, spec, noise=noise)
     return problem, ascend(problem, first, EM() if engine is None else engine)
 
 
@@ -107,7 +108,7 @@ def exact_log_joint(problem, state, labels):
     for views in itertools.product(range(n_views), repeat=n):
         for truth in itertools.product(range(n_classes), repeat=n):
             one_hot = np.eye(n_classes)[list(truth)]
-            counts = label_noise.update(problem.noise, one_hot, table)
+            counts = problem.noise.update(label_noise.NOISES[problem.noise.kind].expected_counts(one_hot, table)).counts
             prior = np.broadcast_to(problem.noise.prior, counts.shape)
             log_labels = (log_beta(counts) - log_beta(prior)).sum()
             if problem.noise.kind != "confusion":  # which of the wrong classes
@@ -136,7 +137,7 @@ def test_bound_lies_below_the_exact_joint(noise, concentration):
         rng = np.random.default_rng(seed)
         logits, _, labels = draw(rng, 3, 2, 2, accuracy=(0.9, 0.7))
         sets = LabelSets.from_array(labels, annotators="columns")
-        problem, first = categorical_problem(
+        problem, first = posed(
             ViewPredictions(logits), sets, CategoricalMixture(concentration=concentration), noise=noise
         )
         ascent = ascend(problem, first, EM(keep_states=True, max_steps=30))
@@ -156,7 +157,7 @@ def test_gradient_is_the_bounds_and_vanishes_at_convergence(link, noise, weights
     logits, _, labels = draw(rng, 60, 3, 3, weights=[0.5, 0.3, 0.2])
     predictions = ViewPredictions(logits, rng.gamma(1.0, size=logits.shape))
     spec = CategoricalMixture(link=link, weights=weights)
-    problem, first = categorical_problem(predictions, LabelSets.from_array(labels), spec, noise=noise)
+    problem, first = posed(predictions, LabelSets.from_array(labels), spec, noise=noise)
 
     def numerical(state):
         steps = 1e-5 * np.eye(6)
@@ -168,13 +169,13 @@ def test_gradient_is_the_bounds_and_vanishes_at_convergence(link, noise, weights
 
     anywhere = first._replace(calibration=Calibration(0.3 * rng.normal(size=3), 0.2 * rng.normal(size=3)))
     statistics = problem.evaluate(anywhere)[1]
-    exact = calibration.gradient(anywhere.calibration, statistics.views.calibration, problem.prior)
+    exact = calibration.gradient(anywhere.calibration, statistics.sums.calibration, problem.prior)
     np.testing.assert_allclose(exact, numerical(anywhere), atol=1e-5)
 
     ascent = ascend(problem, first, EM(tol=1e-11, max_steps=3000))
     assert np.linalg.norm(numerical(ascent.state)) < 2e-2  # of a bound whose curvature is in the hundreds
     if weights == "view":
-        views = ascent.statistics.views
+        views = ascent.statistics.sums
         slack = views.slope - float(views.size)  # what moving weight to a view would gain
         assert (slack <= 1e-2).all()
         assert np.abs(slack[ascent.state.weights > 0]).max() < 1e-2
@@ -191,8 +192,7 @@ def test_components_are_the_links_of_calibrated_logits():
         "probit": np.exp(log_probit(utility.T, scale.T)).T,
     }
     for link, proba in expected.items():
-        known = Likelihood(link, True, Calibration(log_kappa, offset), np.ones(2), None)
-        found, inverse = components(logits, variance, known)
+        found, inverse = view_proba(LINKS[link], logits, variance, Calibration(log_kappa, offset))
         np.testing.assert_allclose(found * inverse, proba, rtol=1e-10)
 
 
@@ -293,7 +293,7 @@ def test_permutations_permute(noise, weights):
     if weights == "view_class":
         np.testing.assert_allclose(after.class_weights, before.class_weights[views][:, classes], atol=1e-8)
     if noise == "confusion":
-        np.testing.assert_allclose(after.noise, before.noise[:, classes][:, :, classes], rtol=1e-7)
+        np.testing.assert_allclose(after.noise.counts, before.noise.counts[:, classes][:, :, classes], rtol=1e-7)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -324,8 +324,8 @@ def test_many_classes_are_read_in_place_with_the_same_result(monkeypatch):
     labels = labels.astype(float)
     labels[::7] = np.nan
     expected = fit(logits, labels, noise="confusion")[1].bounds
-    monkeypatch.setattr("vbtta.infer.categorical_data._FEW_CLASSES", 2)
-    monkeypatch.setattr("vbtta.infer.categorical_data._ENTRIES", 100)
+    monkeypatch.setattr("vbtta.models.parts.class_data._FEW_CLASSES", 2)
+    monkeypatch.setattr("vbtta.models.parts.class_data._ENTRIES", 100)
     problem, ascent = fit(logits, labels, noise="confusion")
     assert problem.data.stored is None
     np.testing.assert_allclose(ascent.bounds, expected)
@@ -395,7 +395,7 @@ def test_consensus_and_score_include_the_noise():
     some = views.take(np.arange(8))
     few = LabelSets.from_table(few.instance, few.value, few.annotator, n_instances=8)
     stranger = np.full(len(few), -1)
-    for who, counts in ((few.annotator, posterior.noise_counts), (stranger, None)):
+    for who, counts in ((few.annotator, posterior.noise.counts), (stranger, None)):
         found = posterior.consensus(some, few, who)
         np.testing.assert_allclose(found.proba[5:], prior.proba[5:8])  # no labels, no news
         np.testing.assert_allclose(found.proba.sum(axis=1), 1)
@@ -461,7 +461,7 @@ def test_scale_of_the_logits_hardly_matters(link, scales):
     def loss(scale):
         ascent = fit(scale * logits, labels, link=link)[1]
         assert ascent.converged
-        return -float(ascent.statistics.views.log_evidence) / 250
+        return -float(ascent.statistics.sums.log_evidence) / 250
 
     plain = loss(1.0)
     np.testing.assert_allclose([loss(scale) for scale in scales], plain, rtol=0.03)
@@ -472,16 +472,16 @@ def test_start_is_one_unless_logits_are_wide(monkeypatch):
     logits, _, labels = draw(rng, 60, 3, 4)
 
     def start(values):
-        return categorical_problem(
-            ViewPredictions(values), LabelSets.from_array(labels), CategoricalMixture(), noise="none"
-        )[1].calibration.log_kappa
+        return posed(ViewPredictions(values), LabelSets.from_array(labels), CategoricalMixture(), noise="none")[
+            1
+        ].calibration.log_kappa
 
     assert (start(logits) == 0).all()
     masked = np.concatenate([logits, np.full((60, 3, 1), -1e9)], axis=2)
     assert (start(masked) == 0).all()  # a class ruled out is no reason to doubt the others
     wide = start(1e4 * logits)
     assert (wide < -5).all()
-    monkeypatch.setattr("vbtta.infer.categorical_mixture._MOST_TRIED", 20)
+    monkeypatch.setattr("vbtta.models.parts.class_model.MAX_START_INSTANCES", 20)
     np.testing.assert_allclose(start(1e4 * logits), wide, atol=3)
 
 
@@ -490,9 +490,7 @@ def test_start_is_one_unless_logits_are_wide(monkeypatch):
 def test_bound_never_falls_under_huge_logits(seed, n_views, accelerate):
     rng = np.random.default_rng(seed)
     logits, _, labels = draw(rng, 40, n_views, 4, sharp=rng.choice([300.0, 1e4, 1e6]))
-    problem, first = categorical_problem(
-        ViewPredictions(logits), LabelSets.from_array(labels), CategoricalMixture(), noise="none"
-    )
+    problem, first = posed(ViewPredictions(logits), LabelSets.from_array(labels), CategoricalMixture(), noise="none")
     kappa_one = first._replace(calibration=Calibration(np.zeros(n_views), np.zeros(4)))
     for start in (first, kappa_one):
         bounds = np.array(ascend(problem, start, EM(max_steps=25, tol=0, accelerate=accelerate)).bounds)

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
-from vbtta.infer.accelerate import ascend
-from vbtta.infer.categorical_latent import categorical_latent_problem
-from vbtta.labels import LabelSets
-from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM, CategoricalLatent
+from problems import posed
+from vbtta.data.labels import LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.inference.em import EM, ascend
+from vbtta.models.categorical_latent.spec import CategoricalLatent
 
 NOISES = ("none", "uniform", "annotator", "confusion")
 
@@ -30,7 +30,7 @@ def draw(rng, n, n_views, n_classes, *, pool=None, accuracy=(0.95, 0.8, 0.6), sh
 def fit(logits, labels, noise="none", engine=None, **options):
     predictions = logits if isinstance(logits, ViewPredictions) else ViewPredictions(logits)
     labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-    problem, first = categorical_latent_problem(predictions, labels, CategoricalLatent(**options), noise=noise)
+    problem, first = posed(predictions, labels, CategoricalLatent(**options), noise=noise)
     return problem, ascend(problem, first, EM() if engine is None else engine)
 
 
@@ -237,7 +237,7 @@ def test_first_gain_is_chosen_on_a_sample(monkeypatch):
     rng = np.random.default_rng(10)
     logits, _, labels = draw(rng, 60, 3, 4)
     assert fit(logits, labels, engine=EM(max_steps=1, tol=0), shrinkage=1.0)[1].state.pool.sum() == pytest.approx(1)
-    monkeypatch.setattr("vbtta.infer.categorical_latent._MOST_STARTED", 20)
+    monkeypatch.setattr("vbtta.models.parts.class_model.MAX_START_INSTANCES", 20)
     assert fit(1e4 * logits, labels, engine=EM(max_steps=1, tol=0), shrinkage=1.0)[1].state.pool.sum() < 0.01
 
 

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from problems import random_problem
+from problems import posed, random_problem
 from vbtta import EM, GaussianMixture, LabelSets, ViewPredictions, fit_policy
-from vbtta.infer.accelerate import ascend, hastened_weights
-from vbtta.infer.matrices import inverse_and_log_det
-from vbtta.infer.mixture import mixture_problem
+from vbtta.inference.em import ascend, hastened_weights
+from vbtta.inference.linalg import inverse_and_log_det
 
 
 def never_falls(bounds: list[float]) -> bool:
@@ -56,7 +55,7 @@ def test_the_bound_never_falls(
         counts=counts,
     )
     spec = GaussianMixture(link=link, heteroscedastic=heteroscedastic, concentration=concentration)  # type: ignore[arg-type]
-    problem, first = mixture_problem(predictions, labels, spec, annotators=False)
+    problem, first = posed(predictions, labels, spec, noise="none")
     if edge and n_views > 1 and concentration is None:  # start on the edge of the simplex
         weights = np.r_[0.0, rng.dirichlet(np.ones(n_views - 1))]
         first = first._replace(views=first.views._replace(weights=weights))
@@ -74,7 +73,7 @@ def test_the_bound_never_falls(
 def test_seven_terms_by_their_definitions(rng: np.random.Generator) -> None:
     """Every term by brute force from the densities, not from the sums the code keeps."""
     predictions, labels = random_problem(rng, n_instances=12, n_views=3, n_outputs=2, n_columns=2, counts=True)
-    problem, first = mixture_problem(predictions, labels, GaussianMixture(heteroscedastic=True), annotators=False)
+    problem, first = posed(predictions, labels, GaussianMixture(heteroscedastic=True), noise="none")
     state = ascend(problem, first, EM(max_steps=3, accelerate=False)).state
     _, sums = problem.evaluate(state)
     terms = problem.bound_terms(state, sums)
@@ -126,7 +125,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     """(4) to (8) with every label on its own, not from the sums the code keeps."""
     K, C = 3, 2
     predictions, labels = random_problem(rng, n_instances=12, n_views=K, n_outputs=C, n_columns=2, counts=True)
-    problem, first = mixture_problem(predictions, labels, GaussianMixture(heteroscedastic=True), annotators=False)
+    problem, first = posed(predictions, labels, GaussianMixture(heteroscedastic=True), noise="none")
     state = problem.update(first, problem.evaluate(first)[1])  # no longer uniform
     _, sums = problem.evaluate(state)
     found, views, prior, block = problem.update(state, sums).views, state.views, problem.prior, problem.data.blocks[0]
@@ -190,7 +189,7 @@ def test_the_bound_lies_below_the_exact_evidence(link: str, seed: int) -> None:
     y = f[:, 0, 0] + 0.5 * rng.normal(size=4)
     for concentration in (None, 1.5):
         spec = GaussianMixture(link=link, concentration=concentration, beta=0.5, nu=4.0)  # type: ignore[arg-type]
-        problem, first = mixture_problem(ViewPredictions(f), LabelSets.from_array(y), spec, annotators=False)
+        problem, first = posed(ViewPredictions(f), LabelSets.from_array(y), spec, noise="none")
         ascent = ascend(problem, first, EM(max_steps=100))
         block, prior, weights = problem.data.blocks[0], problem.prior, ascent.state.views.weights
         V = float(prior.inverse_scale[0, 0])
@@ -391,7 +390,7 @@ def test_start_is_uniform_and_steps_are_kept(views) -> None:  # type: ignore[no-
 def test_blocks_do_not_change_the_answer(views, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     f, y = views
     whole = fit(f, y)
-    monkeypatch.setattr("vbtta.infer.blocks._ENTRIES", 1)
+    monkeypatch.setattr("vbtta.inference.blocks._ENTRIES", 1)
     parts = fit(f, y)
     np.testing.assert_allclose(parts.weights, whole.weights, rtol=1e-9)
     assert parts.elbo == pytest.approx(whole.elbo, rel=1e-12)
@@ -404,7 +403,7 @@ def test_acceleration_saves_passes() -> None:
     shared = 0.4 * rng.normal(size=2000)
     f = (truth + shared)[:, None] + np.linspace(0.1, 0.6, 18) * rng.normal(size=(2000, 18))
     predictions, labels = ViewPredictions(f[:, :, None]), LabelSets.from_array(truth + 0.3 * rng.normal(size=2000))
-    problem, first = mixture_problem(predictions, labels, GaussianMixture(), annotators=False)
+    problem, first = posed(predictions, labels, GaussianMixture(), noise="none")
     plain = ascend(problem, first, EM(max_steps=3000, accelerate=False))
     fast = ascend(problem, first, EM(max_steps=3000))
     assert fast.bounds[-1] >= plain.bounds[-1] - 1e-6 * abs(plain.bounds[-1])

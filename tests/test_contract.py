@@ -45,9 +45,9 @@ FEW_STEPS = {"max_steps": 12}, {"steps": 20}  # of EM and ADVI, where equal step
 
 # Names that differ between versions, and constants that no public argument reaches: here and nowhere else.
 SMALL_BLOCKS = (
-    ("vbtta.infer.blocks", "_LONGEST", 1),  # then 64 inputs a block
-    ("vbtta.infer.categorical_data", "_ENTRIES", 200),
-    ("vbtta.infer.advi.densities", "_ENTRIES", 500),
+    ("vbtta.inference.blocks", "_LONGEST", 1),  # then 64 inputs a block
+    ("vbtta.models.parts.class_data", "_ENTRIES", 200),
+    ("vbtta.inference.unconstrained", "CHUNK_ENTRIES", 500),
 )
 
 

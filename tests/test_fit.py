@@ -21,6 +21,7 @@ from vbtta import (
     ViewPredictions,
     fit_policy,
 )
+from vbtta.crossval import CrossValidated
 from vbtta.policy import GuardWarning
 
 
@@ -77,7 +78,7 @@ def test_the_guard_lets_helpful_views_pass(helpful) -> None:  # type: ignore[no-
 
 def test_the_guard_says_when_it_is_skipped(helpful) -> None:  # type: ignore[no-untyped-def]
     predictions, y = helpful
-    unnamed = fit_policy(ViewPredictions(predictions.mean), y, task="regression")
+    unnamed = fit_policy(ViewPredictions(predictions.outputs), y, task="regression")
     assert not unnamed.guard.checked
     assert "identity" in unnamed.guard.reason
     few = fit_policy(predictions.take(slice(0, 4)), y[:4], task="regression")
@@ -110,7 +111,7 @@ def test_weight_intervals_cover_at_their_rate(weights: tuple[float, ...], n_labe
 )
 def test_policies_survive_files(helpful, tmp_path: Path, model) -> None:  # type: ignore[no-untyped-def]
     predictions, y = helpful
-    predictions = ViewPredictions(predictions.mean, np.full(predictions.mean.shape, 0.1), names=predictions.names)
+    predictions = ViewPredictions(predictions.outputs, np.full(predictions.outputs.shape, 0.1), names=predictions.names)
     labels = LabelSets.from_array(np.stack([y, y + 0.1], axis=1), annotators=["ann", "bob"])
     policy = fit_policy(predictions, labels, task="regression", model=model)
     path = tmp_path / "policy.json"
@@ -167,15 +168,15 @@ def test_views_are_matched_by_name(helpful) -> None:  # type: ignore[no-untyped-
     policy = fit_policy(predictions, y, task="regression", guard=False)
     expected = policy.predict(predictions).mean
     np.testing.assert_allclose(policy.predict(predictions.select(["shift", "flip", "identity"])).mean, expected)
-    extra = predictions.concat(ViewPredictions(predictions.mean[:, :1], names=["more"]), axis="views")
+    extra = predictions.concat(ViewPredictions(predictions.outputs[:, :1], names=["more"]), axis="views")
     np.testing.assert_allclose(policy.predict(extra).mean, expected)
     with pytest.raises(ValueError, match=r"needs the views \['shift'\]"):
         policy.predict(predictions.select(["identity", "flip"]))
     with pytest.raises(ValueError, match="have names and those of the predictions have not"):
-        policy.predict(ViewPredictions(predictions.mean))
-    unnamed = fit_policy(ViewPredictions(predictions.mean), y, task="regression")
+        policy.predict(ViewPredictions(predictions.outputs))
+    unnamed = fit_policy(ViewPredictions(predictions.outputs), y, task="regression")
     with pytest.raises(ValueError, match="2 unnamed views but the policy was fitted to 3"):
-        unnamed.predict(ViewPredictions(predictions.mean[:, :2]))
+        unnamed.predict(ViewPredictions(predictions.outputs[:, :2]))
     with pytest.raises(ValueError, match="2 outputs but the policy was fitted to 1"):
         policy.predict(ViewPredictions(np.zeros((2, 3, 2)), names=predictions.names))
 
@@ -232,7 +233,7 @@ def test_wrong_use_is_named(helpful, options, message: str) -> None:  # type: ig
 def test_numbers_whose_squares_are_none_are_refused(helpful, size: float) -> None:  # type: ignore[no-untyped-def]
     predictions, y = helpful
     with pytest.raises(ValueError, match=r"rescale|squares overflow"):
-        fit_policy(ViewPredictions(size * predictions.mean), size * y, task="regression")
+        fit_policy(ViewPredictions(size * predictions.outputs), size * y, task="regression")
 
 
 def test_the_guard_falls_back_beyond_one_standard_error(helpful, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
@@ -242,10 +243,11 @@ def test_the_guard_falls_back_beyond_one_standard_error(helpful, monkeypatch: py
     for shift, falls in ((-0.9, False), (-1.1, True)):
         difference = spread + shift / np.sqrt(300)
 
-        def scores(views, *_, difference=difference, **__):  # type: ignore[no-untyped-def]
-            return difference if len(views.names) > 1 else np.zeros(300)
+        def scores(fit, views, *_, difference=difference, **__):  # type: ignore[no-untyped-def]
+            held_out = difference if len(views.names) > 1 else np.zeros(300)
+            return CrossValidated(held_out, None, np.ones(len(views.names)))
 
-        monkeypatch.setattr("vbtta.fit.cross_validated_scores", scores)
+        monkeypatch.setattr("vbtta.fit.cross_validate", scores)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", GuardWarning)
             policy = fit_policy(predictions, y, task="regression", model="mixture")
@@ -270,7 +272,9 @@ def test_heteroscedastic_needs_a_variance(helpful) -> None:  # type: ignore[no-u
     model = GaussianMixture(heteroscedastic=True)
     with pytest.raises(ValueError, match="needs the views' variance"):
         fit_policy(predictions, y, task="regression", model=model)
-    with_variance = ViewPredictions(predictions.mean, np.full(predictions.mean.shape, 0.1), names=predictions.names)
+    with_variance = ViewPredictions(
+        predictions.outputs, np.full(predictions.outputs.shape, 0.1), names=predictions.names
+    )
     policy = fit_policy(with_variance, y, task="regression", model=model, guard=False)
     with pytest.raises(ValueError, match="predictions need a variance"):
         policy.predict(predictions)
@@ -280,7 +284,7 @@ def test_a_mapped_file_with_nan_is_not_predicted_from(helpful, tmp_path: Path) -
     predictions, y = helpful
     policy = fit_policy(predictions, y, task="regression", guard=False)
     with open(tmp_path / "nan.npz", "wb") as file:
-        np.savez(file, mean=np.full((3, 3, 1), np.nan), names=np.array(predictions.names))
+        np.savez(file, outputs=np.full((3, 3, 1), np.nan), names=np.array(predictions.names))
     with pytest.raises(ValueError, match="must be finite"):
         policy.predict(ViewPredictions.load(tmp_path / "nan.npz", mmap=True))
 

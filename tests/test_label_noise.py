@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import special
 
-from vbtta.infer import label_noise
-from vbtta.labels import LabelSets
-from vbtta.specs import CategoricalMixture
+from vbtta.data.labels import LabelSets
+from vbtta.models.categorical_mixture.spec import CategoricalMixture
+from vbtta.models.parts import label_noise
 
 KINDS = ("uniform", "annotator", "confusion")
 
@@ -22,6 +22,18 @@ def tables(kind, seed=0, n=30, n_classes=4):
     return labels, table, truth
 
 
+def noise(kind, n_classes, **options):
+    return CategoricalMixture(noise=kind, **options).noise_model(n_classes)
+
+
+def evidence(model, log_noise, table):
+    return label_noise.NOISES[model.kind].log_evidence(table, log_noise, model.n_classes)
+
+
+def updated(model, truth, table):
+    return model.update(label_noise.NOISES[model.kind].expected_counts(truth, table))
+
+
 def full_matrices(model, log_noise):
     """ln A_u[c, y] written out: (U, C, C)."""
     if model.kind == "confusion":
@@ -34,32 +46,31 @@ def full_matrices(model, log_noise):
 @pytest.mark.parametrize("kind", KINDS)
 def test_evidence_is_the_sum_over_an_instances_labels(kind):
     _, table, _ = tables(kind)
-    model = label_noise.noise_model(kind, 4, CategoricalMixture())
-    counts = label_noise.start(model, table.n_annotators) + np.random.default_rng(1).random(
-        (table.n_annotators, *model.prior.shape)
-    )
+    model = noise(kind, 4)
+    counts = model.prior + np.random.default_rng(1).random((table.n_annotators, *model.prior.shape))
     log_noise = label_noise.log_expected(counts)
     expected = np.zeros((table.n_instances, 4))
     matrices = full_matrices(model, log_noise)
     for i, y, u, n in zip(table.instance, table.label, table.annotator, table.repeats, strict=True):
         expected[i] += n * matrices[u][:, y]
-    np.testing.assert_allclose(label_noise.log_evidence(model, log_noise, table), expected)
+    np.testing.assert_allclose(evidence(model, log_noise, table), expected)
+    np.testing.assert_allclose(label_noise.FittedNoise(model, counts).evidence()(table), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_update_maximises_expected_evidence_less_divergence(kind):
     _, table, truth = tables(kind)
-    model = label_noise.noise_model(kind, 4, CategoricalMixture())
+    model = noise(kind, 4)
 
-    def bound(counts):
-        evidence = label_noise.log_evidence(model, label_noise.log_expected(counts), table)
-        return (truth * evidence).sum() - label_noise.divergence(model, counts)
+    def bound(fitted):
+        return (truth * fitted.evidence()(table)).sum() - fitted.divergence()
 
-    best = label_noise.update(model, truth, table)
+    best = updated(model, truth, table)
     rng = np.random.default_rng(3)
     for _ in range(20):
-        assert bound(best) >= bound(best * np.exp(0.1 * rng.normal(size=best.shape))) - 1e-9
-    total = best.sum() - label_noise.start(model, table.n_annotators).sum()
+        other = best._replace(counts=best.counts * np.exp(0.1 * rng.normal(size=best.counts.shape)))
+        assert bound(best) >= bound(other) - 1e-9
+    total = best.counts.sum() - model.start(table.n_annotators).counts.sum()
     assert total == pytest.approx(table.repeats.sum())
 
 
@@ -74,32 +85,29 @@ def test_one_annotator_is_the_uniform_model():
     labels, _, truth = tables("uniform")
     position = labels.categorical(4)
     alone = LabelSets.from_table(labels.instance, labels.value, ["ann"] * len(labels), n_instances=labels.n_instances)
-    spec = CategoricalMixture()
     counts = [
-        label_noise.update(label_noise.noise_model(kind, 4, spec), truth, label_noise.label_table(some, position, kind))
+        updated(noise(kind, 4), truth, label_noise.label_table(some, position, kind)).counts
         for kind, some in (("uniform", labels), ("annotator", alone))
     ]
     np.testing.assert_allclose(*counts)
 
 
 def test_uniform_is_the_confusion_model_of_two_classes_with_the_same_matrix():
-    model = label_noise.noise_model("uniform", 2, CategoricalMixture())
-    confusion = label_noise.noise_model("confusion", 2, CategoricalMixture())
+    model = noise("uniform", 2)
+    confusion = noise("confusion", 2)
     labels = LabelSets.from_array([[0, 1], [1, 1]])
     table = label_noise.label_table(labels, labels.categorical(2), "uniform")
     log_noise = np.log(np.array([[0.8, 0.2]]))
     both = np.log(np.array([[[0.8, 0.2], [0.2, 0.8]]]))
-    np.testing.assert_allclose(
-        label_noise.log_evidence(model, log_noise, table), label_noise.log_evidence(confusion, both, table)
-    )
+    np.testing.assert_allclose(evidence(model, log_noise, table), evidence(confusion, both, table))
 
 
 def test_priors_are_those_of_the_specification():
-    confusion = label_noise.noise_model("confusion", 10, CategoricalMixture())
+    confusion = noise("confusion", 10)
     assert confusion.prior[0, 0] == 8.5
     assert confusion.prior[0, 1] == 0.5
-    assert label_noise.noise_model("annotator", 10, CategoricalMixture()).prior.tolist() == [8, 2]
-    assert label_noise.noise_model("none", 10, CategoricalMixture()) is None
+    assert noise("annotator", 10).prior.tolist() == [8, 2]
+    assert noise("none", 10) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,8 +117,8 @@ def test_description_holds_known_annotators(kind):
     columns = [np.where(rng.random(4000) < a, truth, (truth + rng.integers(1, 3, 4000)) % 3) for a in accuracy]
     labels = LabelSets.from_array(np.stack(columns, axis=1), annotators=["ann", "bob"])
     table = label_noise.label_table(labels, labels.categorical(3), kind)
-    model = label_noise.noise_model(kind, 3, CategoricalMixture())
-    found = label_noise.describe(model, label_noise.update(model, np.eye(3)[truth], table), labels.annotator_names)
+    model = noise(kind, 3)
+    found = label_noise.describe(updated(model, np.eye(3)[truth], table), labels.annotator_names)
     if kind == "uniform":
         assert found.names == ("all",)
         np.testing.assert_allclose(found.accuracy, [np.mean(accuracy)], atol=0.02)
@@ -124,8 +132,8 @@ def test_description_holds_known_annotators(kind):
 
 
 def test_interval_is_the_beta_posterior():
-    model = label_noise.noise_model("annotator", 5, CategoricalMixture())
-    found = label_noise.describe(model, np.array([[20.0, 5.0]]), ("ann",))
+    model = noise("annotator", 5)
+    found = label_noise.describe(label_noise.FittedNoise(model, np.array([[20.0, 5.0]])), ("ann",))
     assert special.betainc(20, 5, found.accuracy_interval[0, 0]) == pytest.approx(0.05)
     assert special.betainc(20, 5, found.accuracy_interval[0, 1]) == pytest.approx(0.95)
 
@@ -133,7 +141,7 @@ def test_interval_is_the_beta_posterior():
 def test_intervals_of_accuracies_cover_them_under_confusion():
     rng = np.random.default_rng(1)
     accuracy, n, n_classes, runs = np.array([0.95, 0.8, 0.65]), 300, 4, 300
-    model = label_noise.noise_model("confusion", n_classes, CategoricalMixture())
+    model = noise("confusion", n_classes)
     inside = np.zeros(3)
     for _ in range(runs):
         truth = rng.integers(0, n_classes, size=(n, 1))
@@ -141,16 +149,16 @@ def test_intervals_of_accuracies_cover_them_under_confusion():
         given = np.where(rng.random((n, 3)) < accuracy, truth, wrong)
         labels = LabelSets.from_array(given, annotators="columns")
         table = label_noise.label_table(labels, labels.categorical(n_classes), "confusion")
-        counts = label_noise.update(model, np.eye(n_classes)[truth[:, 0]], table)
-        low, high = label_noise.describe(model, counts, labels.annotator_names).accuracy_interval.T
+        fitted = updated(model, np.eye(n_classes)[truth[:, 0]], table)
+        low, high = label_noise.describe(fitted, labels.annotator_names).accuracy_interval.T
         inside += (low <= accuracy) & (accuracy <= high)
     assert (inside / runs > 0.84).all()
     assert (inside / runs < 0.96).all()
 
 
 def test_accuracy_under_confusion_without_labels_is_that_of_its_prior():
-    model = label_noise.noise_model("confusion", 4, CategoricalMixture(accuracy_prior=(6.0, 2.0)))
-    found = label_noise.describe(model, label_noise.start(model, 1), ("ann",))
+    model = noise("confusion", 4, accuracy_prior=(6.0, 2.0))
+    found = label_noise.describe(model.start(1), ("ann",))
     assert found.accuracy[0] == pytest.approx(0.75)
     np.testing.assert_allclose(special.betainc(6, 2, found.accuracy_interval[0]), [0.05, 0.95])
 
@@ -166,6 +174,6 @@ def test_default_needs_overlap():
 
 
 def test_too_many_matrices_name_the_remedy():
-    model = label_noise.noise_model("confusion", 1000, CategoricalMixture())
+    model = noise("confusion", 1000)
     with pytest.raises(ValueError, match="noise='annotator'"):
-        label_noise.start(model, 500)
+        model.start(500)

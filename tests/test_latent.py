@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from problems import posed
 from vbtta import EM, GaussianLatent, LabelSets, ViewPredictions, fit_policy
-from vbtta.infer.accelerate import ascend
-from vbtta.infer.latent_fit import latent_problem
+from vbtta.inference.em import ascend
 
 
 def pooled(
@@ -20,9 +20,7 @@ def pooled(
 def test_the_mode_is_the_convex_solution() -> None:
     rng = np.random.default_rng(0)
     f, y = pooled(rng, 200, np.array([0.7, 0.3, 0.0, 0.0]), 0.5)
-    problem, first = latent_problem(
-        ViewPredictions(f), LabelSets.from_array(y), GaussianLatent(shrinkage=3.0), annotators=False
-    )
+    problem, first = posed(ViewPredictions(f), LabelSets.from_array(y), GaussianLatent(shrinkage=3.0), noise="none")
     state = ascend(problem, first, EM(tol=1e-13)).state
     block, precision = problem.data.blocks[0], float(state.precision[0, 0])
 

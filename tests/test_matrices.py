@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from vbtta.infer.matrices import kl_normal, kl_wishart, wishart_log_det, wishart_log_normaliser
+from vbtta.inference.linalg import kl_normal, kl_wishart, wishart_log_det, wishart_log_normaliser
 
 PRIOR = np.array([[2.0, 0.3], [0.3, 1.0]])  # V, the inverse scale
 SCALES = np.array([[[3.0, -0.4], [-0.4, 5.0]], [[0.5, 0.1], [0.1, 0.2]]])  # V_k

@@ -82,7 +82,7 @@ def test_costs_change_the_choice(problem):
 
 def test_views_without_names_are_selected_by_place(problem):
     predictions, labels = problem
-    unnamed = ViewPredictions(predictions.mean)
+    unnamed = ViewPredictions(predictions.outputs)
     policy = select_views(unnamed, labels, budget=2, **FAST)
     assert policy.predict(unnamed).mean.shape == (150, 1)
 
@@ -103,7 +103,7 @@ def test_bad_input_is_named(problem):
         select_views(predictions, None, budget=2, **FAST)
     with pytest.raises(ValueError, match=r"task='ordinal' has no closed form; use fit_policy and Policy\.prune"):
         select_views(predictions, labels, budget=2, task="ordinal")
-    with pytest.raises(ValueError, match="the model has no closed form"):
+    with pytest.raises(ValueError, match="component='student_t' has no closed form"):
         select_views(predictions, labels, budget=2, task="regression", model=GaussianMixture(component="student_t"))
     few = np.where(np.arange(150) < 4, labels, np.nan)
     with pytest.raises(ValueError, match="at least 5 labelled"):
@@ -113,9 +113,13 @@ def test_bad_input_is_named(problem):
 def test_shrinkage_is_chosen_once_and_suits_the_number_of_views(problem, monkeypatch):
     used = {}
 
-    def recording(predictions, labels, model, *args, **options):
-        used.setdefault(len(predictions.names), set()).add(model.shrinkage)
-        return cross_validate(predictions, labels, model, *args, **options)
+    def recording(fit, predictions, labels, **options):
+        def watched(*data):
+            policy = fit(*data)
+            used.setdefault(len(predictions.names), set()).add(policy.model.shrinkage)
+            return policy
+
+        return cross_validate(watched, predictions, labels, **options)
 
     monkeypatch.setattr("vbtta.select.cross_validate", recording)
     select_views(*problem, budget=3, task="regression", model="latent")
@@ -133,7 +137,7 @@ def test_trying_the_promising_views_only_finds_what_trying_all_does(monkeypatch)
     views = truth[:, None] + noise * (0.7 * common[:, np.arange(8) % 4] + 0.7 * rng.normal(size=(120, 8)))
     predictions = ViewPredictions(views[:, :, None], names=[f"view {k}" for k in range(8)])
     found = select_views(predictions, truth, budget=4, **FAST).selection
-    monkeypatch.setattr("vbtta.select._LEAST_TRIED", 8)
+    monkeypatch.setattr("vbtta.select._MIN_TRIED", 8)
     everything = select_views(predictions, truth, budget=4, **FAST).selection
     assert found.chosen.score >= everything.chosen.score - 0.5 * found.chosen.standard_error
     assert len(found.chosen.views) <= 4

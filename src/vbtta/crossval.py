@@ -1,80 +1,94 @@
-"""Held-out scores: what decides between models, and whether the views help at all."""
+"""Held-out log scores by K-fold cross-validation, with groups of rows kept together."""
 
-__all__ = ["CrossValidated", "cross_validate", "cross_validated_scores", "folds_of", "sampled", "split"]
+__all__ = ["CrossValidated", "compare_scores", "cross_validate", "n_units", "sampled", "split"]
 
 import warnings
-from dataclasses import replace
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from vbtta.engines import fit_model
-from vbtta.labels import Array, LabelSets
-from vbtta.policy import ConvergenceWarning
-from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM, EngineSpec, ModelSpec
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.policy import ConvergenceWarning, Policy
 
 _FOLDS = 5
-_MOST_INSTANCES = 20_000  # a choice needs no more than that
+_MAX_INSTANCES = 20_000  # enough to choose between models
+
+Folds = list[tuple[Array, Array]]  # training and held-out rows
 
 
 class CrossValidated(NamedTuple):
-    """What the fits to the folds came to."""
+    """Outcome of the fits to all folds."""
 
-    scores: Array  # (N+,): of every held-out instance, in the order of the folds
+    scores: Array  # (n,): of every held-out instance, in the order of the folds
+    units: Array | None  # (n,): the group of each, where there are groups
     weights: Array  # (K,): average over the folds
 
 
-def folds_of(labels: LabelSets, seed: int) -> list[tuple[Array, Array]]:
-    """Training and held-out rows: five folds of the labelled instances, of 20,000 of them at most."""
-    rows = labels.labelled
-    return split(rows[sampled(len(rows), seed)])
+def cross_validate(
+    fit: Callable[[ViewPredictions, LabelSets], Policy],
+    predictions: ViewPredictions,
+    labels: LabelSets,
+    *,
+    seed: int,
+    folds: Folds | None = None,
+) -> CrossValidated:
+    """Fit to all folds but one and score that one, in turn: log scores of label sets, noise model included.
+
+    The seed decides the folds of the labelled instances, of 20,000 of them at most, unless folds are given.
+    """
+    if folds is None:
+        rows = labels.labelled
+        folds = split(rows[sampled(len(rows), seed)], predictions.groups)
+    scores, weights = [], []
+    for train, held in folds:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
+            policy = fit(predictions.take(train), labels.take(train))
+        scores.append(policy.score(predictions.take(held), labels.take(held)))
+        weights.append(policy.weights)
+    held_out = np.concatenate([held for _, held in folds])
+    units = None if predictions.groups is None else predictions.groups[held_out]
+    return CrossValidated(np.concatenate(scores), units, np.mean(weights, axis=0))
+
+
+def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, float]:
+    """Difference of two total scores, one minus the other, and its standard error; groups count as one draw each."""
+    difference = one.scores - other.scores
+    if one.units is not None:
+        difference = np.bincount(np.unique(one.units, return_inverse=True)[1], difference)
+    return float(difference.sum()), float(np.sqrt(len(difference)) * difference.std(ddof=1))
+
+
+def n_units(labels: LabelSets, groups: Array | None) -> int:
+    """Number of labelled instances, or of their groups: what can be held out."""
+    return len(labels.labelled) if groups is None else len(np.unique(groups[labels.labelled]))
 
 
 def sampled(n_instances: int, seed: int) -> Array:
-    """Places of 20,000 instances at most, in random order; it takes memory for those alone."""
+    """Positions of 20,000 instances at most, in random order; it takes memory for those alone."""
     rng = np.random.default_rng(seed)
-    if n_instances <= _MOST_INSTANCES:
+    if n_instances <= _MAX_INSTANCES:
         return rng.permutation(n_instances)
-    return rng.choice(n_instances, _MOST_INSTANCES, replace=False)
+    return rng.choice(n_instances, _MAX_INSTANCES, replace=False)
 
 
-def split(rows: Array) -> list[tuple[Array, Array]]:
-    """Training and held-out rows, of five folds at most."""
-    parts = np.array_split(rows, min(_FOLDS, len(rows)))
+def split(rows: Array, groups: Array | None = None) -> Folds:
+    """Training and held-out rows of five folds at most, in the order of the rows; groups (N,) stay together.
+
+    Groups are dealt out in the order in which they first occur, each to the fold that has fewest rows so far.
+    """
+    if groups is None:
+        parts = np.array_split(rows, min(_FOLDS, len(rows)))
+    else:
+        _, first, group = np.unique(groups[rows], return_index=True, return_inverse=True)
+        sizes = np.bincount(group)
+        fold_of, filled = np.zeros(len(first), dtype=np.intp), np.zeros(min(_FOLDS, len(first)))
+        for place in np.argsort(first):
+            fold_of[place] = np.argmin(filled)
+            filled[fold_of[place]] += sizes[place]
+        parts = [rows[fold_of[group] == fold] for fold in range(len(filled))]
     return [
         (np.sort(np.concatenate([*parts[:held], *parts[held + 1 :]])), np.sort(part)) for held, part in enumerate(parts)
     ]
-
-
-def cross_validate(
-    predictions: ViewPredictions,
-    labels: LabelSets,
-    model: ModelSpec,
-    engine: EngineSpec,
-    *,
-    task: str,
-    seed: int,
-    folds: list[tuple[Array, Array]] | None = None,
-) -> CrossValidated:
-    """Fit to all folds but one, score the one, in turn; the seed decides the folds unless they are given."""
-    quick = replace(engine, keep_states=False)
-    if isinstance(quick, EM):
-        quick = replace(quick, tol=max(quick.tol, 1e-6), max_steps=min(quick.max_steps, 300))
-    scores, weights = [], []
-    for train, held in folds_of(labels, seed) if folds is None else folds:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
-            policy = fit_model(
-                predictions.take(train), labels.take(train), model, quick, task=task, intervals=False, seed=seed
-            )
-        scores.append(policy.score(predictions.take(held), labels.take(held)))
-        weights.append(policy.weights)
-    return CrossValidated(np.concatenate(scores), np.mean(weights, axis=0))
-
-
-def cross_validated_scores(
-    predictions: ViewPredictions, labels: LabelSets, model: ModelSpec, engine: EngineSpec, *, task: str, seed: int
-) -> Array:
-    """Log score of every held-out instance's label set, noise model included, in the order of the folds."""
-    return cross_validate(predictions, labels, model, engine, task=task, seed=seed).scores

@@ -1,7 +1,8 @@
 """fit_policy: predictions under K views and label sets in, a policy out."""
 
-__all__ = ["Source", "fit_policy", "fit_source"]
+__all__ = ["Sample", "fit_model", "fit_policy", "fit_sample", "model_record", "policy_of", "quick_fit"]
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,50 +12,35 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import whole_number
-from vbtta.crossval import cross_validated_scores
-from vbtta.engines import fit_model, fit_without_labels, resolve
-from vbtta.labels import Array, LabelSets
-from vbtta.policy import Guard, GuardWarning, Policy
-from vbtta.predictions import ViewPredictions
-from vbtta.specs import (
-    ADVI,
-    EM,
-    CategoricalLatent,
-    CategoricalMixture,
-    EngineSpec,
-    GaussianLatent,
-    GaussianMixture,
-    ModelSpec,
-    OrdinalMixture,
-    PyroModel,
-    RankingMixture,
-)
+from vbtta.crossval import CrossValidated, compare_scores, cross_validate, n_units
+from vbtta.data.labels import LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.inference.advi import ADVI, fit_density
+from vbtta.inference.em import EM, Fit, fit_problem
+from vbtta.models.base import Engine, InMemory, LabelFacts, Model, Posterior, load, models_of, pose, pose_density
+from vbtta.models.categorical_mixture.spec import CategoricalMixture
+from vbtta.models.pyro.spec import PyroModel
+from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Policy
 
-_MODELS: dict[str, dict[str, type[Any]]] = {
-    "regression": {"mixture": GaussianMixture, "latent": GaussianLatent},
-    "classification": {"mixture": CategoricalMixture, "latent": CategoricalLatent},
-    "ordinal": {"mixture": OrdinalMixture},
-    "ranking": {"mixture": RankingMixture},
-}
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
-_FEWEST = 5  # labelled instances below which nothing is held out
+_MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
 
 
-class Source(Protocol):
-    """Predictions and their labels, wherever they are, and how a model is fitted to them."""
-
-    @property
-    def labels(self) -> Any:
-        """What :func:`vbtta.engines.resolve` asks of labels."""
+class Sample(Protocol):
+    """A calibration sample, in memory or on a cluster, and how a model is fitted to it."""
 
     @property
-    def n_labelled(self) -> int:
-        """N+."""
+    def labels(self) -> LabelFacts:
+        """What decides the options that a model leaves open."""
 
-    def fit(self, model: ModelSpec, engine: EngineSpec, *, alone: bool, seed: int, progress: bool) -> Policy:
+    @property
+    def n_units(self) -> int:
+        """Number of labelled instances, or of groups of them."""
+
+    def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
         """One resolved model on all views, or on the identity alone."""
 
-    def scores(self, model: ModelSpec, engine: EngineSpec, *, alone: bool, seed: int) -> Array:
+    def scores(self, model: Model, engine: Engine, *, alone: bool, seed: int) -> CrossValidated:
         """Held-out log scores, of the same instances in the same order whatever the model."""
 
 
@@ -64,18 +50,16 @@ class _InMemory:
 
     predictions: ViewPredictions
     labels: LabelSets
-    task: str
 
     @property
-    def n_labelled(self) -> int:
-        return len(self.labels.labelled)
+    def n_units(self) -> int:
+        return n_units(self.labels, self.predictions.groups)
 
-    def fit(self, model: ModelSpec, engine: EngineSpec, *, alone: bool, seed: int, progress: bool) -> Policy:
-        views = self._views(alone)
-        return fit_model(views, self.labels, model, engine, task=self.task, seed=seed, progress=progress)
+    def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
+        return fit_model(self._views(alone), self.labels, model, engine, seed=seed, progress=progress)
 
-    def scores(self, model: ModelSpec, engine: EngineSpec, *, alone: bool, seed: int) -> Array:
-        return cross_validated_scores(self._views(alone), self.labels, model, engine, task=self.task, seed=seed)
+    def scores(self, model: Model, engine: Engine, *, alone: bool, seed: int) -> CrossValidated:
+        return cross_validate(quick_fit(model, engine, seed), self._views(alone), self.labels, seed=seed)
 
     def _views(self, alone: bool) -> ViewPredictions:
         return self.predictions.select(["identity"]) if alone else self.predictions
@@ -86,8 +70,8 @@ def fit_policy(
     labels: LabelSets | ArrayLike | None,
     *,
     task: str,
-    model: ModelSpec | Callable[..., None] | Literal["auto", "mixture", "latent"] = "auto",
-    engine: EngineSpec | Literal["auto", "em", "advi"] = "auto",
+    model: Model | Callable[..., None] | Literal["auto", "mixture", "latent"] = "auto",
+    engine: Engine | Literal["auto", "em", "advi"] = "auto",
     guard: bool = True,
     seed: int = 0,
     progress: bool = False,
@@ -132,7 +116,7 @@ def fit_policy(
     >>> policy.weights.round(1)
     array([1., 0.])
     """
-    _options(task)
+    models_of(task)
     whole_number("seed", seed, least=0)
     if not isinstance(predictions, ViewPredictions):
         raise TypeError(
@@ -145,65 +129,62 @@ def fit_policy(
     if not len(labels):
         raise ValueError("labels are empty: at least one instance needs a label")
     predictions.check_finite()
-    source = _InMemory(predictions, labels, task)
-    return fit_source(source, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
+    sample = _InMemory(predictions, labels)
+    return fit_sample(sample, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
 
 
-def fit_source(
-    source: Source,
+def fit_sample(
+    sample: Sample,
     *,
     task: str,
-    model: ModelSpec | Callable[..., None] | str,
-    engine: EngineSpec | str,
+    model: Model | Callable[..., None] | str,
+    engine: Engine | str,
     guard: bool,
     seed: int,
     progress: bool,
 ) -> Policy:
-    """:func:`fit_policy` for data that may be anywhere."""
-    options, labels = _options(task), source.labels
-    how = _engine(engine, model, task)
-    enough = source.n_labelled >= _FEWEST
-
-    scores: Array | None = None
-    if model == "auto" and enough and isinstance(how, EM):
-        _say(progress, "choosing between mixture and latent pool")
-        chosen, scores = _choose([kind() for kind in options.values()], source, how, seed)
+    """:func:`fit_policy` for data in memory or on a cluster."""
+    choice = isinstance(model, str) and model == "auto"
+    record = model_record("mixture" if choice else model, task)
+    engine = _engine(engine, record)
+    enough = sample.n_units >= _MIN_UNITS
+    scores: CrossValidated | None = None
+    if choice and enough and isinstance(engine, EM):
+        _report(progress, "choosing between mixture and latent pool")
+        record, scores = _choose([kind() for kind in models_of(task).values()], sample, engine, seed)
     else:
-        chosen = resolve(_model("mixture" if model == "auto" else model, options, task), labels)
-    _say(progress, f"fitting {type(chosen).__name__}")
-    policy = source.fit(chosen, how, alone=False, seed=seed, progress=progress)
+        record = record.resolve(sample.labels)
+    _report(progress, f"fitting {type(record).__name__}")
+    policy = sample.fit(record, engine, alone=False, seed=seed, progress=progress)
     if not guard:
         return policy
-    if isinstance(how, ADVI):
-        return replace(policy, guard=Guard(False, False, 0.0, 0.0, _SLOW))
-    _say(progress, "comparing with the identity view alone")
-    return _guarded(policy, source, how, scores, seed, enough)
-
-
-def _choose(candidates: list[ModelSpec], source: Source, engine: EngineSpec, seed: int) -> tuple[ModelSpec, Array]:
-    """The candidate with the better cross-validated log score, and its scores."""
-    models = [resolve(candidate, source.labels) for candidate in candidates]
-    found = [source.scores(one, engine, alone=False, seed=seed) for one in models]
-    best = int(np.argmax([scores.sum() for scores in found]))
-    return models[best], found[best]
-
-
-def _guarded(
-    policy: Policy, source: Source, engine: EngineSpec, scores: Array | None, seed: int, enough: bool
-) -> Policy:
-    """The policy, or the identity's where the views are worse by more than one standard error."""
     skipped = {
+        _SLOW: isinstance(engine, ADVI),
         "no view is named 'identity', so there is nothing to compare with": "identity" not in policy.names,
         "identity is the only view": policy.names == ("identity",),
-        f"fewer than {_FEWEST} labelled instances": not enough,
+        f"fewer than {_MIN_UNITS} labelled instances, or groups of them": not enough,
     }
     for reason, applies in skipped.items():
         if applies:
             return replace(policy, guard=Guard(False, False, 0.0, 0.0, reason))
+    _report(progress, "comparing with the identity view alone")
+    return _guarded(policy, sample, scores, seed)
+
+
+def _choose(candidates: list[Model], sample: Sample, engine: Engine, seed: int) -> tuple[Model, CrossValidated]:
+    """The candidate with the better cross-validated log score, and its scores."""
+    models = [candidate.resolve(sample.labels) for candidate in candidates]
+    scores = [sample.scores(model, engine, alone=False, seed=seed) for model in models]
+    best = int(np.argmax([held_out.scores.sum() for held_out in scores]))
+    return models[best], scores[best]
+
+
+def _guarded(policy: Policy, sample: Sample, scores: CrossValidated | None, seed: int) -> Policy:
+    """The policy, or the identity's where the views are worse by more than one standard error."""
+    model, engine = policy.model, policy.engine
     if scores is None:
-        scores = source.scores(policy.model, engine, alone=False, seed=seed)
-    difference = scores - source.scores(policy.model, engine, alone=True, seed=seed)
-    total, error = float(difference.sum()), float(np.sqrt(len(difference)) * difference.std(ddof=1))
+        scores = sample.scores(model, engine, alone=False, seed=seed)
+    total, error = compare_scores(scores, sample.scores(model, engine, alone=True, seed=seed))
     worse = total < -error
     verdict = "worse than" if worse else "not worse than"
     reason = f"held-out log score {total:+.2f} (standard error {error:.2f}): {verdict} the identity view alone"
@@ -213,27 +194,82 @@ def _guarded(
     warnings.warn(
         f"the views do not help ({reason}); the policy uses the identity view only", GuardWarning, stacklevel=4
     )
-    fallback = source.fit(policy.model, engine, alone=True, seed=0, progress=False)
-    weights = np.zeros((fallback.n_steps, len(policy.names)))
-    weights[:, policy.names.index("identity")] = 1
-    return replace(
-        fallback,
-        names=policy.names,
-        fitted=("identity",),
-        guard=outcome,
-        history=fallback.history._replace(weights=weights),
+    return sample.fit(model, engine, alone=True, seed=0, progress=False).among(policy.names, guard=outcome)
+
+
+def fit_model(
+    predictions: ViewPredictions,
+    labels: LabelSets,
+    model: Model,
+    engine: Engine,
+    *,
+    seed: int = 0,
+    progress: bool = False,
+    intervals: bool = True,
+) -> Policy:
+    """Fit one resolved model to aligned data; the seed matters to ADVI alone.
+
+    Without ``intervals`` the policy predicts but has no intervals for its weights: enough for a held-out score.
+    """
+    source = InMemory(predictions, labels)
+    if isinstance(engine, ADVI):
+        fit = fit_density(
+            lambda: pose_density(model, source, seed), engine, seed=seed, n_labels=labels.total, progress=progress
+        )
+    else:
+        fit = fit_problem(*pose(model, source), engine, intervals=intervals)
+    return policy_of(fit, model, engine, predictions, labels.annotator_names)
+
+
+def quick_fit(model: Model, engine: Engine, seed: int) -> Callable[[ViewPredictions, LabelSets], Policy]:
+    """A fit for held-out scores: without intervals, and by EM at a coarser tolerance."""
+    quick = replace(engine, keep_states=False)
+    if isinstance(quick, EM):
+        quick = replace(quick, tol=max(quick.tol, 1e-6), max_steps=min(quick.max_steps, 300))
+    return lambda predictions, labels: fit_model(predictions, labels, model, quick, seed=seed, intervals=False)
+
+
+def _fit_without_labels(
+    predictions: ViewPredictions, model: CategoricalMixture, engine: ADVI, *, seed: int, progress: bool
+) -> Policy:
+    """Weights of a classifier's views from their agreement and confidence alone."""
+    plain = replace(model, noise="none", calibrate=False, weights="view", link="softmax")
+    fit = fit_density(
+        lambda: load(plain, "density").pose_unsupervised(predictions, plain),
+        engine,
+        seed=seed,
+        n_labels=float(len(predictions)),
+        progress=progress,
+    )
+    return replace(policy_of(fit, plain, engine, predictions, ()), unsupervised=True)
+
+
+def policy_of(
+    fit: Fit[Posterior], model: Model, engine: Engine, predictions: ViewPredictions, annotator_names: tuple[str, ...]
+) -> Policy:
+    """The policy of a fit; predictions are asked for their names and shape only."""
+    if not fit.converged:
+        warnings.warn(type(model).__name__ + engine.unconverged, ConvergenceWarning, stacklevel=4)
+    return Policy(
+        names=predictions.names,
+        generated_names=predictions.generated_names,
+        model=model,
+        engine=engine,
+        posterior=fit.posterior,
+        history=History(fit.bounds, fit.weights),
+        elbo=fit.bound,
+        elbo_terms=fit.terms,
+        converged=fit.converged,
+        n_outputs=predictions.outputs.shape[2],
+        classes=predictions.classes,
+        fingerprints=predictions.fingerprints,
+        annotator_names=annotator_names,
+        steps=fit.steps,
     )
 
 
-def _options(task: str) -> dict[str, type[Any]]:
-    """The models of a task by their short names."""
-    if task not in _MODELS:
-        raise ValueError(f"task must be one of {sorted(_MODELS)}; got {task!r}")
-    return _MODELS[task]
-
-
 def _unsupervised(
-    predictions: ViewPredictions, task: str, model: Any, engine: EngineSpec | str, seed: int, progress: bool
+    predictions: ViewPredictions, task: str, model: Any, engine: Engine | str, seed: int, progress: bool
 ) -> Policy:
     """Weights without labels."""
     if task != "classification":
@@ -252,48 +288,35 @@ def _unsupervised(
     if not isinstance(how, ADVI):
         raise ValueError(f"labels=None needs engine='advi'; got {engine!r}")
     predictions.check_finite()
-    policy = fit_without_labels(predictions, model, how, seed=seed, progress=progress)
+    policy = _fit_without_labels(predictions, model, how, seed=seed, progress=progress)
     reason = "unsupervised: without labels nothing can be compared with the identity view"
     return replace(policy, guard=Guard(False, False, 0.0, 0.0, reason))
 
 
-def _model(model: ModelSpec | Callable[..., None] | str, options: dict[str, type[Any]], task: str) -> ModelSpec:
+def model_record(model: Model | Callable[..., None] | str, task: str) -> Model:
+    """The record that is asked for, completed for the task."""
     if isinstance(model, str):
+        options = models_of(task)
         if model not in options:
             raise ValueError(f"model must be 'auto', {', '.join(map(repr, options))} or a model record; got {model!r}")
-        return options[model]()  # type: ignore[no-any-return]
+        return options[model]()
     if isinstance(model, type):
         raise ValueError(f"model must be a record, such as {model.__name__}(); got the class {model.__name__}")
-    if callable(model):
-        model = PyroModel(model)
-    if isinstance(model, PyroModel):
-        if task not in ("regression", "classification"):
-            raise ValueError(f"a model of your own is for regression and classification; got task={task!r}")
-        views: Any = _model(model.views or "mixture", {"mixture": options["mixture"]}, task)
-        return replace(model, views=views)
-    if not isinstance(model, tuple(options.values())):
-        fitting = ", ".join(kind.__name__ for kind in options.values())
-        raise ValueError(f"model {type(model).__name__} is not for task={task!r}; use one of {fitting}")
-    return model
+    record = model if isinstance(model, Model) else PyroModel(model)
+    return record.for_task(task)
 
 
-def _engine(engine: EngineSpec | str, model: Any, task: str) -> EngineSpec:
-    closed = task in ("regression", "classification") and not callable(model) and not isinstance(model, PyroModel)
-    if isinstance(engine, EM | ADVI):
-        how = engine
-    elif engine in ("auto", "em", "advi"):
-        normal = getattr(model, "component", "normal") == "normal"
-        how = EM() if engine == "em" or (engine == "auto" and closed and normal) else ADVI()
-    else:
+def _engine(engine: Engine | str, model: Model) -> Engine:
+    """The engine record that is asked for; by default EM where the model has a closed form."""
+    if engine not in ("auto", "em", "advi") and not isinstance(engine, EM | ADVI):
         raise ValueError(f"engine must be 'auto', 'em', 'advi', EM(...) or ADVI(...); got {engine!r}")
-    if isinstance(how, EM) and not closed:
-        what = f"task={task!r}" if task in ("ordinal", "ranking") else "a model of your own"
-        raise ValueError(f"{what} has no closed form; use engine='advi'")
-    return how
+    if isinstance(engine, str):
+        engine = EM() if engine == "em" or (engine == "auto" and not model.obstacle) else ADVI()
+    if isinstance(engine, EM) and model.obstacle:
+        raise ValueError(f"{model.obstacle} has no closed form; use engine='advi'")
+    return engine
 
 
-def _say(progress: bool, what: str) -> None:
+def _report(progress: bool, message: str) -> None:
     if progress:
-        import sys
-
-        print(f"vbtta: {what}", file=sys.stderr, flush=True)
+        print(f"vbtta: {message}", file=sys.stderr, flush=True)

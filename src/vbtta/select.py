@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import whole_number
-from vbtta._support.words import shown
-from vbtta.crossval import CrossValidated, cross_validate
-from vbtta.engines import settle
-from vbtta.fit import fit_policy
-from vbtta.labels import LabelSets
+from vbtta._support.checks import shown, whole_number
+from vbtta.crossval import CrossValidated, compare_scores, cross_validate, n_units
+from vbtta.data.labels import LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.fit import fit_policy, model_record, quick_fit
+from vbtta.inference.em import EM
+from vbtta.models.base import InMemory, Model
 from vbtta.policy import Policy, Selection, SelectionPoint
-from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM, CategoricalLatent, GaussianLatent, ModelSpec, PyroModel
 
-_FEWEST = 5  # labelled instances below which nothing is held out
-_MOST_INSTANCES = 4_000  # of a search, which fits a hundred times or more
-_LEAST_TRIED = 4  # views in a step, however little they promise
+_MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
+_SEARCH_INSTANCES = 4_000  # at most: a search fits a hundred times or more
+_MIN_TRIED = 4  # views tried in a step
 _PATIENCE = 3  # additions in a row that gain nothing before the search ends
 
 Views = tuple[str, ...]
@@ -43,8 +42,8 @@ def select_views(
     log score, each with its own fits: views are added one by one, the most useful for its cost first, and dropped again
     where the rest does better without; from the other end, views are dropped from the full set in the order of their
     weights. Views that gained little when they were tried last are not tried again at every step. The scores
-    in the curve are those that decided, so the chosen set's is somewhat flattering: test the policy on other data. For
-    the same reason the views that the fit on all of them gives a weight are kept where the budget pays for them, unless
+    in the curve are those that decided, so the chosen set's is optimistic: test the policy on other data. For the
+    same reason the views that the fit on all of them gives a weight are kept where the budget pays for them, unless
     another set is better by two standard errors.
 
     Parameters
@@ -89,20 +88,21 @@ def select_views(
     labels = labels.align(len(predictions), predictions.ids)
     price = _prices(cost, predictions.names)
     _check_budget(budget, price)
-    if len(labels.labelled) < _FEWEST:
+    n_held_out = n_units(labels, predictions.groups)
+    if n_held_out < _MIN_UNITS:
         raise ValueError(
-            f"views are selected by held-out scores, which need at least {_FEWEST} labelled inputs; got "
-            f"{len(labels.labelled)}. Use fit_policy and Policy.prune"
+            f"views are selected by held-out scores, which need at least {_MIN_UNITS} labelled inputs or groups of "
+            f"them; got {n_held_out}. Use fit_policy and Policy.prune"
         )
     options = {"seed": 0, "guard": True, **fit_options}
     options["seed"] = whole_number("seed", options["seed"], 0)
     whole = fit_policy(predictions, labels, task=task, **{**options, "guard": False})
     engine = whole.engine if isinstance(whole.engine, EM) else EM()
-    some = np.sort(np.random.default_rng(options["seed"]).permutation(labels.labelled)[:_MOST_INSTANCES])
-    fewer, their_labels = predictions.take(some), labels.take(some)
-    settled = settle(fewer, their_labels, whole.model)
+    rows = np.sort(np.random.default_rng(options["seed"]).permutation(labels.labelled)[:_SEARCH_INSTANCES])
+    subsample = InMemory(predictions.take(rows), labels.take(rows))
+    settled = whole.model.settle(subsample)
     scaled = settled != whole.model  # not where the caller fixed it
-    search = _Search(fewer, their_labels, settled, scaled, engine, task, int(options["seed"]), price, float(budget))
+    search = _Search(*subsample, settled, scaled, engine, int(options["seed"]), price, float(budget))
     search.from_all()
     search.from_none()
     used = tuple(name for name, weight in zip(whole.names, whole.weights, strict=True) if weight > 0)
@@ -113,28 +113,32 @@ def select_views(
     if options["guard"] and "identity" in set(predictions.names) - set(chosen):
         reason = "the view 'identity' was not chosen, so there is nothing to compare with"
         policy = replace(policy, guard=policy.guard._replace(reason=reason))
-    return _among_all(policy, predictions, selection)
+    return policy.among(
+        predictions.names,
+        generated_names=predictions.generated_names,
+        fingerprints=predictions.fingerprints,
+        selection=selection,
+    )
 
 
 @dataclass
 class _Search:
-    """Sets of views, each with what its own fits came to."""
+    """Sets of views with their cross-validated scores."""
 
     predictions: ViewPredictions
     labels: LabelSets
-    model: ModelSpec  # for all views
+    model: Model  # for all views
     scaled: bool  # whether its shrinkage is to suit the number of views
     engine: EM
-    task: str
     seed: int
     price: dict[str, float]
     budget: float
-    found: dict[Views, CrossValidated] = field(default_factory=dict)
-    last_worth: dict[str, float] = field(default_factory=dict)  # of adding a view, when that was tried last
+    scored: dict[Views, CrossValidated] = field(default_factory=dict)
+    last_gain: dict[str, float] = field(default_factory=dict)  # of adding a view, when that was tried last
 
     def value(self, views: Views) -> float:
         """Cross-validated score of a set."""
-        return float(self._look(views).scores.mean())
+        return float(self._scored(views).scores.mean())
 
     def cost(self, views: Views) -> float:
         return sum(self.price[name] for name in views)
@@ -145,16 +149,15 @@ class _Search:
     def choose(self, used: Views) -> Views:
         """The best set that the budget allows; the one the full fit uses, if it does, unless another is clearly better.
 
-        The best of many scores is too good to be true: where nothing forces a choice among sets, its lead must exceed
-        two standard errors.
+        The best of many scores is optimistic: its lead must exceed two standard errors.
         """
         if self.fits(used):
-            self._look(used)
-        best = max((views for views in self.found if self.fits(views)), key=self.value)
+            self._scored(used)
+        best = max((views for views in self.scored if self.fits(views)), key=self.value)
         if not self.fits(used):
             return best
-        lead = self._look(best).scores - self._look(used).scores
-        return best if lead.mean() > 2 * lead.std(ddof=1) / np.sqrt(len(lead)) else used
+        lead, error = compare_scores(self._scored(best), self._scored(used))
+        return best if lead > 2 * error else used
 
     def from_all(self) -> None:
         """Drop views from the full set, the lightest first."""
@@ -163,7 +166,7 @@ class _Search:
             weights = self._weights(views)
             idle = {name for name in views if weights[name] == 0} or {min(views, key=weights.__getitem__)}
             views = self._ordered(set(views) - idle)
-        self._look(views)
+        self._scored(views)
 
     def from_none(self) -> None:
         """Add views while the budget lasts, and drop those that have become superfluous."""
@@ -188,69 +191,60 @@ class _Search:
     def _best_addition(self, current: Views) -> Views | None:
         """The set with the view added that gains most for its cost; None where the budget pays for no other.
 
-        A view gains less the more others are there already, or hardly more: those that gained most before are tried
-        first, and the rest is left untried when the best gain is above what the next one gained before.
+        Gains shrink as the set grows: views that gained most before are tried first, and the rest is skipped once the
+        best gain exceeds what the next one gained before.
         """
         added = {name: self._ordered({*current, name}) for name in self.predictions.names if name not in current}
         names = [name for name, views in added.items() if self.fits(views)]
-        names.sort(key=lambda name: -self.last_worth.get(name, np.inf))
-        best, most = None, -np.inf
+        names.sort(key=lambda name: -self.last_gain.get(name, np.inf))
+        best, best_gain = None, -np.inf
         for place, name in enumerate(names):
-            if place >= _LEAST_TRIED and most >= self.last_worth.get(name, np.inf):
+            if place >= _MIN_TRIED and best_gain >= self.last_gain.get(name, np.inf):
                 break
-            worth = self._worth(added[name], current)
+            gain = self._gain(added[name], current)
             if current:
-                self.last_worth[name] = worth
-            if best is None or worth > most:
-                best, most = added[name], worth
+                self.last_gain[name] = gain
+            if best is None or gain > best_gain:
+                best, best_gain = added[name], gain
         return best
 
     def _best_removal(self, current: Views) -> Views:
         """The best set with one of the lightest views dropped."""
         weights = self._weights(current)
-        lightest = sorted(current, key=weights.__getitem__)[:_LEAST_TRIED]
+        lightest = sorted(current, key=weights.__getitem__)[:_MIN_TRIED]
         return max((self._ordered(set(current) - {name}) for name in lightest), key=self.value)
 
-    def _worth(self, views: Views, before: Views) -> float:
+    def _gain(self, views: Views, before: Views) -> float:
         """Gain in score for what it costs more; where nothing gains, the smallest loss."""
         if not before:
             return self.value(views)
         gain = self.value(views) - self.value(before)
         return gain / (self.cost(views) - self.cost(before)) if gain > 0 else gain
 
-    def _look(self, views: Views) -> CrossValidated:
-        if views not in self.found:
-            self.found[views] = cross_validate(
-                self.predictions.select(views),
-                self.labels,
-                self._model(len(views)),
-                self.engine,
-                task=self.task,
-                seed=self.seed,
-            )
-        return self.found[views]
+    def _scored(self, views: Views) -> CrossValidated:
+        if views not in self.scored:
+            fit = quick_fit(self._model(len(views)), self.engine, self.seed)
+            self.scored[views] = cross_validate(fit, self.predictions.select(views), self.labels, seed=self.seed)
+        return self.scored[views]
 
-    def _model(self, size: int) -> ModelSpec:
+    def _model(self, size: int) -> Model:
         """The model for a number of views: their weights differ from 1/K by as much, relative to it, as all views'."""
-        model, share = self.model, size / len(self.predictions.names)
-        if not self.scaled or not isinstance(model, GaussianLatent | CategoricalLatent) or model.shrinkage is None:
-            return model
-        return replace(model, shrinkage=model.shrinkage * share**2)
+        return self.model.rescale(size / len(self.predictions.names)) if self.scaled else self.model
 
     def _weights(self, views: Views) -> dict[str, float]:
-        return dict(zip(views, self._look(views).weights.tolist(), strict=True))
+        return dict(zip(views, self._scored(views).weights.tolist(), strict=True))
 
     def _ordered(self, views: set[str]) -> Views:
         return tuple(name for name in self.predictions.names if name in views)
 
     def point(self, views: Views) -> SelectionPoint:
-        difference = self._look(views).scores - self._look(self.predictions.names).scores
-        error = difference.std(ddof=1) / np.sqrt(len(difference))
-        return SelectionPoint(views, self.cost(views), self.value(views), float(difference.mean()), float(error))
+        total, error = compare_scores(self._scored(views), self._scored(self.predictions.names))
+        n = len(self._scored(views).scores)
+        return SelectionPoint(views, self.cost(views), self.value(views), total / n, error / n)
 
     def curve(self, chosen: Views) -> tuple[SelectionPoint, ...]:
         """The best set of every size, every set that no cheaper one matches, and the chosen one; cheapest first."""
-        ranked = sorted(self.found, key=lambda views: (self.cost(views), -self.value(views)))
+        ranked = sorted(self.scored, key=lambda views: (self.cost(views), -self.value(views)))
         kept = {chosen}
         top = -np.inf
         for views in ranked:
@@ -260,22 +254,6 @@ class _Search:
         for size in {len(views) for views in ranked}:
             kept.add(max((views for views in ranked if len(views) == size), key=self.value))
         return tuple(self.point(views) for views in ranked if views in kept)
-
-
-def _among_all(policy: Policy, predictions: ViewPredictions, selection: Selection) -> Policy:
-    """The policy of some views as one of all, the others with weight zero."""
-    names = predictions.names
-    weights = np.zeros((policy.n_steps, len(names)))
-    weights[:, [names.index(name) for name in policy.names]] = policy.history.weights
-    return replace(
-        policy,
-        names=names,
-        generated_names=predictions.generated_names,
-        fitted=policy.fitted or policy.names,
-        history=policy.history._replace(weights=weights),
-        fingerprints=predictions.fingerprints,
-        selection=selection,
-    )
 
 
 def _prices(cost: Any, names: Views) -> dict[str, float]:
@@ -300,11 +278,11 @@ def _prices(cost: Any, names: Views) -> dict[str, float]:
 
 def _check_model(task: str, model: Any) -> None:
     """A search fits a hundred times or more, which only closed forms can."""
-    own = callable(model) or isinstance(model, PyroModel) or getattr(model, "component", "normal") != "normal"
-    if own or task in ("ordinal", "ranking"):
-        what = f"task={task!r}" if not own else "the model"
+    record = model_record("mixture" if isinstance(model, str) and model == "auto" else model, task)
+    if record.obstacle:
         raise ValueError(
-            f"views are selected by many fits, and {what} has no closed form; use fit_policy and Policy.prune"
+            f"views are selected by many fits, and {record.obstacle} has no closed form; use fit_policy and "
+            "Policy.prune"
         )
 
 

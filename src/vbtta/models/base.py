@@ -1,193 +1,318 @@
-"""What a model is to the rest of the package, and which adapter makes one of the user's object."""
+"""What every statistical model has in common: the typed protocols and the one registry.
 
-__all__ = ["Model", "as_model", "log_probability"]
+A model is a folder: `spec.py` (the record that users write), `em.py` (a problem for the EM ascent), `posterior.py`
+(what remains when the data are gone), `intervals.py` (of the weights) and `density.py` (the log density for ADVI, which
+needs torch and loads on use). Models without a closed form have no `em.py`.
+"""
 
-import os
-import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+__all__ = [
+    "MODELS",
+    "Engine",
+    "Entry",
+    "InMemory",
+    "LabelFacts",
+    "LatentModel",
+    "Model",
+    "Pooling",
+    "Posterior",
+    "Source",
+    "load",
+    "models_of",
+    "pose",
+    "pose_density",
+    "posterior_type",
+    "record_from_dict",
+    "record_to_dict",
+    "task_of",
+]
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from vbtta.labels import Array
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import Prediction
+from vbtta.inference.advi import ADVI, AdviTask
+from vbtta.inference.em import EM, Problem
+from vbtta.models.parts.annotators import AnnotatorNoise, LabelFacts
+from vbtta.models.parts.class_data import CategoricalBlocks, categorical_data
+from vbtta.models.parts.label_noise import AnnotatorAccuracy
+from vbtta.models.parts.standard import ContinuousBlocks, continuous_data
 
-Batch = Any  # an array or tensor of B rows, or a dict, tuple or list of such
-Output = str | int | Callable[[Any], Any] | None
-
-_FLOOR = 1e-7  # probabilities of exactly 0 are common (trees, neighbours) and have no logarithm
+Engine = EM | ADVI
 
 
-@runtime_checkable
-class Model(Protocol):
-    """A trained model: B rows in, (B, C) outputs out.
+class Entry(NamedTuple):
+    """Where a model is and what it is called."""
 
-    Attributes
-    ----------
-    classes : (C,) array or None
-        What the outputs of a classifier stand for, where the model knows.
-    output_kind : str
-        What the outputs are ("raw", "log_probability", "decision"): a policy fitted to one refuses the others.
-    """
+    task: str
+    short_name: str  # in fit_policy(model=...)
+    folder: str
+    posterior: str  # of EM; "" where there is no closed form
+    sampled_posterior: str  # of ADVI
 
-    classes: Array | None
-    output_kind: str
 
-    def ready(self) -> AbstractContextManager[object]:
-        """A context in which the model may be called; it leaves the model as it was."""
+MODELS = {
+    "GaussianMixture": Entry(
+        "regression", "mixture", "gaussian_mixture", "MixturePosterior", "SampledMixturePosterior"
+    ),
+    "GaussianLatent": Entry("regression", "latent", "gaussian_latent", "LatentPosterior", "SampledLatentPosterior"),
+    "CategoricalMixture": Entry(
+        "classification", "mixture", "categorical_mixture", "CategoricalPosterior", "SampledCategoricalPosterior"
+    ),
+    "CategoricalLatent": Entry(
+        "classification", "latent", "categorical_latent", "LatentClassPosterior", "SampledLatentClassPosterior"
+    ),
+    "OrdinalMixture": Entry("ordinal", "mixture", "ordinal", "", "OrdinalPosterior"),
+    "RankingMixture": Entry("ranking", "mixture", "ranking", "", "RankingPosterior"),
+    "PyroModel": Entry("", "", "pyro", "", ""),  # task and posterior are those of its `views`
+}
+
+
+class Model:
+    """A statistical model as a frozen record of its options. The defaults here suit models without such options."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def obstacle(self) -> str:
+        """What has no closed form, so that EM cannot fit the model; empty where it can."""
+        return "" if MODELS[type(self).__name__].posterior else f"task={task_of(self)!r}"
+
+    @property
+    def views_model(self) -> "Model":
+        """The model that says how views are calibrated: this one, unless it wraps another."""
+        return self
+
+    def for_task(self, task: str) -> Self:
+        """The model, completed for a task; refused if it is for another."""
+        if task_of(self) != task:
+            fitting = ", ".join(kind.__name__ for kind in models_of(task).values())
+            raise ValueError(f"model {type(self).__name__} is not for task={task!r}; use one of {fitting}")
+        return self
+
+    def resolve(self, labels: "LabelFacts") -> Self:
+        """The model with the options that labels decide, where they were left open."""
+        return self
+
+    def settle(self, source: "Source") -> Self:
+        """The resolved model with the options that the data decide, where they were left open."""
+        return self
+
+    def rescale(self, share: float) -> Self:
+        """The settled model for a share of its views."""
+        return self
+
+
+class LatentModel(Model):
+    """A model of one weighted sum of the views, whose weights are shrunk towards equal ones."""
+
+    shrinkage: float | None
+
+    def settle(self, source: "Source") -> Self:
+        """Decide the shrinkage by the evidence."""
+        if self.shrinkage is not None:
+            return self
+        return replace(self, shrinkage=load(self, "em").pose(source, self)[0].shrinkage)
+
+    def rescale(self, share: float) -> Self:
+        """Weights differ from 1/K by as much, relative to it, as those of all views."""
+        return self if self.shrinkage is None else replace(self, shrinkage=self.shrinkage * share**2)
+
+
+class Source(Protocol):
+    """Predictions and labels, in memory or on a cluster, as models read them: in blocks."""
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether predictions have variances over draws."""
         ...
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Bring a batch to what views and model work on: its inputs only, in the right type and place."""
+    @property
+    def named(self) -> bool:
+        """Whether labels name their annotators."""
         ...
 
-    def __call__(self, batch: Batch) -> Array:
-        """Outputs of B rows: (B, C)."""
+    def continuous(self, *, with_variance: bool) -> ContinuousBlocks:
+        """Labelled instances in standard units."""
+        ...
+
+    def categorical(self, *, noise: str, with_variance: bool, classes_last: bool) -> CategoricalBlocks:
+        """Labelled instances with their logits and classes."""
         ...
 
 
-def as_model(model: Any, output: Output = None, *, device: Any = None, autocast: Any = None) -> Model:
-    """Put a trained model of any framework behind one face.
+class InMemory(NamedTuple):
+    """Aligned predictions and labels."""
 
-    Parameters
-    ----------
-    model : object
-        * a `torch.nn.Module`: called in evaluation mode and put back into the mode it was in;
-        * a fitted estimator with scikit-learn's methods: the logarithm of `predict_proba` or else
-          `decision_function` of a classifier, `predict` of a regressor;
-        * an ONNX Runtime session, or the path of an `.onnx` file;
-        * any function of a batch;
-        * what this function returned.
-    output : str, int or callable, optional
-        Which part of what the model returns: a key, a position, or a function of it. For an estimator the method:
-        "predict_proba", "decision_function" or "predict". Classifiers must give logits or log probabilities;
-        :func:`log_probability` makes the latter of probabilities.
-    device : torch.device or str, optional
-        Where a torch module takes its inputs; by default where its parameters are.
-    autocast : bool or torch.dtype, optional
-        Whether a torch module runs in mixed precision, and in which.
+    predictions: ViewPredictions
+    labels: LabelSets
 
-    Returns
-    -------
-    Model
+    @property
+    def has_variance(self) -> bool:
+        """Whether predictions have variances over draws."""
+        return self.predictions.variance is not None
 
-    Examples
-    --------
-    >>> model = as_model(lambda batch: batch.sum(axis=1))
-    >>> model(np.ones((2, 3)))
-    array([[3.],
-           [3.]])
-    """
-    if isinstance(model, type):
-        raise TypeError(f"model must be a trained object, not a class: use {model.__name__}(...)")
-    if _is_adapter(model):
-        if output is not None or device is not None or autocast is not None:
-            raise ValueError("model is already adapted; give output, device and autocast to as_model only once")
-        adapted: Model = model
-        return adapted
-    if _is_instance(model, "torch.nn", "Module"):
-        from vbtta.models.torch import TorchModel
+    @property
+    def named(self) -> bool:
+        """Whether labels name their annotators."""
+        return self.labels.annotator is not None
 
-        return TorchModel(model, output, device=device, autocast=autocast)
-    if device is not None or autocast is not None:
-        raise ValueError(f"device and autocast are for torch modules; the model is a {type(model).__name__}")
-    if isinstance(model, str | os.PathLike) or _is_instance(model, "onnxruntime", "InferenceSession"):
-        from vbtta.models.onnx import OnnxModel
+    def continuous(self, *, with_variance: bool) -> ContinuousBlocks:
+        """Labelled instances in standard units."""
+        return continuous_data(self.predictions, self.labels, with_variance=with_variance)
 
-        return OnnxModel(model, output)
-    if hasattr(model, "predict") and hasattr(model, "fit"):
-        from vbtta.models.sklearn import EstimatorModel
-
-        return EstimatorModel(model, output)
-    if callable(model):
-        from vbtta.models.function import FunctionModel
-
-        return FunctionModel(model, output)
-    raise TypeError(
-        f"model must be a torch module, a fitted estimator, an ONNX Runtime session or a function; "
-        f"got {type(model).__name__}"
-    )
-
-
-def log_probability(probability: Any) -> Any:
-    """Logarithm of probabilities, those below 1e-7 raised to it; NumPy arrays and torch tensors.
-
-    Examples
-    --------
-    >>> log_probability(np.array([[0.0, 1.0]])).round(1)
-    array([[-16.1,   0. ]])
-    """
-    if _is_tensor(probability):
-        return probability.clamp_min(_FLOOR).log()
-    return np.log(np.maximum(np.asarray(probability), _FLOOR))
-
-
-def select_output(raw: Any, output: Output) -> Any:
-    """The part of a model's return value that `output` asks for."""
-    if callable(output):
-        return output(raw)
-    if isinstance(raw, Mapping):
-        keys = ", ".join(repr(key) for key in raw)
-        if output is None:
-            raise ValueError(f"the model returns several outputs ({keys}); choose one with output=")
-        if output not in raw:
-            raise ValueError(f"output={output!r} is not among what the model returns: {keys}")
-        return raw[output]
-    if isinstance(raw, tuple | list):
-        if not isinstance(output, int):
-            raise ValueError(f"the model returns {len(raw)} outputs; choose one by its position, as output=0")
-        if not -len(raw) <= output < len(raw):
-            raise ValueError(f"output={output} does not exist: the model returns {len(raw)} outputs")
-        return raw[output]
-    if output is not None:
-        raise ValueError(f"output={output!r} cannot be taken from a single {type(raw).__name__}; leave output out")
-    return raw
-
-
-def as_columns(outputs: Any, n_rows: int) -> Any:
-    """Outputs as (B, C), or an error that says what is wrong with their shape."""
-    shape = tuple(getattr(outputs, "shape", ()))
-    if len(shape) == 1 and shape[0] == n_rows:
-        return outputs.reshape(n_rows, 1)
-    if len(shape) != 2 or shape[0] != n_rows or shape[1] == 0:
-        raise ValueError(
-            f"the model returned shape {shape} for a batch of {n_rows} rows; it must return (B, C), or (B,) for a "
-            f"single output: pick or reshape its result with output="
+    def categorical(self, *, noise: str, with_variance: bool, classes_last: bool) -> CategoricalBlocks:
+        """Labelled instances with their logits and classes."""
+        return categorical_data(
+            self.predictions, self.labels, noise=noise, with_variance=with_variance, classes_last=classes_last
         )
-    return outputs
 
 
-def to_numpy(values: Any) -> Array:
-    """Real numbers as a NumPy array of single or double precision, from a tensor or anything array-like."""
-    if _is_tensor(values):
-        values = values.detach()
-        torch = sys.modules["torch"]
-        return np.asarray((values if values.dtype == torch.float64 else values.float()).cpu().numpy())
-    array = np.asarray(values)
-    if array.dtype.kind not in "fiub":
-        raise ValueError(f"the model must return real numbers; got {array.dtype}. Pick them with output=")
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+class Pooling(NamedTuple):
+    """A point prediction as plain arrays, for a network or an export that computes it elsewhere.
+
+        linear:   sum_k s_k f_k + b
+        mixture:  sum_k w_k P(s_k f_k + b), divided by its sum over the classes where weights are by class
+        latent:   P(sum_k s_k f_k + b)
+
+    Views are those of positive weight in the order of the fit; P is the link.
+    """
+
+    kind: str  # "linear", "mixture" or "latent"
+    link: str  # a name in links.LINKS; "" for a linear pool
+    scale: Array  # (K, C)
+    offset: Array  # (C,)
+    weights: Array  # (K, C); ones where the weights are in the scale
 
 
-def n_rows_of(batch: Batch) -> int:
-    """Number of rows of a batch, whatever it is made of."""
-    if isinstance(batch, Mapping):
-        return n_rows_of(next(iter(batch.values())))
-    if isinstance(batch, tuple | list):
-        return n_rows_of(batch[0])
-    return int(batch.shape[0]) if hasattr(batch, "shape") else len(batch)
+class Posterior(Protocol):
+    """A fitted model without its data.
+
+    Predictions handed to it hold the views of positive weight only, in the order of the fit. `annotator` gives for
+    every label the annotator's position in the fit, or -1 for an unknown one.
+    """
+
+    @property
+    def weights(self) -> Array:
+        """The weights of the views: (K,)."""
+        ...
+
+    @property
+    def gain(self) -> float:
+        """Factor of the weighted average."""
+        ...
+
+    def weight_interval(self, level: float) -> Array:
+        """Intervals (K, 2) of the weights."""
+        ...
+
+    def predict(self, predictions: ViewPredictions) -> Prediction:
+        """The predictive distribution."""
+        ...
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Prediction:
+        """The truth of every input given its labels."""
+        ...
+
+    def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
+        """Log score of every labelled input's label set: (N+,)."""
+        ...
+
+    def keep(self, views: Array) -> "Posterior":
+        """The same with only some of the views, an index array; their weights sum to one again."""
+        ...
+
+    def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | AnnotatorAccuracy | None:
+        """What the fit knows of the annotators."""
+        ...
+
+    def pooling(self) -> Pooling:
+        """The point prediction as plain arrays, without variances over draws."""
+        ...
 
 
-def _is_adapter(model: Any) -> bool:
-    return isinstance(model, Model) and not _is_instance(model, "torch.nn", "Module")
+def task_of(model: Model) -> str:
+    """The task that a model is for."""
+    return MODELS[type(model.views_model).__name__].task
 
 
-def _is_tensor(values: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(values, torch.Tensor)
+def models_of(task: str) -> dict[str, type[Model]]:
+    """The models of a task by their short names."""
+    found = {entry.short_name: _type(name) for name, entry in MODELS.items() if entry.task == task}
+    if not found:
+        raise ValueError(f"task must be one of {sorted({e.task for e in MODELS.values() if e.task})}; got {task!r}")
+    return found
 
 
-def _is_instance(obj: Any, module: str, name: str) -> bool:
-    """Whether an object is of a class of a package that may not even be installed; imports nothing."""
-    known = sys.modules.get(module)
-    return known is not None and isinstance(obj, getattr(known, name, ()))
+def pose(model: Model, source: Source) -> tuple[Problem[Any, Any, Posterior], Any]:
+    """The problem that EM climbs, and the state it starts from."""
+    if model.obstacle:
+        raise ValueError(f"{model.obstacle} has no closed form; use engine='advi'")
+    return load(model, "em").pose(source, model)  # type: ignore[no-any-return]
+
+
+def pose_density(model: Model, source: InMemory, seed: int) -> AdviTask[Posterior]:
+    """The log density that ADVI climbs, and what turns its result into a posterior."""
+    return load(model, "density").pose(source, model, seed)  # type: ignore[no-any-return]
+
+
+def posterior_type(model: Model, engine: Engine) -> type[Posterior]:
+    """The class of a model's posterior."""
+    entry = MODELS[type(model.views_model).__name__]
+    name = entry.sampled_posterior if isinstance(engine, ADVI) else entry.posterior
+    return getattr(load(model.views_model, "posterior"), name)  # type: ignore[no-any-return]
+
+
+def record_to_dict(record: Model | Engine) -> dict[str, Any]:
+    """A record as plain data: its kind and options."""
+    options = {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+    return {"kind": type(record).__name__, **options}
+
+
+def record_from_dict(data: dict[str, Any]) -> Any:
+    """The record that :func:`record_to_dict` described."""
+    options = dict(data)
+    name = str(options.pop("kind", None))
+    if name not in MODELS and name not in _ENGINES:
+        raise ValueError(f"unknown model or engine {name!r}; known are {sorted([*MODELS, *_ENGINES])}")
+    kind: Callable[..., Any] = _ENGINES[name] if name in _ENGINES else _type(name)
+    unknown = sorted(set(options) - {field.name for field in fields(kind)})  # type: ignore[arg-type]
+    if unknown:
+        raise ValueError(f"{name} has no option {unknown[0]!r}")
+    return kind(**{key: _rich(value) for key, value in options.items()})
+
+
+_ENGINES: dict[str, type[Any]] = {"EM": EM, "ADVI": ADVI}
+
+
+def _type(name: str) -> type[Model]:
+    return getattr(import_module(f"vbtta.models.{MODELS[name].folder}.spec"), name)  # type: ignore[no-any-return]
+
+
+def load(model: Model, role: str) -> Any:
+    """The file of a role in a model's folder."""
+    return import_module(f"vbtta.models.{MODELS[type(model).__name__].folder}.{role}")
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return record_to_dict(value)  # type: ignore[arg-type]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    if callable(value):  # a function by its module and name; another callable by its type's
+        named = value if hasattr(value, "__qualname__") else type(value)
+        return f"{named.__module__}:{named.__qualname__}"
+    return value
+
+
+def _rich(value: Any) -> Any:
+    if isinstance(value, dict):
+        return record_from_dict(value)
+    return tuple(value) if isinstance(value, list) else value

@@ -1,1 +1,0 @@
-"""The inference: functions of arrays, one model a file."""

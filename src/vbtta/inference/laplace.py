@@ -1,0 +1,191 @@
+"""Intervals for weights on the simplex, from the likelihood; never [0, 0]."""
+
+__all__ = [
+    "PROFILE_GRID",
+    "PoolDoubt",
+    "WeightInformation",
+    "eliminate",
+    "pool_doubt",
+    "pool_intervals",
+    "pool_weights",
+    "solve",
+    "weight_intervals",
+]
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from vbtta.data.labels import Array
+
+PROFILE_GRID = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 40)])  # weights at which a dropped view is tried
+
+
+class WeightInformation(NamedTuple):
+    """The log likelihood around its maximum, as a function of the weights."""
+
+    centre: Array  # (K,): the maximum
+    information: Array  # (K, K): sum_j rho_j rho_j^T less what the nuisance parameters take away
+    profile: Array  # (K, G): log likelihood where view k takes a weight of the grid from all the others
+
+
+class PoolDoubt(NamedTuple):
+    """Laplace approximation of a latent pool v with its prior weakened, for intervals."""
+
+    centre: Array  # (K,): the mode
+    covariance: Array  # (K, K); zero for weights held at 0
+    slope: Array  # (K,): gradient at an active bound v_k = 0; 0 where the weight is free
+    stiffness: Array  # (K,): curvature there
+
+    @classmethod
+    def none(cls, n_views: int) -> "PoolDoubt":
+        """No information."""
+        return cls(np.zeros(n_views), np.zeros((n_views, n_views)), np.zeros(n_views), np.full(n_views, 1e300))
+
+    @property
+    def known(self) -> bool:
+        """Whether it came from the end of a fit."""
+        return bool((self.stiffness < 1e300).any())
+
+    def take(self, views: Array) -> "PoolDoubt":
+        """Some of the views."""
+        return PoolDoubt(
+            self.centre[views], self.covariance[np.ix_(views, views)], self.slope[views], self.stiffness[views]
+        )
+
+
+def eliminate(information: Array, n_weights: int, nuisance_prior: Array) -> Array:
+    """The information on the first parameters when the others are inferred too: a Schur complement."""
+    inside = information[n_weights:, n_weights:] + np.diag(nuisance_prior)
+    inside[np.diag_indices_from(inside)] += 1e-10 * np.abs(np.diagonal(inside)).max(initial=1e-300)
+    cross = information[:n_weights, n_weights:]
+    return np.asarray(information[:n_weights, :n_weights] - cross @ np.linalg.solve(inside, cross.T))
+
+
+def weight_intervals(estimate: Array, known: WeightInformation, level: float) -> Array:
+    """Intervals (K, 2) at a level, around the likelihood's maximum; they hold the estimate too.
+
+    A free weight gets a normal interval below and, above, that of its square root, which is longer: a small weight
+    may well have been a larger one. A view whose weight is zero gets [0, u], u the quantile of its profile
+    likelihood; and what it might take from the others lowers their limits.
+    """
+    _check_level(level)
+    weights = known.centre
+    free = np.flatnonzero(weights > 0)
+    moves = _tangent(weights, free)  # (K, F - 1): directions that keep the sum and the zeros
+    # one label's worth of prior information, so that the inverse exists where labels say nothing
+    inner = moves.T @ known.information @ moves + np.eye(moves.shape[1])
+    covariance = moves @ np.linalg.inv(inner) @ moves.T
+    reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(np.maximum(np.diagonal(covariance)[free], 0))
+    bounds = np.zeros((len(weights), 2))
+    bounds[free, 0] = np.maximum(weights[free] - reach, 0)
+    bounds[free, 1] = weights[free] + reach + reach**2 / (4 * weights[free])
+    dropped = np.flatnonzero((weights == 0) | (estimate == 0))
+    for k in dropped:
+        bounds[k] = 0, max(bounds[k, 1], _upper_limit(known.profile[k], level))
+    if len(dropped):
+        bounds[:, 0] *= 1 - bounds[dropped, 1].max()
+    bounds[:, 0] = np.minimum(bounds[:, 0], estimate)
+    bounds[:, 1] = np.maximum(bounds[:, 1], estimate)
+    return np.asarray(np.clip(bounds, 0, 1))
+
+
+def pool_intervals(estimate: Array, uncertainty: PoolDoubt, level: float) -> Array:
+    """Intervals (K, 2) of the weights v / sum v at a level, by Laplace; they hold the estimate (K,) too.
+
+    Normal where a weight is free, the half-line's quantile where it is zero.
+    """
+    _check_level(level)
+    if not uncertainty.known:
+        raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
+    K, gain = len(estimate), max(float(uncertainty.centre.sum()), 1e-300)
+    weights = uncertainty.centre / gain if uncertainty.centre.any() else np.full(K, 1 / K)
+    jacobian = (np.eye(K) - weights[:, None]) / gain
+    variance = np.maximum(np.diagonal(jacobian @ uncertainty.covariance @ jacobian.T), 0)
+    reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(variance)
+    bounds = np.stack([weights - reach, weights + reach], axis=1)
+    pinned = uncertainty.centre == 0
+    root = np.sqrt(uncertainty.stiffness[pinned])
+    scaled_slope = uncertainty.slope[pinned] / root  # the energy s v + h v^2 / 2 is a normal's tail beyond this
+    limit = -special.ndtri_exp(np.log1p(-level) + special.log_ndtr(-scaled_slope)) - scaled_slope
+    bounds[pinned, 0] = 0
+    bounds[pinned, 1] = limit / root / gain
+    bounds[:, 0] = np.minimum(bounds[:, 0], estimate)
+    bounds[:, 1] = np.maximum(bounds[:, 1], estimate)
+    return np.asarray(np.clip(bounds, 0, 1))
+
+
+def _check_level(level: float) -> None:
+    """Refuse what is not a level of confidence."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
+
+
+def _upper_limit(profile: Array, level: float) -> float:
+    """The level-quantile of the profile likelihood, normalised over the weights of the grid.
+
+    A chi-squared limit is too small at the edge: after J labels without a trace it gives 0.8 / J for 90 %,
+    where the chance of no trace is 10 % at 2.3 / J.
+    """
+    height = np.exp(profile - profile.max())
+    mass = np.concatenate([[0.0], np.cumsum(0.5 * (height[1:] + height[:-1]) * np.diff(PROFILE_GRID))])
+    return float(np.interp(level, mass / mass[-1], PROFILE_GRID))
+
+
+def _tangent(weights: Array, free: Array) -> Array:
+    """An orthonormal basis of the directions within the simplex's face."""
+    basis = np.zeros((len(weights), max(len(free) - 1, 0)))
+    if len(free) > 1:
+        centred = np.eye(len(free)) - 1 / len(free)
+        basis[free] = np.linalg.svd(centred)[0][:, : len(free) - 1]
+    return basis
+
+
+def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:
+    """The minimum with v >= 0 and b free: eliminate b, then non-negative least squares."""
+    from scipy.optimize import nnls
+
+    K = n_views
+    cross, inner = quadratic[:K, K:], quadratic[K:, K:]
+    reduced = quadratic[:K, :K] - cross @ np.linalg.solve(inner, cross.T)
+    target = linear[:K] - cross @ np.linalg.solve(inner, linear[K:])
+    factor = np.linalg.cholesky(0.5 * (reduced + reduced.T))
+    pool = nnls(factor.T, np.linalg.solve(factor, target), maxiter=100 * K)[0]
+    return pool, np.linalg.solve(inner, linear[K:] - cross.T @ pool)
+
+
+def pool_doubt(quadratic: Array, linear: Array, n_views: int, shrinkage: float, centre: float) -> PoolDoubt:
+    """Quadratic approximation of the energy around its mode, with the prior precision of v lowered to 1/gain^2.
+
+    That much prior keeps the approximation proper where labels say nothing of the pool.
+    """
+    K, weak = n_views, min(shrinkage, 1 / centre**2)
+    diagonal = np.arange(K)
+    quadratic, linear = quadratic.copy(), linear.copy()
+    quadratic[diagonal, diagonal] -= shrinkage - weak
+    linear[:K] -= (shrinkage - weak) * centre / K
+    pool, offset = solve(quadratic, linear, K)
+    free = np.concatenate([pool > 0, np.ones(len(offset), dtype=bool)])
+    inside = np.flatnonzero(pool > 0)
+    covariance = np.zeros((K, K))
+    covariance[np.ix_(inside, inside)] = np.linalg.inv(quadratic[np.ix_(free, free)])[: len(inside), : len(inside)]
+    slope, stiffness = np.zeros(K), np.ones(K)
+    slope[pool == 0], stiffness[pool == 0] = pinned_forces(quadratic, linear, np.concatenate([pool, offset]), free)
+    return PoolDoubt(pool, covariance, slope, stiffness)
+
+
+def pinned_forces(quadratic: Array, linear: Array, u: Array, free: Array) -> tuple[Array, Array]:
+    """Gradient and curvature at the active bounds, for the coordinates held at 0."""
+    pinned = ~free
+    slope = np.maximum((quadratic @ u - linear)[pinned], 0)
+    cross = quadratic[np.ix_(pinned, free)]
+    given = np.linalg.solve(quadratic[np.ix_(free, free)], cross.T)
+    stiffness = np.diagonal(quadratic)[pinned] - np.einsum("pf,fp->p", cross, given)
+    return slope, np.maximum(stiffness, 1e-12)
+
+
+def pool_weights(pool: Array) -> Array:
+    """Weights w = v / sum v; uniform where all are zero."""
+    total = pool.sum()
+    return np.asarray(pool / total) if total > 0 else np.full(len(pool), 1 / len(pool))

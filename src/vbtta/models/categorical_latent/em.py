@@ -1,0 +1,228 @@
+"""EM for the latent pool of class labels: a closed form for the noise, Newton steps for pool and offsets."""
+
+__all__ = ["LatentClassProblem", "LatentClassState", "pose"]
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from vbtta.data.labels import Array
+from vbtta.inference import laplace
+from vbtta.inference.em import EM, Ascent, ascend
+from vbtta.inference.laplace import PoolDoubt, pool_weights
+from vbtta.inference.linalg import Reader
+from vbtta.models.base import InMemory, Source
+from vbtta.models.categorical_latent.posterior import LatentClassPosterior
+from vbtta.models.categorical_latent.spec import CategoricalLatent
+from vbtta.models.categorical_latent.steps import PoolSums, run_pool_pass
+from vbtta.models.parts import calibration
+from vbtta.models.parts.class_data import CategoricalBlocks
+from vbtta.models.parts.class_model import BlockPass, ClassProblem, Statistics
+from vbtta.models.parts.label_noise import FittedNoise
+from vbtta.models.parts.links import LINKS
+
+_FRACTIONS = 0.5 ** np.arange(11)  # of a Newton step, tried in turn
+_SPREADS = (30.0, 10.0, 5.0, 3.0, 2.0, 1.0, 0.5, 0.3, 0.2, 0.1, 0.03, 0.01)  # candidates for K / sqrt(lambda)
+_MAX_SHRINKAGE_INSTANCES = 4_000  # on which lambda is chosen
+
+
+class LatentClassState(NamedTuple):
+    """Pool, centre of its prior, offsets, and Q of the noise."""
+
+    pool: Array  # (K,): v
+    centre: float  # g
+    offset: Array  # (C,)
+    noise: FittedNoise | None
+
+
+@dataclass(frozen=True, eq=False)
+class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
+    """Data and priors of a latent pool for class labels."""
+
+    spec: CategoricalLatent
+    shrinkage: float
+    common_start = True
+
+    def update(self, state: LatentClassState, statistics: Statistics[PoolSums]) -> LatentClassState:
+        """The noise's closed form and a Newton step of the pool, halved until the bound does not fall.
+
+        The step takes into account that the centre g follows the pool: with g fixed, a strong prior around it would
+        keep the gain from changing.
+        """
+        plain = state._replace(noise=statistics.noise)
+        pool, offset = laplace.solve(*self._expansion(state, statistics.sums, following=True), self.data.n_views)
+
+        def moved(fraction: float) -> LatentClassState:
+            new = pool if fraction == 1 else state.pool + fraction * (pool - state.pool)
+            after = plain._replace(pool=new, offset=state.offset + fraction * (offset - state.offset))
+            return after._replace(centre=self._best_centre(after))
+
+        accepted = None
+        if np.abs(np.concatenate([pool - state.pool, offset - state.offset])).max() > 1e-12:
+            accepted = self.first_acceptable((moved(fraction) for fraction in _FRACTIONS), statistics)
+        return plain._replace(centre=self._best_centre(plain)) if accepted is None else accepted
+
+    def pack(self, state: LatentClassState) -> Array:
+        """(sqrt v, ln g, o, ln of the noise's counts)."""
+        parts = [np.sqrt(state.pool), np.array([np.log(state.centre)]), state.offset]
+        if state.noise is not None:
+            parts.append(state.noise.pack())
+        return np.concatenate(parts)
+
+    def unpack(self, vector: Array, like: LatentClassState) -> LatentClassState:
+        """The state of a vector."""
+        take = Reader(vector)
+        pool = take(self.data.n_views) ** 2
+        centre = float(np.exp(np.clip(take(1)[0], -30, 30)))
+        offset = np.clip(take(self.data.n_classes), -50, 50)
+        noise = None if like.noise is None else like.noise.unpack(take)
+        return LatentClassState(pool, centre, offset, noise)
+
+    def trimmed(self, state: LatentClassState) -> list[LatentClassState]:
+        """Nothing to trim: the Newton step puts weights at zero by itself."""
+        return []
+
+    def weights(self, state: LatentClassState) -> Array:
+        """The weights of the views: (K,)."""
+        return pool_weights(state.pool)
+
+    def posterior(self, state: LatentClassState) -> LatentClassPosterior:
+        """The fitted model without its data; without intervals of the weights."""
+        doubt = PoolDoubt.none(self.data.n_views)
+        return LatentClassPosterior(self.spec.link, state.pool, state.offset, state.noise, doubt)
+
+    def finish(self, ascent: Ascent, *, intervals: bool = True) -> LatentClassPosterior:
+        """The posterior at the end of an ascent, with what intervals for the weights need, at hardly any cost."""
+        state: LatentClassState = ascent.state
+        weak = min(self.shrinkage, 1 / state.centre**2)  # prior precision that remains
+        quadratic, linear = self._expansion(state, ascent.statistics.sums, weak=weak)
+        doubt = laplace.pool_doubt(quadratic, linear, self.data.n_views, self.shrinkage, state.centre)
+        return replace(self.posterior(state), doubt=doubt)
+
+    def log_laplace_evidence(self, state: LatentClassState, statistics: Statistics[PoolSums]) -> float:
+        """Log evidence of lambda: (v, o) integrated out around their mode, weights at 0 over the half-line."""
+        quadratic, linear = self._expansion(state, statistics.sums)
+        free = np.concatenate([state.pool > 0, np.ones(len(state.offset), dtype=bool)])
+        u = np.concatenate([state.pool, state.offset])
+        slope, stiffness = laplace.pinned_forces(quadratic, linear, u, free)
+        half_lines = 0.5 * np.log(0.5 * np.pi / stiffness) + np.log(special.erfcx(slope / np.sqrt(2 * stiffness)))
+        log_det = np.linalg.slogdet(quadratic[np.ix_(free, free)])[1]
+        return float(statistics.bound + 0.5 * free.sum() * np.log(2 * np.pi) - 0.5 * log_det + half_lines.sum())
+
+    def _expansion(
+        self, state: LatentClassState, sums: PoolSums, *, following: bool = False, weak: float | None = None
+    ) -> tuple[Array, Array]:
+        """Second-order expansion u^T A u / 2 - l^T u of minus the bound in u = (v, o): A and l.
+
+        The curvature is that of the evidence if positive definite (with the pool's prior precision lowered to `weak`
+        where given), else that of complete data, which always is. With `following`, g is eliminated.
+        """
+        K, C = self.data.n_views, self.data.n_classes
+        by_offset = np.full(C, 1 / self.spec.offset_scale**2)
+        prior = np.diag(np.concatenate([np.full(K, self.shrinkage), by_offset]))
+        pull = np.concatenate([self.shrinkage * (state.pool - state.centre / K), by_offset * state.offset])
+        if following:  # g is at its mode for every v: eliminate it by its curvatures given v and under its own prior
+            stiffness = self.shrinkage / K
+            prior[:K, :K] -= stiffness**2 / (stiffness + 1 / (self.spec.kappa_scale * state.centre) ** 2)
+            pull[:K] = self.shrinkage * (state.pool - state.pool.mean()) + self._centre_slope(state.centre)
+        least = prior if weak is None else np.diag(np.concatenate([np.full(K, weak), by_offset]))
+        seen = sums.complete - sums.missing
+        if np.linalg.eigvalsh(seen + least)[0] < 0.1 * np.linalg.eigvalsh(least)[0]:
+            seen = sums.complete
+        quadratic = seen + prior
+        return quadratic, quadratic @ np.concatenate([state.pool, state.offset]) + sums.gradient - pull
+
+    def _block_pass(self, state: LatentClassState) -> BlockPass[PoolSums]:
+        link, pool, offset = LINKS[self.spec.link], state.pool, state.offset
+        return lambda block, evidence: run_pool_pass(block, link, pool, offset, evidence)
+
+    def _penalties(self, state: LatentClassState) -> dict[str, float]:
+        terms = {
+            "penalty_pool": self._pool_penalty(state.pool, state.centre),
+            "penalty_offset": -calibration.log_normal(state.offset, self.spec.offset_scale),
+        }
+        if state.noise is not None:
+            terms["KL_noise"] = state.noise.divergence()
+        return terms
+
+    def _pool_penalty(self, pool: Array, centre: float) -> float:
+        """Minus the log priors of v, a normal around g / K cut off at 0, and of ln g."""
+        K, scale = len(pool), self.spec.kappa_scale
+        penalty = 0.5 * self.shrinkage * float(((pool - centre / K) ** 2).sum())
+        penalty -= 0.5 * K * np.log(self.shrinkage / (2 * np.pi))
+        penalty += K * float(special.log_ndtr(np.sqrt(self.shrinkage) * centre / K))
+        return float(penalty + 0.5 * (np.log(centre) / scale) ** 2 + np.log(scale * np.sqrt(2 * np.pi)))
+
+    def _centre_slope(self, centre: float) -> float:
+        """Slope of g's own part of the penalty, which at its mode is lambda times (the mean of v - g / K)."""
+        place = np.sqrt(self.shrinkage) * centre / self.data.n_views
+        hazard = np.exp(-0.5 * place**2 - special.log_ndtr(place)) / np.sqrt(2 * np.pi)  # phi / Phi
+        return float(np.log(centre) / (centre * self.spec.kappa_scale**2) + np.sqrt(self.shrinkage) * hazard)
+
+    def _best_centre(self, state: LatentClassState) -> float:
+        """The mode of g given v, or the present one where the search finds none better."""
+        from scipy.optimize import minimize_scalar
+
+        ends = np.log([max(state.pool.sum(), 1e-6), 1.0, state.centre])
+        result = minimize_scalar(
+            lambda log_centre: self._pool_penalty(state.pool, float(np.exp(log_centre))),
+            bounds=(ends.min() - 1, ends.max() + 1),
+            method="bounded",
+            options={"xatol": 1e-10},
+        )
+        centre = float(np.exp(result.x))
+        better = self._pool_penalty(state.pool, centre) < self._pool_penalty(state.pool, state.centre)
+        return centre if better else state.centre
+
+    def _on_subsample(self, places: Array) -> tuple["LatentClassProblem", LatentClassState]:
+        return _posed(InMemory(*self.data.take(places)), self.spec, self.shrinkage)
+
+    def _scaled(self, state: LatentClassState, log_kappa: Array) -> LatentClassState:
+        pool = state.pool * np.exp(log_kappa)
+        return state._replace(pool=pool, centre=float(pool.sum()))
+
+
+def pose(source: Source, spec: CategoricalLatent) -> tuple[LatentClassProblem, LatentClassState]:
+    """The problem of data and a model, and its first state: the average logits, scaled if wide."""
+    problem, first = _posed(source, spec, spec.shrinkage)
+    return problem, problem._scaled(first, problem.start_log_kappa(first))
+
+
+def _posed(
+    source: Source, spec: CategoricalLatent, shrinkage: float | None
+) -> tuple[LatentClassProblem, LatentClassState]:
+    """The problem, its shrinkage chosen by the evidence unless given, and its first state with a gain of 1."""
+    data, noise = spec.lay_out(source)
+    K, C = data.n_views, data.n_classes
+    start = None if noise is None else noise.start(data.n_annotators)
+    shrinkage = _choose_shrinkage(data, spec) if shrinkage is None else shrinkage
+    first = LatentClassState(np.full(K, 1 / K), 1.0, np.zeros(C), start)
+    return LatentClassProblem(data, noise, spec, shrinkage), first
+
+
+def _choose_shrinkage(data: CategoricalBlocks, spec: CategoricalLatent) -> float:
+    """Lambda that maximises the Laplace evidence, on a sample of the instances where there are many."""
+    places = None
+    if data.n_instances > _MAX_SHRINKAGE_INSTANCES:
+        places = np.linspace(0, data.n_instances - 1, _MAX_SHRINKAGE_INSTANCES).astype(int)
+    K = data.n_views
+    problem, state = pose(InMemory(*data.take(places)), replace(spec, shrinkage=1.0))
+    evidences: dict[int, float] = {}
+
+    def evidence(place: int) -> float:
+        nonlocal state
+        if not 0 <= place < len(_SPREADS):
+            return -np.inf
+        if place not in evidences:
+            candidate = replace(problem, shrinkage=(K / _SPREADS[place]) ** 2)
+            ascent = ascend(candidate, state, EM(tol=1e-5, max_steps=60))
+            evidences[place] = candidate.log_laplace_evidence(ascent.state, ascent.statistics)
+            state = ascent.state._replace(pool=np.maximum(ascent.state.pool, 1e-3 / K))  # the next one's start
+        return evidences[place]
+
+    best = _SPREADS.index(1.0)
+    while max(evidence(best - 1), evidence(best + 1)) > evidence(best):
+        best += 1 if evidence(best + 1) > evidence(best - 1) else -1
+    return float((K / _SPREADS[best]) ** 2)

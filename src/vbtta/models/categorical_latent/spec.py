@@ -1,0 +1,45 @@
+"""Options of the latent pool for class labels."""
+
+__all__ = ["CategoricalLatent"]
+
+from dataclasses import dataclass
+
+from vbtta._support.checks import positive
+from vbtta.models.base import LatentModel
+from vbtta.models.parts.class_model import ClassModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoricalLatent(ClassModel, LatentModel):
+    """Class labels from one weighted sum of the views' logits (docs/method, eqs. 20 to 24 with one view).
+
+    As in eq. 19 the one view is the weighted sum: kappa_k f_ik becomes sum_k v_k f_ik with v_k >= 0, where the weights
+    are w = v / sum(v) and the gain is sum(v).
+
+    Parameters
+    ----------
+    shrinkage : float, optional
+        Prior precision of every weight around the common temperature's share; by default from the evidence.
+    link, noise, kappa_scale, offset_scale, confusion_prior, accuracy_prior
+        As in :class:`CategoricalMixture`.
+
+    Examples
+    --------
+    Views whose logits err independently are right together more often than each alone:
+
+    >>> import numpy as np
+    >>> from vbtta import CategoricalLatent, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.integers(0, 3, size=500)
+    >>> predictions = ViewPredictions(np.eye(3)[truth][:, None] + rng.normal(size=(500, 6, 3)))  # (N, K, C)
+    >>> policy = fit_policy(predictions, truth, task="classification", model=CategoricalLatent())
+    >>> alone, together = predictions.outputs[:, 0].argmax(axis=1), policy.predict(predictions).label
+    >>> bool((together == truth).mean() > (alone == truth).mean() + 0.2)
+    True
+    """
+
+    shrinkage: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(shrinkage=self.shrinkage)

@@ -1,0 +1,99 @@
+"""One pass of class labels under a pooled utility sum_k v_k f_ik + o: evidence, gradient and curvature.
+
+With q the truth's posterior and F = (f, 1_c) the gradient of a canonical link is sum_i E_q F - E_P F, and the curvature
+of the log evidence sum_i Cov_P F - Cov_q F: that of complete data, less that of the missing truths. Without noise
+nothing is missing, and every label counts.
+"""
+
+__all__ = ["PoolSums", "pool_proba", "run_pool_pass"]
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vbtta.data.labels import Array
+from vbtta.inference.blocks import join, nodes, products
+from vbtta.models.parts.class_data import CategoricalBlock
+from vbtta.models.parts.links import MAX_CURVATURE_CLASSES, Link
+
+
+class PoolSums(NamedTuple):
+    """Additive statistics; derivatives are with respect to (v, o)."""
+
+    log_evidence: Array  # ()
+    gradient: Array  # (K + C,)
+    complete: Array  # (K + C, K + C): curvature if the truth were known
+    missing: Array  # (K + C, K + C)
+
+
+def run_pool_pass(
+    block: CategoricalBlock, link: Link, pool: Array, offset: Array, evidence: Array | None
+) -> tuple[PoolSums, Array | None]:
+    """Statistics of a block's instances and, with a noise model, the truth's posterior (n, C)."""
+    truth = None if evidence is None else np.empty_like(evidence)
+
+    def part_sums(part: slice) -> PoolSums:
+        logits, variance = block.logits(part), block.variances(part)
+        utility, spread = _pooled(logits, variance, pool, offset)
+        proba, inverse = link.proba(utility.copy(order="K"), spread)
+        proba = proba * inverse
+        if evidence is not None and truth is not None:
+            log_evidence = evidence[part].T
+            top = log_evidence.max(axis=0)
+            posterior = np.exp(log_evidence - top) * proba
+            norm = posterior.sum(axis=0)
+            posterior /= norm
+            truth[part] = posterior.T
+            size, total = np.ones(len(norm)), (top + np.log(norm)).sum()
+        else:
+            assert block.mass is not None
+            posterior = block.mass[part].T
+            size, total = posterior.sum(axis=0), (posterior * np.log(proba)).sum()
+        in_utility, in_variance = link.gradient(utility.T, None if spread is None else spread.T, posterior.T)
+        by_utility = in_utility.T  # (C, n)
+        by_pool = np.einsum("ckn,cn->kn", logits, by_utility)
+        if in_variance is not None and variance is not None:
+            by_pool += 2 * pool[:, None] * np.einsum("nc,ckn->kn", in_variance, variance)
+        gradient = np.concatenate([by_pool, by_utility])  # (K + C, n)
+        complete = _covariance(logits, proba * size, size)
+        missing = np.zeros_like(complete)
+        if not link.canonical:  # the mean of a softmax's curvature and the gradients' outer products
+            complete = 0.5 * link.information * complete
+            complete += 0.5 * products(gradient / np.maximum(size, 1e-300), gradient)
+        elif truth is not None:
+            missing = _covariance(logits, posterior, size)
+            if len(offset) > MAX_CURVATURE_CLASSES:  # the offsets' complete curvature is bounded by its diagonal
+                missing[len(pool) :] = missing[:, len(pool) :] = 0
+        return PoolSums(np.asarray(total), gradient.sum(axis=1), complete, missing)
+
+    sums: PoolSums = join(nodes(part_sums, block.parts))
+    return sums, truth
+
+
+def pool_proba(link: Link, logits: Array, variance: Array | None, pool: Array, offset: Array) -> Array:
+    """Class probabilities (C, n) of pooled logits (C, K, n)."""
+    proba, inverse = link.proba(*_pooled(logits, variance, pool, offset))
+    return proba * inverse
+
+
+def _pooled(logits: Array, variance: Array | None, pool: Array, offset: Array) -> tuple[Array, Array | None]:
+    """Pooled utilities, the largest of an instance 0, and their variances sum_k v_k^2 g_k: (C, n) each."""
+    utility = np.einsum("ckn,k->cn", logits, pool) + offset[:, None]
+    utility -= utility.max(axis=0)
+    return utility, None if variance is None else np.einsum("ckn,k->cn", variance, pool**2)
+
+
+def _covariance(logits: Array, proba: Array, size: Array) -> Array:
+    """Sum over instances of the covariances of (f, 1_c) under proba / size, times size: (K + C, K + C)."""
+    C, K, n = logits.shape
+    flat = logits.transpose(1, 0, 2).reshape(K, C * n)
+    mean = np.einsum("ckn,cn->kn", logits, proba)  # (K, n), times size
+    inverse = 1 / np.maximum(size, 1e-300)
+    result = np.empty((K + C, K + C))
+    result[:K, :K] = products(flat * proba.reshape(-1), flat) - products(mean * inverse, mean)
+    cross = np.einsum("ckn,cn->ck", logits, proba) - products(proba * inverse, mean)
+    result[K:, :K], result[:K, K:] = cross, cross.T
+    result[K:, K:] = np.diag(proba.sum(axis=1))
+    if C <= MAX_CURVATURE_CLASSES:
+        result[K:, K:] -= products(proba * inverse, proba)
+    return result

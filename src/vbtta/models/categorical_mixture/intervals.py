@@ -1,0 +1,96 @@
+"""Observed information of the views' weights under class labels, calibration eliminated."""
+
+__all__ = ["weight_information"]
+
+import numpy as np
+
+from vbtta.data.labels import Array
+from vbtta.inference.blocks import join, nodes, products
+from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, eliminate
+from vbtta.models.categorical_mixture.steps import Likelihood, view_shares
+from vbtta.models.parts.calibration import CalibrationPrior
+from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks
+from vbtta.models.parts.label_noise import FittedNoise
+
+_MAX_UNITS = 100_000  # labels, or instances with a noise model, from which the information is estimated
+_MAX_OFFSET_CLASSES = 128  # up to which offsets are eliminated: with more the prior decides about each
+
+
+def weight_information(
+    data: CategoricalBlocks,
+    likelihood: Likelihood,
+    noise: FittedNoise | None,
+    weights: Array,
+    prior: CalibrationPrior,
+) -> WeightInformation:
+    """Outer products of the scores of (w, ln kappa, xi, o), the latter three eliminated under their priors.
+
+    A unit is a label or, with a noise model, an instance; the noise is held at its posterior.
+    """
+    free = weights > 0
+    n_units = data.n_rows if noise is None else data.n_instances
+    evidence_of = None if noise is None else noise.evidence()
+
+    def block_products(block: CategoricalBlock) -> tuple[Array, Array, Array]:
+        evidence = None if evidence_of is None else evidence_of(block.table)
+
+        def part_products(part: slice) -> tuple[Array, Array, Array]:
+            scores, size = _scores(block, likelihood, evidence, part, free)
+            return products(scores * size, scores), _profile(scores[: len(weights)], free, size), size.sum()
+
+        sums: tuple[Array, Array, Array] = join(nodes(part_products, block.parts))
+        return sums
+
+    outer, profile, seen = data.total(block_products, every=max(1, n_units // _MAX_UNITS))
+    scale = (data.n_labels if noise is None else float(data.n_instances)) / float(seen)
+    nuisance = np.zeros(0)
+    if likelihood.calibrate:
+        F = int(free.sum())
+        scales = (prior.kappa_scale, prior.xi_scale, prior.offset_scale)
+        nuisance = np.repeat(1 / np.square(scales), (1, F, len(outer) - len(weights) - 1 - F))
+    return WeightInformation(weights, eliminate(scale * outer, len(weights), nuisance), scale * profile)
+
+
+def _scores(
+    block: CategoricalBlock, likelihood: Likelihood, evidence: Array | None, part: slice, free: Array
+) -> tuple[Array, Array]:
+    """Scores (K + 1 + F + C, units) of a block's units and how often each counts."""
+    logits, variance = block.logits(part), block.variances(part)
+    if evidence is not None:
+        shares = view_shares(logits, variance, likelihood, evidence[part].T, noisy=True)
+        size = shares.size
+    else:
+        assert block.mass is not None
+        mass = block.mass[part]
+        instance, label = np.nonzero(mass)
+        one_hot = np.zeros((mass.shape[1], len(label)))
+        one_hot[label, np.arange(len(label))] = 1
+        size = mass[instance, label]
+        logits = logits[:, :, instance]
+        variance = None if variance is None else variance[:, :, instance]
+        shares = view_shares(logits, variance, likelihood, one_hot, noisy=False)
+    views = shares.views
+    ratio = shares.target / views.mixture
+    by_weight = views.inverse * np.einsum("ckn,cn->kn", views.proba, ratio)  # (K, n): rho
+    if likelihood.class_weights is not None:
+        load = shares.size / shares.total
+        by_weight += 1 - load
+        ratio = ratio - load
+    if not likelihood.calibrate:
+        return by_weight, size
+    share = views.scale * np.einsum("ckn,cn->kn", views.joint, ratio)
+    scores = likelihood.link.scores(views, ratio, share)
+    by_log_kappa = np.exp(likelihood.calibration.log_kappa)[:, None] * scores.by_kappa
+    rows = [by_weight, by_log_kappa.sum(axis=0, keepdims=True), by_log_kappa[free]]
+    if len(scores.by_offset) <= _MAX_OFFSET_CLASSES:
+        rows.append(scores.by_offset)
+    return np.concatenate(rows), size
+
+
+def _profile(rho: Array, free: Array, size: Array) -> Array:
+    """Log likelihood where a dropped view takes each weight of the grid from all the others: (K, G)."""
+    profile = np.zeros((len(rho), len(PROFILE_GRID)))
+    for place, weight in enumerate(PROFILE_GRID):
+        inside = np.maximum(1 - weight + weight * rho[~free], np.finfo(np.float64).tiny)
+        profile[~free, place] = np.vecdot(np.log(inside), size)
+    return profile

@@ -1,0 +1,131 @@
+"""The fitted mixture of views for class labels, and its predictions."""
+
+__all__ = ["CategoricalPosterior", "SampledCategoricalPosterior"]
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import CategoricalPrediction
+from vbtta.inference.laplace import WeightInformation, weight_intervals
+from vbtta.models.base import Pooling
+from vbtta.models.parts.calibration import Calibration
+from vbtta.models.parts.class_data import class_names, joint_information, prediction_blocks, view_evidence
+from vbtta.models.parts.draws import WeightDraws
+from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, describe, score_labels
+from vbtta.models.parts.links import LINKS, view_proba
+
+
+@dataclass(frozen=True)
+class CategoricalPosterior:
+    """A fitted categorical mixture: calibrated views, their weights and, where modelled, the label noise."""
+
+    link: str  # a name in LINKS
+    weights: Array  # (K,)
+    class_weights: Array | None  # (K, C)
+    calibration: Calibration
+    noise: FittedNoise | None
+    information: WeightInformation | None
+
+    @property
+    def gain(self) -> float:
+        """Views are calibrated one by one: the pool has no gain of its own."""
+        return 1.0
+
+    @property
+    def kappa(self) -> Array:
+        """The inverse temperatures of the views: (K,)."""
+        return np.exp(self.calibration.log_kappa)
+
+    def weight_interval(self, level: float) -> Array:
+        """Intervals (K, 2) of the weights."""
+        if self.information is None:
+            raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
+        return weight_intervals(self.weights, self.information, level)
+
+    def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
+        """Class probabilities for inputs whose views are those of positive weight, in order."""
+        return _prediction(predictions, self._joint(predictions))
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
+        """The true class of every input given its labels; `annotator` (J,) is -1 for those unknown to the fit.
+
+        Without a noise model: the views' predictions under the posterior of the view given all labels.
+        """
+        position = labels.categorical(predictions.outputs.shape[2], predictions.classes)
+        factors = None if self.noise is None else self.noise.class_factors(labels, position, annotator)
+
+        def blocks() -> Iterator[tuple[slice, Array]]:
+            for rows, joint in self._joint(predictions):
+                if factors is None:
+                    joint *= view_evidence(joint, labels, position, rows)
+                else:
+                    joint *= factors[rows].T[:, None]
+                joint /= joint.sum(axis=(0, 1))
+                yield rows, joint
+
+        return _prediction(predictions, blocks())
+
+    def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
+        """Log score of every labelled input's label set, noise included: (N+,)."""
+        return score_labels(self.noise, self.predict(predictions), predictions, labels, annotator)
+
+    def keep(self, views: Array) -> "CategoricalPosterior":
+        """The same with only some of the views."""
+        weights, by_class, known = self.weights[views], self.class_weights, self.information
+        if by_class is not None:
+            by_class = by_class[views] / np.maximum(by_class[views].sum(axis=0), 1e-300)
+        if known is not None:
+            centre = known.centre[views] / max(known.centre[views].sum(), 1e-300)
+            known = WeightInformation(centre, known.information[np.ix_(views, views)], known.profile[views])
+        return replace(
+            self,
+            weights=weights / weights.sum(),
+            class_weights=by_class,
+            calibration=self.calibration._replace(log_kappa=self.calibration.log_kappa[views]),
+            information=known,
+        )
+
+    def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorAccuracy | None:
+        """Accuracies and confusion matrices of the annotators."""
+        return describe(self.noise, names)
+
+    def pooling(self) -> Pooling:
+        """The weighted average of the views' probabilities."""
+        used, offset = self.weights > 0, self.calibration.offset
+        weights = np.repeat(self.weights[:, None], len(offset), axis=1)
+        if self.class_weights is not None:
+            weights = self.class_weights
+        scale = np.repeat(self.kappa[used][:, None], len(offset), axis=1)
+        return Pooling("mixture", self.link, scale, offset, weights[used])
+
+    def _joint(self, predictions: ViewPredictions) -> Iterator[tuple[slice, Array]]:
+        """Blocks of P(class, view), (C, K, n)."""
+        link, used = LINKS[self.link], self.weights > 0
+        calibration = Calibration(self.calibration.log_kappa[used], self.calibration.offset)
+        for rows, logits, variance in prediction_blocks(predictions, with_variance=link.uses_variance):
+            joint, inverse = view_proba(link, logits, variance, calibration)
+            if self.class_weights is None:
+                joint *= inverse * self.weights[used][:, None]
+            else:
+                joint *= inverse
+                joint *= self.class_weights[used].T[:, :, None]
+            joint /= joint.sum(axis=(0, 1))
+            yield rows, joint
+
+
+@dataclass(frozen=True)
+class SampledCategoricalPosterior(WeightDraws, CategoricalPosterior):
+    """A mixture for class labels."""
+
+
+def _prediction(predictions: ViewPredictions, blocks: Iterable[tuple[slice, Array]]) -> CategoricalPrediction:
+    """The prediction of blocks of P(class, view)."""
+    N, _, C = predictions.outputs.shape
+    proba, information = np.empty((N, C)), np.empty(N)
+    for rows, joint in blocks:
+        proba[rows], information[rows] = joint.sum(axis=1).T, joint_information(joint)
+    return CategoricalPrediction(proba, information, class_names(predictions))

@@ -1,0 +1,65 @@
+"""Options of the mixture for class labels."""
+
+__all__ = ["CategoricalMixture"]
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vbtta._support.checks import one_of, positive
+from vbtta.models.parts.class_model import ClassModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoricalMixture(ClassModel):
+    """Class labels from a mixture of calibrated views (docs/method, "Categorical outputs", eqs. 20 to 24).
+
+    Parameters
+    ----------
+    link : {"softmax", "probit"}
+        How logits become probabilities (eq. 20).
+    noise : {"none", "uniform", "annotator", "confusion"}, optional
+        What separates a label from the true class (eq. 22): nothing, one accuracy for all, one accuracy an
+        annotator, or a confusion matrix an annotator. By default confusion where enough instances carry two labels
+        or more, else none: from single labels a confusion matrix invents noise.
+    calibrate : bool
+        Whether temperatures and class offsets are inferred (eq. 21).
+    weights : {"view", "view_class"}
+        One weight a view, or one a view and class.
+    concentration : float, optional
+        Dirichlet concentration of the weights; without it they are at their maximum likelihood (eq. 23).
+    kappa_scale, xi_scale, offset_scale : float
+        Prior standard deviations of the common log inverse temperature, of the views' deviations from it and
+        of the class offsets (eq. 21).
+    confusion_prior : (float, float)
+        Dirichlet counts of a confusion row: on the diagonal, and in all off it.
+    accuracy_prior : (float, float)
+        Beta counts of an accuracy: right and wrong.
+    class_concentration : float
+        How strongly the class weights of ``weights="view_class"`` are drawn towards the common ones.
+
+    Examples
+    --------
+    Two annotators, of whom the second says anything in half of the cases and so is right in two out of three:
+
+    >>> import numpy as np
+    >>> from vbtta import CategoricalMixture, LabelSets, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.integers(0, 3, size=1000)
+    >>> predictions = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(1000, 2, 3)))  # (N, K, C)
+    >>> said = np.where(rng.random((1000, 2)) < [0.0, 0.5], rng.integers(0, 3, size=(1000, 2)), truth[:, None])
+    >>> labels = LabelSets.from_array(said, annotators=["ann", "bob"])
+    >>> policy = fit_policy(predictions, labels, task="classification", model=CategoricalMixture(noise="annotator"))
+    >>> policy.annotators.accuracy.round(1)
+    array([1. , 0.7])
+    """
+
+    calibrate: bool = True
+    weights: Literal["view", "view_class"] = "view"
+    concentration: float | None = None
+    xi_scale: float = 0.1
+    class_concentration: float = 20.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("weights", self.weights, ("view", "view_class"))
+        positive(concentration=self.concentration, class_concentration=self.class_concentration, xi_scale=self.xi_scale)

@@ -1,0 +1,186 @@
+"""The E-step of class labels under calibrated views: one pass over the data, in blocks (docs/method).
+
+    P(c | x_i) = sum_k w_k P_k(c | x_i),   P_k the link of kappa_k f_ik + o
+
+Without noise an instance's labels are independent: sum_c n_ic ln P(c | x_i), n_ic how often class c was given. With a
+noise model they share a truth: ln sum_c e_ic P(c | x_i), e_ic the evidence of all labels for class c. Either way the
+joint responsibility of view k and class c is q_ic w_k P_k(c) / P(c), with q_ic = n_ic or the truth's posterior.
+With class weights w_kc the mixture is divided by its sum Z_i over the classes.
+"""
+
+__all__ = ["Likelihood", "ViewShares", "ViewSums", "run_pass", "view_shares"]
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vbtta.data.labels import Array
+from vbtta.inference.blocks import join, nodes, products
+from vbtta.models.parts.calibration import Calibration, CalibrationSums
+from vbtta.models.parts.class_data import CategoricalBlock
+from vbtta.models.parts.links import MAX_CURVATURE_CLASSES, Link, MixedViews, ViewScores, view_proba
+
+_MAX_RATIO = 1e15  # of rho: a dropped view may explain a label that no other does
+
+
+class Likelihood(NamedTuple):
+    """What turns logits into responsibilities."""
+
+    link: Link
+    calibrate: bool
+    calibration: Calibration
+    weights: Array  # (K,): w, or exp E ln w
+    class_weights: Array | None  # (K, C)
+
+
+class ViewSums(NamedTuple):
+    """Additive statistics."""
+
+    log_evidence: Array  # ()
+    size: Array  # (): units, which are labels or, with a noise model, instances
+    share: Array  # (K,): responsibilities of the views
+    slope: Array  # (K,): sum of rho, rho_k a unit's probability under view k over that under the mixture
+    information: Array  # (2K, 2K): sum of outer products of a unit's slopes in (w, kappa); zeros with class weights
+    class_count: Array  # (C, K): responsibilities by class; (0, 0) without class weights
+    class_load: Array  # (C, K): sum of P_k(c)/Z, the slope of ln Z; likewise
+    calibration: CalibrationSums
+
+
+class ViewShares(NamedTuple):
+    """Responsibilities of a block."""
+
+    views: MixedViews
+    total: Array  # (n,): Z, 1 without class weights
+    target: Array  # (C, n): q
+    size: Array  # (n,): number of labels, or 1 with a noise model
+    log_evidence: Array  # (n,)
+
+
+def run_pass(block: CategoricalBlock, likelihood: Likelihood, evidence: Array | None) -> tuple[ViewSums, Array | None]:
+    """Statistics of a block's instances and, with a noise model, the truth's posterior (n, C)."""
+    truth = None if evidence is None else np.empty_like(evidence)
+    target = block.mass if evidence is None else evidence
+    assert target is not None
+
+    def part_sums(part: slice) -> ViewSums:
+        noisy = truth is not None
+        shares = view_shares(block.logits(part), block.variances(part), likelihood, target[part].T, noisy=noisy)
+        if truth is not None:
+            truth[part] = shares.target.T
+        return _sums(shares, likelihood, noisy=noisy)
+
+    sums: ViewSums = join(nodes(part_sums, block.parts))
+    return sums, truth
+
+
+def view_shares(
+    logits: Array, variance: Array | None, likelihood: Likelihood, target: Array, *, noisy: bool
+) -> ViewShares:
+    """Responsibilities of a block: `target` (C, n) counts labels or, if noisy, holds their log evidence."""
+    proba, inverse = view_proba(likelihood.link, logits, variance, likelihood.calibration)
+    if likelihood.class_weights is None:
+        joint, scale = proba, likelihood.weights[:, None] * inverse
+    else:
+        joint, scale = proba * likelihood.class_weights.T[:, :, None], inverse
+    mixture = np.einsum("ckn,kn->cn", joint, scale)
+    total = mixture.sum(axis=0) if likelihood.class_weights is not None else np.ones(mixture.shape[1])
+    views = MixedViews(logits, variance, likelihood.calibration, proba, inverse, joint, scale, mixture)
+    if noisy:
+        top = target.max(axis=0)
+        posterior = np.exp(target - top) * mixture
+        norm = posterior.sum(axis=0)
+        return ViewShares(views, total, posterior / norm, np.ones(len(norm)), top + np.log(norm / total))
+    size = target.sum(axis=0)
+    log_evidence = (target * np.log(mixture)).sum(axis=0) - size * np.log(total)
+    return ViewShares(views, total, target, size, log_evidence)
+
+
+def _sums(shares: ViewShares, likelihood: Likelihood, *, noisy: bool) -> ViewSums:
+    views, link = shares.views, likelihood.link
+    (K, C), by_class = (len(views.proba[0]), len(views.proba)), likelihood.class_weights is not None
+    ratio = shares.target / views.mixture  # (C, n)
+    relative = np.einsum("ckn,cn->kn", views.joint, ratio)
+    share = views.scale * relative  # (K, n)
+    class_count = class_load = np.zeros((0, 0))
+    net_ratio, net, gross = ratio, share, share  # net of the normaliser's derivative, and the two's absolute sum
+    if by_class:
+        load = shares.size / shares.total
+        class_count = np.einsum("ckn,kn,cn->ck", views.joint, views.scale, ratio)
+        class_load = np.einsum("ckn,kn->ck", views.proba, views.inverse * load)
+        net_ratio = ratio - load
+        net = views.scale * np.einsum("ckn,cn->kn", views.joint, net_ratio)
+        gross = 2 * share - net
+    calibration = CalibrationSums(np.zeros(K), np.zeros(C), np.zeros(K), np.zeros((C, K)), np.zeros(C))
+    by_kappa = None
+    if likelihood.calibrate:
+        scores = link.scores(views, net_ratio, net)
+        calibration = _softmax_curvature(shares, share, scores)
+        if scores.by_utility is None:
+            by_kappa = scores.by_kappa
+        else:
+            calibration = _averaged_curvature(calibration, scores.by_kappa, scores.by_utility, gross, link.information)
+    slope, information = np.zeros(K), np.zeros((2 * K, 2 * K))
+    if not by_class:
+        relative *= views.inverse  # rho, summed over an instance's labels
+        np.minimum(relative, _MAX_RATIO, out=relative)
+        slope = relative.sum(axis=1)
+        if noisy:
+            slopes = relative if by_kappa is None else np.concatenate([relative, by_kappa])
+        else:
+            slopes = _label_slopes(shares, likelihood.weights, with_kappa=by_kappa is not None)
+        information[: len(slopes), : len(slopes)] = products(slopes, slopes)
+    return ViewSums(
+        shares.log_evidence.sum(),
+        shares.size.sum(),
+        share.sum(axis=1),
+        slope,
+        information,
+        class_count,
+        class_load,
+        calibration,
+    )
+
+
+def _label_slopes(shares: ViewShares, weights: Array, *, with_kappa: bool) -> Array:
+    """Slopes of every label's log probability in w and kappa, times the root of its count: (2K, j), or (K, j)."""
+    views = shares.views
+    label, instance = np.nonzero(shares.target)
+    rho = views.proba[label, :, instance] * views.inverse[:, instance].T  # (j, K)
+    rho /= views.mixture[label, instance][:, None]
+    np.minimum(rho, _MAX_RATIO, out=rho)
+    slopes = [rho]
+    if with_kappa:  # of a canonical link
+        slopes.append(weights * rho * (views.logits[label, :, instance] - views.mean[:, instance].T))
+    return np.asarray((np.concatenate(slopes, axis=1) * np.sqrt(shares.target[label, instance])[:, None]).T)
+
+
+def _softmax_curvature(shares: ViewShares, share: Array, scores: ViewScores) -> CalibrationSums:
+    """The gradient, and as curvature sums of share times the covariance of (f, 1_c) under P_k.
+
+    Offsets: of P_k's covariances over an instance's views the mixed one is taken, which is no smaller.
+    """
+    views = shares.views
+    square = np.einsum("ckn,ckn->kn", views.weighted, views.logits) * views.inverse
+    per_view = share * views.inverse
+    mixed = np.einsum("ckn,kn->cn", views.proba, per_view)  # (C, n): sum_k share P_k
+    cross = np.einsum("ckn,kn->ck", views.weighted, per_view)
+    cross -= np.einsum("ckn,kn->ck", views.proba, per_view * views.mean)
+    offset = mixed.sum(axis=1)
+    if len(mixed) <= MAX_CURVATURE_CLASSES:
+        offset = np.diag(offset) - products(mixed / np.maximum(shares.size, 1e-300), mixed)
+    kappa = (share * (square - views.mean**2)).sum(axis=1)
+    return CalibrationSums(scores.by_kappa.sum(axis=1), scores.by_offset.sum(axis=1), kappa, cross, offset)
+
+
+def _averaged_curvature(
+    softmax: CalibrationSums, by_kappa: Array, by_utility: Array, gross: Array, information: float
+) -> CalibrationSums:
+    """The mean of the softmax's curvature times the link's relative information and the gradients' outer products."""
+    factor, inverse = 0.5 * information, 1 / np.maximum(gross, 1e-300)  # (K, n)
+    offset = factor * softmax.offset_curvature
+    spread = 0.5 * np.einsum("ckn,kn->c", by_utility**2, inverse)
+    return softmax._replace(
+        kappa_curvature=factor * softmax.kappa_curvature + 0.5 * (by_kappa**2 * inverse).sum(axis=1),
+        cross_curvature=factor * softmax.cross_curvature,
+        offset_curvature=offset + (spread if offset.ndim == 1 else np.diag(spread)),
+    )

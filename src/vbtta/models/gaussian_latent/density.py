@@ -1,0 +1,70 @@
+"""The latent pool for continuous labels as a log density."""
+
+__all__ = ["LatentDensity", "pose"]
+
+import math
+
+import numpy as np
+import torch
+
+from vbtta.data.labels import Array
+from vbtta.inference.advi import AdviTask
+from vbtta.inference.guide import N_DRAWS, Guide, match_wishart, precision_draws
+from vbtta.inference.laplace import PoolDoubt
+from vbtta.inference.unconstrained import Units, Values
+from vbtta.models.base import InMemory, Posterior
+from vbtta.models.gaussian_latent import em
+from vbtta.models.gaussian_latent.em import LatentProblem
+from vbtta.models.gaussian_latent.posterior import SampledLatentPosterior
+from vbtta.models.gaussian_latent.spec import GaussianLatent
+from vbtta.models.gaussian_latent.steps import LatentState
+from vbtta.models.parts.gaussian_tensors import GaussianDensity, Views, annotator_state, bartlett, wishart
+from vbtta.models.parts.tensors import PositiveNormal, filled, joint, normal
+
+
+class LatentDensity(GaussianDensity):
+    """One weighted average of the views: v >= 0, an offset, one precision. It is a mixture of a single view."""
+
+    def __init__(self, problem: LatentProblem, first: LatentState) -> None:
+        settings, K, C = problem.prior, problem.data.n_views, problem.data.n_outputs
+        priors = {
+            "pool": joint(PositiveNormal(filled(1 / K, K), filled(1 / math.sqrt(settings.shrinkage), K))),
+            "offset": normal(1 / math.sqrt(settings.beta), C),
+            **wishart(settings.nu, 1, C),
+        }
+        super().__init__(problem.data, settings.inverse_scale, problem.annotator_prior, priors)
+        self._first = first
+
+    def start(self) -> dict[str, Array]:
+        """The plain average."""
+        first = self._first
+        return {"pool": first.pool, "offset": first.offset} | bartlett(first.precision[None], self.inverse_root)
+
+    def views(self, values: Values, rows: Units) -> Views:
+        """The average of some instances, as one view."""
+        pooled = torch.einsum("mk,knc->mnc", values["pool"], self.tensors.mean[:, rows])
+        location = (pooled + values["offset"][:, None])[:, None]  # (M, 1, n, C)
+        return Views(torch.zeros(len(location), 1, dtype=torch.float64), location, self.precision_factor(values), None)
+
+
+def pose(source: InMemory, spec: GaussianLatent, seed: int) -> AdviTask[Posterior]:
+    """The density of a latent pool and its posterior."""
+    problem, first = em.pose(source, spec)
+    return AdviTask(LatentDensity(problem, first), lambda guide: _posterior(guide, problem), problem.unit_change)
+
+
+def _posterior(guide: Guide, problem: LatentProblem) -> SampledLatentPosterior:
+    draws = guide.draw(N_DRAWS)
+    K, C = problem.data.n_views, problem.data.n_outputs
+    dof, inverse_scale = match_wishart(precision_draws(draws, problem.prior.inverse_scale))
+    both = np.concatenate([draws["pool"], draws["offset"]], axis=1)  # (M, K + C)
+    mean = both.mean(axis=0)
+    people = None if problem.annotator_prior is None else annotator_state(guide, draws)
+    return SampledLatentPosterior(
+        state=LatentState(mean[:K], mean[K:], dof[0], inverse_scale[0], people),
+        standard=problem.data.standard,
+        doubt=PoolDoubt.none(K),
+        covariance=np.cov(both.T).reshape(K + C, K + C),
+        guide=guide,
+        kept=np.arange(K),
+    )

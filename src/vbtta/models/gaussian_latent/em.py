@@ -1,0 +1,214 @@
+"""Continuous outputs pooled inside the model: y = sum_k v_k f_k + b + noise, v >= 0 (docs/method, "Pooling").
+
+    v_k ~ Normal(1/K, 1/lambda) on v_k >= 0,   b ~ Normal(0, I / beta),   Lambda ~ Wishart(nu, V)
+
+Given Lambda the mode in (v, b) is a small convex problem on the second moments of (f, 1, y), which are
+formed once. The weights are w = v / sum v; the sum is the gain.
+"""
+
+__all__ = ["LatentProblem", "pose"]
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from vbtta.data.labels import Array
+from vbtta.inference import laplace
+from vbtta.inference.blocks import Block
+from vbtta.inference.em import Ascent
+from vbtta.inference.laplace import PoolDoubt, pool_weights
+from vbtta.inference.linalg import (
+    Reader,
+    from_log_cholesky,
+    inverse_and_log_det,
+    kl_wishart,
+    log_cholesky,
+    wishart_log_det,
+)
+from vbtta.models.base import Source
+from vbtta.models.gaussian_latent.posterior import LatentPosterior
+from vbtta.models.gaussian_latent.spec import GaussianLatent
+from vbtta.models.gaussian_latent.steps import (
+    LatentPrior,
+    LatentState,
+    Moments,
+    choose_shrinkage,
+    curvature,
+    moments_of,
+    residual_outer,
+    variance_around_average,
+)
+from vbtta.models.gaussian_mixture import steps
+from vbtta.models.gaussian_mixture.spec import GaussianMixture
+from vbtta.models.parts import annotators
+from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
+from vbtta.models.parts.standard import ContinuousBlocks
+
+
+class Sums(NamedTuple):
+    """All statistics of a pass."""
+
+    moments: Moments
+    annotators: AnnotatorStatistics | None
+
+
+@dataclass(frozen=True)
+class LatentProblem:
+    """Data and prior of a latent pool, with or without annotators."""
+
+    data: ContinuousBlocks
+    prior: LatentPrior
+    annotator_prior: AnnotatorPrior | None
+    moments: Moments  # of the labels
+
+    @property
+    def n_labels(self) -> float:
+        """J."""
+        return self.data.n_labels
+
+    @property
+    def shrinkage(self) -> float:
+        """Lambda."""
+        return self.prior.shrinkage
+
+    def evaluate(self, state: LatentState) -> tuple[float, Sums]:
+        """Bound on ln P(S, v, b) and statistics at a state."""
+        C = self.data.n_outputs
+        log_det = inverse_and_log_det(state.inverse_scale)[1]
+        log_precision = float(wishart_log_det(state.dof, log_det, C))
+        precision, people = state.precision, None
+        if state.annotators is None:
+            moments = self.moments
+            outer = residual_outer(moments, state.pool, state.offset)
+            bound = 0.5 * float(moments.n) * (log_precision - C * np.log(2 * np.pi)) - 0.5 * float(
+                (precision * outer).sum()
+            )
+        else:
+            moments, people, evidence = self._truth_pass(state, precision, log_precision)
+            bound = evidence
+        return bound - self._penalty(state), Sums(moments, people)
+
+    def update(self, state: LatentState, statistics: Sums) -> LatentState:
+        """The pool at the current precision, then the precision at the new pool, then the annotators."""
+        moments = statistics.moments
+        quadratic, linear = curvature(moments, state.precision, self.prior)
+        pool, offset = laplace.solve(quadratic, linear, self.data.n_views)
+        outer = residual_outer(moments, pool, offset)
+        people = state.annotators
+        if people is not None and statistics.annotators is not None and self.annotator_prior is not None:
+            people = annotators.update(people, statistics.annotators, self.annotator_prior)
+        return LatentState(pool, offset, self.prior.nu + moments.n, self.prior.inverse_scale + outer, people)
+
+    def hasten(self, before: LatentState, after: LatentState, statistics: Sums) -> LatentState:
+        """Nothing to hasten: the update holds Newton's weights."""
+        return after
+
+    def pack(self, state: LatentState) -> Array:
+        """(sqrt v, b, log-Cholesky of V), then the annotators' likewise."""
+        parts = [np.sqrt(state.pool), state.offset, log_cholesky(state.inverse_scale)]
+        if state.annotators is not None:
+            parts.append(annotators.pack(state.annotators))
+        return np.concatenate(parts)
+
+    def unpack(self, vector: Array, like: LatentState) -> LatentState:
+        """The state of a vector; degrees of freedom depend on the data alone and are `like`'s."""
+        C, take = self.data.n_outputs, Reader(vector)
+        pool, offset = take(self.data.n_views) ** 2, take(C)
+        inverse_scale = from_log_cholesky(take(C * (C + 1) // 2), C)
+        people = None if like.annotators is None else annotators.unpack(take, like.annotators)
+        return LatentState(pool, offset, like.dof, inverse_scale, people)
+
+    def trimmed(self, state: LatentState) -> list[LatentState]:
+        """Nothing to trim: the convex step puts weights at zero by itself."""
+        return []
+
+    def weights(self, state: LatentState) -> Array:
+        """The weights of the views: (K,)."""
+        return pool_weights(state.pool)
+
+    def bound_terms(self, state: LatentState, statistics: Sums) -> dict[str, float]:
+        """The bound, term by term, in the labels' units."""
+        bound, _ = self.evaluate(state)
+        penalty = self._penalty(state)
+        return {"J_S": bound + penalty + self.unit_change, "penalty": penalty}
+
+    @property
+    def unit_change(self) -> float:
+        """Difference between the bound in the labels' units and in standard units."""
+        return -self.data.n_labels * float(np.log(self.data.standard.scale).sum())
+
+    def posterior(self, state: LatentState) -> "LatentPosterior":
+        """What remains when the data are gone; without uncertainty of the pool."""
+        K, size = self.data.n_views, self.data.n_views + self.data.n_outputs
+        return LatentPosterior(state, self.data.standard, PoolDoubt.none(K), np.zeros((size, size)))
+
+    def finish(self, ascent: Ascent, *, intervals: bool = True) -> "LatentPosterior":
+        """The posterior at the end, with the Laplace approximation of the pool, which predictions need too."""
+        state, K = ascent.state, self.data.n_views
+        quadratic, linear = curvature(ascent.statistics.moments, state.precision, self.prior)
+        free = np.concatenate([state.pool > 0, np.ones(self.data.n_outputs, dtype=bool)])
+        covariance = np.zeros_like(quadratic)
+        covariance[np.ix_(free, free)] = np.linalg.inv(quadratic[np.ix_(free, free)])
+        return replace(
+            self.posterior(state),
+            doubt=laplace.pool_doubt(quadratic, linear, K, self.prior.shrinkage, 1.0),
+            covariance=covariance,
+        )
+
+    def _truth_pass(
+        self, state: LatentState, precision: Array, log_precision: float
+    ) -> tuple[Moments, AnnotatorStatistics, float]:
+        people = state.annotators
+        assert people is not None
+
+        def block_sums(block: Block) -> tuple[Moments, AnnotatorStatistics, Array]:
+            mean = np.einsum("k,ckn->cn", state.pool, block.mean)[:, None] + state.offset[:, None, None]  # (C, 1, n)
+            posterior = annotators.infer_truth(
+                mean, precision[None, None], np.full((1, 1), log_precision), annotators.summarise(block, people)
+            )
+            share = np.ones((1, mean.shape[2]))
+            sums = annotators.annotator_statistics(block, people, posterior, share)
+            spread = posterior.covariance[0].sum(axis=0)
+            return moments_of(block, posterior.mean[:, 0], spread), sums, posterior.log_evidence.sum()
+
+        moments, sums, evidence = self.data.total(block_sums)
+        return moments, sums, float(evidence)
+
+    def _penalty(self, state: LatentState) -> float:
+        """Minus the log priors of the pool, plus the divergences of the other factors."""
+        K, prior = self.data.n_views, self.prior
+        penalty = 0.5 * prior.shrinkage * float(((state.pool - 1 / K) ** 2).sum())
+        penalty -= 0.5 * K * np.log(prior.shrinkage / (2 * np.pi))
+        penalty += K * float(special.log_ndtr(np.sqrt(prior.shrinkage) / K))
+        penalty += 0.5 * prior.beta * float((state.offset**2).sum())
+        penalty -= 0.5 * len(state.offset) * np.log(prior.beta / (2 * np.pi))
+        dof, scale = np.atleast_1d(state.dof), state.inverse_scale[None]
+        penalty += float(kl_wishart(dof, scale, prior.nu, prior.inverse_scale).sum())
+        if state.annotators is not None and self.annotator_prior is not None:
+            penalty += annotators.divergence(state.annotators, self.annotator_prior)
+        return float(penalty)
+
+
+def pose(source: Source, spec: GaussianLatent) -> tuple[LatentProblem, LatentState]:
+    """The problem that data and model pose, and where to start: the plain average of the views."""
+    data = source.continuous(with_variance=False)
+    C, K = data.n_outputs, data.n_views
+    reference, _ = steps.start(data, GaussianMixture(link="shift", beta=spec.beta, nu=spec.nu, v=spec.v))
+    moments = data.total(moments_of)
+    scale = reference.inverse_scale
+    if spec.v is None:  # the average of the views may be far better than each of them
+        scale = np.minimum(scale, reference.nu * np.diag(variance_around_average(moments)))
+    prior = LatentPrior(1.0, spec.beta, reference.nu, scale)
+    shrinkage = choose_shrinkage(moments, prior) if spec.shrinkage is None else spec.shrinkage
+    prior = prior._replace(shrinkage=shrinkage)
+    outer = residual_outer(moments, np.full(K, 1 / K), np.zeros(C))
+    people, people_prior = None, None
+    if spec.noise == "annotator":
+        people_prior = annotators.default_prior(reference.residual_variance, spec.gamma)
+        people = annotators.start(data.n_annotators, C, people_prior)
+    first = LatentState(
+        np.full(K, 1 / K), np.zeros(C), np.asarray(prior.nu + moments.n), prior.inverse_scale + outer, people
+    )
+    return LatentProblem(data, prior, people_prior, moments), first

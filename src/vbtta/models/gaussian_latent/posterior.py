@@ -1,0 +1,100 @@
+"""The continuous latent pool as a problem to climb and as a posterior to predict from."""
+
+__all__ = ["LatentPosterior", "SampledLatentPosterior"]
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import ContinuousPrediction
+from vbtta.inference.laplace import PoolDoubt, pool_intervals, pool_weights
+from vbtta.models.base import Pooling
+from vbtta.models.gaussian_latent.steps import LatentState
+from vbtta.models.parts.annotators import AnnotatorNoise, annotator_noise, pool_truth, score_labels
+from vbtta.models.parts.draws import WeightDraws
+from vbtta.models.parts.standard import Standard
+
+
+@dataclass(frozen=True)
+class LatentPosterior:
+    """A fitted pool: one calibrated average of the views and, where modelled, the annotators."""
+
+    state: LatentState
+    standard: Standard
+    doubt: PoolDoubt
+    covariance: Array  # (K + C, K + C): of (v, b) by Laplace; zero for weights held at 0
+
+    @property
+    def weights(self) -> Array:
+        """The weights of the views: (K,)."""
+        return pool_weights(self.state.pool)
+
+    @property
+    def gain(self) -> float:
+        """What the weighted average is multiplied by: the sum of v."""
+        return float(self.state.pool.sum())
+
+    def weight_interval(self, level: float) -> Array:
+        """Intervals (K, 2) of the weights."""
+        return pool_intervals(self.weights, self.doubt, level)
+
+    def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
+        """The predictive distribution for inputs whose views are those of positive weight, in order: one Student-t."""
+        state, C = self.state, len(self.state.offset)
+        used = self.weights > 0
+        mean = self.standard.apply(predictions.outputs)  # (N, K, C)
+        location = np.einsum("k,nkc->nc", state.pool[used], mean) + state.offset
+        K = len(used)
+        doubt = np.einsum("nkc,kl,nld->ncd", mean, self.covariance[:K, :K][np.ix_(used, used)], mean, optimize=True)
+        cross = np.einsum("nkc,kd->ncd", mean, self.covariance[:K, K:][used])
+        doubt += cross + cross.swapaxes(1, 2) + self.covariance[K:, K:]
+        dof = state.dof + 1 - C
+        scale = state.inverse_scale / dof + (dof - 2) / dof * doubt
+        units = self.standard.scale
+        return ContinuousPrediction(
+            np.ones((len(mean), 1)),
+            np.atleast_1d(dof),
+            (self.standard.location + units * location)[:, None],
+            (units[:, None] * scale * units)[:, None],
+        )
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:
+        """The truth of every input given its labels; without annotators labels tell nothing beyond the fit."""
+        prediction = self.predict(predictions)
+        if self.state.annotators is None:
+            return prediction
+        return pool_truth(prediction, labels, annotator, self.state.annotators, self.standard)[0]
+
+    def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
+        """Log score of every labelled input's label set, annotators included: (N+,)."""
+        return score_labels(self.predict(predictions), labels, annotator, self.state.annotators, self.standard)
+
+    def keep(self, views: Array) -> "LatentPosterior":
+        """The same with only some of the views; they take over the gain of the others."""
+        pool = self.state.pool[views]
+        pool = pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
+        inside = np.concatenate([views, len(self.state.pool) + np.arange(len(self.state.offset))])
+        return replace(
+            self,
+            state=self.state._replace(pool=pool),
+            doubt=self.doubt.take(views),
+            covariance=self.covariance[np.ix_(inside, inside)],
+        )
+
+    def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:
+        """Biases and noise levels of the annotators."""
+        people = self.state.annotators
+        return None if people is None else annotator_noise(people, self.standard, names)
+
+    def pooling(self) -> Pooling:
+        """The weighted sum of the views plus an offset."""
+        pool, C = self.state.pool[self.weights > 0], len(self.state.offset)
+        offset = self.standard.location * (1 - pool.sum()) + self.standard.scale * self.state.offset
+        return Pooling("linear", "", np.repeat(pool[:, None], C, axis=1), offset, np.ones((len(pool), C)))
+
+
+@dataclass(frozen=True)
+class SampledLatentPosterior(WeightDraws, LatentPosterior):
+    """A latent pool for continuous labels."""

@@ -1,0 +1,57 @@
+"""The record that users write."""
+
+__all__ = ["GaussianLatent"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from vbtta._support.checks import one_of, positive
+from vbtta.models.base import LabelFacts, LatentModel
+from vbtta.models.parts.annotators import ContinuousNoise, check_scale, default_noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianLatent(LatentModel):
+    """Continuous labels around one weighted average of the views (docs/method, "Pooling", eq. 19).
+
+    Parameters
+    ----------
+    noise : {"none", "annotator"}, optional
+        As in :class:`GaussianMixture`: eqs. 13 to 18 around the one average.
+    shrinkage : float, optional
+        Prior precision lambda of every weight around 1/K, in standardised units; by default from the evidence.
+    beta, nu, v, gamma
+        As in :class:`GaussianMixture`; beta is the precision of the common offset, and v is by default the smaller of
+        the residual variances around the median view and around the plain average.
+
+    Examples
+    --------
+    Where views err independently, their average errs less than each of them (here half as much):
+
+    >>> import numpy as np
+    >>> from vbtta import GaussianLatent, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.normal(size=400)
+    >>> views = truth[:, None] + 0.4 * rng.normal(size=(400, 4))  # (N, K)
+    >>> policy = fit_policy(ViewPredictions(views[:, :, None]), truth, task="regression", model=GaussianLatent())
+    >>> found = policy.predict(ViewPredictions(views[:, :, None])).mean[:, 0]
+    >>> print((views - truth[:, None]).std().round(1), (found - truth).std().round(1))
+    0.4 0.2
+    """
+
+    noise: ContinuousNoise | None = None
+    shrinkage: float | None = None
+    beta: float = 0.01
+    nu: float | None = None
+    v: float | Sequence[float] | None = None
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        one_of("noise", self.noise, (None, "none", "annotator"))
+        positive(shrinkage=self.shrinkage, beta=self.beta, nu=self.nu, gamma=self.gamma)
+        check_scale(self.v)
+
+    def resolve(self, labels: LabelFacts) -> Self:
+        """Decide the noise."""
+        return replace(self, noise=default_noise(self.noise, labels))

@@ -1,0 +1,166 @@
+"""Continuous outputs pooled inside the model: y = sum_k v_k f_k + b + noise, v >= 0 (docs/method, "Pooling").
+
+    v_k ~ Normal(1/K, 1/lambda) on v_k >= 0,   b ~ Normal(0, I / beta),   Lambda ~ Wishart(nu, V)
+
+Given Lambda the mode in (v, b) is a small convex problem on the second moments of (f, 1, y), which are
+formed once. The weights are w = v / sum v; the sum is the gain.
+"""
+
+__all__ = [
+    "LatentPrior",
+    "LatentState",
+    "Moments",
+    "choose_shrinkage",
+    "curvature",
+    "moments_of",
+    "residual_outer",
+    "variance_around_average",
+]
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from vbtta.data.labels import Array
+from vbtta.inference.blocks import Block, products
+from vbtta.inference.laplace import pinned_forces, solve
+from vbtta.inference.linalg import inverse_and_log_det
+from vbtta.models.parts.annotators import AnnotatorState
+from vbtta.models.parts.standard import SMALLEST_VARIANCE
+
+_SHRINKAGES = 10.0 ** np.arange(-1.0, 8.01, 0.25)  # candidates for lambda
+
+
+class LatentPrior(NamedTuple):
+    """Hyperparameters in standard units."""
+
+    shrinkage: float  # lambda
+    beta: float
+    nu: float
+    inverse_scale: Array  # (C, C): V
+
+
+class LatentState(NamedTuple):
+    """Point estimates of the pool, Q of its precision and of the annotators."""
+
+    pool: Array  # (K,): v
+    offset: Array  # (C,): b
+    dof: Array  # ()
+    inverse_scale: Array  # (C, C)
+    annotators: AnnotatorState | None
+
+    @property
+    def precision(self) -> Array:
+        """E[Lambda]: (C, C)."""
+        return np.asarray(self.dof * inverse_and_log_det(self.inverse_scale)[0])
+
+
+class Moments(NamedTuple):
+    """Sums over labels (or, with annotators, over instances and their truths) for outputs c, d."""
+
+    xx: Array  # (C, C, K, K): f_c f_d^T
+    x1: Array  # (C, K): f_c
+    xy: Array  # (C, C, K): f_c y_d
+    y1: Array  # (C,)
+    yy: Array  # (C, C)
+    n: Array  # ()
+
+
+def moments_of(block: Block, targets: Array | None = None, spread: Array | None = None) -> Moments:
+    """Sums of one block; targets (C, n) with covariances `spread` (C, C) in all replace the labels."""
+    if targets is None:
+        mean = block.mean if block.instance is None else block.mean[:, :, block.instance]
+        targets, count = block.value, block.repeats
+    else:
+        mean, count = block.mean, np.ones(block.mean.shape[2])
+    C, K, _ = mean.shape
+    weighted = mean * count
+    flat = mean.reshape(C * K, -1)
+    xx = products(weighted.reshape(C * K, -1), flat).reshape(C, K, C, K).transpose(0, 2, 1, 3)
+    xy = products(weighted.reshape(C * K, -1), targets).reshape(C, K, C).transpose(0, 2, 1)
+    yy = products(targets * count, targets)
+    return Moments(
+        xx,
+        weighted.sum(axis=2),
+        xy,
+        np.vecdot(targets, count),
+        yy if spread is None else yy + spread,
+        np.asarray(count.sum()),
+    )
+
+
+def curvature(moments: Moments, precision: Array, prior: LatentPrior) -> tuple[Array, Array]:
+    """Quadratic energy u^T A u / 2 - g^T u of u = (v, b): A (K + C, K + C) and g (K + C,)."""
+    K, C = moments.x1.shape[1], len(precision)
+    quadratic = np.empty((K + C, K + C))
+    quadratic[:K, :K] = np.einsum("cd,cdkl->kl", precision, moments.xx) + prior.shrinkage * np.eye(K)
+    quadratic[:K, K:] = moments.x1.T @ precision
+    quadratic[K:, :K] = quadratic[:K, K:].T
+    quadratic[K:, K:] = moments.n * precision + prior.beta * np.eye(C)
+    linear = np.concatenate(
+        [np.einsum("cd,cdk->k", precision, moments.xy) + prior.shrinkage / K, precision @ moments.y1]
+    )
+    return quadratic, linear
+
+
+def residual_outer(moments: Moments, pool: Array, offset: Array) -> Array:
+    """Sum of (y - F v - b)(y - F v - b)^T: (C, C)."""
+    fitted_y = moments.xy @ pool  # (C, C)
+    fitted = np.einsum("k,cdkl,l->cd", pool, moments.xx, pool)
+    gap = moments.y1 - moments.x1 @ pool
+    outer = moments.yy - fitted_y - fitted_y.T + fitted + moments.n * np.outer(offset, offset)
+    outer -= np.outer(gap, offset) + np.outer(offset, gap)
+    values, vectors = np.linalg.eigh(0.5 * (outer + outer.T))
+    return np.asarray((vectors * np.maximum(values, 0)) @ vectors.T)  # rounding must not make it indefinite
+
+
+def variance_around_average(moments: Moments) -> Array:
+    """Residual variance of every output around the plain average of the views (C,); its mean counts as one label."""
+    C, K = moments.x1.shape
+    n = max(float(moments.n), 1.0)
+    square = np.diagonal(residual_outer(moments, np.full(K, 1 / K), np.zeros(C))) / n
+    mean = (moments.y1 - moments.x1.mean(axis=1)) / n
+    return np.asarray(np.maximum(np.maximum(square - mean**2, 0) + mean**2 / n, SMALLEST_VARIANCE))
+
+
+def choose_shrinkage(moments: Moments, prior: LatentPrior) -> float:
+    """Lambda that maximises the Laplace evidence, precision and lambda in turn."""
+    best = float(_SHRINKAGES[len(_SHRINKAGES) // 2])
+    K = moments.x1.shape[1]
+    pool, offset = np.full(K, 1 / K), np.zeros(len(moments.y1))
+    for _ in range(20):
+        inverse_scale = prior.inverse_scale + residual_outer(moments, pool, offset)
+        precision = (prior.nu + moments.n) * inverse_and_log_det(inverse_scale)[0]
+        candidates = [prior._replace(shrinkage=float(value)) for value in _SHRINKAGES]
+        found = float(_SHRINKAGES[int(np.argmax([_log_evidence(moments, precision, one) for one in candidates]))])
+        pool, offset = solve(*curvature(moments, precision, prior._replace(shrinkage=found)), K)
+        if found == best:
+            break
+        best = found
+    return best
+
+
+def _log_evidence(moments: Moments, precision: Array, prior: LatentPrior) -> float:
+    """Laplace evidence of lambda at a precision, up to terms free of lambda.
+
+    Free weights are integrated as normals; a weight at 0 over the half-line, where its energy is
+    s v + h v^2 / 2.
+    """
+    quadratic, linear = curvature(moments, precision, prior)
+    K, C = moments.x1.shape[1], len(precision)
+    pool, offset = solve(quadratic, linear, K)
+    u = np.concatenate([pool, offset])
+    free = np.concatenate([pool > 0, np.ones(C, dtype=bool)])
+    energy = 0.5 * u @ quadratic @ u - linear @ u + 0.5 * prior.shrinkage / K
+    inside = quadratic[np.ix_(free, free)]
+    slope, stiffness = pinned_forces(quadratic, linear, u, free)
+    half_lines = 0.5 * np.log(0.5 * np.pi / stiffness) + np.log(special.erfcx(slope / np.sqrt(2 * stiffness)))
+    return float(
+        -energy
+        + 0.5 * K * np.log(prior.shrinkage / (2 * np.pi))
+        - K * special.log_ndtr(np.sqrt(prior.shrinkage) / K)
+        + 0.5 * free.sum() * np.log(2 * np.pi)
+        - 0.5 * np.linalg.slogdet(inside)[1]
+        + half_lines.sum()
+    )

@@ -1,0 +1,138 @@
+"""The mixture of calibrated views for continuous labels as a log density, with the view summed out."""
+
+__all__ = ["MixtureDensity", "pose", "pose_views"]
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from vbtta.data.labels import Array
+from vbtta.inference.advi import AdviTask
+from vbtta.inference.guide import N_DRAWS, Guide, match_dirichlet, match_wishart, precision_draws
+from vbtta.inference.unconstrained import Units, Values, tensor
+from vbtta.models.base import InMemory, Posterior
+from vbtta.models.gaussian_mixture import em
+from vbtta.models.gaussian_mixture.em import MixtureProblem
+from vbtta.models.gaussian_mixture.posterior import MixtureFactors, SampledMixturePosterior, laplace_nodes
+from vbtta.models.gaussian_mixture.spec import GaussianMixture
+from vbtta.models.gaussian_mixture.steps import MixtureState
+from vbtta.models.parts.gaussian_tensors import LOG_2PI, GaussianDensity, Views, annotator_state, bartlett, wishart
+from vbtta.models.parts.tensors import dirichlet, filled, normal
+
+
+class MixtureDensity(GaussianDensity):
+    """The mixture of calibrated views, with normal, Student-t or Laplace components."""
+
+    def __init__(self, problem: MixtureProblem, first: MixtureFactors, component: str) -> None:
+        settings, views = problem.prior, first.views
+        K, C = problem.data.n_views, problem.data.n_outputs
+        priors = {
+            "weights": dirichlet(settings.concentration, K),
+            "theta": normal(1 / math.sqrt(settings.beta), *views.theta_mean.shape),
+            **wishart(settings.nu, K, C),
+        }
+        if component == "student_t":
+            priors["excess_dof"] = dist.Gamma(filled(2.0), filled(0.1), validate_args=False)
+        super().__init__(problem.data, settings.inverse_scale, problem.annotator_prior, priors)
+        self.component, self._affine, self._first = component, settings.affine, views
+        self._root = None
+        if settings.heteroscedastic and self.tensors.variance is not None:
+            self._root = 1 / torch.sqrt(1 + self.tensors.variance / tensor(settings.residual_variance))
+        self._nodes = None
+        if component == "laplace" and C > 1:
+            size, share = laplace_nodes()
+            self._nodes = tensor(size), tensor(np.log(share))
+
+    def start(self) -> dict[str, Array]:
+        """Where EM starts: uniform weights, every view fitted to all labels."""
+        K = len(self._first.weights)
+        sites = {"weights": np.full(K, 1 / K), "theta": self._first.theta_mean}
+        return sites | bartlett(self._first.precision, self.inverse_root)
+
+    def views(self, values: Values, rows: Units) -> Views:
+        """Calibrated views of some instances."""
+        location, theta = self.tensors.mean[:, rows], values["theta"]
+        C = location.shape[2]
+        if self._affine:
+            location = (1 + theta[..., :C])[..., None, :] * location
+        location = theta[..., -C:][..., None, :] + location
+        root = None if self._root is None else self._root[:, rows]
+        return Views(values["weights"].log(), location, self.precision_factor(values), root)
+
+    def calibrated(self, values: Values, rows: Units) -> dict[str, Tensor]:
+        """Locations and standard deviations of the views, (n, K, C) each, for a user's own likelihood."""
+        views = self.views(values, rows)
+        covariance = torch.cholesky_inverse(views.factor)  # (K, C, C)
+        scale = torch.diagonal(covariance, dim1=-2, dim2=-1).sqrt()[:, None]  # (K, 1, C)
+        scale = scale.expand(views.location.shape) if views.root is None else scale / views.root
+        return {"location": views.location.transpose(0, 1), "scale": scale.transpose(0, 1)}
+
+    def log_components(self, views: Views, value: Tensor, values: Values) -> Tensor:
+        """Log density of labels (j, C) under every view: (..., K, j)."""
+        if self.component == "normal":
+            return super().log_components(views, value, values)
+        constant, distance = self.distances(views, value)
+        C = value.shape[-1]
+        if self.component == "student_t":
+            dof = 2 + values["excess_dof"][..., None, None]
+            constant = constant + torch.lgamma(0.5 * (dof + C)) - torch.lgamma(0.5 * dof)
+            constant = constant - 0.5 * C * torch.log(math.pi * dof)
+            return constant - 0.5 * (dof + C) * torch.log1p(distance / dof)
+        if self._nodes is None:  # a Laplace of unit variance: exp(-sqrt 2 |r|) / sqrt 2
+            return constant - 0.5 * math.log(2) - torch.sqrt(2 * distance + 1e-24)
+        size, log_share = self._nodes  # of several outputs: a normal whose variance is exponential
+        each = log_share - 0.5 * C * (LOG_2PI + size.log()) - 0.5 * distance[..., None] / size
+        return constant + torch.logsumexp(each, dim=-1)
+
+
+def pose(source: InMemory, spec: GaussianMixture, seed: int) -> AdviTask[Posterior]:
+    """The density of a mixture and its posterior."""
+    if spec.noise == "annotator" and spec.component != "normal":
+        raise ValueError(
+            f"component={spec.component!r} with noise='annotator' has no closed form over the truth; use noise='none', "
+            "component='normal' or a PyroModel"
+        )
+    return _task(source, spec)[1]
+
+
+def pose_views(source: InMemory, spec: GaussianMixture) -> tuple[MixtureDensity, AdviTask[Posterior]]:
+    """The priors and the posterior of the views, for a user's own likelihood."""
+    return _task(source, replace(spec, noise="none", component="normal"))
+
+
+def _task(source: InMemory, spec: GaussianMixture) -> tuple[MixtureDensity, AdviTask[Posterior]]:
+    problem, first = em.pose(source, spec)
+    density = MixtureDensity(problem, first, spec.component)
+    return density, AdviTask(density, lambda guide: _posterior(guide, problem, spec.component), problem.unit_change)
+
+
+def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> SampledMixturePosterior:
+    """Conjugate factors of the same moments."""
+    draws = guide.draw(N_DRAWS)
+    mean, covariance = guide.marginal("theta")
+    K = problem.data.n_views
+    D = len(mean) // K
+    dof, inverse_scale = match_wishart(precision_draws(draws, problem.prior.inverse_scale))
+    views = MixtureState(
+        weights=draws["weights"].mean(axis=0),
+        weight_counts=match_dirichlet(draws["weights"]),
+        theta_mean=mean.reshape(K, D),
+        theta_covariance=covariance.reshape(K, D, K, D)[np.arange(K), :, np.arange(K)],
+        dof=dof,
+        inverse_scale=inverse_scale,
+    )
+    people = None if problem.annotator_prior is None else annotator_state(guide, draws)
+    return SampledMixturePosterior(
+        prior=problem.prior,
+        state=MixtureFactors(views, people),
+        standard=problem.data.standard,
+        information=None,
+        guide=guide,
+        kept=np.arange(K),
+        component=component,
+        tail=float(2 + np.median(draws["excess_dof"])) if component == "student_t" else 0.0,
+    )

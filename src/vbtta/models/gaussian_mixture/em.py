@@ -1,0 +1,253 @@
+"""Continuous outputs: a mixture of calibrated views by closed-form variational EM (docs/method, eqs. 1 to 12).
+
+    z_ij ~ Categorical(w),   y_ij | z_ij = k ~ Normal(f_ik + H_ik theta_k, (Omega_ik^1/2 Lambda_k Omega_ik^1/2)^-1)
+    theta_k ~ Normal(0, I / beta),   Lambda_k ~ Wishart(nu, V),   V the inverse scale
+
+A step needs, for every view, the second moments of (f, 1, e) under the responsibilities, e the residual
+at the current calibration: enough for theta, the residual at the new one and Lambda without another pass.
+"""
+
+__all__ = ["MixtureProblem", "pose"]
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from vbtta.data.labels import Array
+from vbtta.inference.blocks import Block
+from vbtta.inference.em import EM, Ascent, ascend, hastened_weights, vanishing_weights
+from vbtta.inference.laplace import WeightInformation
+from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
+from vbtta.models.base import Source
+from vbtta.models.gaussian_mixture.intervals import weight_information
+from vbtta.models.gaussian_mixture.posterior import MixtureFactors, MixturePosterior
+from vbtta.models.gaussian_mixture.spec import GaussianMixture
+from vbtta.models.gaussian_mixture.steps import (
+    Density,
+    MixturePrior,
+    MixtureState,
+    MixtureStatistics,
+    bound_terms,
+    divergence,
+    expectation,
+    start,
+    statistics,
+    update,
+)
+from vbtta.models.parts import annotators
+from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
+from vbtta.models.parts.standard import ContinuousBlocks
+
+_INTERVAL_LABELS = 100_000  # labels from which intervals are estimated, at most
+_SCREENING_LABELS = 20_000  # labels from which the prior's scale is estimated, at most
+
+
+class Sums(NamedTuple):
+    """All statistics of a pass."""
+
+    views: MixtureStatistics
+    annotators: AnnotatorStatistics | None
+
+
+@dataclass(frozen=True)
+class MixtureProblem:
+    """Data and prior of a continuous mixture, with or without annotators."""
+
+    data: ContinuousBlocks
+    prior: MixturePrior
+    annotator_prior: AnnotatorPrior | None
+
+    @property
+    def n_labels(self) -> float:
+        """J."""
+        return self.data.n_labels
+
+    def evaluate(self, state: MixtureFactors) -> tuple[float, Sums]:
+        """Bound and statistics at a state: one pass over the blocks."""
+        density, prior = self._density(state.views), self.prior
+
+        def block_sums(block: Block) -> Sums:  # serialised to workers: captures nothing else
+            expected = expectation(block, density, prior, state.annotators)
+            people = None
+            if state.annotators is not None and expected.truth is not None:
+                people = annotators.annotator_statistics(block, state.annotators, expected.truth, expected.share)
+            return Sums(statistics(expected), people)
+
+        sums = self.data.total(block_sums)
+        bound = float(sums.views.log_evidence) - self._penalty(state.views)
+        if state.annotators is not None and self.annotator_prior is not None:
+            bound -= annotators.divergence(state.annotators, self.annotator_prior)
+        return bound, sums
+
+    def update(self, state: MixtureFactors, statistics: Sums) -> MixtureFactors:
+        """One step of every factor."""
+        people = state.annotators
+        if people is not None and statistics.annotators is not None and self.annotator_prior is not None:
+            people = annotators.update(people, statistics.annotators, self.annotator_prior)
+        return MixtureFactors(self._step(state.views, statistics.views), people)
+
+    def hasten(self, before: MixtureFactors, after: MixtureFactors, statistics: Sums) -> MixtureFactors:
+        """More of the weights' update where they creep; a Dirichlet's do not."""
+        if after.views.weight_counts is not None:
+            return after
+        weights = hastened_weights(before.views.weights, after.views.weights, statistics.views.overlap)
+        if weights is after.views.weights:
+            return after
+        return after._replace(views=after.views._replace(weights=weights))
+
+    def pack(self, state: MixtureFactors) -> Array:
+        """(sqrt w, m, log-Cholesky of G^-1, ln nu_k, log-Cholesky of V_k), then the annotators' likewise."""
+        views, people = state
+        weights = views.weights if views.weight_counts is None else views.weight_counts
+        parts = [
+            np.sqrt(weights),
+            views.theta_mean,
+            log_cholesky(views.theta_covariance),
+            np.log(views.dof - self._least_dof),
+            log_cholesky(views.inverse_scale),
+        ]
+        if people is not None:
+            parts.append(annotators.pack(people))
+        return np.concatenate([part.ravel() for part in parts])
+
+    def unpack(self, vector: Array, like: MixtureFactors) -> MixtureFactors:
+        """The state of a vector; annotators' shapes depend on the data alone and are `like`'s."""
+        K, D = like.views.theta_mean.shape
+        C = self.data.n_outputs
+        take = Reader(vector)
+        weights = take(K) ** 2
+        counted = like.views.weight_counts is not None
+        views = MixtureState(
+            weights=weights / weights.sum(),
+            weight_counts=weights if counted else None,
+            theta_mean=take(K, D),
+            theta_covariance=from_log_cholesky(take(K, D * (D + 1) // 2), D),
+            dof=self._least_dof + np.exp(np.minimum(take(K), 300)),
+            inverse_scale=from_log_cholesky(take(K, C * (C + 1) // 2), C),
+        )
+        people = None if like.annotators is None else annotators.unpack(take, like.annotators)
+        return MixtureFactors(views, people)
+
+    def trimmed(self, state: MixtureFactors) -> list[MixtureFactors]:
+        """States with vanishing weights at zero; none under a Dirichlet, whose weights are positive."""
+        views = state.views
+        if views.weight_counts is not None:
+            return []
+        return [state._replace(views=views._replace(weights=weights)) for weights in vanishing_weights(views.weights)]
+
+    def weights(self, state: MixtureFactors) -> Array:
+        """The weights of the views: (K,)."""
+        return state.views.weights
+
+    def bound_terms(self, state: MixtureFactors, statistics: Sums) -> dict[str, float]:
+        """The bound, term by term, in the labels' units."""
+        terms = bound_terms(state.views, statistics.views, self.prior)
+        if state.annotators is not None and self.annotator_prior is not None:
+            # here J_S - Pi_z is the evidence of the label sets, the truth integrated out
+            terms["J_S"] = float(statistics.views.log_evidence) - terms["J_z"]
+            terms["Pi_z"] = 0.0
+            terms["KL_annotators"] = annotators.divergence(state.annotators, self.annotator_prior)
+        terms["J_S"] += self.unit_change
+        return terms
+
+    @property
+    def unit_change(self) -> float:
+        """Difference between the bound in the labels' units and in standard units."""
+        return -self.data.n_labels * float(np.log(self.data.standard.scale).sum())
+
+    def posterior(self, state: MixtureFactors, information: WeightInformation | None = None) -> MixturePosterior:
+        """What remains when the data are gone."""
+        return MixturePosterior(self.prior, state, self.data.standard, information)
+
+    def finish(self, ascent: Ascent, *, intervals: bool = True) -> MixturePosterior:
+        """The posterior at the end of an ascent, with what intervals for the weights need unless they are unwanted."""
+        state: MixtureFactors = ascent.state
+        if not intervals:
+            return self.posterior(state)
+        subsample = self.data.some(_INTERVAL_LABELS)
+        likelihood, first = likelihood_problem(subsample, self, state)
+        mode = ascend(likelihood, first, EM(tol=1e-6, max_steps=200)).state
+        return self.posterior(state, weight_information(subsample, self.data, likelihood.prior, mode))
+
+    def _density(self, views: MixtureState) -> Density:
+        return Density.of(views, self.prior, views.expected_log_weights)
+
+    def _penalty(self, views: MixtureState) -> float:
+        return divergence(views, self.prior)
+
+    def _step(self, views: MixtureState, total: MixtureStatistics) -> MixtureState:
+        return update(views, total, self.prior)
+
+    @property
+    def _least_dof(self) -> int:
+        return self.data.n_outputs - 1
+
+
+def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: MixtureState) -> tuple[float, ...]:
+    """Residual variance of a label around its own view, in the labels' units: (C,), the prior's v.
+
+    A view's residuals include those of labels that other views explain; where views differ much, their variance is far
+    too large a guess. A short fit separates them.
+    """
+    subsample = data.some(_SCREENING_LABELS)
+    factors = ascend(
+        MixtureProblem(subsample, prior, None), MixtureFactors(first, None), EM(max_steps=30, tol=1e-4)
+    ).state
+    views = factors.views
+    within = views.weights @ np.diagonal(views.inverse_scale / views.dof[:, None, None], axis1=1, axis2=2)
+    return tuple(np.minimum(within, prior.residual_variance) * data.standard.scale**2)
+
+
+class LikelihoodProblem(MixtureProblem):
+    """The same data and prior with calibration and precision at their mode, for intervals.
+
+    The bound charges a view for the uncertainty of its calibration and drops views that gain less than that; such a
+    view may still have a small weight. Intervals therefore come from the likelihood.
+    """
+
+    def _density(self, views: MixtureState) -> Density:
+        return Density.of(views, self.prior, views.expected_log_weights, plug_in=True)
+
+    def _penalty(self, views: MixtureState) -> float:
+        """Minus the log prior of theta and ln Lambda, up to a constant."""
+        precision = views.precision
+        log_det = np.linalg.slogdet(precision)[1]
+        trace = np.einsum("cd,kcd->", self.prior.inverse_scale, precision)
+        return float(0.5 * (trace - self.prior.nu * log_det.sum() + self.prior.beta * (views.theta_mean**2).sum()))
+
+    def _step(self, views: MixtureState, total: MixtureStatistics) -> MixtureState:
+        return update(views, total, self.prior, plug_in=True)
+
+
+def likelihood_problem(
+    subsample: ContinuousBlocks, problem: MixtureProblem, state: MixtureFactors
+) -> tuple[LikelihoodProblem, MixtureFactors]:
+    """The likelihood's problem, started with a small weight and a typical precision for dropped views."""
+    views, prior = state.views, problem.prior
+    dropped = views.weights == 0
+    weights = np.where(dropped, 0.1 / max(dropped.sum(), 1), 0.9 * views.weights)
+    typical = np.einsum("k,kcd->cd", views.weights, views.inverse_scale / views.dof[:, None, None])
+    own_scale = np.where(dropped[:, None, None], views.dof[:, None, None] * typical, views.inverse_scale)
+    first = views._replace(weights=weights / weights.sum(), weight_counts=None, inverse_scale=own_scale)
+    prior = prior._replace(concentration=None, inverse_scale=prior.nu * typical)
+    return LikelihoodProblem(subsample, prior, problem.annotator_prior), state._replace(views=first)
+
+
+def pose(source: Source, spec: GaussianMixture) -> tuple[MixtureProblem, MixtureFactors]:
+    """The problem that data and model pose, and where to start."""
+    if spec.heteroscedastic and not source.has_variance:
+        raise ValueError(
+            "heteroscedastic=True needs the views' variance over draws; give ViewPredictions(variance=...) or collect "
+            "the views with draws=2 or more, or leave the option off"
+        )
+    data = source.continuous(with_variance=spec.heteroscedastic)
+    prior, state = start(data, spec)
+    if spec.v is None:
+        prior, state = start(data, replace(spec, v=_variance_within(data, prior, state)))
+    if spec.noise != "annotator":
+        return MixtureProblem(data, prior, None), MixtureFactors(state, None)
+    people = annotators.default_prior(prior.residual_variance, spec.gamma)
+    return MixtureProblem(data, prior, people), MixtureFactors(
+        state, annotators.start(data.n_annotators, data.n_outputs, people)
+    )

@@ -1,0 +1,88 @@
+"""Observed information of the weights of a continuous mixture."""
+
+__all__ = ["scores_of", "weight_information"]
+
+import numpy as np
+
+from vbtta.data.labels import Array
+from vbtta.inference.blocks import Block, products
+from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, eliminate
+from vbtta.models.gaussian_mixture.posterior import MixtureFactors
+from vbtta.models.gaussian_mixture.steps import Density, Expectation, MixturePrior, expectation
+from vbtta.models.parts.standard import ContinuousBlocks
+
+
+def weight_information(
+    subsample: ContinuousBlocks, data: ContinuousBlocks, prior: MixturePrior, state: MixtureFactors
+) -> WeightInformation:
+    """Sums of outer products of scores at the likelihood's maximum, calibration and precision eliminated.
+
+    Scores of a subsample are scaled up to all data. A dropped view is profiled over a grid of weights, both at its
+    fitted calibration and uncalibrated with the others' precision.
+    """
+    views, K = state.views, len(state.views.weights)
+    free = views.weights > 0
+    flat = np.zeros(K)  # equal weights: dropped views have scores too
+    density = Density.of(views, prior, flat, plug_in=True)
+    pooled = np.einsum("k,kcd->cd", views.weights, views.precision)
+    uncalibrated = views._replace(
+        theta_mean=np.where(free[:, None], views.theta_mean, 0.0),
+        inverse_scale=np.where(
+            free[:, None, None], views.inverse_scale, views.dof[:, None, None] * np.linalg.inv(pooled)
+        ),
+    )
+    plain = Density.of(uncalibrated, prior, flat, plug_in=True)
+
+    def block_sums(block: Block) -> tuple[Array, Array, Array, Array]:
+        expected = expectation(block, density, prior, state.annotators)
+        count = block.repeats if state.annotators is None else np.ones(expected.share.shape[1])
+        ratio = _ratios(expected.share / count, views.weights)
+        scores = scores_of(expected, density, views.weights, ratio)
+        other = _ratios(expectation(block, plain, prior, state.annotators).share / count, views.weights)
+        return (
+            products(scores * count, scores),
+            _profile(ratio, views.weights, count),
+            _profile(other, views.weights, count),
+            np.asarray(count.sum()),
+        )
+
+    information, fitted, unfitted, seen = subsample.total(block_sums)
+    total = data.n_labels if state.annotators is None else data.n_instances
+    D, C, n_free = views.theta_mean.shape[1], prior.n_outputs, int(free.sum())
+    nuisance = np.concatenate([np.full(D * n_free, prior.beta), np.full(n_free, 0.5 * prior.nu * C)])
+    scale = total / float(seen)
+    profile = np.maximum(
+        *(scale * (log_likelihood - log_likelihood.max(axis=1, keepdims=True)) for log_likelihood in (fitted, unfitted))
+    )
+    return WeightInformation(views.weights, eliminate(scale * information, K, nuisance), profile)
+
+
+def _ratios(relative: Array, weights: Array) -> Array:
+    """rho_jk (K, j): a view's density over the mixture's, from densities relative to their sum."""
+    return np.asarray(relative / np.einsum("k,kj->j", weights, relative))
+
+
+def _profile(ratio: Array, weights: Array, count: Array) -> Array:
+    """Log likelihood (K, G) with view k at the grid's weights and the others in proportion, less the maximum."""
+    rest = np.maximum(1 - weights, 1e-12)[:, None]
+    others = np.maximum((1 - weights[:, None] * ratio) / rest, 1e-300)  # (K, j): the mixture without view k
+    columns = [np.vecdot(np.log(np.maximum((1 - w) * others + w * ratio, 1e-300)), count) for w in PROFILE_GRID]
+    return np.stack(columns, axis=1)
+
+
+def scores_of(expected: Expectation, density: Density, weights: Array, ratio: Array) -> Array:
+    """Derivatives of every label's log likelihood: weights, calibration, log precision; (K + F (D + 1), j)."""
+    free = np.flatnonzero(weights > 0)
+    share = weights[free, None] * ratio[free]  # (F, j)
+    residual = expected.residual[:, free]  # (C, F, j)
+    C = len(residual)
+    pull = np.einsum("kcd,dkj->ckj", density.residual_form[free], residual)  # Lambda e
+    columns = [regressor[free] for regressor in expected.regressors]
+    if expected.log_omega is None:
+        columns += [np.ones_like(share)] * C
+    calibration = [share * column * pull[d % C] for d, column in enumerate(columns)]
+    distance = (residual * pull).sum(axis=0)
+    if expected.truth is not None:
+        distance += np.einsum("kcd,kjcd->kj", density.residual_form[free], expected.truth.covariance[free])
+    precision = share * 0.5 * (C - distance)
+    return np.concatenate([ratio, *calibration, precision])

@@ -1,0 +1,240 @@
+"""Component families of a continuous mixture that are not normal, as mixtures of normals of different scale."""
+
+__all__ = ["MixtureFactors", "MixturePosterior", "SampledMixturePosterior", "laplace_nodes"]
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
+from vbtta.inference.laplace import WeightInformation, weight_intervals
+from vbtta.models.base import Pooling
+from vbtta.models.gaussian_mixture import steps as gaussian_mixture_em
+from vbtta.models.gaussian_mixture.steps import MixturePrior, MixtureState
+from vbtta.models.parts.annotators import (
+    AnnotatorNoise,
+    AnnotatorState,
+    annotator_noise,
+    normalise,
+    pool_truth,
+    score_labels,
+)
+from vbtta.models.parts.draws import WeightDraws
+from vbtta.models.parts.standard import Standard
+
+_STEP = 0.6
+_LOWEST, _HIGHEST = -12.0, 3.6  # of ln s: the density is cut where exp(-s) or s is negligible
+
+
+def laplace_nodes() -> tuple[Array, Array]:
+    """Variances s and shares of the normals that make up a Laplace distribution of unit variance.
+
+    A normal whose variance is exponential is a Laplace. The integral over ln s is smooth and falls off at both
+    ends, where the trapezoid rule converges fast; shares sum to 1 and the variance is 1.
+
+    Examples
+    --------
+    >>> size, share = laplace_nodes()
+    >>> density = (share * np.exp(-0.5 / size) / np.sqrt(2 * np.pi * size)).sum()  # at 1
+    >>> float(abs(density - np.exp(-np.sqrt(2)) / np.sqrt(2)) < 1e-4)
+    1.0
+    """
+    log_size = np.arange(_LOWEST, _HIGHEST, _STEP)
+    size = np.exp(log_size)
+    share = size * np.exp(-size)
+    share = share / share.sum()
+    return size / (share @ size), share
+
+
+MIN_RELATIVE_SHARE = 0.1  # of the most supported view's labels
+
+
+class MixtureFactors(NamedTuple):
+    """All factors of Q."""
+
+    views: MixtureState
+    annotators: AnnotatorState | None
+
+
+@dataclass(frozen=True)
+class MixturePosterior:
+    """A fitted continuous mixture: calibrated views, their weights and, where modelled, the annotators."""
+
+    prior: MixturePrior
+    state: MixtureFactors
+    standard: Standard
+    information: WeightInformation | None
+
+    @property
+    def weights(self) -> Array:
+        """The weights of the views: (K,)."""
+        return self.state.views.weights
+
+    @property
+    def predictive_weights(self) -> Array:
+        """The weights without those of views that hardly any label supports: (K,).
+
+        Under a Dirichlet such a view keeps a positive weight, and the prior variance of its calibration, which is
+        large, would dominate the predictive variance.
+        """
+        counts = self.state.views.weight_counts
+        if counts is None:
+            return self.weights
+        concentration = 1.0 if self.prior.concentration is None else self.prior.concentration
+        labels = counts - concentration
+        supported = labels >= min(1.0, MIN_RELATIVE_SHARE * labels.max(), labels.max())
+        return np.asarray(np.where(supported, self.weights, 0.0) / self.weights[supported].sum())
+
+    @property
+    def gain(self) -> float:
+        """Views are calibrated one by one: the pool has no gain of its own."""
+        return 1.0
+
+    def weight_interval(self, level: float) -> Array:
+        """Intervals (K, 2) of the weights."""
+        if self.information is None:
+            raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
+        return weight_intervals(self.weights, self.information, level)
+
+    def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
+        """The predictive mixture for inputs whose views are the policy's views of positive weight, in order."""
+        weights = self.predictive_weights
+        used = weights > 0
+        if used.sum() < len(predictions.names):
+            kept = used[self.weights > 0]
+            predictions = predictions.select([name for name, keep in zip(predictions.names, kept, strict=True) if keep])
+        location, scale, dof = self._components(predictions, used)
+        weights = np.broadcast_to(weights[used], location.shape[:2])
+        return ContinuousPrediction(weights, dof, location, scale)
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:
+        """The truth of every input given its labels; `annotator` (J,) is -1 for unknown annotators."""
+        prior_view = self.predict(predictions)
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(prior_view.weights)
+        if self.state.annotators is None:
+            value = labels.continuous(prior_view.location.shape[2])
+            log_share = log_weights.copy()
+            np.add.at(
+                log_share, labels.instance, labels.count[:, None] * self._log_components(prior_view, labels, value)
+            )
+            return ContinuousPrediction(normalise(log_share), prior_view.dof, prior_view.location, prior_view.scale)
+        return pool_truth(prior_view, labels, annotator, self.state.annotators, self.standard)[0]
+
+    def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
+        """Log score of every labelled input's label set, annotators included: (N+,)."""
+        return score_labels(self.predict(predictions), labels, annotator, self.state.annotators, self.standard)
+
+    def keep(self, views: Array) -> "MixturePosterior":
+        """The same with only some of the views."""
+        kept = self.state.views.take(views)
+        kept = kept._replace(weights=kept.weights / kept.weights.sum())
+        known = self.information
+        if known is not None:
+            centre = known.centre[views] / max(known.centre[views].sum(), 1e-300)
+            known = WeightInformation(centre, known.information[np.ix_(views, views)], known.profile[views])
+        return replace(self, state=self.state._replace(views=kept), information=known)
+
+    def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:
+        """Biases and noise levels of the annotators."""
+        people = self.state.annotators
+        return None if people is None else annotator_noise(people, self.standard, names)
+
+    def pooling(self) -> Pooling:
+        """sum_k w_k (l + s (a_k + g_k (f_k - l)/s)): l, s location and scale of the labels, a and g the calibration."""
+        used, C = self.weights > 0, self.prior.n_outputs
+        weights = self.predictive_weights[used][:, None]
+        shift, gain = gaussian_mixture_em.calibration(self.state.views.theta_mean[used], C)  # (K, C) each
+        scale = np.broadcast_to(weights * gain, (len(weights), C)).copy()
+        offset = self.standard.location * (1 - scale.sum(axis=0)) + self.standard.scale * (weights * shift).sum(axis=0)
+        return Pooling("linear", "", scale, offset, np.ones((len(weights), C)))
+
+    def _components(self, predictions: ViewPredictions, used: Array) -> tuple[Array, Array, Array]:
+        """Locations (N, K, C), scale matrices (N, K, C, C) and degrees of freedom (K,) in the labels' units."""
+        C = self.prior.n_outputs
+        views = self.state.views.take(used)
+        mean = self.standard.apply(predictions.outputs)  # (N, K, C)
+        offset, gain = gaussian_mixture_em.calibration(views.theta_mean, C)
+        dof = views.dof + 1 - C
+        regressors = [mean, np.ones_like(mean)] if self.prior.affine else [np.ones_like(mean)]
+        doubt = np.zeros((*mean.shape, C))  # H G^-1 H^T
+        for row, left in enumerate(regressors):
+            for column, right in enumerate(regressors):
+                block = views.theta_covariance[:, row * C : (row + 1) * C, column * C : (column + 1) * C]
+                doubt += left[..., :, None] * block * right[..., None, :]
+        noise = views.inverse_scale / dof[:, None, None]
+        if self.prior.heteroscedastic:
+            if predictions.variance is None:
+                raise ValueError(
+                    "the policy was fitted with heteroscedastic=True: predictions need a variance, as those of the "
+                    "fit had"
+                )
+            variance = predictions.variance / self.standard.scale**2
+            loss = np.sqrt(1 + variance / self.prior.residual_variance)  # omega^-1/2
+            noise = loss[..., :, None] * noise * loss[..., None, :]
+        scale = noise + ((dof - 2) / dof)[:, None, None] * doubt
+        units = self.standard.scale
+        return self.standard.location + units * (offset + gain * mean), units[:, None] * scale * units, dof
+
+    def _log_components(self, prediction: ContinuousPrediction, labels: LabelSets, value: Array) -> Array:
+        """Log density of every label under every view: (J, K)."""
+        unit_weight = np.ones((len(value), 1))
+        rows = labels.instance
+        columns = [
+            mixture_log_density(
+                value,
+                unit_weight,
+                prediction.dof[k : k + 1],
+                prediction.location[rows, k : k + 1],
+                prediction.scale[rows, k : k + 1],
+            )
+            for k in range(len(prediction.dof))
+        ]
+        return np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True)
+class SampledMixturePosterior(WeightDraws, MixturePosterior):
+    """A continuous mixture with normal, Student-t or Laplace components."""
+
+    component: str
+    tail: float  # degrees of freedom of a Student-t component
+
+    def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
+        """The predictive mixture; a Laplace component is a mixture of normals itself."""
+        return self._with_family(super().predict(predictions))
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:
+        """The truth of every input given its labels: the posterior of the view decides between the views."""
+        if self.component == "normal":
+            return super().consensus(predictions, labels, annotator)
+        prediction = self.predict(predictions)
+        value = labels.continuous(prediction.location.shape[2])
+        N, K = prediction.weights.shape[0], int((self.predictive_weights > 0).sum())
+        own = np.log(prediction.weights).reshape(N, K, -1)  # view, node
+        each = self._log_components(prediction, labels, value).reshape(len(value), K, -1)
+        share = own - special.logsumexp(own, axis=2, keepdims=True)
+        evidence = special.logsumexp(share[labels.instance] + each, axis=2)  # (J, K)
+        log_view = special.logsumexp(own, axis=2)
+        np.add.at(log_view, labels.instance, labels.count[:, None] * evidence)
+        weights = (normalise(log_view)[:, :, None] * np.exp(share)).reshape(N, -1)
+        return replace(prediction, weights=weights)
+
+    def _with_family(self, prediction: ContinuousPrediction) -> ContinuousPrediction:
+        if self.component == "normal":
+            return prediction
+        scale = variance_factor(prediction.dof)[:, None, None] * prediction.scale
+        if self.component == "student_t":
+            return replace(prediction, scale=scale, dof=np.full(len(prediction.dof), self.tail))
+        size, share = laplace_nodes()
+        N, K, C = prediction.location.shape
+        return ContinuousPrediction(
+            weights=(prediction.weights[:, :, None] * share).reshape(N, -1),
+            dof=np.full(K * len(size), np.inf),
+            location=np.repeat(prediction.location, len(size), axis=1),
+            scale=(scale[:, :, None] * size[:, None, None]).reshape(N, -1, C, C),
+        )

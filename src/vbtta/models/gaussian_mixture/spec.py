@@ -1,0 +1,85 @@
+"""The record that users write."""
+
+__all__ = ["GaussianMixture"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from vbtta._support.checks import one_of, positive
+from vbtta.models.base import LabelFacts, Model
+from vbtta.models.parts.annotators import ContinuousNoise, check_scale, default_noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianMixture(Model):
+    """Continuous labels as a mixture of calibrated views (docs/method, "Continuous outputs", eqs. 1 to 18).
+
+    Parameters
+    ----------
+    link : {"affine", "shift"}
+        Whether a view may be rescaled and shifted, or only shifted: H in eq. 2.
+    noise : {"none", "annotator"}, optional
+        Whether labels are the truth plus an annotator's bias and noise (eqs. 13 and 14). By default annotators are
+        modelled where they are named, their labels overlap and the component is normal.
+    heteroscedastic : bool
+        Whether a view counts less where its draws vary more: Omega in eq. 2.
+    concentration : float, optional
+        Dirichlet concentration of the weights; without it they are at their maximum likelihood (eq. 7).
+    component : {"normal", "student_t", "laplace"}
+        Distribution of a label around its view; other than normal for ADVI only. Tails pay where labels stray and every
+        view is needed: a view that explains nothing becomes the wide component that strays need, and a mixture of
+        normals with such a view is heavy-tailed by itself.
+    beta : float
+        Prior precision of the calibration (eq. 3), in standardised units.
+    nu : float, optional
+        Prior degrees of freedom of the precision (eq. 3); C + 2 by default.
+    v : float or C floats, optional
+        Prior residual variance in the labels' units; by default the smaller of the median over views of what is
+        observed and of what a short preliminary fit leaves around a label's own view.
+    gamma : float
+        Prior precision of the annotators' biases (eq. 14), in standardised units.
+
+    Examples
+    --------
+    Where every label follows one of the views, the weights are the views' shares of the labels:
+
+    >>> import numpy as np
+    >>> from vbtta import GaussianMixture, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> views = rng.normal(size=(400, 3))  # (N, K)
+    >>> labels = views[np.arange(400), rng.choice(3, size=400, p=[0.7, 0.3, 0.0])]
+    >>> predictions = ViewPredictions(views[:, :, None], names=["identity", "flip", "blur"])
+    >>> policy = fit_policy(predictions, labels, task="regression", model=GaussianMixture(link="shift"))
+    >>> policy.weights.round(1)
+    array([0.7, 0.3, 0. ])
+    """
+
+    link: Literal["affine", "shift"] = "affine"
+    noise: ContinuousNoise | None = None
+    heteroscedastic: bool = False
+    concentration: float | None = None
+    component: Literal["normal", "student_t", "laplace"] = "normal"
+    beta: float = 0.01
+    nu: float | None = None
+    v: float | Sequence[float] | None = None
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        one_of("link", self.link, ("affine", "shift"))
+        one_of("noise", self.noise, (None, "none", "annotator"))
+        one_of("component", self.component, ("normal", "student_t", "laplace"))
+        positive(concentration=self.concentration, beta=self.beta, nu=self.nu, gamma=self.gamma)
+        check_scale(self.v)
+
+    @property
+    def obstacle(self) -> str:
+        """EM has normal components only."""
+        return "" if self.component == "normal" else f"component={self.component!r}"
+
+    def resolve(self, labels: LabelFacts) -> Self:
+        """Decide the noise; heavy tails and a shared truth have no closed form together."""
+        noise: ContinuousNoise = default_noise(self.noise, labels)
+        if self.noise is None and self.component != "normal":
+            noise = "none"
+        return replace(self, noise=noise)

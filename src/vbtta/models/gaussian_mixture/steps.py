@@ -1,0 +1,417 @@
+"""Continuous outputs: a mixture of calibrated views by closed-form variational EM (docs/method, eqs. 1 to 12).
+
+    z_ij ~ Categorical(w),   y_ij | z_ij = k ~ Normal(f_ik + H_ik theta_k, (Omega_ik^1/2 Lambda_k Omega_ik^1/2)^-1)
+    theta_k ~ Normal(0, I / beta),   Lambda_k ~ Wishart(nu, V),   V the inverse scale
+
+A step needs, for every view, the second moments of (f, 1, e) under the responsibilities, e the residual
+at the current calibration: enough for theta, the residual at the new one and Lambda without another pass.
+"""
+
+__all__ = [
+    "Density",
+    "Expectation",
+    "MixturePrior",
+    "MixtureState",
+    "MixtureStatistics",
+    "bound_terms",
+    "calibration",
+    "divergence",
+    "expectation",
+    "responsibilities",
+    "start",
+    "statistics",
+    "update",
+]
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from vbtta.data.labels import Array
+from vbtta.inference.blocks import Block, products
+from vbtta.inference.linalg import (
+    inverse_and_log_det,
+    kl_dirichlet,
+    kl_normal,
+    kl_wishart,
+    wishart_log_det,
+    wishart_log_normaliser,
+)
+from vbtta.models.gaussian_mixture.spec import GaussianMixture
+from vbtta.models.parts.annotators import AnnotatorState, Truth, infer_truth, summarise
+from vbtta.models.parts.standard import SMALLEST_VARIANCE, ContinuousBlocks
+
+
+class MixturePrior(NamedTuple):
+    """Hyperparameters in standard units."""
+
+    beta: float
+    nu: float
+    inverse_scale: Array  # (C, C): V
+    residual_variance: Array  # (C,): sigma_0^2, of the median view
+    concentration: float | None
+    affine: bool
+    heteroscedastic: bool
+
+    @property
+    def n_outputs(self) -> int:
+        """C."""
+        return len(self.residual_variance)
+
+    @property
+    def regressors(self) -> slice:
+        """Where H's columns stand in the moments of (f, 1, e)."""
+        return slice(0 if self.affine else self.n_outputs, 2 * self.n_outputs)
+
+
+class MixtureState(NamedTuple):
+    """The factors of Q and the weights."""
+
+    weights: Array  # (K,); their mean under a Dirichlet
+    weight_counts: Array | None  # (K,) Dirichlet parameters of Q(w)
+    theta_mean: Array  # (K, D): m
+    theta_covariance: Array  # (K, D, D): G^-1
+    dof: Array  # (K,): nu_k
+    inverse_scale: Array  # (K, C, C): V_k
+
+    def take(self, views: Array) -> "MixtureState":
+        """Some of the views."""
+        return MixtureState(
+            self.weights[views],
+            None if self.weight_counts is None else self.weight_counts[views],
+            *(field[views] for field in (self.theta_mean, self.theta_covariance, self.dof, self.inverse_scale)),
+        )
+
+    @property
+    def precision(self) -> Array:
+        """E[Lambda_k] = nu_k V_k^-1: (K, C, C)."""
+        return np.asarray(self.dof[:, None, None] * inverse_and_log_det(self.inverse_scale)[0])
+
+    @property
+    def expected_log_weights(self) -> Array:
+        """Ln w_k, or its expectation under the Dirichlet: (K,)."""
+        if self.weight_counts is not None:
+            return np.asarray(special.digamma(self.weight_counts) - special.digamma(self.weight_counts.sum()))
+        with np.errstate(divide="ignore"):
+            return np.log(self.weights)
+
+
+class MixtureStatistics(NamedTuple):
+    """Additive sufficient statistics: sums over labels of responsibilities p."""
+
+    log_evidence: Array  # (): sum of logsumexp_k ln p~
+    mass: Array  # (K,): sum of p
+    moments: Array  # (K, 3C, 3C): sum of p a a^T, a = Omega^1/2 (f, 1, e)
+    log_omega: Array  # (): sum of p/2 ln|Omega|
+    overlap: Array  # (K, K): sum of p p^T, up to a factor
+
+
+class Expectation(NamedTuple):
+    """Result of the E-step for the labels of a block (without annotators) or its instances (with them)."""
+
+    regressors: list[Array]  # (K, j) each: f, and Omega^1/2 where it is not one
+    residual: Array  # (C, K, j): e
+    repeats: Array  # (j,): counts
+    share: Array  # (K, j): responsibilities times counts
+    log_evidence: float
+    log_omega: Array | None  # (K, j): ln|Omega|/2
+    truth: Truth | None
+
+
+class Density(NamedTuple):
+    """ln p~ as a function of (f, 1, e): a constant and two quadratic forms a view."""
+
+    shift: Array  # (C, K): offsets of the calibration
+    gain: Array  # (C, K): 1 + slopes
+    constant: Array  # (K,)
+    residual_form: Array  # (K, C, C): E[Lambda]
+    regressor_form: Array  # (K, D, D): E[Lambda] spread over G^-1
+
+    @classmethod
+    def of(cls, state: MixtureState, prior: MixturePrior, log_weights: Array, plug_in: bool = False) -> "Density":
+        """The density at a state; with ``plug_in`` calibration and precision are taken as known."""
+        n_outputs = prior.n_outputs
+        inverse, log_det = inverse_and_log_det(state.inverse_scale)
+        precision = state.dof[:, None, None] * inverse
+        log_precision = wishart_log_det(state.dof, log_det, n_outputs)
+        if plug_in:
+            log_precision = n_outputs * np.log(state.dof) - log_det
+        constant = 0.5 * (log_precision - n_outputs * np.log(2 * np.pi))
+        shift, gain = calibration(state.theta_mean, n_outputs)
+        form = spread(precision, prior.affine) * (0.0 if plug_in else 1.0) * state.theta_covariance
+        return cls(shift.T, gain.T, constant + log_weights, precision, form)
+
+
+def calibration(theta: Array, n_outputs: int) -> tuple[Array, Array]:
+    """Offsets and gains (..., C) of calibration parameters (..., D)."""
+    if theta.shape[-1] == n_outputs:
+        return theta, np.ones_like(theta)
+    return theta[..., n_outputs:], 1 + theta[..., :n_outputs]
+
+
+def spread(precision: Array, affine: bool) -> Array:
+    """(K, C, C) matrices repeated over the columns of H = [diag(f), I]: (K, D, D), or to be broadcast to that."""
+    return np.tile(precision, (1, 2, 2)) if affine and precision.shape[-1] > 1 else precision
+
+
+def expectation(
+    block: Block, density: Density | None, prior: MixturePrior, annotators: AnnotatorState | None = None
+) -> Expectation:
+    """The E-step of a block; with no density, every view is responsible for the same share.
+
+    Without annotators z belongs to a label and the residual is the label's; with them z and the truth t
+    belong to an instance, and the residual is that of the truth's mean.
+    """
+    instance = block.instance if annotators is None else None
+    mean = block.mean if instance is None else block.mean[:, :, instance]  # (C, K, j)
+    root = None if density is None else _root_omega(block, instance, prior)  # (C, K, j)
+    log_omega = None if root is None else np.log(root).sum(axis=0)  # (K, j): ln|Omega|/2
+    if density is None:
+        residual = block.value[:, None] - mean
+        share = np.broadcast_to(block.repeats / mean.shape[1], mean.shape[1:])
+        return Expectation(list(mean) if prior.affine else [], residual, block.repeats, share, 0.0, None, None)
+
+    truth = None
+    count = block.repeats
+    if annotators is None:
+        residual = block.value[:, None] - density.shift[:, :, None]  # (C, K, j): e
+        residual -= density.gain[:, :, None] * mean
+    else:
+        calibrated = density.gain[:, :, None] * mean
+        calibrated += density.shift[:, :, None]
+        truth = _truth(block, density, calibrated, root, annotators)
+        residual = truth.mean - calibrated
+        count = np.ones(mean.shape[2])
+    if root is not None:
+        residual *= root
+        mean = mean * root
+    regressors = list(mean) if prior.affine else []
+    if root is not None:
+        regressors += list(root)
+    form = density.regressor_form
+    if root is None:  # columns of ones: their part of the form is linear and constant
+        n_slopes = len(regressors)
+        log_density = np.empty(mean.shape[1:])
+        log_density[:] = (density.constant - 0.5 * form[:, n_slopes:, n_slopes:].sum(axis=(1, 2)))[:, None]
+        _subtract_half_form(log_density, regressors, form, 2 * form[:, :n_slopes, n_slopes:].sum(axis=2))
+    else:
+        log_density = density.constant[:, None] + log_omega
+        _subtract_half_form(log_density, regressors, form, None)
+    if truth is None:
+        _subtract_half_form(log_density, list(residual), density.residual_form, None)
+    else:
+        log_density += truth.log_evidence
+    share, log_evidence = responsibilities(log_density, count)
+    return Expectation(regressors, residual, count, share, log_evidence, log_omega, truth)
+
+
+def statistics(expected: Expectation) -> MixtureStatistics:
+    """Sums over a block's labels (or instances)."""
+    share, residual = expected.share, expected.residual
+    n_outputs, n_views, _ = residual.shape
+    ones = [None] * n_outputs if expected.log_omega is None else []
+    features = [*expected.regressors, *ones, *residual]
+    first = 3 * n_outputs - len(features)  # without slopes f is no feature
+    moments = np.zeros((n_views, 3 * n_outputs, 3 * n_outputs))
+    moments[:, first:, first:] = _moments(share, features)
+    if expected.truth is not None:  # e gains the truth's covariance
+        covariance = expected.truth.covariance
+        if expected.log_omega is not None:
+            root = np.moveaxis(np.stack(expected.regressors[-n_outputs:]), 0, -1)  # (K, n, C)
+            covariance = root[..., :, None] * covariance * root[..., None, :]
+        moments[:, 2 * n_outputs :, 2 * n_outputs :] += np.einsum("kn,kncd->kcd", share, covariance)
+    return MixtureStatistics(
+        log_evidence=np.asarray(expected.log_evidence),
+        mass=share.sum(axis=1),
+        moments=moments,
+        log_omega=np.asarray(0.0 if expected.log_omega is None else np.vdot(share, expected.log_omega)),
+        overlap=_overlap(share, expected.repeats),
+    )
+
+
+def _overlap(share: Array, repeats: Array) -> Array:
+    """Sum of p p^T: (K, K), up to a factor. With many views only some labels are used: time stays linear in K."""
+    every = max(1, len(share) // 16)
+    share, repeats = share[:, ::every], repeats[::every]
+    return products(share, share if (repeats == 1).all() else share / repeats)
+
+
+def responsibilities(log_density: Array, count: Array) -> tuple[Array, float]:
+    """Responsibilities times counts (in place) and the block's log evidence from ln p~ (K, j)."""
+    top = log_density.max(axis=0)
+    log_density -= top
+    share = np.exp(log_density, out=log_density)
+    total = share.sum(axis=0)
+    share *= count / total
+    return share, float(count @ (top + np.log(total)))
+
+
+def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, plug_in: bool = False) -> MixtureState:
+    """The state that maximises the bound factor by factor: theta, then Lambda at the new theta, then w.
+
+    With ``plug_in`` the uncertainty of theta does not enter Lambda: the mode instead of the mean field.
+    """
+    C, inside = prior.n_outputs, prior.regressors
+    moments = total.moments
+    regressor = moments[:, inside, inside]  # (K, D, D): sum of p h h^T
+    cross = moments[:, inside, 2 * C :]  # (K, D, C): sum of p h e^T
+    precision = state.precision
+    output = np.arange(regressor.shape[1]) % C  # which output a column of H acts on
+    belongs = np.eye(C)[output]  # (D, C)
+
+    form = spread(precision, prior.affine)
+    theta_precision = prior.beta * np.eye(len(output)) + form * regressor  # (K, D, D): G
+    pull = np.einsum("kdc,kdc->kd", precision[:, output], cross)  # sum of p H^T Lambda e
+    theta_covariance = inverse_and_log_det(theta_precision)[0]
+    change = np.einsum("kde,ke->kd", theta_covariance, pull - prior.beta * state.theta_mean)
+    theta_mean = state.theta_mean + change
+
+    back = -change[:, :, None] * belongs  # (K, D, C): e at the new theta is e + back^T h
+    outer = moments[:, 2 * C :, 2 * C :] + np.swapaxes(cross, 1, 2) @ back + np.swapaxes(back, 1, 2) @ cross
+    outer += np.swapaxes(back, 1, 2) @ regressor @ back
+    if not plug_in:
+        outer += belongs.T @ (theta_covariance * regressor) @ belongs
+    inverse_scale = prior.inverse_scale + 0.5 * (outer + np.swapaxes(outer, 1, 2))
+
+    counts = None if prior.concentration is None else prior.concentration + total.mass
+    weights = total.mass if counts is None else counts
+    return MixtureState(
+        weights=weights / weights.sum(),
+        weight_counts=counts,
+        theta_mean=theta_mean,
+        theta_covariance=theta_covariance,
+        dof=prior.nu + total.mass,
+        inverse_scale=inverse_scale,
+    )
+
+
+def divergence(state: MixtureState, prior: MixturePrior) -> float:
+    """KL from the prior of theta, Lambda and, under a Dirichlet, w."""
+    total = kl_normal(state.theta_mean, state.theta_covariance, prior.beta).sum()
+    total += kl_wishart(state.dof, state.inverse_scale, prior.nu, prior.inverse_scale).sum()
+    if state.weight_counts is not None and prior.concentration is not None:
+        total += kl_dirichlet(state.weight_counts, np.full_like(state.weight_counts, prior.concentration))
+    return float(total)
+
+
+def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePrior) -> dict[str, float]:
+    """The paper's seven terms, repaired; they sum (J minus Pi) to the bound (docs/method, eq. 11)."""
+    C, inside = prior.n_outputs, prior.regressors
+    n_views, size = state.theta_mean.shape
+    inverse, log_det = inverse_and_log_det(state.inverse_scale)
+    precision = state.dof[:, None, None] * inverse
+    log_precision = wishart_log_det(state.dof, log_det, C)
+    density = Density.of(state, prior, state.expected_log_weights)
+    error = np.einsum("kcd,kcd->", precision, total.moments[:, 2 * C :, 2 * C :])
+    error += np.einsum("kde,kde->", density.regressor_form, total.moments[:, inside, inside])
+    used = total.mass > 0
+    terms = {
+        "J_S": 0.5 * total.mass @ log_precision
+        - 0.5 * C * np.log(2 * np.pi) * total.mass.sum()
+        + total.log_omega
+        - 0.5 * error,
+        "J_z": total.mass[used] @ state.expected_log_weights[used],
+        "J_mu": 0.5 * n_views * size * np.log(prior.beta / (2 * np.pi))
+        - 0.5 * prior.beta * (np.trace(state.theta_covariance, axis1=1, axis2=2).sum() + (state.theta_mean**2).sum()),
+        "J_Sigma": n_views * wishart_log_normaliser(np.asarray(prior.nu), np.linalg.slogdet(prior.inverse_scale)[1], C)
+        + 0.5 * (prior.nu - C - 1) * log_precision.sum()
+        - 0.5 * np.einsum("cd,kcd->", prior.inverse_scale, precision),
+        "Pi_mu": -0.5 * n_views * size * (1 + np.log(2 * np.pi))
+        - 0.5 * np.linalg.slogdet(state.theta_covariance)[1].sum(),
+        "Pi_Sigma": (
+            wishart_log_normaliser(state.dof, log_det, C)
+            + 0.5 * (state.dof - C - 1) * log_precision
+            - 0.5 * state.dof * C
+        ).sum(),
+    }
+    terms["Pi_z"] = terms["J_S"] + terms["J_z"] - total.log_evidence  # sum of p ln p, as ln p = ln p~ - logsumexp
+    if state.weight_counts is not None and prior.concentration is not None:
+        terms["KL_w"] = kl_dirichlet(state.weight_counts, np.full(n_views, prior.concentration))
+    return {name: float(value) for name, value in terms.items()}
+
+
+def start(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, MixtureState]:
+    """Prior and first state: equal responsibilities, precisions from the residuals, uniform weights."""
+    C, K = data.n_outputs, data.n_views
+    prior = MixturePrior(
+        beta=spec.beta,
+        nu=C + 2 if spec.nu is None else spec.nu,
+        inverse_scale=np.eye(C),
+        residual_variance=np.ones(C),
+        concentration=spec.concentration,
+        affine=spec.link == "affine",
+        heteroscedastic=spec.heteroscedastic and data.has_variance,
+    )
+    if prior.nu <= C + 1:
+        raise ValueError(f"nu must exceed C + 1 = {C + 1}, or a view's predictive variance is infinite; got {prior.nu}")
+    total = data.total(lambda block: statistics(expectation(block, None, prior)))
+    variance = residual_variance(total, C, data.n_labels)  # (K, C)
+    if spec.v is not None and np.asarray(spec.v).size not in (1, C):
+        raise ValueError(f"v must be one number, or one for each of the {C} output(s); got {spec.v!r}")
+    typical = np.median(variance, axis=0) if spec.v is None else np.asarray(spec.v) / data.standard.scale**2
+    typical = np.maximum(np.broadcast_to(typical, (C,)), SMALLEST_VARIANCE)
+    prior = prior._replace(inverse_scale=prior.nu * np.diag(typical), residual_variance=typical)
+    size = 2 * C if prior.affine else C
+    flat = MixtureState(
+        weights=np.full(K, 1 / K),
+        weight_counts=None,
+        theta_mean=np.zeros((K, size)),
+        theta_covariance=np.zeros((K, size, size)),
+        dof=np.ones(K),
+        inverse_scale=np.eye(C) * np.maximum(variance, typical * 1e-3)[:, :, None],
+    )
+    return prior, update(flat, total, prior)
+
+
+def residual_variance(total: MixtureStatistics, n_outputs: int, n_labels: float) -> Array:
+    """Residual variance of every view and output (K, C); a mean residual counts as one more label."""
+    C = n_outputs
+    square = np.diagonal(total.moments[:, 2 * C :, 2 * C :], axis1=1, axis2=2) / total.mass[:, None]
+    mean = np.diagonal(total.moments[:, C : 2 * C, 2 * C :], axis1=1, axis2=2) / total.mass[:, None]
+    return np.maximum(square - mean**2, 0) + mean**2 / max(n_labels, 1)
+
+
+def _root_omega(block: Block, instance: Array | None, prior: MixturePrior) -> Array | None:
+    """Omega^1/2 with omega = 1/(1 + g/sigma_0^2), an input's share of confidence in a view: (C, K, j)."""
+    if not prior.heteroscedastic or block.variance is None:
+        return None
+    variance = block.variance if instance is None else block.variance[:, :, instance]
+    return np.asarray(1 / np.sqrt(1 + variance / prior.residual_variance[:, None, None]))
+
+
+def _truth(block: Block, density: Density, calibrated: Array, root: Array | None, annotators: AnnotatorState) -> Truth:
+    """Q(t | z) of a block; the evidence leaves out what the density's constant holds."""
+    precision = density.residual_form[:, None]  # (K, 1, C, C)
+    if root is not None:
+        last = np.moveaxis(root, 0, -1)  # (K, n, C)
+        precision = last[..., :, None] * precision * last[..., None, :]
+    nothing = np.zeros((1, 1))
+    truth = infer_truth(calibrated, precision, nothing, summarise(block, annotators))
+    # the normal of t loses its (2 pi)^-C/2, which the constant has, in the integral over t
+    return truth._replace(log_evidence=truth.log_evidence + 0.5 * len(calibrated) * np.log(2 * np.pi))
+
+
+def _subtract_half_form(target: Array, features: list[Array], form: Array, linear: Array | None) -> None:
+    """Subtract (a^T F a + l^T a)/2 from the target (K, j), in place; features a are (K, j) each."""
+    for row, feature in enumerate(features):
+        inner = feature * (-0.5 * form[:, row, row, None])
+        if linear is not None:
+            inner -= 0.5 * linear[:, row, None]
+        for column in range(row):
+            inner -= form[:, row, column, None] * features[column]
+        inner *= feature
+        target += inner
+
+
+def _moments(share: Array, features: list[Array | None]) -> Array:
+    """Sums of share a a^T over labels: (K, F, F); None stands for a feature of ones."""
+    n_features = len(features)
+    moments = np.empty((len(share), n_features, n_features))
+    for row, feature in enumerate(features):
+        weighted = share if feature is None else share * feature
+        for column in range(row, n_features):
+            other = features[column]
+            value = weighted.sum(axis=1) if other is None else np.vecdot(weighted, other)
+            moments[:, row, column] = moments[:, column, row] = value
+    return moments

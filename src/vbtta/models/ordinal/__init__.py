@@ -1,0 +1,1 @@
+"""Ordered levels by a cumulative probit."""

@@ -1,0 +1,325 @@
+"""What is assumed about labels and views."""
+
+__all__ = [
+    "AnnotatorNoise",
+    "AnnotatorPrior",
+    "AnnotatorState",
+    "AnnotatorStatistics",
+    "LabelSummary",
+    "Truth",
+    "annotator_noise",
+    "annotator_statistics",
+    "check_scale",
+    "contrasts",
+    "default_prior",
+    "divergence",
+    "infer_truth",
+    "normalise",
+    "pack",
+    "pool_truth",
+    "start",
+    "summarise",
+    "unpack",
+    "update",
+]
+
+import warnings
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from scipy import special
+
+from vbtta._support.checks import positive
+from vbtta.data.labels import Array, LabelSets
+from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
+from vbtta.inference.blocks import Block
+from vbtta.inference.linalg import Reader, from_log_cholesky, inverse_and_log_det, kl_gamma, kl_normal, log_cholesky
+from vbtta.models.parts.standard import Standard
+
+ContinuousNoise = Literal["none", "annotator"]
+
+
+class LabelFacts(Protocol):
+    """What decides a noise model: label sets, or their counts on a cluster."""
+
+    @property
+    def overlap(self) -> bool:
+        """Whether enough instances carry two labels or more."""
+        ...
+
+    @property
+    def annotator_names(self) -> tuple[str, ...]:
+        """The annotators, where they are named."""
+        ...
+
+
+def default_noise(noise: ContinuousNoise | None, labels: LabelFacts) -> ContinuousNoise:
+    """The noise model asked for, or by default annotators where they are named and their labels overlap.
+
+    Annotator noise and view noise can be told apart only where instances carry several labels: without them a noise
+    model would invent what it explains.
+    """
+    if noise == "annotator" and not labels.overlap:
+        warnings.warn(
+            "noise='annotator' was asked for but hardly any instance has two labels: annotator noise and view "
+            "noise cannot be told apart, and the split follows the prior",
+            stacklevel=4,
+        )
+    if noise is not None:
+        return noise
+    return "annotator" if labels.overlap and len(labels.annotator_names) > 1 else "none"
+
+
+def check_scale(v: float | Sequence[float] | None) -> None:
+    """Refuse a prior variance that is not positive."""
+    for value in [] if v is None else v if isinstance(v, Sequence | np.ndarray) else [v]:
+        positive(v=value)
+
+
+class AnnotatorPrior(NamedTuple):
+    """Hyperparameters in standard units."""
+
+    shape: float  # a0
+    rate: float  # b0
+    gamma: float
+
+
+def default_prior(residual_variance: Array, gamma: float) -> AnnotatorPrior:
+    """A weak prior at the scale of the views' residuals.
+
+    Where one annotator is much better than the rest, the truth follows that annotator and its noise is hardly
+    identified: with the residual variance itself as rate, the estimate is half as large again.
+    """
+    return AnnotatorPrior(0.5, 0.05 * float(residual_variance.mean()), gamma)
+
+
+class AnnotatorState(NamedTuple):
+    """Q of the annotators' precisions and biases."""
+
+    shape: Array  # (U,)
+    rate: Array  # (U,)
+    bias: Array  # (U, C): the mean of d
+    bias_covariance: Array  # (U, U): of d, the same for every output
+
+    @property
+    def precision(self) -> Array:
+        """E[tau_u]: (U,)."""
+        return np.asarray(self.shape / self.rate)
+
+
+class LabelSummary(NamedTuple):
+    """The labels of every instance under the current annotators, as one pseudo-label."""
+
+    precision: Array  # (n,): s_i, sum of tau
+    centre: Array  # (C, n): precision-weighted mean of y - d
+    constant: Array  # (n,): the rest of sum_j E ln P(y_ij | t_i)
+
+
+class Truth(NamedTuple):
+    """Q(t_i | z_i = k), and the log evidence of view k from the labels of i."""
+
+    mean: Array  # (C, K, n)
+    covariance: Array  # (K, n, C, C)
+    log_evidence: Array  # (K, n), without the weight of the view
+
+
+class AnnotatorStatistics(NamedTuple):
+    """Additive sums over the labels of each annotator."""
+
+    n_labels: Array  # (U,)
+    squares: Array  # (U,): E|y - t - d-bar|^2
+    residual: Array  # (U, C): y - E t
+
+
+def contrasts(n_annotators: int) -> Array:
+    """Orthonormal contrasts (U, U - 1): columns sum to zero."""
+    U = n_annotators
+    helmert = np.tril(np.ones((U, U)), -1)[1:].T - np.diag(np.arange(1.0, U), -1)[:, : U - 1]  # (U, U - 1)
+    return np.asarray(helmert / np.linalg.norm(helmert, axis=0, keepdims=True))
+
+
+def start(n_annotators: int, n_outputs: int, prior: AnnotatorPrior) -> AnnotatorState:
+    """Precisions at their prior, no biases."""
+    U = n_annotators
+    basis = contrasts(U)
+    return AnnotatorState(
+        np.full(U, prior.shape), np.full(U, prior.rate), np.zeros((U, n_outputs)), basis @ basis.T / prior.gamma
+    )
+
+
+def summarise(block: Block, annotators: AnnotatorState) -> LabelSummary:
+    """Pool every instance's labels (docs/method, eq. 15)."""
+    u, n_outputs = block.annotator, len(block.value)
+    instance = np.arange(len(u)) if block.instance is None else block.instance
+    size = block.mean.shape[2]
+    tau = block.repeats * annotators.precision[u]  # (j,)
+    shifted = block.value - annotators.bias[u].T  # (C, j): y - d
+    total = np.bincount(instance, tau, size)
+    centre = np.stack([np.bincount(instance, tau * row, size) for row in shifted]) / total
+    squares = ((shifted - centre[:, instance]) ** 2).sum(axis=0)
+    squares += n_outputs * np.diagonal(annotators.bias_covariance)[u]
+    log_tau = special.digamma(annotators.shape[u]) - np.log(annotators.rate[u])
+    constant = 0.5 * n_outputs * block.repeats * (log_tau - np.log(2 * np.pi)) - 0.5 * tau * squares
+    return LabelSummary(total, centre, np.bincount(instance, constant, size))
+
+
+def infer_truth(mean: Array, precision: Array, log_precision: Array, labels: LabelSummary) -> Truth:
+    """Posterior of the truth under each view.
+
+    Views give means mu (C, K, n), precisions L (K, n or 1, C, C) and E ln|L| (K, n or 1).
+    """
+    n_outputs = len(mean)
+    s = labels.precision[:, None, None]  # (n, 1, 1)
+    covariance, log_det = inverse_and_log_det(precision + s * np.eye(n_outputs))  # P^-1: (K, n, C, C)
+    gap = np.moveaxis(labels.centre[:, None] - mean, 0, -1)  # (K, n, C)
+    pulled = np.einsum("kncd,knd->knc", covariance, gap) * labels.precision[:, None]  # t-bar - mu
+    # s a + L mu - (s + L) t-bar = 0 leaves gap^T L P^-1 s gap, free of cancellation
+    distance = np.einsum("knc,kncd,knd->kn", gap, np.broadcast_to(precision, covariance.shape), pulled)
+    log_evidence = 0.5 * (log_precision - log_det - distance) + labels.constant
+    return Truth(mean + np.moveaxis(pulled, -1, 0), covariance, log_evidence)
+
+
+def annotator_statistics(block: Block, annotators: AnnotatorState, truth: Truth, share: Array) -> AnnotatorStatistics:
+    """How far each annotator's labels are from the truth, under responsibilities (K, n)."""
+    U = len(annotators.shape)
+    instance = np.arange(len(block.repeats)) if block.instance is None else block.instance
+    expected = np.einsum("kn,ckn->cn", share, truth.mean)  # (C, n)
+    spread = np.einsum("kn,ckn->n", share, (truth.mean - expected[:, None]) ** 2)
+    spread += np.einsum("kn,kncc->n", share, truth.covariance)
+    residual = block.value - expected[:, instance]  # (C, j)
+    squares = ((residual - annotators.bias[block.annotator].T) ** 2).sum(axis=0) + spread[instance]
+    return AnnotatorStatistics(
+        n_labels=np.bincount(block.annotator, block.repeats, U),
+        squares=np.bincount(block.annotator, block.repeats * squares, U),
+        residual=np.stack([np.bincount(block.annotator, block.repeats * row, U) for row in residual], axis=1),
+    )
+
+
+def update(state: AnnotatorState, total: AnnotatorStatistics, prior: AnnotatorPrior) -> AnnotatorState:
+    """Precisions at the current biases, then biases at the new precisions."""
+    n_outputs = total.residual.shape[1]
+    doubt = n_outputs * total.n_labels * np.diagonal(state.bias_covariance)
+    shape = prior.shape + 0.5 * n_outputs * total.n_labels
+    rate = prior.rate + 0.5 * (total.squares + doubt)
+    precision = shape / rate
+    basis = contrasts(len(shape))
+    information = prior.gamma * np.eye(basis.shape[1]) + basis.T @ ((total.n_labels * precision)[:, None] * basis)
+    covariance = basis @ np.linalg.inv(information) @ basis.T
+    return AnnotatorState(shape, rate, covariance @ (precision[:, None] * total.residual), covariance)
+
+
+def divergence(state: AnnotatorState, prior: AnnotatorPrior) -> float:
+    """KL from the prior of precisions and biases."""
+    basis = contrasts(len(state.shape))
+    contrast = (basis.T @ state.bias).T  # (C, U - 1)
+    covariance = basis.T @ state.bias_covariance @ basis
+    biases = kl_normal(contrast, np.broadcast_to(covariance, (len(contrast), *covariance.shape)), prior.gamma).sum()
+    return float(kl_gamma(state.shape, state.rate, prior.shape, prior.rate).sum() + biases)
+
+
+def pack(state: AnnotatorState) -> Array:
+    """Rates and biases as an unconstrained vector; shapes depend on the data alone."""
+    basis = contrasts(len(state.shape))
+    covariance = log_cholesky(basis.T @ state.bias_covariance @ basis)
+    return np.concatenate([np.log(state.rate), (basis.T @ state.bias).ravel(), covariance])
+
+
+def unpack(take: Reader, like: AnnotatorState) -> AnnotatorState:
+    """The state of a packed vector."""
+    U, C = like.bias.shape
+    basis = contrasts(U)
+    rate = np.exp(np.clip(take(U), -300, 300))
+    bias = basis @ take(U - 1, C)
+    covariance = basis @ from_log_cholesky(take(U * (U - 1) // 2), U - 1) @ basis.T
+    return AnnotatorState(like.shape, rate, bias, covariance)
+
+
+def pool_truth(
+    prediction: ContinuousPrediction,
+    labels: LabelSets,
+    annotator: Array,
+    people: AnnotatorState,
+    standard: Standard,
+) -> tuple[ContinuousPrediction, Array]:
+    """Combine predictive distributions with labels through the annotators.
+
+    Components are taken as normals of the same covariance; an unknown annotator is unbiased and as noisy as the known
+    ones are on average. Returns the truth's distribution and the log evidence of every input's labels (N,).
+    """
+    N, K, C = prediction.location.shape
+    typical_shape = people.shape.mean()
+    everybody = AnnotatorState(
+        shape=np.append(people.shape, typical_shape),
+        rate=np.append(people.rate, typical_shape * (people.rate / people.shape).mean()),
+        bias=np.concatenate([people.bias, np.zeros((1, C))]),
+        bias_covariance=np.pad(people.bias_covariance, (0, 1)),
+    )
+    spread = variance_factor(prediction.dof)  # (K,)
+    covariance = spread[:, None, None] * prediction.scale / (standard.scale[:, None] * standard.scale)  # (N, K, C, C)
+    precision = np.linalg.inv(covariance).swapaxes(0, 1)  # (K, N, C, C)
+    labelled = np.flatnonzero(np.bincount(labels.instance, minlength=N))
+    block = Block(
+        mean=np.moveaxis(standard.apply(prediction.location[labelled]), (0, 1, 2), (2, 1, 0)),
+        variance=None,
+        instance=np.searchsorted(labelled, labels.instance),
+        value=standard.apply(labels.continuous(C)).T,
+        repeats=labels.count,
+        annotator=np.where(annotator < 0, len(people.shape), annotator),
+    )
+    log_precision = np.linalg.slogdet(precision[:, labelled])[1]
+    pooled = infer_truth(block.mean, precision[:, labelled], log_precision, summarise(block, everybody))
+    with np.errstate(divide="ignore"):
+        log_share = np.log(prediction.weights)  # (N, K)
+    log_share[labelled] += pooled.log_evidence.T
+    location = prediction.location.copy()
+    location[labelled] = standard.location + standard.scale * np.moveaxis(pooled.mean, (0, 1, 2), (2, 1, 0))
+    scale = spread[:, None, None] * prediction.scale
+    scale[labelled] = standard.scale[:, None] * pooled.covariance.swapaxes(0, 1) * standard.scale
+    top = log_share.max(axis=1, keepdims=True)
+    evidence = top[:, 0] + np.log(np.exp(log_share - top).sum(axis=1))
+    total = np.bincount(labels.instance, labels.count, N)
+    evidence -= total * np.log(standard.scale).sum()
+    return ContinuousPrediction(normalise(log_share), np.full(K, np.inf), location, scale), evidence
+
+
+def score_labels(
+    prediction: ContinuousPrediction,
+    labels: LabelSets,
+    annotator: Array,
+    people: AnnotatorState | None,
+    standard: Standard,
+) -> Array:
+    """Log score of every labelled input's label set under a predictive distribution: (N+,)."""
+    if people is not None:
+        return np.asarray(pool_truth(prediction, labels, annotator, people, standard)[1][labels.labelled])
+    rows, value = labels.instance, labels.continuous(prediction.location.shape[2])
+    each = mixture_log_density(
+        value, prediction.weights[rows], prediction.dof, prediction.location[rows], prediction.scale[rows]
+    )
+    return np.asarray(np.bincount(rows, labels.count * each, labels.n_instances)[labels.labelled])
+
+
+def normalise(log_share: Array) -> Array:
+    """Shares that sum to one along the last axis, from logarithms (N, K)."""
+    share = np.exp(log_share - log_share.max(axis=1, keepdims=True))
+    return np.asarray(share / share.sum(axis=1, keepdims=True))
+
+
+class AnnotatorNoise(NamedTuple):
+    """Annotators of continuous labels, in the labels' units."""
+
+    names: tuple[str, ...]
+    bias: Array  # (U, C): what they add on average; biases sum to zero
+    bias_error: Array  # (U, C): its standard deviation
+    noise: Array  # (U, C): standard deviation of their labels around the truth
+    noise_interval: Array  # (U, C, 2): 90 %
+
+
+def annotator_noise(people: AnnotatorState, standard: Standard, names: tuple[str, ...]) -> AnnotatorNoise:
+    """Biases and noise levels of annotators with their uncertainty."""
+    error = np.sqrt(np.diagonal(people.bias_covariance))[:, None] * standard.scale
+    quantiles = special.gammaincinv(people.shape[:, None], [0.95, 0.05]) / people.rate[:, None]  # of tau: (U, 2)
+    interval = standard.scale[:, None] / np.sqrt(quantiles)[:, None]
+    noise = standard.scale / np.sqrt(people.precision)[:, None]
+    return AnnotatorNoise(names, people.bias * standard.scale, error, noise, interval)

@@ -1,0 +1,327 @@
+"""Logits and class labels laid out for the inference: blocks of instances, classes first."""
+
+__all__ = [
+    "CategoricalBlock",
+    "CategoricalBlocks",
+    "CategoricalData",
+    "block_rows",
+    "categorical_block",
+    "categorical_data",
+    "check_logits",
+    "class_names",
+    "joint_information",
+    "prediction_blocks",
+    "probability_views",
+    "refuse_probabilities",
+    "refuse_suspects",
+    "shifted",
+    "view_evidence",
+]
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+from scipy import special
+
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.inference.blocks import total
+from vbtta.models.parts import label_noise
+from vbtta.models.parts.label_noise import LabelTable
+
+_ENTRIES = 1 << 16  # of an array of logits in work: it and a few like it fit a core's second-level cache
+_FEW_CLASSES = 48  # up to which instances come last in memory: reductions over a short last axis are slow
+_MIN_SIZE_RATIO = 8  # of a block's logits to its noise statistics, so that adding these takes no time
+_MIN_LOGIT = -1e12  # after the shift: keeps products finite
+_PROBE_ROWS = 256  # looked at before all rows are
+_MIN_PROBABILITY_ROWS = 5  # from which rows that sum to 1 are no accident
+_PREDICTED_ENTRIES = 1 << 18  # of a block of logits to predict
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, eq=False)
+class CategoricalBlock:
+    """Labelled instances. Nothing is copied where classes are many: logits are read from the predictions.
+
+    Logits are shifted so that the largest of an instance and view is 0, which changes no probability.
+    """
+
+    mean: Array  # (N, K, C) as given
+    variance: Array | None  # (N, K, C)
+    rows: Array | None  # (N+,) rows with a label; None where all have one
+    stored: Array | None  # (C, K, N+), shifted
+    table: LabelTable
+    mass: Array | None  # (N+, C): how often each class was given, for labels without noise
+
+    @property
+    def n_views(self) -> int:
+        """K."""
+        return int(self.mean.shape[1])
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+        return int(self.mean.shape[2])
+
+    @property
+    def n_instances(self) -> int:
+        """N+, those with a label."""
+        return self.table.n_instances
+
+    @property
+    def parts(self) -> list[slice]:
+        """Instances to be worked on at once."""
+        step = _step(self.n_views, self.n_classes)
+        return [slice(first, min(first + step, self.n_instances)) for first in range(0, self.n_instances, step)]
+
+    def logits(self, part: slice) -> Array:
+        """Shifted logits of some labelled instances: (C, K, n), not to be written to."""
+        return self.stored[:, :, part] if self.stored is not None else shifted(self._take(self.mean, part))
+
+    def variances(self, part: slice) -> Array | None:
+        """Variances over draws of the same, where there are any: (C, K, n)."""
+        if self.variance is None:
+            return None
+        return np.asarray(self._take(self.variance, part), dtype=np.float64).transpose(2, 1, 0)
+
+    def ranges(self) -> Array:
+        """Median over instances of the range of every view's logits: (K,)."""
+        ranges = [-self.logits(part).min(axis=0) for part in self.parts]
+        return np.asarray(np.median(np.concatenate(ranges, axis=1), axis=1))
+
+    def spread(self) -> Array:
+        """Largest range of every view's logits: (K,)."""
+        return np.asarray(np.max([-self.logits(part).min(axis=(0, 2)) for part in self.parts], axis=0))
+
+    def split(self, size: int) -> list["CategoricalBlock"]:
+        """The same in blocks of so many instances."""
+        blocks, in_place = [], self.rows is None
+        for first in range(0, self.n_instances, size):
+            inside = slice(first, min(first + size, self.n_instances))
+            labels = slice(*np.searchsorted(self.table.instance, [inside.start, inside.stop]))
+            block = CategoricalBlock(
+                mean=self.mean[inside] if in_place else self.mean,
+                variance=self.variance[inside] if in_place and self.variance is not None else self.variance,
+                rows=None if self.rows is None else self.rows[inside],
+                stored=None if self.stored is None else self.stored[:, :, inside],
+                table=self.table.part(labels, first, inside.stop),
+                mass=None if self.mass is None else self.mass[inside],
+            )
+            blocks.append(block)
+        return blocks
+
+    def _take(self, array: Array, part: slice) -> Array:
+        return np.asarray(array[part] if self.rows is None else array[self.rows[part]])
+
+
+class CategoricalBlocks(Protocol):
+    """Blocks of labelled instances, wherever they are: all that an inference asks of its data."""
+
+    @property
+    def n_views(self) -> int:
+        """K."""
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+
+    @property
+    def n_instances(self) -> int:
+        """N+, those with a label."""
+
+    @property
+    def n_labels(self) -> float:
+        """J, counts included."""
+
+    @property
+    def n_rows(self) -> int:
+        """Labels without their counts."""
+
+    @property
+    def n_annotators(self) -> int:
+        """Annotators that the noise model tells apart."""
+
+    @property
+    def widest(self) -> Array:
+        """Largest range of every view's logits: (K,)."""
+
+    def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
+        """The sum of a function over every n-th block, in an order that depends on their number alone."""
+
+    def take(self, places: Array | None) -> tuple[ViewPredictions, LabelSets]:
+        """Predictions and labels of some labelled instances, or of all."""
+
+
+@dataclass(frozen=True, eq=False)
+class CategoricalData(CategoricalBlock):
+    """All labelled instances, in memory, and the blocks they are worked on in."""
+
+    blocks: Sequence[CategoricalBlock]
+    n_labels: float  # J, counts included
+    widest: Array  # (K,): largest range of a view's logits
+    source: tuple[ViewPredictions, LabelSets]
+
+    @property
+    def n_rows(self) -> int:
+        """Labels without their counts."""
+        return len(self.table.label)
+
+    @property
+    def n_annotators(self) -> int:
+        """Annotators that the noise model tells apart."""
+        return self.table.n_annotators
+
+    def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
+        """The sum of a function over every n-th block, in an order that depends on their number alone."""
+        return total(function, self.blocks[::every])
+
+    def take(self, places: Array | None) -> tuple[ViewPredictions, LabelSets]:
+        """Predictions and labels of some labelled instances, or of all."""
+        predictions, labels = self.source
+        if places is None:
+            return self.source
+        rows = labels.labelled[places]
+        return predictions.take(rows), labels.take(rows)
+
+
+def categorical_data(
+    predictions: ViewPredictions, labels: LabelSets, *, noise: str, with_variance: bool, classes_last: bool = False
+) -> CategoricalData:
+    """Check predictions and labels, already aligned, and lay them out."""
+    check_logits(predictions)
+    refuse_probabilities(predictions)
+    if not len(labels):
+        raise ValueError("labels are empty: at least one instance needs a label")
+    _, K, C = predictions.outputs.shape
+    position = labels.categorical(C, predictions.classes)
+    table = label_noise.label_table(labels, position, noise)
+    rows = labels.labelled
+    variance = predictions.variance if with_variance else None
+    data = categorical_block(predictions.outputs, variance, rows, table, noise, classes_last=classes_last)
+    size = block_rows(K, C, label_noise.n_entries(noise, C, table.n_annotators))
+    return CategoricalData(
+        **vars(data),
+        blocks=data.split(size),
+        n_labels=labels.total,
+        widest=data.spread(),
+        source=(predictions, labels),
+    )
+
+
+def categorical_block(
+    mean: Array, variance: Array | None, rows: Array, table: LabelTable, noise: str, *, classes_last: bool
+) -> CategoricalBlock:
+    """Labelled rows (n,) of predictions (N, K, C) and their labels, laid out."""
+    N, K, C = mean.shape
+    size = len(rows)
+    mass = None
+    if noise == "none":
+        mass = np.bincount(table.instance * C + table.label, table.repeats, size * C).reshape(size, C)
+    block = CategoricalBlock(mean, variance, None if size == N else rows, None, table, mass)
+    if C > _FEW_CLASSES or classes_last:
+        return block
+    stored = np.empty((C, K, size))
+    for part in block.parts:
+        stored[:, :, part] = block.logits(part)
+    return replace(block, stored=stored)
+
+
+def block_rows(n_views: int, n_classes: int, n_statistics: int) -> int:
+    """Instances of a block: cache-sized, or more where the noise has many statistics."""
+    step = _step(n_views, n_classes)
+    return step * -(-max(1, _MIN_SIZE_RATIO * n_statistics) // (step * n_views * n_classes))
+
+
+def _step(n_views: int, n_classes: int) -> int:
+    return max(1, _ENTRIES // (n_views * n_classes))
+
+
+def shifted(logits: Array) -> Array:
+    """Logits (n, K, C) as (C, K, n) in double precision, the largest of each row 0."""
+    values = logits.astype(np.float64)
+    values -= values.max(axis=2, keepdims=True)
+    np.maximum(values, _MIN_LOGIT, out=values)
+    return values.transpose(2, 1, 0)
+
+
+def check_logits(predictions: ViewPredictions) -> None:
+    """Raise where the predictions cannot be logits of two classes or more."""
+    C = predictions.outputs.shape[2]
+    if C == 1:
+        raise ValueError(
+            "predictions have one output (C = 1); a classification needs a logit for every class. For a binary "
+            "logit l stack zeros and l: np.concatenate([np.zeros_like(l), l], axis=2)"
+        )
+
+
+def refuse_probabilities(predictions: ViewPredictions) -> None:
+    """Raise where a view's rows are probabilities; a handful of rows may sum to 1 by chance and are let pass."""
+    if len(predictions.outputs) >= _MIN_PROBABILITY_ROWS:
+        refuse_suspects(predictions.names, probability_views(predictions.outputs))
+
+
+def refuse_suspects(names: Sequence[str], suspects: Array) -> None:
+    """Raise where any of the views (K,) is suspected of being probabilities."""
+    if suspects.any():
+        name = names[int(np.argmax(suspects))]
+        raise ValueError(
+            f"predictions look like probabilities: all rows of view {name!r} are "
+            "non-negative and sum to 1. Pass logits, for instance ViewPredictions(np.log(p)) (floor zeros first: "
+            "np.log(np.maximum(p, 1e-12)))"
+        )
+
+
+def probability_views(mean: Array) -> Array:
+    """Which views' rows are all non-negative and sum to 1: (K,)."""
+    suspects = _sum_to_one(mean[:_PROBE_ROWS])
+    step = max(1, (1 << 20) // mean[0].size)
+    for first in range(0, len(mean), step):
+        if not suspects.any():
+            break
+        suspects &= _sum_to_one(mean[first : first + step])
+    return suspects
+
+
+def _sum_to_one(values: Array) -> Array:
+    """Which views' rows are non-negative and sum to 1, up to the rounding of half precision or three digits: (K,)."""
+    return np.asarray(((values >= 0).all(axis=2) & (np.abs(values.sum(axis=2) - 1) <= 5e-3)).all(axis=0))
+
+
+def prediction_blocks(
+    predictions: ViewPredictions, *, with_variance: bool
+) -> Iterator[tuple[slice, Array, Array | None]]:
+    """Blocks of rows to predict, with shifted logits and, where wanted, variances over draws, (C, K, n) each."""
+    check_logits(predictions)
+    N, K, C = predictions.outputs.shape
+    step = max(1, _PREDICTED_ENTRIES // (K * C))
+    for first in range(0, N, step):
+        rows, variance = slice(first, min(first + step, N)), None
+        if predictions.variance is not None and with_variance:
+            variance = predictions.variance[rows].astype(np.float64).transpose(2, 1, 0)
+        yield rows, shifted(predictions.outputs[rows]), variance
+
+
+def joint_information(joint: Array) -> Array:
+    """Mutual information between class and view of P(class, view), (C, K, n): (n,)."""
+    by_view, by_class = joint.sum(axis=0), joint.sum(axis=1)
+    entropies = special.entr(by_view).sum(axis=0) + special.entr(by_class).sum(axis=0)
+    return np.asarray(np.maximum(entropies - special.entr(joint).sum(axis=(0, 1)), 0))
+
+
+def view_evidence(joint: Array, labels: LabelSets, position: Array, rows: slice) -> Array:
+    """Likelihood of an instance's labels under every view, relative to the best of them: (K, n)."""
+    inside = slice(*np.searchsorted(labels.instance, [rows.start, rows.stop]))
+    instance = labels.instance[inside] - rows.start
+    by_view = joint / joint.sum(axis=0)  # (C, K, n)
+    tiny = np.finfo(np.float64).tiny
+    each = np.log(np.maximum(by_view[position[inside], :, instance], tiny)) * labels.count[inside][:, None]  # (j, K)
+    total = np.zeros((joint.shape[2], joint.shape[1]))
+    np.add.at(total, instance, each)
+    return np.asarray(np.exp(total - total.max(axis=1, keepdims=True)).T)
+
+
+def class_names(predictions: ViewPredictions) -> Array:
+    """Names of the outputs: (C,)."""
+    return np.arange(predictions.outputs.shape[2]) if predictions.classes is None else predictions.classes

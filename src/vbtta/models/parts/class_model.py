@@ -1,0 +1,171 @@
+"""What the models of class labels share: their options, and an EM problem with label noise and first temperatures."""
+
+__all__ = ["BlockPass", "ClassModel", "ClassProblem", "Statistics"]
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+
+from vbtta._support.checks import one_of, positive
+from vbtta.data.labels import Array
+from vbtta.models.base import LabelFacts, Model, Source
+from vbtta.models.parts import calibration
+from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks, CategoricalData
+from vbtta.models.parts.label_noise import NOISES, FittedNoise, NoiseModel, default_noise
+from vbtta.models.parts.links import LINKS
+
+MAX_START_INSTANCES = 2_000  # on which the first temperatures are chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassModel(Model):
+    """Options of every model of class labels."""
+
+    link: str = "softmax"
+    noise: str | None = None
+    kappa_scale: float = 1.0
+    offset_scale: float = 0.1
+    confusion_prior: tuple[float, float] = (8.5, 4.5)
+    accuracy_prior: tuple[float, float] = (8.0, 2.0)
+
+    def __post_init__(self) -> None:
+        one_of("link", self.link, tuple(LINKS))
+        one_of("noise", self.noise, (None, *NOISES))
+        positive(kappa_scale=self.kappa_scale, offset_scale=self.offset_scale)
+        for name in ("confusion_prior", "accuracy_prior"):
+            prior = getattr(self, name)
+            if len(prior) != 2:
+                raise ValueError(f"{name} must be two numbers; got {prior}")
+            for value in prior:
+                positive(**{name: value})
+
+    def resolve(self, labels: LabelFacts) -> Self:
+        """Decide the noise."""
+        return self if self.noise is not None else replace(self, noise=default_noise(labels))
+
+    def noise_model(self, n_classes: int, *, named: bool = False) -> NoiseModel | None:
+        """The noise model of the resolved options; `named` says whether labels name their annotators."""
+        assert self.noise is not None
+        kind = NOISES[self.noise]
+        if kind is None:
+            return None
+        prior = kind.prior(n_classes, self.confusion_prior, self.accuracy_prior)
+        return NoiseModel(self.noise, prior, n_classes, self.accuracy_prior, named and kind.per_annotator)
+
+    def lay_out(self, source: Source) -> tuple[CategoricalBlocks, NoiseModel | None]:
+        """Labelled instances as the link wants them, and the noise model."""
+        assert self.noise is not None
+        link = LINKS[self.link]
+        data = source.categorical(noise=self.noise, with_variance=link.uses_variance, classes_last=link.classes_last)
+        return data, self.noise_model(data.n_classes, named=source.named)
+
+
+class _State(Protocol):
+    @property
+    def noise(self) -> FittedNoise | None: ...
+
+
+class _Sums(Protocol):
+    @property
+    def log_evidence(self) -> Array: ...
+
+
+StateT = TypeVar("StateT", bound=_State)
+SumsT = TypeVar("SumsT", bound=_Sums)
+BlockPass = Callable[[CategoricalBlock, Array | None], tuple[SumsT, Array | None]]
+
+
+class Statistics(NamedTuple, Generic[SumsT]):
+    """Result of a pass over the data."""
+
+    sums: SumsT
+    noise: FittedNoise | None  # the next Q of the noise
+    bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class ClassProblem(ABC, Generic[StateT, SumsT]):
+    """Data and noise model of class labels; derived classes add weights, calibration and their priors."""
+
+    data: CategoricalBlocks
+    noise: NoiseModel | None
+    common_start: ClassVar[bool] = False  # whether all ln kappa_k start from one value
+    _last: dict[str, tuple[StateT, Statistics[SumsT]]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def n_labels(self) -> float:
+        """J."""
+        return self.data.n_labels
+
+    @property
+    def unit_change(self) -> float:
+        """Classes have no units."""
+        return 0.0
+
+    def evaluate(self, state: StateT) -> tuple[float, Statistics[SumsT]]:
+        """Bound and statistics at a state: one pass, unless it is the last evaluated state."""
+        last = self._last.get("evaluation")
+        if last is not None and last[0] is state:
+            return last[1].bound, last[1]
+        block_pass = self._block_pass(state)
+        counts_of, evidence_of = None, None
+        if state.noise is not None:
+            counts_of, evidence_of = state.noise.model.of_kind.expected_counts, state.noise.evidence()
+
+        def block_statistics(block: CategoricalBlock) -> tuple[SumsT, Array | None]:
+            """Serialised to workers: captures nothing else."""
+            sums, truth = block_pass(block, None if evidence_of is None else evidence_of(block.table))
+            return sums, None if counts_of is None or truth is None else counts_of(truth, block.table)
+
+        sums, counts = self.data.total(block_statistics)
+        noise = None if self.noise is None or counts is None else self.noise.update(counts)
+        bound = float(sums.log_evidence) - sum(self._penalties(state).values())
+        statistics = Statistics(sums, noise, bound)
+        self._last["evaluation"] = state, statistics
+        return bound, statistics
+
+    def hasten(self, before: StateT, after: StateT, statistics: Statistics[SumsT]) -> StateT:
+        """The update itself: it holds Newton's weights."""
+        return after
+
+    def bound_terms(self, state: StateT, statistics: Statistics[SumsT]) -> dict[str, float]:
+        """The bound, term by term: J_S minus the rest."""
+        return {"J_S": float(statistics.sums.log_evidence), **self._penalties(state)}
+
+    def first_acceptable(self, candidates: Iterable[StateT], statistics: Statistics[SumsT]) -> StateT | None:
+        """The first candidate whose bound is not lower."""
+        least = statistics.bound - 1e-13 * abs(statistics.bound)
+        return next((state for state in candidates if self.evaluate(state)[0] >= least), None)
+
+    def start_log_kappa(self, first: StateT) -> Array:
+        """Where to start ln kappa_k: 0, or for wide logits the candidate of the highest bound, on a subsample."""
+        data = self.data
+        if data.widest.max() <= calibration.WIDE:
+            return np.zeros(data.n_views)
+        if data.n_instances > MAX_START_INSTANCES or not isinstance(data, CategoricalData):
+            places = np.linspace(0, data.n_instances - 1, min(MAX_START_INSTANCES, data.n_instances)).astype(int)
+            subsample, state = self._on_subsample(places)
+            return subsample.start_log_kappa(state)
+        candidates = calibration.starts(data.ranges(), common=self.common_start)
+        if len(candidates) == 1:
+            return candidates[0]
+        return max(candidates, key=lambda log_kappa: self.evaluate(self._scaled(first, log_kappa))[0])
+
+    @abstractmethod
+    def _block_pass(self, state: StateT) -> BlockPass[SumsT]:
+        """Sums over a block and, with evidence of the labels (n, C), the posterior of the true classes (n, C)."""
+
+    @abstractmethod
+    def _penalties(self, state: StateT) -> dict[str, float]:
+        """Divergences of Q from its priors, and minus the log priors of what is at its mode."""
+
+    @abstractmethod
+    def _on_subsample(self, places: Array) -> tuple["ClassProblem[StateT, SumsT]", StateT]:
+        """The problem of some labelled instances and its first state."""
+
+    @abstractmethod
+    def _scaled(self, state: StateT, log_kappa: Array) -> StateT:
+        """A first state with inverse temperatures."""

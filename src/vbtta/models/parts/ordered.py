@@ -1,0 +1,112 @@
+"""Mixtures of views that give scores: what the posteriors for ordered levels and for rankings share."""
+
+__all__ = ["OrderedPosterior", "Score", "score_of"]
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import CategoricalPrediction
+from vbtta.models.base import Pooling
+from vbtta.models.parts.class_data import joint_information
+from vbtta.models.parts.draws import WeightDraws
+
+_PREDICTION_DRAWS = 50  # that predictions are averaged over
+
+
+class Score(NamedTuple):
+    """Location and scale of the views' scores, which the priors are relative to."""
+
+    location: float
+    scale: float
+
+    def apply(self, values: Array) -> Array:
+        """Scores in standard units."""
+        return np.asarray((values - self.location) / self.scale, dtype=np.float64)
+
+
+def score_of(values: Array, *, within: bool) -> Score:
+    """Mean and standard deviation of scores (n, K, L); with `within`, only the deviation within a list."""
+    spread = float(np.sqrt(np.var(values, axis=2).mean()) if within else np.std(values))
+    return Score(0.0 if within else float(np.mean(values)), spread if spread > 0 else 1.0)
+
+
+@dataclass(frozen=True)
+class OrderedPosterior(WeightDraws, ABC):
+    """A mixture of views for ordered levels or for rankings."""
+
+    weights: Array  # (K,)
+    score_units: Score
+
+    @property
+    def gain(self) -> float:
+        """A mixture has no gain of its own."""
+        return 1.0
+
+    def keep(self, views: Array) -> Self:
+        """The same with only some of the views."""
+        weights = self.weights[views]
+        return replace(self, weights=weights / weights.sum(), kept=self.kept[views])
+
+    def describe_annotators(self, names: tuple[str, ...]) -> None:
+        """Annotators are not modelled here."""
+        return
+
+    def pooling(self) -> Pooling:
+        """Not in closed form: predictions are averages over draws."""
+        raise ValueError(
+            f"a {type(self).__name__} has no closed point prediction outside Policy.predict; fit with engine='em'"
+        )
+
+    def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
+        """Probabilities of the levels, or of each item to be the best: sorted by them, items are in predicted order."""
+        return self._prediction(predictions, self.joint(predictions))
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
+        """The views' predictions under the posterior of the view given all labels of an input."""
+        joint = self.joint(predictions)
+        total = np.zeros((joint.shape[2], joint.shape[1]))  # (n, K)
+        np.add.at(total, labels.instance, labels.count[:, None] * self.log_views(predictions, labels, joint))
+        joint *= np.exp(total - total.max(axis=1, keepdims=True)).T
+        return self._prediction(predictions, joint / joint.sum(axis=(0, 1)))
+
+    def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
+        """Log score of every labelled input's labels: (N+,)."""
+        log_labels = labels.count * self.log_labels(predictions, labels)
+        return np.asarray(np.bincount(labels.instance, log_labels, labels.n_instances)[labels.labelled])
+
+    def parameters(self) -> list[dict[str, Array]]:
+        """The draws that predictions are averaged over, with the weights of the kept views."""
+        draws = self.draws(_PREDICTION_DRAWS)
+        columns = self.kept.astype(int)
+        weights = draws["weights"][:, columns]
+        draws = {**draws, "weights": weights / weights.sum(axis=1, keepdims=True), "xi": draws["xi"][:, columns]}
+        return [{name: value[m] for name, value in draws.items()} for m in range(_PREDICTION_DRAWS)]
+
+    def joint(self, predictions: ViewPredictions) -> Array:
+        """P(class, view) averaged over draws: (L, K, n)."""
+        score = self.score_units.apply(predictions.outputs)
+        return np.asarray(sum(self.joint_of_draw(score, values) for values in self.parameters()) / _PREDICTION_DRAWS)
+
+    @abstractmethod
+    def joint_of_draw(self, score: Array, values: dict[str, Array]) -> Array:
+        """P(class, view) under one draw of the parameters: (L, K, n)."""
+
+    @abstractmethod
+    def log_views(self, predictions: ViewPredictions, labels: LabelSets, joint: Array) -> Array:
+        """Log probability of every label under every view: (J, K)."""
+
+    @abstractmethod
+    def log_labels(self, predictions: ViewPredictions, labels: LabelSets) -> Array:
+        """Log probability of every label: (J,)."""
+
+    @abstractmethod
+    def class_names(self, predictions: ViewPredictions) -> Array:
+        """The levels or items: (L,)."""
+
+    def _prediction(self, predictions: ViewPredictions, joint: Array) -> CategoricalPrediction:
+        return CategoricalPrediction(joint.sum(axis=1).T, joint_information(joint), self.class_names(predictions))

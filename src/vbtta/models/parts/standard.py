@@ -1,0 +1,214 @@
+"""Continuous data in standard units, laid out in blocks: what the inference iterates over."""
+
+__all__ = [
+    "SMALLEST_VARIANCE",
+    "ContinuousBlocks",
+    "ContinuousData",
+    "LabelMoments",
+    "Standard",
+    "continuous_data",
+    "label_moments",
+    "lay_out",
+    "standard_of",
+]
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.inference.blocks import Block, block_size, total
+
+SMALLEST_VARIANCE = 1e-12  # of a residual, in standard units: perfect predictions stay finite
+_ROWS_AT_A_TIME = 1 << 14
+_SMALLEST_SCALE = 1e-100  # of labels, so that its square is a number too
+_LOOKED_AT = 4096  # labels whose residuals stand in for the scale of labels that do not vary
+ResultT = TypeVar("ResultT")
+
+
+class Standard(NamedTuple):
+    """The labels' location and scale, which the priors are relative to."""
+
+    location: Array  # (C,)
+    scale: Array  # (C,)
+
+    def apply(self, values: Array) -> Array:
+        """Values (..., C) in standard units."""
+        return np.asarray((values - self.location) / self.scale)
+
+
+class ContinuousBlocks(Protocol):
+    """Blocks of labelled instances in standard units, wherever they are: all that an inference asks of its data."""
+
+    @property
+    def standard(self) -> Standard:
+        """Location and scale of the labels."""
+
+    @property
+    def n_views(self) -> int:
+        """K."""
+
+    @property
+    def n_outputs(self) -> int:
+        """C."""
+
+    @property
+    def n_labels(self) -> float:
+        """J, counts included."""
+
+    @property
+    def n_instances(self) -> int:
+        """N+, those with a label."""
+
+    @property
+    def n_annotators(self) -> int:
+        """U."""
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether blocks hold variances."""
+
+    def total(self, function: Callable[[Block], ResultT]) -> ResultT:
+        """The sum of a function over all blocks, in an order that depends on their number alone."""
+
+    def some(self, most: int) -> Self:
+        """Every n-th block, so that about `most` labels remain."""
+
+
+class ContinuousData(NamedTuple):
+    """Labelled instances in standard units, in memory."""
+
+    blocks: list[Block]
+    standard: Standard
+    n_views: int
+    n_outputs: int
+    n_labels: float  # J, counts included
+    n_instances: int  # N+, those with a label
+    n_annotators: int
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether blocks hold variances."""
+        return self.blocks[0].variance is not None
+
+    def total(self, function: Callable[[Block], ResultT]) -> ResultT:
+        """The sum of a function over all blocks, in an order that depends on their number alone."""
+        return total(function, self.blocks)
+
+    def some(self, most: int) -> "ContinuousData":
+        """Every n-th block, so that about `most` labels remain."""
+        n_labels = sum(len(block.repeats) for block in self.blocks)
+        blocks = self.blocks[:: max(1, n_labels // most)]
+        return self._replace(blocks=blocks, n_labels=float(sum(block.repeats.sum() for block in blocks)))
+
+
+class LabelMoments(NamedTuple):
+    """Sums over labels."""
+
+    n: Array  # (): counts included
+    value: Array  # (C,)
+    square: Array  # (C,): around a centre
+
+
+def continuous_data(
+    predictions: ViewPredictions, labels: LabelSets, standard: Standard | None = None, *, with_variance: bool = False
+) -> ContinuousData:
+    """Lay out predictions and labels, already aligned, in blocks of standard units."""
+    n_views, n_outputs = predictions.outputs.shape[1:]
+    value = labels.continuous(n_outputs)  # (J, C)
+    rows, instance = np.unique(labels.instance, return_inverse=True)
+    size = block_size(n_views, len(value), len(rows))
+    if standard is None:
+        edges = _label_edges(instance, len(rows), size)
+
+        def moments(centre: Array) -> LabelMoments:
+            return total(lambda part: label_moments(value[part], labels.count[part], centre), edges)
+
+        some = slice(0, min(len(labels), _LOOKED_AT))
+        standard = standard_of(
+            moments, np.abs(value).max(axis=0), lambda: (value[some], predictions.outputs[labels.instance[some]])
+        )
+    annotator = np.zeros(len(labels), dtype=np.intp) if labels.annotator is None else labels.annotator
+    variance = predictions.variance if with_variance else None
+    blocks = lay_out(predictions.outputs, variance, rows, instance, value, labels.count, annotator, standard, size)
+    people = max(1, len(labels.annotator_names))
+    return ContinuousData(blocks, standard, n_views, n_outputs, labels.total, len(rows), people)
+
+
+def lay_out(
+    mean: Array,
+    variance: Array | None,
+    rows: Array,
+    instance: Array,
+    value: Array,
+    count: Array,
+    annotator: Array,
+    standard: Standard,
+    size: int,
+) -> list[Block]:
+    """Blocks of `size` instances: rows (n,) of predictions (N, K, C), and labels whose instances count from 0."""
+    n_outputs = mean.shape[2]
+    laid_out = _views_first(mean, rows, standard.location, standard.scale)
+    spread = None if variance is None else _views_first(variance, rows, np.zeros(n_outputs), standard.scale**2)
+    targets = np.ascontiguousarray(standard.apply(value).T)  # (C, J)
+    blocks = []
+    for number, part in enumerate(_label_edges(instance, len(rows), size)):
+        inside = slice(number * size, min((number + 1) * size, len(rows)))
+        single = inside.stop - inside.start == part.stop - part.start
+        blocks.append(
+            Block(
+                mean=laid_out[:, :, inside],
+                variance=None if spread is None else spread[:, :, inside],
+                instance=None if single else instance[part] - inside.start,
+                value=targets[:, part],
+                repeats=count[part],
+                annotator=annotator[part],
+            )
+        )
+    return blocks
+
+
+def label_moments(value: Array, count: Array, centre: Array) -> LabelMoments:
+    """Sums of one block's labels (j, C)."""
+    return LabelMoments(count.sum(), count @ value, count @ (value - centre) ** 2)
+
+
+def standard_of(
+    moments: Callable[[Array], LabelMoments], size: Array, some: Callable[[], tuple[Array, Array]]
+) -> Standard:
+    """Mean and standard deviation of the labels; where they do not vary, the size of the residuals.
+
+    Labels are seen through their moments around a centre and their largest absolute values (C,) alone; `some` gives
+    a few of them (j, C) with their predictions (j, K, C), where they are needed.
+    """
+    first = moments(np.zeros(len(size)))
+    location = first.value / first.n
+    scale = np.sqrt(moments(location).square / first.n)
+    flat = scale <= 1e-12 * size
+    if flat.any():
+        value, mean = some()
+        typical = np.median(np.abs(value[:, None] - mean), axis=(0, 1))
+        scale = np.where(flat, np.where(typical > 1e-12 * size, typical, np.where(size > 0, size, 1.0)), scale)
+    if not (scale > _SMALLEST_SCALE).all() or (size > 1 / _SMALLEST_SCALE).any():
+        worst = float(scale.min()) if not (scale > _SMALLEST_SCALE).all() else float(size.max())
+        raise ValueError(f"labels are of size {worst:.3g}, whose square is no number; rescale labels and predictions")
+    return Standard(location, scale)
+
+
+def _label_edges(instance: Array, n_instances: int, size: int) -> list[slice]:
+    """The labels of every `size` instances, which count from 0."""
+    edges = np.searchsorted(instance, np.arange(0, n_instances + size, size)).tolist()
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def _views_first(values: Array, rows: Array, location: Array, scale: Array) -> Array:
+    """Rows of an (N, K, C) array as (C, K, n) doubles in standard units."""
+    laid_out = np.empty((values.shape[2], values.shape[1], len(rows)))
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        part = rows[start : start + _ROWS_AT_A_TIME]
+        chunk = np.asarray(values[part], dtype=np.float64)
+        laid_out[:, :, start : start + len(part)] = ((chunk - location) / scale).transpose(2, 1, 0)
+    return laid_out

@@ -1,0 +1,217 @@
+"""A user's own Pyro model in place of the likelihood.
+
+The model is a function ``(predictions, labels, prior) -> None``. It gets tensors of doubles in standard units:
+
+* `predictions`: ``mean`` (n, K, C) and ``variance`` (n, K, C) or None, of labelled inputs;
+* `labels`: ``value`` (j, C), or (j,) class positions; ``instance`` (j,), the row of `predictions` each belongs to;
+  ``annotator`` (j,), ``count`` (j,), and ``n_annotators``;
+* `prior`: ``prior.sample(predictions)`` draws weights and calibration under the priors of the views' model and
+  returns the calibrated views: ``weights`` (K,), ``log_weights`` (K,) and, in regression, ``location`` and ``scale``
+  (n, K, C), or, in classification, ``log_proba`` (n, K, C).
+
+Everything else is Pyro: draw further parameters with ``pyro.sample``, from distributions that are real, positive, in
+the unit interval or on a simplex; state the probability of the labels with ``pyro.factor`` or observed sites. Latent
+variables of single labels must be summed out. The function may get a batch of the inputs; the log probability of its
+labels is then scaled up.
+"""
+
+__all__ = ["PyroDensity", "PyroLabels", "PyroPredictions", "PyroPrior", "PyroViews", "pose"]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from vbtta.data.labels import Array
+from vbtta.inference.advi import AdviTask
+from vbtta.inference.unconstrained import Density, Sample, Units, Values
+from vbtta.models.base import InMemory, Posterior, load
+from vbtta.models.parts.tensors import LabelTensors
+from vbtta.models.pyro.spec import PyroModel
+
+
+class PyroPredictions(NamedTuple):
+    """Predictions of labelled inputs."""
+
+    mean: Tensor  # (n, K, C)
+    variance: Tensor | None  # (n, K, C)
+    rows: Units
+
+
+@dataclass(frozen=True)
+class PyroLabels:
+    """Labels of the predictions' inputs."""
+
+    value: Tensor  # (j, C) or (j,)
+    instance: Tensor  # (j,)
+    annotator: Tensor  # (j,)
+    count: Tensor  # (j,)
+    n_annotators: int
+
+
+class PyroViews(NamedTuple):
+    """Calibrated views."""
+
+    weights: Tensor  # (K,)
+    location: Tensor | None = None  # (n, K, C) in regression
+    scale: Tensor | None = None  # (n, K, C): standard deviations, likewise
+    log_proba: Tensor | None = None  # (n, K, C) in classification
+
+    @property
+    def log_weights(self) -> Tensor:
+        """Logarithms of the weights: (K,)."""
+        return self.weights.log()
+
+
+class ViewsDensity(Density, Protocol):
+    """The density of the mixture whose likelihood the function replaces."""
+
+    @property
+    def tensors(self) -> LabelTensors:
+        """The data."""
+        ...
+
+    def calibrated(self, values: Values, rows: Units) -> dict[str, Tensor]:
+        """Calibrated views of some instances, by their names in :class:`PyroViews`."""
+        ...
+
+
+class PyroPrior:
+    """The prior of the views' parameters."""
+
+    def __init__(self, base: ViewsDensity) -> None:
+        self._base = base
+
+    def sample(self, predictions: PyroPredictions) -> PyroViews:
+        """Draw weights and calibration, and calibrate the views with them."""
+        values = self._base.prior(pyro.sample)
+        return PyroViews(values["weights"], **self._base.calibrated(values, predictions.rows))
+
+
+Function = Callable[[PyroPredictions, PyroLabels, PyroPrior], None]
+Arguments = tuple[PyroPredictions, PyroLabels, PyroPrior]
+
+
+class PyroDensity:
+    """The joint density of a Pyro model, from its traces."""
+
+    def __init__(self, function: Function, base: ViewsDensity, seed: int) -> None:
+        self._function, self._base, self._prior = function, base, PyroPrior(base)
+        self._vectorise = True
+        self.n_units, self.width = len(base.tensors.first) - 1, base.width
+        with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
+            torch.manual_seed(seed)
+            sites, sites_of_two = (
+                _sites(_trace(function, self._arguments(slice(0, size)))) for size in (1, min(2, self.n_units))
+            )
+        self._latent = {name: site["fn"] for name, site in sites.items() if not site["is_observed"]}
+        name_of_function = _name(function)
+        for name in self._latent:
+            if name not in sites_of_two or sites_of_two[name]["value"].shape != sites[name]["value"].shape:
+                raise ValueError(
+                    f"site {name!r} of {name_of_function} has another shape where there are more inputs; sum latent "
+                    "variables of single inputs or labels out"
+                )
+        if "weights" not in self._latent:
+            raise ValueError(
+                f"{name_of_function} does not draw the views' weights; call prior.sample(predictions) in it"
+            )
+        if "class_weights" in self._latent:
+            raise ValueError(
+                f"{name_of_function} draws 'class_weights', which is a name of the views' model; rename it"
+            )
+        if len(sites) == len(self._latent):
+            raise ValueError(f"{name_of_function} says nothing about the labels; end it with pyro.factor or obs=...")
+
+    def prior(self, sample: Sample) -> Values:
+        """Sample all latent sites, with flat densities: the trace has their densities."""
+        return {name: sample(name, _Flat(distribution)) for name, distribution in self._latent.items()}
+
+    def start(self) -> dict[str, Array]:
+        """The start of the views' model."""
+        return {name: value for name, value in self._base.start().items() if name in self._latent}
+
+    def log_likelihood(self, values: Values, units: Units) -> Tensor:
+        """Log joint density of some units and their share of the prior, all particles at once where possible: (M,)."""
+        arguments = self._arguments(units)
+        share = len(arguments[0].mean) / self.n_units
+        with pyro.validation_enabled(False):
+            if self._vectorise:
+                try:
+                    total: Tensor = torch.vmap(lambda particle: self._log_joint(particle, arguments, share))(values)
+                    return total
+                except RuntimeError:  # the function branches on values or has operations that vmap does not support
+                    self._vectorise = False
+            particles = [dict(zip(values, particle, strict=True)) for particle in zip(*values.values(), strict=True)]
+            return torch.stack([self._log_joint(particle, arguments, share) for particle in particles])
+
+    def _log_joint(self, values: Values, arguments: Arguments, share: float) -> Tensor:
+        trace = poutine.trace(poutine.condition(self._function, data=values)).get_trace(*arguments)
+        trace.compute_log_prob()
+        total = torch.zeros((), dtype=torch.float64)
+        for name, site in _sites(trace).items():
+            total = total + site["log_prob_sum"] * (share if name in self._latent else 1.0)
+        return total
+
+    def _arguments(self, units: Units) -> Arguments:
+        tensors = self._base.tensors
+        labels, owner = tensors.labels_of_rows(units)
+        variance = None if tensors.variance is None else tensors.variance[:, units].transpose(0, 1)
+        annotator, count = tensors.annotator[labels], tensors.count[labels]
+        return (
+            PyroPredictions(tensors.mean[:, units].transpose(0, 1), variance, units),
+            PyroLabels(tensors.value[labels], owner, annotator, count, tensors.n_annotators),
+            self._prior,
+        )
+
+
+class _Flat:
+    """A site's shape, support and mean, without its density."""
+
+    def __init__(self, distribution: Any) -> None:
+        self.batch_shape, self.event_shape = distribution.batch_shape, distribution.event_shape
+        self.support = distribution.support
+        try:
+            self.mean = distribution.mean
+        except NotImplementedError:
+            self.mean = torch.tensor(torch.nan)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return torch.zeros(len(value), dtype=torch.float64)
+
+
+def _trace(function: Function, arguments: Arguments) -> Any:
+    try:
+        return poutine.trace(function).get_trace(*arguments)
+    except RuntimeError as error:
+        if "Multiple" not in str(error):
+            raise  # an error in the function itself
+        raise ValueError(
+            f"{_name(function)} draws two sites of one name ({error}); call prior.sample once, and give other sites "
+            "names that the views' parameters do not have"
+        ) from None
+
+
+def _sites(trace: Any) -> dict[str, Any]:
+    """The sites that a trace drew or observed; a plate's choice of indices is neither."""
+    subsample = poutine.util.site_is_subsample
+    return {name: site for name, site in trace.nodes.items() if site["type"] == "sample" and not subsample(site)}
+
+
+def _name(function: Function) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+def pose(source: InMemory, model: PyroModel, seed: int) -> AdviTask[Posterior]:
+    """The density of the user's function, with the priors and the posterior of the mixture that it wraps."""
+    if isinstance(model.function, str):
+        raise ValueError(f"the function of the model is known by its name only, {model.function!r}; pass it")
+    assert model.views is not None  # completed by for_task
+    base: ViewsDensity
+    task: AdviTask[Posterior]
+    base, task = load(model.views, "density").pose_views(source, model.views)
+    return task._replace(density=PyroDensity(model.function, base, seed))

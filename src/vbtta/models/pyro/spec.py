@@ -1,0 +1,82 @@
+"""The options of a user's own Pyro model."""
+
+__all__ = ["PyroModel"]
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from vbtta._support.checks import takes
+from vbtta.models.base import Model, models_of
+from vbtta.models.categorical_mixture.spec import CategoricalMixture
+from vbtta.models.gaussian_mixture.spec import GaussianMixture
+
+
+@dataclass(frozen=True)
+class PyroModel(Model):
+    """A mixture of views whose likelihood is a Pyro model of the user's; engine ADVI only.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(predictions, labels, prior) -> None``, a Pyro model: it draws the views' parameters with
+        ``prior.sample(predictions)`` and any others with ``pyro.sample``, and says how probable the labels are with
+        ``pyro.factor`` or observed sites (see :mod:`vbtta.models.pyro.density`). A loaded policy has only its name.
+    views : GaussianMixture or CategoricalMixture, optional
+        How views are calibrated and which priors they have; the task's mixture by default. Noise, component and class
+        weights are modelled by the function and stay at their defaults here.
+
+    Examples
+    --------
+    Labels with Laplace noise around their view:
+
+    >>> import numpy as np
+    >>> import pyro
+    >>> import pyro.distributions as dist
+    >>> import torch
+    >>> from vbtta import ADVI, PyroModel, ViewPredictions, fit_policy
+    >>> def laplace(predictions, labels, prior):
+    ...     views = prior.sample(predictions)
+    ...     around = dist.Laplace(views.location[labels.instance], views.scale[labels.instance])  # (j, K, C)
+    ...     each = around.log_prob(labels.value[:, None]).sum(dim=-1)  # (j, K)
+    ...     pyro.factor("labels", torch.logsumexp(views.log_weights + each, dim=-1).sum())
+    >>> rng = np.random.default_rng(0)
+    >>> views = rng.normal(size=(200, 2, 1))  # (N, K, C)
+    >>> labels = views[:, 0] + 0.3 * rng.laplace(size=(200, 1))
+    >>> engine = ADVI(steps=600, particles=2, learning_rate=0.1)
+    >>> policy = fit_policy(ViewPredictions(views), labels, task="regression", model=PyroModel(laplace), engine=engine)
+    >>> policy.weights.round(1)
+    array([1., 0.])
+    """
+
+    function: Callable[[Any, Any, Any], None] | str
+    views: GaussianMixture | CategoricalMixture | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function) and not isinstance(self.function, str):
+            raise ValueError(f"function must be a Pyro model (predictions, labels, prior); got {self.function!r}")
+        if callable(self.function):
+            takes("function", self.function, "predictions", "labels", "prior")
+        for option, only in (("noise", (None, "none")), ("component", ("normal",)), ("weights", ("view",))):
+            value = getattr(self.views, option, only[0])
+            if value not in only:
+                raise ValueError(
+                    f"views have {option}={value!r}, which is what the function is there for; leave it out"
+                )
+
+    @property
+    def obstacle(self) -> str:
+        """EM has no closed form for the function."""
+        return "a model of your own"
+
+    @property
+    def views_model(self) -> Model:
+        """The mixture that calibrates the views."""
+        return self if self.views is None else self.views
+
+    def for_task(self, task: str) -> Self:
+        """Take the task's mixture for the views where none is given."""
+        if task not in ("regression", "classification"):
+            raise ValueError(f"a model of your own is for regression and classification; got task={task!r}")
+        views: Any = models_of(task)["mixture"]() if self.views is None else self.views.for_task(task)
+        return replace(self, views=views)

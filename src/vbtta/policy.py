@@ -1,0 +1,477 @@
+"""What comes with a policy: its history, the guard's verdict, the choice of views; and what a fit warns of."""
+
+__all__ = ["KEPT", "ConvergenceWarning", "Guard", "GuardWarning", "History", "Policy", "Selection", "SelectionPoint"]
+
+import json
+import os
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vbtta._support.checks import between
+from vbtta._support.files import atomic_path
+from vbtta._support.fingerprints import conflict, draws_of
+from vbtta._support.plain import from_plain, to_plain
+from vbtta._version import __version__
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import Prediction
+from vbtta.inference.guide import N_DRAWS
+from vbtta.models.base import Engine, Model, Posterior, posterior_type, record_from_dict, record_to_dict, task_of
+from vbtta.models.ordinal.posterior import CutPoints
+from vbtta.models.parts.annotators import AnnotatorNoise
+from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise
+
+
+class ConvergenceWarning(UserWarning):
+    """A fit stopped before its bound stood still.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import numpy as np
+    >>> from vbtta import EM, ConvergenceWarning, ViewPredictions, fit_policy
+    >>> views = np.random.default_rng(0).normal(size=(200, 3, 1))
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always", ConvergenceWarning)
+    ...     policy = fit_policy(
+    ...         ViewPredictions(views), views[:, 0, 0], task="regression", model="mixture", engine=EM(max_steps=2)
+    ...     )
+    >>> print(caught[0].message)
+    GaussianMixture did not converge in 2 steps; raise EM(max_steps=...) or tol
+    >>> policy.converged
+    False
+    """
+
+
+class GuardWarning(UserWarning):
+    """The views were worse than no augmentation, and the fit fell back to the identity view.
+
+    Examples
+    --------
+    Eight views of noise, and too few labels to see that they are:
+
+    >>> import warnings
+    >>> import numpy as np
+    >>> from vbtta import GuardWarning, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(3)
+    >>> truth = rng.normal(size=15)
+    >>> views = np.hstack([truth[:, None] + 0.1 * rng.normal(size=(15, 1)), rng.normal(size=(15, 8))])
+    >>> predictions = ViewPredictions(views[:, :, None], names=["identity", *"abcdefgh"])
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always", GuardWarning)
+    ...     policy = fit_policy(predictions, truth, task="regression", model="mixture")
+    >>> [warning.category.__name__ for warning in caught], policy.guard.fell_back
+    (['GuardWarning'], True)
+    """
+
+
+class History(NamedTuple):
+    """How a fit went, one entry an accepted update."""
+
+    elbo: Array  # (T,)
+    weights: Array  # (T, K)
+
+
+class Guard(NamedTuple):
+    """Whether the views were checked against the identity view alone, and what came of it."""
+
+    checked: bool
+    fell_back: bool
+    difference: float  # cross-validated log score of the views minus the identity's, summed over instances
+    standard_error: float
+    reason: str
+
+
+class SelectionPoint(NamedTuple):
+    """One set of views and what it is worth."""
+
+    views: tuple[str, ...]
+    cost: float
+    score: float  # cross-validated log score, mean over labelled instances
+    difference: float  # from the score of all views, with its standard error
+    standard_error: float
+
+
+class Selection(NamedTuple):
+    """The choice of views under a budget: cost and quality of the best sets found, cheapest first."""
+
+    budget: float
+    cost: dict[str, float]  # of every view
+    chosen: SelectionPoint
+    curve: tuple[SelectionPoint, ...]
+
+
+KEPT = 0.01  # a view of less weight counts for little
+_FORMAT, _VERSION = "vbtta-policy", 1
+
+
+_UNGUARDED = Guard(False, False, 0.0, 0.0, "not asked for")
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """What a fit learned; turns the same views of new inputs into one predictive distribution.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The K views of the fit.
+    weights : (K,) array
+        Their weights, which sum to 1.
+    gain : float
+        What the weighted average is multiplied by in a latent pool; 1 in a mixture.
+    model, engine
+        What was assumed and how it was inferred.
+    elbo : float
+        The bound at the end (docs/method, eqs. 10 and 24), in the labels' units: below the log evidence of the labels
+        where all parameters have a prior that Q covers, else below their penalised log likelihood (temperatures and
+        class offsets of EM are at their modes, weights without a concentration at their maximum).
+    elbo_terms : dict
+        Its terms (docs/method, eq. 11): those that begin with J count as plus, the others as minus.
+    converged : bool
+    n_steps : int
+    history : History
+        Bound and weights after every accepted update (with ADVI before every step); the first entry has uniform
+        weights.
+    guard : Guard
+        Whether the views were checked against the identity view alone, and what came of it.
+    selection : Selection or None
+        The cost-quality curve, where views were selected under a budget.
+    unsupervised : bool
+        Whether the weights were inferred without labels.
+    fingerprints : dict
+        By view name, what made the predictions of the fit; predictions made otherwise are refused.
+
+    Examples
+    --------
+    >>> from vbtta import ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.normal(size=200)
+    >>> views = truth[:, None] + rng.normal(size=(200, 2)) * [0.1, 2.0]
+    >>> predictions = ViewPredictions(views[:, :, None], names=["identity", "noise"])
+    >>> policy = fit_policy(predictions, truth, task="regression", model="mixture")
+    >>> policy
+    Policy(regression, GaussianMixture, 1 of 2 views: identity 1.000)
+    >>> found = policy.predict(predictions.select(["identity"]))  # views of no weight need not be computed
+    >>> found.mean.shape, found.interval(0.9)[0].shape
+    ((200, 1), (200, 1))
+    """
+
+    names: tuple[str, ...]
+    model: Model
+    engine: Engine
+    posterior: Posterior
+    history: History
+    elbo: float
+    elbo_terms: dict[str, float]
+    converged: bool
+    n_outputs: int
+    classes: Array | None = None
+    annotator_names: tuple[str, ...] = ()
+    generated_names: bool = False
+    fitted: tuple[str, ...] = ()  # the views the posterior knows, where they are not all
+    guard: Guard = _UNGUARDED
+    selection: Selection | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict, repr=False)
+    steps: tuple[Posterior, ...] = field(default=(), repr=False)
+    unsupervised: bool = False
+
+    def __repr__(self) -> str:
+        order = np.argsort(-self.weights, kind="stable")[:6]
+        shown = ", ".join(f"{self.names[k]} {self.weights[k]:.3f}" for k in order if self.weights[k] > 0)
+        used = int(np.count_nonzero(self.weights))
+        shown += ", ..." if used > len(order) else ""
+        task = f"unsupervised {self.task}" if self.unsupervised else self.task
+        return f"Policy({task}, {type(self.model).__name__}, {used} of {len(self.names)} views: {shown})"
+
+    @property
+    def task(self) -> str:
+        """What the policy predicts: regression, classification, ordinal levels or rankings."""
+        return task_of(self.model)
+
+    @property
+    def weights(self) -> Array:
+        """The weights of the views: (K,)."""
+        return self._spread(self.posterior.weights)
+
+    @property
+    def class_weights(self) -> Array | None:
+        """The weights of views and classes (K, C), where the model has them."""
+        found = getattr(self.posterior, "class_weights", None)
+        return None if found is None else self._spread(found)
+
+    @property
+    def gain(self) -> float:
+        """What the weighted average is multiplied by."""
+        return self.posterior.gain
+
+    @property
+    def n_steps(self) -> int:
+        """Number of accepted updates."""
+        return len(self.history.elbo)
+
+    @property
+    def annotators(self) -> AnnotatorNoise | AnnotatorAccuracy | None:
+        """What is known of the annotators (bias and noise, or error rates, with intervals); None where not modelled."""
+        return self.posterior.describe_annotators(self.annotator_names)
+
+    @property
+    def label_noise(self) -> FittedNoise | None:
+        """The noise of class labels, where it is modelled."""
+        return getattr(self.posterior, "noise", None)
+
+    @property
+    def cut_points(self) -> CutPoints:
+        """Where one ordered level gives way to the next, in the scores' units; ordinal policies only."""
+        return self._of_posterior("cut_points", "task='ordinal'")  # type: ignore[no-any-return]
+
+    def draws(self, size: int = N_DRAWS, seed: int = 0) -> dict[str, Array]:
+        """Draws (size, ...) of all parameters by name, in the model's standard units; policies of ADVI only."""
+        return self._of_posterior("draws", "engine='advi'")(size, seed)  # type: ignore[no-any-return]
+
+    def weight_interval(self, level: float = 0.9) -> Array:
+        """Intervals (K, 2) of the weights at a level; views left out of the fit have [0, 0]."""
+        return self._spread(self.posterior.weight_interval(level))
+
+    def predict(self, predictions: ViewPredictions) -> Prediction:
+        """The predictive distribution of every input; needs the views of positive weight, by name."""
+        return self.posterior.predict(self._views(predictions))
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Prediction:
+        """The true label of every input from its labels and its views together; one row an input."""
+        labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+        aligned = labels.align(len(predictions), predictions.ids)
+        return self.posterior.consensus(self._views(predictions), aligned, self._people(aligned))
+
+    def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
+        """Log score of every labelled input's label set, noise model included: (N+,)."""
+        labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+        aligned = labels.align(len(predictions), predictions.ids)
+        return self.posterior.score(self._views(predictions), aligned, self._people(aligned))
+
+    def at_step(self, step: int) -> Self:
+        """The policy as it was at entry `step` of the history, from 1; needs ``keep_states=True`` of the engine."""
+        if not self.steps:
+            raise ValueError(
+                "states were not kept (or not saved); fit with keep_states=True, as in EM(keep_states=True)"
+            )
+        if step not in range(1, len(self.steps) + 1):
+            raise ValueError(f"step must be a whole number between 1 and {len(self.steps)}; got {step!r}")
+        step = int(step)
+        return replace(
+            self,
+            posterior=self.steps[step - 1],
+            history=History(self.history.elbo[:step], self.history.weights[:step]),
+            elbo=float(self.history.elbo[step - 1]),
+            elbo_terms={},
+            converged=False,
+            steps=self.steps[:step],
+        )
+
+    def prune(self, min_weight: float = KEPT) -> Self:
+        """The policy without the views of less weight, so that they need not be computed."""
+        between("min_weight", min_weight, 0, 1)
+        known = self._fitted
+        kept = np.flatnonzero(self.posterior.weights >= min_weight)
+        if not len(kept):
+            raise ValueError(f"min_weight must leave a view; the largest weight is {self.weights.max():.3f}")
+        return replace(
+            self, posterior=self.posterior.keep(kept), fitted=tuple(known[k] for k in kept), steps=(), elbo_terms={}
+        )
+
+    def among(self, names: tuple[str, ...], **changes: Any) -> Self:
+        """The policy of some views as one of all `names`, the others with weight zero; with other fields changed."""
+        weights = np.zeros((self.n_steps, len(names)))
+        weights[:, [names.index(name) for name in self.names]] = self.history.weights
+        history = self.history._replace(weights=weights)
+        return replace(self, names=names, fitted=self.fitted or self.names, history=history, **changes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the policy as human-readable JSON, atomically."""
+        data = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "vbtta": __version__,
+            "task": self.task,
+            "views": list(self.names),
+            "weights": to_plain(self.weights),
+            "generated_names": self.generated_names,
+            "fitted": list(self.fitted),
+            "n_outputs": self.n_outputs,
+            "classes": to_plain(self.classes),
+            "annotators": list(self.annotator_names),
+            "model": record_to_dict(self.model),
+            "engine": record_to_dict(self.engine),
+            "elbo": self.elbo,
+            "elbo_terms": self.elbo_terms,
+            "converged": self.converged,
+            "unsupervised": self.unsupervised,
+            "guard": to_plain(self.guard),
+            "selection": to_plain(self.selection),
+            "fingerprints": self.fingerprints,
+            "posterior": to_plain(self.posterior),
+            "history": to_plain(self.history),
+        }
+        with atomic_path(path) as temporary:
+            temporary.write_text(_json(data), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"no policy file at {path}; write one with Policy.save")
+        try:
+            with open(path, encoding="utf-8") as file:
+                data = json.load(file, parse_constant=_no_constant)
+        except ValueError as error:  # not text, not JSON, or a number that is none
+            raise ValueError(f"{path} is not a policy: it is not JSON ({error})") from None
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            raise ValueError(f"{path} is not a policy: its format is not {_FORMAT!r}; write one with Policy.save")
+        if type(data.get("version")) is not int or not 1 <= data["version"] <= _VERSION:
+            raise ValueError(
+                f"{path} has version {data.get('version')!r} of the format, and this vbtta ({__version__}) reads up to "
+                f"{_VERSION}; upgrade vbtta"
+            )
+        try:
+            return cls._from_dict(data)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} is a damaged policy: {what}; save it again") from None
+
+    @classmethod
+    def _from_dict(cls, data: dict[str, Any]) -> Self:
+        model, engine = record_from_dict(data["model"]), record_from_dict(data["engine"])
+        if data["task"] != task_of(model):
+            raise ValueError(f"its task is {data['task']!r}, and that of its model {task_of(model)!r}")
+        if data["classes"] is not None and not isinstance(data["classes"], list):
+            raise ValueError(f"its classes are {data['classes']!r}")
+        policy = cls(
+            names=from_plain(tuple[str, ...], data["views"]),
+            model=model,
+            engine=engine,
+            posterior=from_plain(posterior_type(model, engine), data["posterior"]),
+            history=from_plain(History, data["history"]),
+            elbo=from_plain(float, data["elbo"]),
+            elbo_terms={name: from_plain(float, value) for name, value in data["elbo_terms"].items()},
+            converged=from_plain(bool, data["converged"]),
+            n_outputs=from_plain(int, data["n_outputs"]),
+            classes=None if data["classes"] is None else np.asarray(data["classes"]),
+            annotator_names=from_plain(tuple[str, ...], data["annotators"]),
+            generated_names=from_plain(bool, data["generated_names"]),
+            fitted=from_plain(tuple[str, ...], data["fitted"]),
+            unsupervised=from_plain(bool, data.get("unsupervised", False)),
+            guard=from_plain(Guard, data["guard"]),
+            selection=from_plain(Selection | None, data["selection"]),
+            fingerprints={name: from_plain(str, text) for name, text in data.get("fingerprints", {}).items()},
+        )
+        if len(set(policy.names)) != len(policy.names) or not set(policy._fitted) <= set(policy.names):
+            raise ValueError("its views are not distinct, or it was fitted to others")
+        stated = np.asarray(data["weights"], dtype=np.float64)
+        if stated.shape != (len(policy.names),) or not np.allclose(stated, policy.weights, atol=1e-9):
+            raise ValueError("its weights disagree with its posterior")
+        policy._try_out()
+        return policy
+
+    def _try_out(self) -> None:
+        """Predict one input, so that a damaged posterior is found when it is read."""
+        needed = [name for name, weight in zip(self._fitted, self.posterior.weights, strict=True) if weight > 0]
+        zeros = np.zeros((1, len(needed), self.n_outputs))
+        with np.errstate(all="ignore"):
+            found = self.posterior.predict(ViewPredictions(zeros, zeros, names=needed))
+            numbers = getattr(found, "proba", None)
+            numbers = found.variance if numbers is None else numbers  # type: ignore[union-attr]
+        if not np.all(np.isfinite(numbers) & (numbers >= 0)):
+            raise ValueError("its posterior does not predict")
+
+    def _of_posterior(self, name: str, needed: str) -> Any:
+        """What some posteriors have and others have not."""
+        if not hasattr(self.posterior, name):
+            raise ValueError(f"a policy has {name} only with {needed}; this one is {self!r}")
+        return getattr(self.posterior, name)
+
+    @property
+    def _fitted(self) -> tuple[str, ...]:
+        return self.fitted or self.names
+
+    def _spread(self, values: Array) -> Array:
+        """Values of the fitted views (first axis), with zeros for the others."""
+        if self._fitted == self.names:
+            return values
+        spread = np.zeros((len(self.names), *values.shape[1:]))
+        spread[[self.names.index(name) for name in self._fitted]] = values
+        return spread
+
+    def _views(self, predictions: ViewPredictions) -> ViewPredictions:
+        """The views of positive weight, matched by name."""
+        if not isinstance(predictions, ViewPredictions):
+            raise TypeError(
+                f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
+            )
+        if predictions.outputs.shape[2] != self.n_outputs:
+            raise ValueError(
+                f"predictions have {predictions.outputs.shape[2]} outputs but the policy was fitted to {self.n_outputs}"
+            )
+        both = predictions.classes is not None and self.classes is not None
+        if both and not np.array_equal(np.asarray(predictions.classes, str), np.asarray(self.classes, str)):
+            raise ValueError("predictions have other classes than the policy was fitted to, or in another order")
+        if self.generated_names != predictions.generated_names:
+            with_names, without = ("predictions", "policy") if self.generated_names else ("policy", "predictions")
+            raise ValueError(
+                f"the views of the {with_names} have names and those of the {without} have not; name them with "
+                "ViewPredictions(names=...)"
+            )
+        if self.generated_names and len(predictions.names) != len(self.names):
+            raise ValueError(
+                f"predictions have {len(predictions.names)} unnamed views but the policy was fitted to "
+                f"{len(self.names)}; name the views so that they can be matched"
+            )
+        needed = [name for name, weight in zip(self._fitted, self.posterior.weights, strict=True) if weight > 0]
+        missing = [name for name in needed if name not in predictions.names]
+        if missing:
+            raise ValueError(f"the policy needs the views {missing}, which the predictions lack")
+        for name in needed:
+            what = conflict(self.fingerprints.get(name, ""), predictions.fingerprints.get(name, ""))
+            if what is not None:
+                raise ValueError(
+                    f"view {name!r} of the predictions is not the one the policy was fitted to: it {what}; collect "
+                    f"the views as for the fit, or fit again"
+                )
+        self._compare_draws({name: predictions.fingerprints.get(name, "") for name in needed})
+        chosen = predictions.select(needed)
+        if isinstance(chosen.outputs, np.memmap):
+            chosen.check_finite()  # a mapped file was not checked when it was opened
+        return chosen
+
+    def _compare_draws(self, found: dict[str, str]) -> None:
+        """Warn where views were drawn more often or more rarely than for the fit: they are steadier or noisier."""
+        for name, text in found.items():
+            then, now = draws_of(self.fingerprints.get(name, "")), draws_of(text)
+            if then is not None and now is not None and then != now:
+                warnings.warn(
+                    f"the policy was fitted to {then} draws of view {name!r} and gets {now}; weights and uncertainty "
+                    f"hold for the former: collect with draws={then}",
+                    stacklevel=4,
+                )
+                return
+
+    def _people(self, labels: LabelSets) -> Array:
+        """Every label's annotator by its place in the fit; -1 for strangers."""
+        if labels.annotator is None:
+            place = -1 if self.annotator_names else 0
+            return np.full(len(labels), place, dtype=np.intp)
+        known = {name: place for place, name in enumerate(self.annotator_names)}
+        return np.array([known.get(name, -1) for name in labels.annotator_names], dtype=np.intp)[labels.annotator]
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"it holds {name}, which is no number")
+
+
+def _json(data: dict[str, Any]) -> str:
+    """JSON with one top-level entry a line and arrays in one line each."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in data.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"

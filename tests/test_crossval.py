@@ -1,0 +1,74 @@
+"""Folds, groups that stay together, and clustered standard errors."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vbtta import GaussianLatent, LabelSets, ViewPredictions, fit_policy, select_views
+from vbtta.crossval import CrossValidated, compare_scores, n_units, split
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=2, max_size=60).filter(lambda groups: len(set(groups)) > 1), st.integers(0, 3)
+)
+def test_groups_are_never_cut(groups: list[int], seed: int) -> None:
+    names = np.array(groups)
+    rows = np.random.default_rng(seed).permutation(len(names))
+    folds = split(rows, names)
+    for train, held in folds:
+        assert not set(names[train]) & set(names[held])
+    np.testing.assert_array_equal(np.sort(np.concatenate([held for _, held in folds])), np.arange(len(names)))
+    assert len(folds) == min(5, len(set(groups)))
+
+
+def test_folds_of_equal_groups_are_of_equal_size() -> None:
+    folds = split(np.arange(100), np.repeat(np.arange(20), 5))
+    assert [len(held) for _, held in folds] == [20] * 5
+
+
+def test_groups_count_as_one_draw_each() -> None:
+    """Copies of rows in one group change neither the total per group nor its relative standard error."""
+    rng = np.random.default_rng(0)
+    once, zeros = rng.normal(size=40), np.zeros(40)
+    units = np.arange(40)
+    total, error = compare_scores(*(CrossValidated(s, units, np.ones(1)) for s in (once, zeros)))
+    plain = compare_scores(*(CrossValidated(s, None, np.ones(1)) for s in (once, zeros)))
+    np.testing.assert_allclose((total, error), plain)
+    copied = [CrossValidated(np.repeat(s, 7), np.repeat(units, 7), np.ones(1)) for s in (once, zeros)]
+    np.testing.assert_allclose(compare_scores(*copied), (7 * total, 7 * error))
+
+
+def test_the_guard_counts_groups_not_rows() -> None:
+    """Forty rows of four groups are four draws: too few to hold any out."""
+    rng = np.random.default_rng(1)
+    truth = rng.normal(size=40)
+    views = truth[:, None, None] + 0.1 * rng.normal(size=(40, 2, 1))
+    groups = np.repeat(["a", "b", "c", "d"], 10)
+    names = ["identity", "flip"]
+    grouped = fit_policy(ViewPredictions(views, names=names, groups=groups), truth, task="regression")
+    assert not grouped.guard.checked
+    assert "groups" in grouped.guard.reason
+    assert n_units(LabelSets.from_array(truth), groups) == 4
+    rows = fit_policy(ViewPredictions(views, names=names), truth, task="regression")
+    assert rows.guard.checked
+    with pytest.raises(ValueError, match="groups of them; got 4"):
+        select_views(ViewPredictions(views, names=names, groups=groups), truth, budget=1, task="regression")
+
+
+def test_copied_rows_in_a_group_leave_the_guard_in_doubt() -> None:
+    """A view that helps by chance on few groups: with rows as draws the guard is sure, with groups it is not."""
+    rng = np.random.default_rng(2)
+    truth = rng.normal(size=40)
+    views = truth[:, None] + 0.4 * rng.normal(size=(40, 2))
+    groups = np.repeat(np.arange(40), 10)
+    rows = np.repeat(views, 10, axis=0)[:, :, None]
+    labels = np.repeat(truth, 10)
+    options = {"task": "regression", "model": GaussianLatent()}
+    errors = [
+        fit_policy(
+            ViewPredictions(rows, names=["identity", "flip"], groups=given_groups), labels, **options
+        ).guard.standard_error
+        for given_groups in (groups, None)
+    ]
+    assert errors[0] > 2 * errors[1]
