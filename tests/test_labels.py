@@ -1,12 +1,14 @@
 """Label sets: every way in leads to the same labels, and nonsense is named."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vbtta import LabelSets
+from vbtta import LabelSets, ViewPredictions, fit_policy
 
 
 def test_array_table_and_frame_agree() -> None:
@@ -179,3 +181,182 @@ def test_any_table_is_read_or_refused(table: list[list[object]]) -> None:
     except ValueError:
         return
     assert len(labels) == sum(entry is not None and entry == entry for row in table for entry in row)
+
+
+# -- pandas ---------------------------------------------------------------------------------------
+
+IDS = np.array([f"item-{row}" for row in range(40)])
+
+
+def regression(rng: np.random.Generator, ids: np.ndarray | None = IDS) -> tuple[ViewPredictions, np.ndarray]:
+    truth = rng.normal(size=40)
+    outputs = truth[:, None, None] + rng.normal(size=(40, 2, 1)) * np.array([0.1, 2.0])[:, None]
+    return ViewPredictions(outputs, names=["identity", "noise"], ids=ids), truth
+
+
+@pytest.mark.parametrize("ids", [IDS, 100 + np.arange(40)])
+def test_a_shuffled_series_is_paired_by_its_index(rng: np.random.Generator, ids: np.ndarray) -> None:
+    predictions, truth = regression(rng, ids)
+    series = pd.Series(truth, index=ids).sample(frac=1, random_state=0)
+    labels = LabelSets.from_array(series)
+    np.testing.assert_array_equal(labels.align(40, ids).value, truth)
+    expected = fit_policy(predictions, truth, task="regression", model="mixture", guard=False)
+    policy = fit_policy(predictions, series, task="regression", model="mixture", guard=False)
+    np.testing.assert_array_equal(policy.weights, expected.weights)
+    nameless = ViewPredictions(predictions.outputs, names=predictions.names)
+    with pytest.raises(ValueError, match=r"the predictions have none; give ViewPredictions\(ids=.*reset_index"):
+        fit_policy(nameless, series, task="regression")
+    with pytest.raises(ValueError, match="is not among the predictions' ids"):
+        labels.align(40, np.arange(500, 540))
+    by_row = LabelSets.from_array(series.reset_index(drop=True))
+    assert by_row.ids is None
+    np.testing.assert_array_equal(by_row.align(40, ids).value, series)
+
+
+def test_a_pivot_table_is_paired_by_its_index_and_names_annotators(rng: np.random.Generator) -> None:
+    truth = rng.integers(0, 3, 40)
+    rows = np.repeat(np.arange(40), 2)
+    frame = pd.DataFrame({"task": IDS[rows], "who": np.tile(["zoe", "ann"], 40), "answer": truth[rows]})
+    frame.loc[frame.who == "ann", "answer"] = (truth + 1) % 3
+    wide = frame.sample(frac=1, random_state=1).pivot_table(index="task", columns="who", values="answer")
+    wide.iloc[3, 0] = np.nan
+    labels = LabelSets.from_array(wide)
+    assert labels.annotator_names == ("ann", "zoe")
+    paired = labels.align(40, IDS)
+    assert paired.annotator is not None
+    assert len(paired) == 79
+    expected = np.where(paired.annotator == 1, truth[paired.instance], (truth[paired.instance] + 1) % 3)
+    np.testing.assert_array_equal(paired.value, expected)
+    assert LabelSets.from_array(wide, annotators=["x", "y"]).annotator_names == ("x", "y")
+    numbered = wide.set_axis(["label_1", "label_2"], axis=1)
+    assert LabelSets.from_array(numbered).annotator is None
+    counts = pd.crosstab(frame.task, frame.answer.map(dict(enumerate("abc"))))
+    counted = LabelSets.from_counts(counts.sample(frac=1, random_state=2)).align(40, IDS)
+    positions = counted.categorical(3, np.array(["c", "b", "a"]))
+    assert counted.labels_per_instance.tolist() == [2.0] * 40
+    assert {(i, 2 - p) for i, p in zip(counted.instance, positions, strict=True)} == (
+        {(i, t) for i, t in enumerate(truth)} | {(i, (t + 1) % 3) for i, t in enumerate(truth)}
+    )
+    with pytest.raises(ValueError, match=r"several levels; use LabelSets\.from_table\(Y\.reset_index\(\)\)"):
+        LabelSets.from_array(frame.set_index(["task", "who"])["answer"])
+
+
+@pytest.mark.parametrize("key", ["instance", "id", "item"])
+def test_a_long_frame_finds_its_columns(rng: np.random.Generator, key: str) -> None:
+    order = rng.permutation(80)
+    value, worker = rng.normal(size=80), np.array(["ann", "bob"])[np.arange(80) // 40]
+    frame = pd.DataFrame({key: np.tile(IDS, 2), "label": value, "worker": worker, "count": 1 + np.arange(80) % 3})
+    frame = frame.iloc[order]
+    expected = LabelSets.from_table(*(frame[name].to_numpy() for name in (key, "label", "worker", "count")))
+    for labels in (
+        LabelSets.from_table(frame),
+        LabelSets.from_array(frame),
+        LabelSets.from_table(frame.to_dict("list")),
+    ):
+        for name in ("instance", "value", "count", "annotator", "ids"):
+            np.testing.assert_array_equal(getattr(labels, name), getattr(expected, name))
+        assert labels.annotator_names == ("ann", "bob")
+    by_index = LabelSets.from_table(frame.set_index(key))
+    np.testing.assert_array_equal(by_index.align(40, IDS).value, expected.align(40, IDS).value)
+    gaps = frame.assign(label=frame.label.where(frame.worker == "ann"))
+    assert len(LabelSets.from_table(gaps)) == 40
+
+
+def test_frames_that_are_no_matrix_of_labels(rng: np.random.Generator) -> None:
+    people = pd.DataFrame({"id": [3, 4], "ann": [1.0, 2.0], "bob": [1.0, 2.0]})
+    with pytest.raises(ValueError, match=r"column 'id': use LabelSets\.from_table, or .*set_index"):
+        LabelSets.from_array(people)
+    labels = LabelSets.from_array(people.set_index("id"))
+    assert labels.annotator_names == ("ann", "bob")
+    assert labels.align(2, np.array([4, 3])).value.tolist() == [2.0, 2.0, 1.0, 1.0]
+    both = pd.DataFrame({"id": [3], "item": [4], "label": [1.0]})
+    with pytest.raises(ValueError, match="'id' and 'item', which mean the same"):
+        LabelSets.from_table(both)
+    with pytest.raises(ValueError, match="names a column twice"):
+        LabelSets.from_table(pd.DataFrame([[1, 2.0, 3.0]], columns=["id", "label", "label"]))
+    with pytest.raises(ValueError, match="label must be given, or one table"):
+        LabelSets.from_table([1, 2])
+    frame = pd.DataFrame({"id": IDS, "label": rng.normal(size=40)})
+    with pytest.raises(ValueError, match="instance and label have different pandas indices"):
+        LabelSets.from_table(frame["id"], frame["label"].sample(frac=1, random_state=0))
+    gap = pd.DataFrame({"id": ["a", None], "label": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="the table, row 1 has no id; fill it in"):
+        LabelSets.from_table(gap)
+    assert LabelSets.from_array(pd.DataFrame({"label": [1.0, 2.0]})).instance.tolist() == [0, 1]
+    gappy = pd.DataFrame({"id": [7, None, 5], "label": [1, None, 2], "count": [0.5, None, 2.5], "worker": [3, None, 4]})
+    for table in (gappy, gappy.astype(object)):
+        labels = LabelSets.from_table(table)
+        assert (labels.instance.tolist(), labels.value.tolist(), labels.count.tolist()) == ([5, 7], [2, 1], [2.5, 0.5])
+        assert labels.open_ended
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_files_in_another_order_are_paired_by_id(rng: np.random.Generator, suffix: str, tmp_path: Path) -> None:
+    predictions, truth = regression(rng)
+    order = rng.permutation(40)
+    frame = pd.DataFrame({"id": IDS[order], "label": truth[order], "worker": np.tile(["a", "b"], 20)})
+    path = tmp_path / f"labels.{suffix}"
+    frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    labels = LabelSets.load(path)
+    assert labels.annotator_names == ("a", "b")
+    np.testing.assert_allclose(labels.align(40, predictions.ids).value, truth)
+    with pytest.raises(ValueError, match="but the predictions have none"):
+        labels.align(40)
+    numbers = frame.assign(id=order)
+    numbers.to_csv(path, index=False) if suffix == "csv" else numbers.to_parquet(path)
+    np.testing.assert_allclose(LabelSets.load(path).align(40).value, truth)  # 0..N-1 are rows
+    shifted = frame.assign(id=order + 1)
+    shifted.to_csv(path, index=False) if suffix == "csv" else shifted.to_parquet(path)
+    with pytest.raises(ValueError, match=r"labels name instance 40 .*where these are ids, give ViewPredictions\(ids="):
+        LabelSets.load(path).align(40)
+    np.testing.assert_allclose(LabelSets.load(path).align(40, 1 + np.arange(40)).value, truth)
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def test_weights_count_like_labels_given_more_than_once(rng: np.random.Generator) -> None:
+    predictions, truth = regression(rng)
+    value = np.stack([truth, truth + 0.1], axis=1)
+    weights = rng.integers(1, 4, 40)
+    weighted = LabelSets.from_array(value).with_weights(weights)
+    rows = np.repeat(np.arange(40), 2)
+    repeated = LabelSets.from_table(rows, value.ravel(), count=weights[rows], n_instances=40)
+    np.testing.assert_array_equal(weighted.count, repeated.count)
+    assert weighted.total == 2 * weights.sum()
+    assert weighted.labels_per_instance.tolist() == [2.0] * 40
+    fits = [fit_policy(predictions, labels, task="regression", model="mixture", guard=False)
+            for labels in (weighted, repeated)]  # fmt: skip
+    np.testing.assert_array_equal(fits[0].weights, fits[1].weights)
+    assert fits[0].elbo == fits[1].elbo
+    single = LabelSets.from_array(truth).with_weights(3.0 * np.ones(40))
+    assert not single.overlap  # weights are no further labels
+    again = weighted.with_weights(np.ones(40))
+    np.testing.assert_array_equal(again.count, np.ones(80))
+    with pytest.raises(ValueError, match="must be positive"):
+        weighted.with_weights(np.zeros(40))
+    with pytest.raises(ValueError, match=r"40 numbers; got shape \(3,\)"):
+        weighted.with_weights([1, 2, 3])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_weights_stay_with_their_instances(rng: np.random.Generator, suffix: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"id": IDS, "label": np.arange(40)})
+    weight = pd.Series(1.0 + np.arange(40), index=IDS)
+    labels = LabelSets.from_table(frame.sample(frac=1, random_state=0)).with_weights(weight[::-1])
+    labels.save(tmp_path / f"labels.{suffix}")
+    for some in (labels, LabelSets.load(tmp_path / f"labels.{suffix}")):
+        paired = some.align(40, IDS)
+        assert paired.instance_weights is not None
+        np.testing.assert_array_equal(paired.instance_weights, 1.0 + np.arange(40))
+        np.testing.assert_array_equal(paired.count, 1.0 + np.arange(40))
+        taken = paired.take(np.array([7, 3]))
+        assert taken.instance_weights is not None
+        assert taken.instance_weights.tolist() == taken.count.tolist() == [8.0, 4.0]
+    with pytest.raises(ValueError, match=r"instance_weights has a pandas index .* have no ids"):
+        LabelSets.from_array(np.zeros(40)).with_weights(weight)
+    with pytest.raises(ValueError, match="one entry an id; 'item-0' has none"):
+        labels.with_weights(weight[1:])
+    (tmp_path / "two.csv").write_text("id,label,instance_weight\na,1,1\na,2,3\n")
+    with pytest.raises(ValueError, match=r"two\.csv: instance_weight differs between labels"):
+        LabelSets.load(tmp_path / "two.csv")

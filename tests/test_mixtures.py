@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from vbtta.predictions import ContinuousPrediction
+from vbtta.distributions import ContinuousPrediction
 
 
 @pytest.fixture

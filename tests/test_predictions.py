@@ -6,13 +6,16 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from vbtta import ViewPredictions
-from vbtta.predictions import CategoricalPrediction
+from vbtta.distributions import CategoricalPrediction
 
 
 def make(**options: object) -> ViewPredictions:
@@ -22,15 +25,15 @@ def make(**options: object) -> ViewPredictions:
 
 def test_single_precision_is_kept_without_a_copy() -> None:
     mean = np.zeros((2, 1, 1), dtype=np.float32)
-    assert ViewPredictions(mean).mean is mean
-    assert ViewPredictions([[[1]]]).mean.dtype == np.float64
+    assert ViewPredictions(mean).outputs is mean
+    assert ViewPredictions([[[1]]]).outputs.dtype == np.float64
 
 
 def test_select_and_take() -> None:
     views = make(variance=np.ones((4, 3, 2)), ids=[10, 11, 12, 13])
     chosen = views.select(["noise", "identity"])
     assert chosen.names == ("noise", "identity")
-    np.testing.assert_array_equal(chosen.mean, views.mean[:, [2, 0]])
+    np.testing.assert_array_equal(chosen.outputs, views.outputs[:, [2, 0]])
     assert views.select(views.names) is views
     some = views.take(np.array([2, 0]))
     assert some.ids is not None
@@ -41,13 +44,13 @@ def test_select_and_take() -> None:
 
 def test_concat() -> None:
     views = make(ids=["a", "b", "c", "d"])
-    shuffled = ViewPredictions(views.mean[:, ::-1], names=views.names[::-1], ids=["e", "f", "g", "h"])
+    shuffled = ViewPredictions(views.outputs[:, ::-1], names=views.names[::-1], ids=["e", "f", "g", "h"])
     both = views.concat(shuffled)
-    assert both.mean.shape == (8, 3, 2)
-    np.testing.assert_array_equal(both.mean[4:], views.mean)
+    assert both.outputs.shape == (8, 3, 2)
+    np.testing.assert_array_equal(both.outputs[4:], views.outputs)
     assert both.ids is not None
     assert both.ids.tolist() == list("abcdefgh")
-    more = ViewPredictions(views.mean[:, :1], names=["blur"], ids=["a", "b", "c", "d"])
+    more = ViewPredictions(views.outputs[:, :1], names=["blur"], ids=["a", "b", "c", "d"])
     assert views.concat([more], axis="views").names == ("identity", "flip", "noise", "blur")
     with pytest.raises(ValueError, match="different inputs"):
         views.concat(shuffled.select(["noise"]), axis="views")
@@ -63,8 +66,8 @@ def test_files_round_trip(tmp_path: Path, mmap: bool) -> None:
     views = make(variance=np.ones((4, 3, 2)), ids=["a", "b", "c", "d"], classes=["cat", "dog"])
     views.save(path)
     again = ViewPredictions.load(path, mmap=mmap)
-    assert isinstance(again.mean, np.memmap) == mmap
-    np.testing.assert_array_equal(again.mean, views.mean)
+    assert isinstance(again.outputs, np.memmap) == mmap
+    np.testing.assert_array_equal(again.outputs, views.outputs)
     np.testing.assert_array_equal(again.variance, views.variance)  # type: ignore[arg-type]
     assert again.names == views.names
     assert again.ids is not None
@@ -75,6 +78,58 @@ def test_files_round_trip(tmp_path: Path, mmap: bool) -> None:
     unnamed = ViewPredictions(np.zeros((1, 2, 1)))
     unnamed.save(path)
     assert ViewPredictions.load(path).generated_names
+
+
+@pytest.mark.parametrize("groups", [["p", "q", "p", "q"], [3, 3, 1, 2]])
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_groups_are_kept(groups: list[object], suffix: str, tmp_path: Path) -> None:
+    views = make(ids=["a", "b", "c", "d"], groups=groups, variance=np.ones((4, 3, 2)), classes=["cat", "dog"])
+
+    def kept(some: ViewPredictions) -> list[object]:
+        assert some.groups is not None
+        return some.groups.tolist()
+
+    assert kept(views) == kept(views.select(["flip"])) == groups
+    assert kept(views.take(np.array([2, 0]))) == [groups[2], groups[0]]
+    more = make(ids=["e", "f", "g", "h"], groups=groups, variance=np.ones((4, 3, 2)), classes=["cat", "dog"])
+    assert kept(views.concat(more)) == groups + groups
+    views.save(tmp_path / f"views.{suffix}")
+    again = ViewPredictions.load(tmp_path / f"views.{suffix}")
+    assert kept(again) == groups
+    assert again.names == views.names
+    assert again.ids is not None
+    assert again.ids.tolist() == list("abcd")
+    np.testing.assert_array_equal(again.outputs, views.outputs)
+    np.testing.assert_array_equal(again.variance, views.variance)  # type: ignore[arg-type]
+    assert again.classes is not None
+    assert again.classes.tolist() == ["cat", "dog"]
+    series = pd.Series(groups, index=list("abcd"))[::-1]
+    assert kept(make(ids=["a", "b", "c", "d"], groups=series)) == groups
+    assert kept(make(groups=series.to_numpy())) == groups[::-1]
+    with pytest.raises(ValueError, match=r"groups has a pandas index \(such as 'd'\) but the predictions have no ids"):
+        make(groups=series)
+    with pytest.raises(ValueError, match="some parts have groups and some not"):
+        views.concat(make(ids=["e", "f", "g", "h"], variance=np.ones((4, 3, 2)), classes=["cat", "dog"]))
+
+
+def test_groups_of_a_table_with_a_row_a_view(tmp_path: Path) -> None:
+    table = {"instance": ["b", "b", "a", "a"], "view": ["x", "y", "y", "x"], "output": [1.0, 2.0, 3.0, 4.0]}
+    pq.write_table(pa.table({**table, "group": [7, 7, 5, 5]}), tmp_path / "views.parquet")
+    views = ViewPredictions.load(tmp_path / "views.parquet")
+    assert views.groups is not None
+    assert (views.groups.tolist(), views.outputs[:, :, 0].tolist()) == ([7, 5], [[1.0, 2.0], [4.0, 3.0]])
+    pq.write_table(pa.table({**table, "group": [7, 8, 5, 5]}), tmp_path / "views.parquet")
+    with pytest.raises(ValueError, match="'group' differs between the views of an instance"):
+        ViewPredictions.load(tmp_path / "views.parquet")
+
+
+def test_files_of_an_older_version_name_the_new_key(tmp_path: Path) -> None:
+    with open(tmp_path / "old.npz", "wb") as file:
+        np.savez(file, mean=np.zeros((3, 2, 1)))
+    pq.write_table(pa.table({"instance": [1], "mean": [[0.0, 1.0]]}), tmp_path / "old.parquet")
+    for name in ("old.npz", "old.parquet"):
+        with pytest.raises(ValueError, match=r"old\..* has no .* 'outputs' .*rename 'mean', .* to 'outputs'"):
+            ViewPredictions.load(tmp_path / name)
 
 
 @given(
@@ -88,7 +143,7 @@ def test_mapped_files_hold_what_was_saved(mean: np.ndarray) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "views.npz"
         ViewPredictions(mean).save(path)
-        np.testing.assert_array_equal(ViewPredictions.load(path, mmap=True).mean, mean)
+        np.testing.assert_array_equal(ViewPredictions.load(path, mmap=True).outputs, mean)
 
 
 def test_damaged_and_dangerous_files_are_refused(tmp_path: Path) -> None:
@@ -100,16 +155,16 @@ def test_damaged_and_dangerous_files_are_refused(tmp_path: Path) -> None:
         ViewPredictions.load(path)
     with open(path, "wb") as file:
         np.savez(file, other=np.zeros(3))
-    with pytest.raises(ValueError, match="no array 'mean'"):
+    with pytest.raises(ValueError, match="no array 'outputs'"):
         ViewPredictions.load(path)
     with open(path, "wb") as file:
-        np.savez(file, mean=np.array([object()], dtype=object))
+        np.savez(file, outputs=np.array([object()], dtype=object))
     with pytest.raises(ValueError, match="pickled objects, which are never loaded"):
         ViewPredictions.load(path)
     member = io.BytesIO()
     np.save(member, np.zeros((3, 2, 1)))
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("mean.npy", member.getvalue()[:-8])
+        archive.writestr("outputs.npy", member.getvalue()[:-8])
     with pytest.raises(ValueError, match="cannot be read"):
         ViewPredictions.load(path)
 
@@ -117,7 +172,7 @@ def test_damaged_and_dangerous_files_are_refused(tmp_path: Path) -> None:
 def test_a_mapped_file_with_nan_is_caught_where_it_is_used(tmp_path: Path) -> None:
     path = tmp_path / "nan.npz"
     with open(path, "wb") as file:
-        np.savez(file, mean=np.full((3, 2, 1), np.nan))
+        np.savez(file, outputs=np.full((3, 2, 1), np.nan))
     with pytest.raises(ValueError, match="must be finite"):
         ViewPredictions.load(path)
     mapped = ViewPredictions.load(path, mmap=True)
@@ -137,13 +192,19 @@ def test_a_mapped_file_with_nan_is_caught_where_it_is_used(tmp_path: Path) -> No
         (lambda: ViewPredictions([[[1.0]], [[np.nan]]]), "input 1, view 'view_0', output 0 is nan"),
         (lambda: ViewPredictions([[[np.inf]]]), "must be finite"),
         (lambda: ViewPredictions(np.zeros((2, 1, 1)), -np.ones((2, 1, 1))), "not negative"),
-        (lambda: ViewPredictions(np.zeros((2, 1, 1)), np.ones((2, 1))), "shaped like mean"),
+        (lambda: ViewPredictions(np.zeros((2, 1, 1)), np.ones((2, 1))), "shaped like outputs"),
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), names=["a", "a"]), r"\['a'\] occur more than once"),
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), names=["a"]), "2 strings, one a view"),
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), names="ab"), "list of 2 strings"),
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), names=3), "list of 2 strings"),  # type: ignore[arg-type]
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), ids=[1]), "2 integers or strings"),
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), ids=[1, 1]), "must differ from each other; '1' occurs"),
+        (lambda: ViewPredictions(np.zeros((2, 2, 1)), groups=[1]), "groups must be 2 integers or strings"),
+        (
+            lambda: ViewPredictions(np.zeros((2, 2, 1)), groups=[np.nan, 1]),
+            "groups must be integers or strings; got nan",
+        ),
+        (lambda: ViewPredictions(np.zeros((2, 2, 1)), groups=[None, "a"]), "groups must be .*; it has gaps"),
         (lambda: ViewPredictions(np.zeros((2, 2, 1)), ids=[np.nan, 1]), "integers or strings; got nan"),
         (lambda: ViewPredictions(np.zeros((2, 2, 1))).concat([3]), "others must be ViewPredictions"),  # type: ignore[list-item]
         (lambda: ViewPredictions(np.zeros((2, 2, 2)), classes=["a", "b", "c"]), "2 integers or strings"),

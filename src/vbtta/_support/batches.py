@@ -11,12 +11,8 @@ from vbtta._support.checks import whole_number
 def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]:
     """Batches of the inputs, and the number of rows where it is known beforehand.
 
-    Parameters
-    ----------
-    inputs : array, tensor, table; dict or tuple of those; DataLoader or iterator of batches
-        What has rows is cut into batches of `batch_size`; what is iterated over gives batches of its own.
-    batch_size : int
-        Rows of a batch.
+    Arrays, tensors, tables, and dicts and tuples of them are cut into batches of `batch_size` rows; DataLoaders and
+    iterators give batches of their own.
 
     Examples
     --------
@@ -70,7 +66,7 @@ def _is_row(values: Any) -> bool:
 def _shuffles(loader: Any) -> bool:
     """Whether a DataLoader draws the order of its rows, by itself or through a sampler of batches."""
     samplers = [getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)]
-    return any("Random" in type(one).__name__ or getattr(one, "shuffle", False) is True for one in samplers)
+    return any("Random" in type(s).__name__ or getattr(s, "shuffle", False) is True for s in samplers)
 
 
 def _rows(inputs: Any, start: int, stop: int) -> Any:
@@ -87,11 +83,12 @@ def _checked(inputs: Any) -> Iterator[Any]:
         promised: int | None = len(inputs)
     except TypeError:
         promised = None
-    found = 0
-    for batch in inputs:
-        found += 1
+    n_batches = 0
+    for n_batches, batch in enumerate(inputs, start=1):  # noqa: B007
         yield batch
-    if found == 0:
+    if n_batches == 0:
         raise ValueError("inputs gave no batch; an iterator can be used only once, so make a new one")
-    if promised is not None and found < promised:
-        raise ValueError(f"inputs ended after {found} of {promised} batches; the results would not match the labels")
+    if promised is not None and n_batches < promised:
+        raise ValueError(
+            f"inputs ended after {n_batches} of {promised} batches; the results would not match the labels"
+        )

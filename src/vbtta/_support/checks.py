@@ -1,6 +1,6 @@
 """Checks of single arguments: an error names the argument, what was received and what it takes."""
 
-__all__ = ["between", "one_of", "positive", "takes", "whole_number"]
+__all__ = ["between", "one_of", "positive", "shown", "takes", "whole_number"]
 
 import inspect
 import math
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, SupportsFloat, cast
 
-from vbtta._support.words import shown
+import numpy as np
 
 
 def between(name: str, value: object, low: float, high: float) -> None:
@@ -48,3 +48,20 @@ def whole_number(name: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not number.is_integer() or number < least:
         raise ValueError(f"{name} must be a whole number of at least {least}; got {shown(value)}")
     return int(number)
+
+
+def shown(value: Any) -> str:
+    """The representation of a value, with NumPy scalars as plain numbers and strings.
+
+    Examples
+    --------
+    >>> shown([np.str_("cow"), np.float64(0.5), 2])
+    "['cow', 0.5, 2]"
+    """
+    return repr(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value

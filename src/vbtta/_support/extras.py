@@ -7,24 +7,10 @@ from types import ModuleType
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional module, or fail with the command that installs it.
-
-    Parameters
-    ----------
-    module : str
-        What to import, for example "kornia.enhance".
-    extra : str
-        The extra of vbtta that brings it, for example "torch".
-
-    Returns
-    -------
-    module
-        The imported module.
+    """Import an optional module, or fail with the command that installs the extra of vbtta that brings it.
 
     Examples
     --------
-    >>> require("json", "torch").dumps([1])
-    '[1]'
     >>> require("no_such_package", "torch")
     Traceback (most recent call last):
         ...
@@ -33,7 +19,7 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        # A package that is there but lacks something of its own is broken, not missing.
+        # A package that is installed but lacks a dependency is broken, not missing.
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise missing_extra(module, extra) from error

@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SHORT = 40  # of the target's name: the temporary one must not be too long where the target's is not
+_PREFIX = 40  # letters of the target's name, so that the temporary name is not too long for the file system
 
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path in the target's folder; it replaces the target when the block succeeds.
 
-    A reader sees the old file or the new one, never half of either, and a failure leaves no litter.
+    A reader sees the old file or the new one, never a part of either, and a failure leaves no temporary file.
     """
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target}: the folder {target.parent} does not exist; create it first")
     if target.is_dir():
         raise IsADirectoryError(f"cannot write {target}: it is a folder; give the name of a file in it")
-    temporary = target.with_name(f".{target.name[:_SHORT]}.{secrets.token_hex(8)}.part")
-    with _called(target, temporary):
+    temporary = target.with_name(f".{target.name[:_PREFIX]}.{secrets.token_hex(8)}.part")
+    with _renamed_errors(target, temporary):
         temporary.touch(exist_ok=False)
         try:
             yield temporary
@@ -35,8 +35,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def _called(target: Path, temporary: Path) -> Iterator[None]:
-    """Errors about the temporary file name the target: nobody asked for the other."""
+def _renamed_errors(target: Path, temporary: Path) -> Iterator[None]:
+    """Make errors about the temporary file name the target."""
     try:
         yield
     except OSError as error:

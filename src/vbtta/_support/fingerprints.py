@@ -1,12 +1,59 @@
-"""Fingerprints of predictions, "<digits of the view>/<kind of output>[/<draws>]", and whether two fit each other."""
+"""Fingerprints of views and predictions: equal for equal parameters, on any machine.
 
-__all__ = ["conflict", "draws_of"]
+A prediction's fingerprint is `<hash of the view>/<kind of output>[/<draws>]`. Policies store it and compare it with
+that of the predictions they are given.
+"""
 
-_UNKNOWN = ("", "-")
+__all__ = ["conflict", "draws_of", "prediction_fingerprint", "view_fingerprint"]
+
+import hashlib
+import inspect
+import json
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from vbtta._support.tensors import is_instance, is_tensor, to_array
+
+UNKNOWN = "-"  # the fingerprint of a view whose parameters cannot be read
+_MAX_LISTED = 1000  # entries of an array that is written out rather than hashed
+_PRINTING_PACKAGES = ("torch.", "kornia.", "torchvision.")  # modules whose repr shows all parameters but the tensors
 
 
-def conflict(known: str, found: str) -> str | None:
-    """Say what differs between two fingerprints; None where they agree or one does not tell.
+class _View(Protocol):
+    @property
+    def stochastic(self) -> bool: ...
+
+
+def view_fingerprint(view: object) -> str:
+    """Twelve hexadecimal digits for a view's class and parameters, without its name.
+
+    A pool counts by its rows, a dataclass by its fields, another library's transform by its repr and its tensors if
+    these show its parameters. A function or a module of your own has the fingerprint "-", which matches any other.
+
+    Examples
+    --------
+    >>> from vbtta.augment import GaussianNoise
+    >>> view_fingerprint(GaussianNoise(0.1)) == view_fingerprint(GaussianNoise(0.1, name="n"))
+    True
+    >>> view_fingerprint(GaussianNoise(0.1)) == view_fingerprint(GaussianNoise(0.2))
+    False
+    """
+    described = describe(view)
+    if described is None:
+        return UNKNOWN
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def prediction_fingerprint(view: _View, output_kind: str, draws: int) -> str:
+    """Fingerprint of a view's predictions: the view, the kind of output and the draws of a stochastic view."""
+    text = f"{view_fingerprint(view)}/{output_kind}"
+    return f"{text}/{draws}" if view.stochastic else text
+
+
+def conflict(known: str, other: str) -> str | None:
+    """Say what differs between two fingerprints; None if they agree or one is unknown.
 
     Examples
     --------
@@ -18,16 +65,16 @@ def conflict(known: str, found: str) -> str | None:
     "has 'log_probability' outputs instead of 'raw'"
     """
     known_view, known_output = (*known.split("/"), "")[:2]
-    found_view, found_output = (*found.split("/"), "")[:2]
-    if known_output and found_output and known_output != found_output:
-        return f"has {found_output!r} outputs instead of {known_output!r}"
-    if known_view in _UNKNOWN or found_view in _UNKNOWN or known_view == found_view:
+    other_view, other_output = (*other.split("/"), "")[:2]
+    if known_output and other_output and known_output != other_output:
+        return f"has {other_output!r} outputs instead of {known_output!r}"
+    if known_view in ("", UNKNOWN) or other_view in ("", UNKNOWN) or known_view == other_view:
         return None
     return "has other parameters"
 
 
 def draws_of(text: str) -> int | None:
-    """How many draws the predictions of a stochastic view are the mean of; None where that is not told.
+    """Number of draws of a stochastic view's predictions; None if the fingerprint has none.
 
     Examples
     --------
@@ -36,3 +83,61 @@ def draws_of(text: str) -> int | None:
     """
     parts = text.split("/")
     return int(parts[2]) if len(parts) > 2 and parts[2].isdigit() else None
+
+
+def describe(value: Any) -> Any:
+    """Parameters as plain data, None if they cannot be read; an object may define `fingerprint_data` to say them."""
+    if hasattr(value, "fingerprint_data"):
+        return value.fingerprint_data()
+    if is_tensor(value):
+        return array_digest(value)
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "O":
+            return None
+        return array_digest(value) if value.size > _MAX_LISTED else value.tolist()
+    if isinstance(value, np.generic):
+        return describe(value.item())
+    if isinstance(value, dict):
+        value = [part for item in value.items() for part in item]
+    if isinstance(value, tuple | list):
+        parts = [describe(part) for part in value]
+        return None if None in parts else parts
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)  # Rotate(10) and Rotate(10.0) are the same view
+    if isinstance(value, str | bool):
+        return value
+    if is_instance(value, "torch.nn", "Module"):
+        return _describe_module(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return describe_fields(value, type(value).__qualname__)
+    return _complete_repr(value)
+
+
+def describe_fields(value: Any, kind: str, *, skip_none: bool = False) -> Any:
+    """A dataclass by its class and fields, without its name; None if a field cannot be read."""
+    values = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "name"}
+    parts = {name: describe(part) for name, part in values.items() if not (skip_none and part is None)}
+    return None if None in parts.values() else [kind, parts]
+
+
+def array_digest(values: Any) -> list[Any]:
+    """Shape, type and hash of an array or tensor."""
+    array = np.ascontiguousarray(to_array(values))
+    return [list(array.shape), str(array.dtype), hashlib.sha256(array.data).hexdigest()]
+
+
+def _describe_module(module: Any) -> Any:
+    """A torch module by its repr and its tensors; None if a submodule does not show its parameters."""
+    for part in module.modules():
+        hidden = any(inspect.isroutine(attribute) for attribute in vars(part).values())
+        if hidden or not f"{type(part).__module__}.".startswith(_PRINTING_PACKAGES):
+            return None
+    text = _complete_repr(module)
+    tensors = {name: array_digest(tensor) for name, tensor in module.state_dict().items() if is_tensor(tensor)}
+    return text if text is None or not tensors else [text, tensors]
+
+
+def _complete_repr(value: Any) -> str | None:
+    """The repr if it shows all parameters: no address, no function, nothing elided."""
+    text = repr(value)
+    return None if any(sign in text for sign in ("0x", "function", "...")) else text

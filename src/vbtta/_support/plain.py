@@ -1,8 +1,9 @@
 """Records of arrays as plain data (dicts, lists, numbers) and back, for JSON."""
 
-__all__ = ["from_plain", "to_plain"]
+__all__ = ["finite", "from_plain", "to_plain"]
 
 import dataclasses
+import math
 import types
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -22,6 +23,15 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(entry) for entry in value]
     return value
+
+
+def finite(value: Any) -> Any:
+    """Plain data without the numbers that JSON does not have: they become None."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_plain(kind: Any, data: Any) -> Any:

@@ -8,20 +8,10 @@ from typing import Self
 
 
 class Progress:
-    """Counts what is done and says how long the rest will take; silent unless asked for.
+    """Counts finished units (a plural noun) and estimates the time left; silent unless enabled."""
 
-    Parameters
-    ----------
-    what : str
-        Plural of what is counted.
-    total : int or None
-        How many there are, where known.
-    enabled : bool
-        Whether to write anything.
-    """
-
-    def __init__(self, what: str, total: int | None, enabled: bool) -> None:
-        self.what, self.total, self.enabled = what, total, enabled
+    def __init__(self, unit: str, total: int | None, enabled: bool) -> None:
+        self.unit, self.total, self.enabled = unit, total, enabled
         self.done = 0
         self._started = self._written = time.monotonic()
 
@@ -42,8 +32,8 @@ class Progress:
     def _write(self) -> None:
         self._written = time.monotonic()
         passed = self._written - self._started
-        text = f"{self.done:,} {self.what} in {passed:.0f} s"
+        text = f"{self.done:,} {self.unit} in {passed:.0f} s"
         if self.total:
             left = passed * (self.total - self.done) / max(self.done, 1)
-            text = f"{self.done:,} of {self.total:,} {self.what}, {passed:.0f} s passed, about {left:.0f} s left"
+            text = f"{self.done:,} of {self.total:,} {self.unit}, {passed:.0f} s passed, about {left:.0f} s left"
         print(f"\rvbtta: {text:<70}", end="", file=sys.stderr, flush=True)

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from vbtta._support.checks import positive
+
 FloatArray = npt.NDArray[np.float64]
 WordArray = npt.NDArray[np.uint64]
 
@@ -93,7 +95,7 @@ class RowStreams:
 
     def gamma(self, a: float, shape: tuple[int, ...] = ()) -> FloatArray:
         """Draw gamma numbers of shape parameter `a` and scale 1: (N,) + shape."""
-        _check_positive("a", a)
+        positive(a=a)
         return np.asarray(special.gammaincinv(a, self.uniform(shape)), dtype=np.float64)
 
     def beta(self, a: float, b: float, shape: tuple[int, ...] = ()) -> FloatArray:
@@ -104,8 +106,7 @@ class RowStreams:
         1/2 + sign/2 sqrt(c / (1 + c)) is Beta(a, a) (L. Devroye, "Random variate generation in one line of
         code", 1996). Otherwise the distribution function is inverted, which is slower.
         """
-        _check_positive("a", a)
-        _check_positive("b", b)
+        positive(a=a, b=b)
         if a != b:
             return np.asarray(special.betaincinv(a, b, self.uniform(shape)), dtype=np.float64)
         radius, angle = np.moveaxis(self.uniform((2, *shape)), 1, 0)
@@ -183,8 +184,3 @@ def _words_row_by_row(key: tuple[int, int], rows: WordArray, first_block: int, n
         generator.state = state
         words[i] = generator.random_raw(n_words)
     return words
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0 or not math.isfinite(value):
-        raise ValueError(f"{name} must be a positive number; got {value}.")

@@ -1,4 +1,4 @@
-"""The decoding of image files."""
+"""Decoding of image files."""
 
 __all__ = ["decode_images"]
 

@@ -1,0 +1,1 @@
+"""Labels, predictions and images, and the files that hold them."""

@@ -1,0 +1,578 @@
+"""Files of predictions (npz, parquet) and labels (CSV, parquet), for library, command line and Ray."""
+
+__all__ = [
+    "Chunk",
+    "LabelFiles",
+    "Labels",
+    "columns_of",
+    "footers",
+    "open_chunks",
+    "parquet_files",
+    "prediction_table",
+    "read_labels",
+    "read_npz",
+    "read_predictions",
+    "read_table",
+    "renamed",
+    "views_of_schema",
+    "write_labels",
+    "write_predictions",
+    "write_table",
+]
+
+import csv
+import json
+import os
+import re
+import zipfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import numpy as np
+
+from vbtta._support.checks import shown
+from vbtta._support.extras import require
+from vbtta._support.files import atomic_path
+from vbtta.data.labels import Array, LabelSets, LongLabels, long_labels
+from vbtta.data.predictions import ViewPredictions
+
+_METADATA = b"vbtta"  # key of a parquet file's metadata
+_ROWS = 1 << 16  # of an .npz file read at once
+_COLUMNS = ("instance", "outputs", "variance", "group")  # of a parquet file with one row an instance
+_LABEL_COLUMN = re.compile("instance|id|item|label(_.+)?|annotator|worker|count|instance_weight")
+
+# -- predictions ----------------------------------------------------------------------------------
+
+
+def read_predictions(path: Any, *, mmap: bool = False, names: Sequence[str] | None = None) -> ViewPredictions:
+    """Read predictions from an .npz file, a parquet file, or a folder or list of parquet files.
+
+    Parquet files have one row an instance, as :func:`write_predictions` writes them, or one row an instance and view:
+    then the columns are `instance`, `view` and `output`, `output_1`, ... or, for classes, `logit_<class>`, and
+    optionally `variance_...` with the same endings and `group`.
+    """
+    if isinstance(path, str | os.PathLike):
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"no predictions file at {path}; write one with ViewPredictions.save")
+        if Path(path).suffix == ".npz":
+            return _read_predictions_npz(path, mmap)
+        if Path(path).suffix == ".parquet" and "outputs" not in (columns := _schema(path, "predictions").names):
+            if "view" in columns or "mean" not in columns:
+                return _one_row_a_view(read_table(path), path)
+        elif Path(path).suffix != ".parquet" and not os.path.isdir(path):
+            raise ValueError(
+                f"{path}: predictions are read from .npz or .parquet files; write one with ViewPredictions.save"
+            )
+    first, *others = [chunk.read() for chunk in open_chunks(path, names)]
+    try:
+        return first.concat(others) if others else first
+    except ValueError as error:
+        raise ValueError(f"dataset: the files of {path} cannot be joined: {error}") from None
+
+
+def write_predictions(path: str | os.PathLike[str], predictions: ViewPredictions) -> None:
+    """Write predictions to an .npz file, uncompressed so that it can be mapped, or to a parquet file."""
+    if Path(path).suffix == ".parquet":
+        with atomic_path(path) as temporary:
+            require("pyarrow.parquet", "data").write_table(prediction_table(predictions), temporary)
+        return
+    members = {"outputs": np.asarray(predictions.outputs)}
+    if not predictions.generated_names:
+        members["names"] = np.array(predictions.names)
+    for key in ("variance", "ids", "classes", "groups", "draws"):
+        if getattr(predictions, key) is not None:
+            members[key] = np.asarray(getattr(predictions, key))
+    if predictions.fingerprints:
+        members["fingerprints"] = np.array([predictions.fingerprints.get(name, "") for name in predictions.names])
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, allow_pickle=False, **members)
+
+
+def _read_predictions_npz(path: str | os.PathLike[str], mmap: bool) -> ViewPredictions:
+    members = read_npz(path, mapped=("outputs", "variance") if mmap else ())
+    if "outputs" not in members:
+        hint = "; rename 'mean', as it was called, to 'outputs'" if "mean" in members else ""
+        raise ValueError(f"{path} has no array 'outputs' of shape (N, K, C); it has {sorted(members)}{hint}")
+    names = [str(name) for name in members["names"]] if "names" in members else None
+    prints = zip(names or (), members.get("fingerprints", ()), strict=False)
+    try:
+        return ViewPredictions(
+            members["outputs"],
+            members.get("variance"),
+            names=names,
+            fingerprints={name: str(text) for name, text in prints if str(text)},
+            **{key: members.get(key) for key in ("ids", "classes", "groups", "draws")},
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def prediction_table(predictions: ViewPredictions) -> Any:
+    """Predictions as an Arrow table with one row an instance: `instance, outputs[K*C], variance[K*C], group`."""
+    arrow = require("pyarrow", "data")
+    _, n_views, n_outputs = predictions.outputs.shape
+    columns = {}
+    if predictions.ids is not None:
+        columns["instance"] = arrow.array(predictions.ids)
+    for name in ("outputs", "variance"):
+        if (values := getattr(predictions, name)) is not None:
+            flat = arrow.array(np.ascontiguousarray(values).ravel())
+            columns[name] = arrow.FixedSizeListArray.from_arrays(flat, n_views * n_outputs)
+    if predictions.groups is not None:
+        columns["group"] = arrow.array(predictions.groups)
+    metadata = {
+        "names": None if predictions.generated_names else predictions.names,
+        "shape": [n_views, n_outputs],
+        "classes": None if predictions.classes is None else predictions.classes.tolist(),
+        "fingerprints": predictions.fingerprints,
+    }
+    return arrow.table(columns).replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
+
+
+class Chunk(NamedTuple):
+    """Consecutive rows of predictions that can be read on their own.
+
+    They are a row group of a parquet file, a range of an .npz file, or a block of a Ray data set.
+    """
+
+    kind: str  # "parquet", "npz" or "block"
+    where: Any  # path, or reference to an Arrow table
+    place: int  # row group, or first row in the file
+    first: int  # row of the whole data set
+    n_rows: int
+    empty: ViewPredictions  # no rows: views, outputs and classes
+
+    def read(self) -> ViewPredictions:
+        """All rows."""
+        if self.kind == "npz":
+            rows = ViewPredictions.load(self.where, mmap=True).take(slice(self.place, self.place + self.n_rows))
+            variance = None if rows.variance is None else np.array(rows.variance)
+            return self.empty.like(np.array(rows.outputs), variance, rows.ids, rows.groups)
+        table = self._table(_COLUMNS)
+        shape = (len(table), *self.empty.outputs.shape[1:])
+        arrays = {name: _lists(table[name], name).reshape(shape) for name in ("outputs", "variance")
+                  if name in table.column_names}  # fmt: skip
+        ids, groups = (columns_of(table, [name]).get(name) for name in ("instance", "group"))
+        return self.empty.like(arrays["outputs"], arrays.get("variance"), ids, groups)
+
+    def ids(self) -> Array | None:
+        """The rows' identifiers alone."""
+        if self.kind == "npz":
+            ids = ViewPredictions.load(self.where, mmap=True).ids
+            return None if ids is None else ids[self.place : self.place + self.n_rows]
+        return columns_of(self._table(("instance",))).get("instance")
+
+    def _table(self, columns: Iterable[str]) -> Any:
+        if self.kind == "block":
+            table = require("ray", "ray").get(self.where)
+            return table.select([name for name in columns if name in table.column_names])
+        with require("pyarrow.parquet", "data").ParquetFile(self.where) as file:
+            names = file.schema_arrow.names
+            return file.read_row_group(self.place, columns=[name for name in columns if name in names])
+
+
+def open_chunks(dataset: Any, names: Sequence[str] | None = None) -> list[Chunk]:
+    """The chunks of one .npz file, or of parquet files with one row an instance, in order; only footers are read.
+
+    `names` are the names of the views, where the files do not say.
+    """
+    if isinstance(dataset, str | os.PathLike) and str(dataset).endswith(".npz"):
+        mapped = ViewPredictions.load(dataset, mmap=True)
+        empty = renamed(mapped.take(slice(0, 0)), names, str(dataset))
+        where = str(Path(dataset).resolve())
+        return [
+            Chunk("npz", where, first, first, min(_ROWS, len(mapped) - first), empty)
+            for first in range(0, len(mapped), _ROWS)
+        ]
+    paths = parquet_files(dataset)
+    files = footers(paths, "dataset")
+    schemas = [footer.schema.to_arrow_schema() for footer in files]
+    empty = views_of_schema(schemas[0], names, paths[0])
+    chunks, first = [], 0
+    for path, footer, schema in zip(paths, files, schemas, strict=True):
+        if _views_of(schema) != _views_of(schemas[0]):
+            raise ValueError(f"dataset: {path} holds other views or outputs than {paths[0]}; keep one run in a folder")
+        for group in range(footer.num_row_groups):
+            size = footer.row_group(group).num_rows
+            if size:
+                chunks.append(Chunk("parquet", path, group, first, size, empty))
+                first += size
+    if not chunks:
+        raise ValueError(f"dataset: {dataset} holds no rows")
+    return chunks
+
+
+def views_of_schema(schema: Any, names: Sequence[str] | None, where: str) -> ViewPredictions:
+    """Predictions without rows, of the views that a table's schema describes."""
+    if "outputs" not in schema.names:
+        hint = "; rename 'mean', as it was called, to 'outputs'" if "mean" in schema.names else ""
+        raise ValueError(
+            f"dataset: {where} has no column 'outputs' (K*C numbers a row); it has {', '.join(schema.names)}{hint}"
+        )
+    variance = "variance" in schema.names
+    if schema.metadata and _METADATA in schema.metadata:
+        known = json.loads(schema.metadata[_METADATA])
+        zeros = np.zeros((0, *known["shape"]))
+        empty = ViewPredictions(
+            zeros,
+            zeros if variance else None,
+            names=known["names"],
+            classes=known["classes"],
+            fingerprints=known["fingerprints"],
+        )
+        return renamed(empty, names, where)
+    if names is None:
+        raise ValueError(f"dataset: {where} does not say which views its columns hold; give names=[...]")
+    size = getattr(schema.field("outputs").type, "list_size", None)
+    if size is None or size % len(names):
+        raise ValueError(
+            f"dataset: 'outputs' of {where} must be lists of a fixed size, K*C numbers with K = {len(names)}; got "
+            f"{schema.field('outputs').type}. Lists of one length can be cast: "
+            "column.cast(pyarrow.list_(pyarrow.float64(), size))"
+        )
+    zeros = np.zeros((0, len(names), size // len(names)))
+    return ViewPredictions(zeros, zeros if variance else None, names=names)
+
+
+def renamed(predictions: ViewPredictions, names: Sequence[str] | None, where: str) -> ViewPredictions:
+    """Predictions with the caller's names of the views, unless they have names of their own."""
+    if names is None or tuple(names) == predictions.names:
+        return predictions
+    if not predictions.generated_names or len(names) != len(predictions.names):
+        raise ValueError(f"names: {where} holds the views {', '.join(predictions.names)}; leave names out")
+    return ViewPredictions(predictions.outputs, predictions.variance, names=names, classes=predictions.classes)
+
+
+def parquet_files(dataset: Any, name: str = "dataset") -> list[str]:
+    """Paths of the parquet files that a path, a folder or a list of paths stands for, in order."""
+    entries = [dataset] if isinstance(dataset, str | os.PathLike) else dataset
+    if not isinstance(entries, Sequence) or not entries or not all(isinstance(p, str | os.PathLike) for p in entries):
+        raise TypeError(f"{name} must be a path or a list of paths; got {dataset!r}")
+    paths: list[str] = []
+    for path in map(Path, entries):
+        if not path.exists():
+            raise FileNotFoundError(f"{name}: there is nothing at {path}; all nodes must see it under this path")
+        inside = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        if not inside:
+            raise ValueError(f"{name}: the folder {path} holds no .parquet files")
+        paths += [str(file.resolve()) for file in inside]
+    return paths
+
+
+def _views_of(schema: Any) -> tuple[Any, ...]:
+    """What must be the same in all files of a data set."""
+    return (schema.metadata or {}).get(_METADATA), schema.field("outputs").type, "variance" in schema.names
+
+
+def _one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
+    """Predictions of a table with one row an instance and view."""
+    for name in ("instance", "view"):
+        if name not in table:
+            raise ValueError(f"{path} has no column {name!r}; predictions have one row an instance and view")
+    columns = [name for name in table if re.fullmatch(r"output(_.+)?|logit_.+", name)]
+    if not columns:
+        raise ValueError(f"{path} has no outputs: name them output, output_1, ... or logit_<class>")
+    ids, row = _first_seen(table["instance"])
+    names, view = _first_seen(table["view"].astype(str))
+    times = np.bincount(row * len(names) + view, minlength=len(ids) * len(names))
+    if (times != 1).any():
+        where = int(np.argmax(times != 1))
+        raise ValueError(
+            f"{path}: instance {ids[where // len(names)]} has {times[where]} rows of view "
+            f"{str(names[where % len(names)])!r}; every instance needs one row of every view"
+        )
+    spread = [f"variance_{name.partition('_')[2]}" if "_" in name else "variance" for name in columns]
+    shape = (len(ids), len(names), len(columns))
+    outputs, variance = np.empty(shape), np.empty(shape) if all(name in table for name in spread) else None
+    for c, (output, width) in enumerate(zip(columns, spread, strict=True)):
+        outputs[row, view, c] = _numbers(table[output], output, path)
+        if variance is not None:
+            variance[row, view, c] = _numbers(table[width], width, path)
+    groups = None
+    if "group" in table:
+        groups = table["group"][np.unique(row, return_index=True)[1]]
+        if (groups[row] != table["group"]).any():
+            raise ValueError(f"{path}: 'group' differs between the views of an instance; give every instance one group")
+    endings = [name.removeprefix("logit_") for name in columns]
+    classes = _typed(endings) if all(name.startswith("logit_") for name in columns) else None
+    try:
+        return ViewPredictions(outputs, variance, names=list(names), ids=ids, classes=classes, groups=groups)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+# -- labels ---------------------------------------------------------------------------------------
+
+
+class Labels(NamedTuple):
+    """Labels of a file and the layout they came in, "long" or "wide"."""
+
+    sets: LabelSets
+    layout: str
+
+
+def read_labels(path: str | os.PathLike[str], *, columns_are_annotators: bool = False) -> Labels:
+    """Read labels from a CSV or parquet file, in either layout.
+
+    Long: `instance` (or `id`, `item`), `label`, optionally `annotator` (or `worker`), `count` and `instance_weight`,
+    one row a label. Wide: `label_1`, `label_2`, ... (or just `label`), one row an instance, empty where there is none,
+    optionally with `instance`. Columns such as `label_ann` name their annotators; numbered ones are anonymous unless
+    they are said to be annotators.
+    """
+    long = long_labels(read_table(path), str(path), columns_are_annotators=columns_are_annotators)
+    try:
+        sets = LabelSets.from_long(long)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not len(sets):
+        raise ValueError(f"{path} holds no labels: the lines below its first are empty or missing; add some")
+    return Labels(sets, long.layout)
+
+
+def write_labels(path: str | os.PathLike[str], labels: LabelSets) -> None:
+    """Write labels in the long layout to a CSV or parquet file."""
+    if labels.by_position or labels.value.ndim > 1:
+        raise ValueError("labels of counts, rankings and vectors are not written; keep the arrays they were made of")
+    instance = labels.instance if labels.ids is None else labels.ids[labels.instance]
+    columns = {"instance": instance, "label": labels.value}
+    if labels.annotator is not None:
+        columns["annotator"] = np.array(labels.annotator_names)[labels.annotator]
+    weights = 1.0 if labels.instance_weights is None else labels.instance_weights[labels.instance]
+    if (labels.count != weights).any():
+        columns["count"] = labels.count / weights
+    if labels.instance_weights is not None:
+        columns["instance_weight"] = labels.instance_weights[labels.instance]
+    write_table(path, columns)
+
+
+@dataclass(frozen=True)
+class LabelFiles:
+    """Labels in parquet files with a column of ids, of which a reader takes its share."""
+
+    paths: tuple[str, ...]
+    columns_are_annotators: bool = False
+
+    def __post_init__(self) -> None:
+        columns = [self._check(footer.schema.to_arrow_schema().names, path)
+                   for path, footer in zip(self.paths, footers(self.paths, "labels"), strict=True)]  # fmt: skip
+        for path, names in zip(self.paths, columns, strict=True):
+            if names != columns[0]:
+                raise ValueError(
+                    f"labels: {path} has the columns {', '.join(sorted(names))}, but {self.paths[0]} has "
+                    f"{', '.join(sorted(columns[0]))}; give all files the same"
+                )
+
+    def n_labels(self, path: str) -> int:
+        """Number of labels in one of the files; raises where one lacks its instance, annotator or count."""
+        total, first = 0, 0
+        with require("pyarrow.parquet", "ray").ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=self._columns(path))
+                labels = self._long(table, path, first)
+                total += len(labels.label) if labels.count is None else int((labels.count > 0).sum())
+                first += len(table)
+        return total
+
+    def share(self, ids: Array) -> LongLabels:
+        """The labels of the instances between the first and the last of some ids."""
+        arrow = require("pyarrow.compute", "ray")
+        files = require("pyarrow.dataset", "ray").dataset(list(self.paths))
+        columns = self._columns(self.paths[0])
+        key = next(name for name in ("instance", "id", "item") if name in columns)
+        bounds = None
+        if len(ids) and (str(files.schema.field(key).type) in ("string", "large_string")) == (ids.dtype.kind in "US"):
+            low, high = np.sort(ids)[[0, -1]].tolist()
+            bounds = (arrow.field(key) >= low) & (arrow.field(key) <= high)
+        return self._long(files.to_table(columns=columns, filter=bounds), ", ".join(self.paths), 0)
+
+    def _long(self, table: Any, where: str, first_row: int) -> LongLabels:
+        return long_labels(
+            columns_of(table),
+            f"labels: {where}",
+            columns_are_annotators=self.columns_are_annotators,
+            first_row=first_row,
+        )
+
+    def _columns(self, path: str) -> list[str]:
+        return sorted(self._check(_schema(path, "labels").names, path))
+
+    def _check(self, names: list[str], path: str) -> set[str]:
+        """The columns that labels are made of, which must be there."""
+        known = {name for name in names if _LABEL_COLUMN.fullmatch(name)}
+        wide = {name for name in known if name.startswith("label_")}
+        if not known & {"instance", "id", "item"} or ("label" in known) == bool(wide):
+            raise ValueError(
+                f"labels: {path} must have the columns instance and label, or instance and label_1, label_2, ...; it "
+                f"has {', '.join(names)}"
+            )
+        return known
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Columns of a CSV or parquet file; empty cells of a CSV are None, numbers are numbers."""
+    path = Path(path)
+    if path.suffix == ".parquet":
+        _schema(path, "")
+        return columns_of(require("pyarrow.parquet", "data").read_table(path))
+    if path.suffix not in (".csv", ".tsv", ".txt"):
+        raise ValueError(f"{path}: tables are read from .csv or .parquet files")
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}") from None
+    if not rows:
+        raise ValueError(f"{path} is empty; its first line must name the columns")
+    header = [name.strip() for name in rows[0]]
+    if len(set(header)) < len(header):
+        raise ValueError(f"{path} names a column twice: {', '.join(header)}")
+    body = [row for row in rows[1:] if row]
+    for line, row in enumerate(body, start=2):
+        if len(row) != len(header):
+            raise ValueError(f"{path}, line {line}: {len(row)} cells, but the first line names {len(header)} columns")
+    cells = list(zip(*body, strict=True)) if body else [()] * len(header)
+    return {name: _typed([cell.strip() for cell in column]) for name, column in zip(header, cells, strict=True)}
+
+
+def write_table(path: str | os.PathLike[str], columns: Mapping[str, Array]) -> None:
+    """Write named columns to a CSV or parquet file."""
+    with atomic_path(path) as temporary:
+        if Path(path).suffix == ".parquet":
+            table = require("pyarrow", "data").table(dict(columns))
+            require("pyarrow.parquet", "data").write_table(table, temporary)
+            return
+        with open(temporary, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+
+
+def columns_of(table: Any, names: Iterable[str] | None = None) -> dict[str, Array]:
+    """Columns of an Arrow table as arrays: numbers, strings, or objects where there are gaps."""
+    wanted = table.column_names if names is None else [name for name in names if name in table.column_names]
+    return {name: _column(table[name]) for name in wanted}
+
+
+def _column(column: Any) -> Array:
+    kind = str(column.type)
+    if kind in ("double", "float", "halffloat") or (re.fullmatch(r"u?int\d+|bool", kind) and not column.null_count):
+        return np.asarray(column.to_numpy())
+    return _from_list(column.to_pylist())
+
+
+def _lists(column: Any, name: str) -> Array:
+    """The numbers of a column of lists, one after the other."""
+    if column.null_count:
+        raise ValueError(f"dataset: column {name!r} has gaps; every instance needs all its predictions")
+    return np.asarray(column.combine_chunks().flatten().to_numpy(zero_copy_only=False))
+
+
+def footers(paths: Sequence[str], name: str) -> list[Any]:
+    """Metadata of parquet files, read in parallel: each is small, but may be far away."""
+    parquet = require("pyarrow.parquet", "data")
+
+    def footer(path: str) -> Any:
+        try:
+            return parquet.read_metadata(path)
+        except (OSError, ValueError) as error:
+            remedy = ". Write one, as pyarrow.parquet.write_table(pyarrow.csv.read_csv(path), ...), or give LabelSets"
+            reason = f"{str(error).splitlines()[0]}{remedy if name == 'labels' else ''}"
+            raise ValueError(f"{name}{': ' if name else ''}{path} is not a parquet file: {reason}") from None
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(footer, paths))
+
+
+def _schema(path: Any, name: str) -> Any:
+    return footers([str(path)], name)[0].schema.to_arrow_schema()
+
+
+def _numbers(column: Array, name: str, path: Any) -> Array:
+    try:
+        return column.astype(np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{path}: column {name!r} must hold numbers; it has {shown(column[0])}") from None
+
+
+def _first_seen(values: Array) -> tuple[Array, Array]:
+    """Distinct values in the order of their first row, and every row's place among them."""
+    distinct, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    place = np.empty(len(order), dtype=np.intp)
+    place[order] = np.arange(len(order))
+    return distinct[order], place[inverse]
+
+
+def _typed(cells: list[str]) -> Array:
+    """Cells of a CSV column: whole numbers, numbers or text ("007" and "1_000" are text); empty ones are None."""
+    given = [cell for cell in cells if cell]
+    digits = all(cell.isdigit() for cell in given)
+    for kind in (int, float):
+        try:
+            numbers = [kind(cell) for cell in given]
+        except ValueError:
+            continue
+        if kind is int and any(str(number) != cell for number, cell in zip(numbers, given, strict=True)):
+            continue
+        if given and not any("_" in cell for cell in given) and (kind is int or not digits):
+            return _from_list([kind(cell) if cell else None for cell in cells])
+    return _from_list([cell or None for cell in cells])
+
+
+def _from_list(cells: list[Any]) -> Array:
+    """An array of plain values; with gaps an array of objects."""
+    if any(cell is None for cell in cells):
+        array = np.empty(len(cells), dtype=object)
+        array[:] = cells
+        return array
+    return np.asarray(cells)
+
+
+# -- npz ------------------------------------------------------------------------------------------
+
+
+def read_npz(path: str | os.PathLike[str], mapped: Collection[str] = ()) -> dict[str, Array]:
+    """All arrays of an .npz file by name, never unpickled; those in `mapped` stay on disk if stored uncompressed.
+
+    NumPy's own `mmap_mode` ignores `.npz` files; here a member is mapped by its offset in the archive.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+            return {
+                info.filename.removesuffix(".npy"): _read_member(archive, file, info, str(path), mapped)
+                for info in archive.infolist()
+            }
+    except zipfile.BadZipFile:
+        raise ValueError(f"{path} is not an .npz file; write one with ViewPredictions.save or numpy.savez") from None
+
+
+def _read_member(
+    archive: zipfile.ZipFile, file: BinaryIO, info: zipfile.ZipInfo, path: str, mapped: Collection[str]
+) -> Array:
+    name = info.filename.removesuffix(".npy")
+    try:
+        with archive.open(info) as member:
+            version = np.lib.format.read_magic(member)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(member)
+            header_size = member.tell()
+        if dtype.hasobject:
+            raise ValueError("holds pickled objects, which are never loaded")
+        if name not in mapped or info.compress_type != zipfile.ZIP_STORED:
+            with archive.open(info) as member:
+                return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: array {name!r} cannot be read: {error}") from None
+    file.seek(info.header_offset + 26)  # the local header repeats the name and may have another extra field
+    skip = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
+    offset = info.header_offset + 30 + skip + header_size
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    if not np.prod(shape):
+        return np.zeros(shape, dtype=dtype)  # an empty array cannot be mapped
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)

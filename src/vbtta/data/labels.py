@@ -1,0 +1,846 @@
+"""Labels of a calibration sample: from arrays, tables, counts, rankings and pandas objects, checked once."""
+
+__all__ = [
+    "Array",
+    "LabelSets",
+    "LongLabels",
+    "by_index",
+    "class_positions",
+    "is_absent",
+    "long_labels",
+    "look_up",
+]
+
+import os
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vbtta._support.checks import shown, whole_number
+
+Array = NDArray[Any]
+
+_SYNONYMS = {"instance": ("instance", "id", "item"), "annotator": ("annotator", "worker")}  # names of columns
+_WIDE = re.compile(r"label_(.+)")
+_MOST_WEIGHTS = 1 << 27  # a gigabyte
+_LARGEST_TOTAL = 1e15  # of the counts: beyond it sums lose single labels
+
+
+@dataclass(frozen=True, eq=False)
+class LabelSets:
+    """The labels of a calibration sample, one entry a label, sorted by instance.
+
+    Build it with :meth:`from_array`, :meth:`from_table`, :meth:`from_counts` or :meth:`from_rankings`; the
+    fields are validated there and never change. The index of a pandas object becomes the instances' `ids`, which must
+    be ids of the predictions; an index that counts the rows from 0 does not.
+
+    Attributes
+    ----------
+    instance : (J,) int array
+        Row of the labelled instance, ascending.
+    value : (J,) or (J, C) array
+        The labels as given: numbers or strings, or vectors for several outputs.
+    count : (J,) float array
+        How often each label was given, times the weight of its instance.
+    annotator : (J,) int array or None
+        Index into `annotator_names`.
+    n_instances : int
+        Number of instances, labelled or not.
+    ids : (n_instances,) array or None
+        Identifiers of the instances, where labels came with them.
+    by_position : bool
+        Whether values are positions among the classes (from counts) or items (from rankings).
+    open_ended : bool
+        Whether instances are integers from a table without `n_instances`: row numbers, or ids where the
+        predictions have integer ids; there may be more instances than the largest of them.
+    columns : int or None
+        Number of columns of the array the labels came from.
+    instance_weights : (n_instances,) float array or None
+        Weights of the instances; they are part of `count`.
+
+    Examples
+    --------
+    >>> labels = LabelSets.from_array([[1.0, 1.2], [3.0, float("nan")]])
+    >>> labels
+    LabelSets(3 labels of 2 instances)
+    >>> labels.instance
+    array([0, 0, 1])
+    """
+
+    instance: Array
+    value: Array
+    count: Array
+    annotator: Array | None
+    annotator_names: tuple[str, ...]
+    n_instances: int
+    ids: Array | None = None
+    by_position: bool = False
+    open_ended: bool = False
+    columns: int | None = None
+    instance_weights: Array | None = None
+
+    # -- building -----------------------------------------------------------------------------
+
+    @classmethod
+    def from_array(cls, Y: Any, *, missing: object = None, annotators: str | Sequence[Hashable] | None = None) -> Self:
+        """Read labels from an array with one row an instance.
+
+        Parameters
+        ----------
+        Y : (N,), (N, M) or (N, M, C) array, Series or DataFrame
+            One label, up to M labels, or up to M vector labels for each instance. NaN, None and NA
+            mean "no label"; masked entries too. A DataFrame with a column `label` or one of ids is read by
+            :meth:`from_table`.
+        missing : optional
+            One more value that means "no label", for instance -1 or "".
+        annotators : "columns" or M names, optional
+            Whether column m is always the same annotator. By default the names of a DataFrame's columns, where they
+            are strings; columns of arrays are anonymous labels.
+        """
+        if _is_frame(Y):
+            names: list[Hashable] = list(Y.columns)
+            reserved = [name for name in names if name in ("label", *_SYNONYMS["instance"])]
+            if reserved and missing is None and annotators is None and any(map(_is_label, names)):
+                return cls.from_table(Y)
+            if reserved:
+                raise ValueError(
+                    f"Y has a column {reserved[0]!r}: use LabelSets.from_table, or make ids the index of the labels, "
+                    "as Y.set_index('id')"
+                )
+            annotators = _people_of(names) if annotators is None else annotators
+        index = _index_of(Y, "Y")
+        table = np.ma.getdata(Y) if isinstance(Y, np.ma.MaskedArray) else _as_array(Y, "Y")
+        if table.ndim not in (1, 2, 3):
+            raise ValueError(f"Y must be (N,), (N, M) or (N, M, C); got shape {table.shape}")
+        absent = is_absent(table, missing)
+        if isinstance(Y, np.ma.MaskedArray):
+            absent |= np.ma.getmaskarray(Y)
+        if table.ndim == 1:
+            table, absent = table[:, None], absent[:, None]
+        if table.ndim == 3:
+            if table.shape[2] == 0:
+                raise ValueError(f"Y has no outputs (shape {table.shape}); its last axis must be at least 1")
+            partial = absent.any(axis=2) & ~absent.all(axis=2)
+            if partial.any():
+                where = tuple(int(place) for place in np.argwhere(partial)[0])
+                raise ValueError(
+                    f"Y[{where[0]}, {where[1]}] is a vector label with gaps; give all its outputs or none of them"
+                )
+            absent = np.asarray(absent.any(axis=2))
+        rows, column = np.nonzero(~absent)
+        people = () if annotators is None else _names_of_columns(annotators, table.shape[1])
+        ids, instance, n_instances = _by_id(index, rows, len(table))
+        return cls._build(
+            instance=instance,
+            value=table[rows, column],
+            annotator=column if people else None,
+            annotator_names=people,
+            n_instances=n_instances,
+            ids=ids,
+            columns=table.shape[1] if n_instances == len(table) else None,
+        )
+
+    @classmethod
+    def from_table(
+        cls,
+        instance: Any,
+        label: ArrayLike | None = None,
+        annotator: ArrayLike | None = None,
+        count: ArrayLike | None = None,
+        n_instances: int | None = None,
+    ) -> Self:
+        """Read labels from a long table: one row a label, as crowd-sourcing platforms export it.
+
+        Parameters
+        ----------
+        instance : (J,) array, or DataFrame
+            Row number of the instance, or its id (paired with the predictions' `ids`). A DataFrame or a dict of
+            columns is the whole table, with the columns `instance` (or `id`, `item`), `label` (or `label_1`,
+            `label_2`, ..., one row an instance) and optionally `annotator` (or `worker`), `count` and
+            `instance_weight`; without a column of ids its index has them.
+        label : (J,) or (J, C) array
+        annotator : (J,) array, optional
+            Who gave the label; any hashable values without gaps.
+        count : (J,) array, optional
+            How often the label was given.
+        n_instances : int, optional
+            Number of instances; then `instance` holds row numbers.
+        """
+        if label is None:
+            if not _is_frame(instance) and not isinstance(instance, Mapping):
+                raise ValueError("label must be given, or one table with the columns instance and label")
+            return cls._from_frame(instance, n_instances)
+        _check_one_table(instance=instance, label=label, annotator=annotator, count=count)
+        key, value = _as_array(instance, "instance"), _as_array(label, "label")
+        if key.ndim != 1 or value.ndim not in (1, 2) or len(value) != len(key):
+            raise ValueError(
+                f"instance must be (J,) and label (J,) or (J, C) of the same length; "
+                f"got shapes {key.shape} and {value.shape}"
+            )
+        gaps = is_absent(value)
+        gaps = np.asarray(gaps.any(axis=1)) if gaps.ndim == 2 else gaps
+        if gaps.any():
+            raise ValueError(f"label is missing in row {int(np.argmax(gaps))}; leave such rows out")
+        code, names = (None, ()) if annotator is None else _annotator_codes(annotator, len(key))
+        times = np.ones(len(key)) if count is None else _checked_counts(count, (len(key),))
+        ids, open_ended = None, False
+        key = _id_values(key, "instance")
+        if key.dtype.kind in "iu":
+            rows = _checked_rows(key)
+            open_ended = n_instances is None
+            size = int(rows.max()) + 1 if rows.size else 0
+            if n_instances is not None and size > whole_number("n_instances", n_instances, least=0):
+                raise ValueError(f"instance {size - 1} does not exist: n_instances is {n_instances}")
+            size = size if n_instances is None else int(n_instances)
+        elif n_instances is not None:
+            raise ValueError(
+                f"instance must be row numbers where n_instances is given; got dtype {key.dtype}. Leave n_instances "
+                "out to pair by id"
+            )
+        else:
+            ids, rows = np.unique(key, return_inverse=True)
+            size = len(ids)
+        keep = times > 0
+        return cls._build(
+            instance=rows[keep],
+            value=value[keep],
+            count=times[keep],
+            annotator=None if code is None else code[keep],
+            annotator_names=names,
+            n_instances=size,
+            ids=ids,
+            open_ended=open_ended,
+        )
+
+    @classmethod
+    def _from_frame(cls, frame: Any, n_instances: int | None) -> Self:
+        """Labels of a DataFrame or dict of columns, by its column of ids or else its index."""
+        names = list(frame.columns if _is_frame(frame) else frame)
+        if len(set(map(str, names))) < len(names):
+            raise ValueError(f"the table names a column twice: {', '.join(map(str, names))}")
+        table = {str(name): _as_array(frame[name], str(name)) for name in names}
+        has_ids = any(name in table for name in _SYNONYMS["instance"])
+        labels = cls.from_long(long_labels(table, "the table"), n_instances)
+        index = None if has_ids else _index_of(frame, "the table")
+        if index is None:
+            return labels
+        ids, rows, size = _by_id(index, labels.instance, labels.n_instances)
+        return labels.place(rows, size, ids)
+
+    @classmethod
+    def from_long(cls, table: "LongLabels", n_instances: int | None = None) -> Self:
+        """Labels of a table that :func:`long_labels` read."""
+        n_rows = n_instances if table.n_rows is None else table.n_rows
+        labels = cls.from_table(table.instance, table.label, table.annotator, table.count, n_rows)
+        if table.weight is None:
+            return labels
+        if labels.n_instances > _MOST_WEIGHTS:
+            raise ValueError(f"instance {labels.n_instances - 1} is too large for a row number; give ids as strings")
+        weights = np.ones(labels.n_instances)
+        key = table.instance.astype(np.intp) if labels.ids is None else look_up(table.instance, labels.ids)[0]
+        weights[key] = table.weight
+        if (weights[key] != table.weight).any():
+            raise ValueError("instance_weight differs between labels of an instance; give every instance one weight")
+        return labels.with_weights(weights)
+
+    @classmethod
+    def from_counts(cls, counts: Any) -> Self:
+        """Read how often each class was given to each instance: an (N, C) array.
+
+        The columns of a DataFrame, as `pandas.crosstab` makes it, are the classes by name.
+        """
+        table = _as_array(counts, "counts")
+        if table.ndim != 2:
+            raise ValueError(f"counts must be (N, C), how often each class was given; got shape {table.shape}")
+        table = _checked_counts(table, table.shape)
+        rows, classes = np.nonzero(table)
+        ids, instance, n_instances = _by_id(_index_of(counts, "counts"), rows, len(table))
+        named = _is_frame(counts)
+        value = np.asarray(counts.columns)[classes] if named else classes
+        return cls._build(
+            instance=instance,
+            value=value,
+            count=table[rows, classes],
+            n_instances=n_instances,
+            ids=ids,
+            by_position=not named,
+        )
+
+    @classmethod
+    def from_rankings(cls, orders: Sequence[ArrayLike | None], instance: ArrayLike | None = None) -> Self:
+        """Read rankings of a list's items.
+
+        Parameters
+        ----------
+        orders : sequence of J sequences
+            Every entry is one ranking: positions of items among the predictions' outputs, the best first. Items left
+            out come after those named. An empty entry or None means "no ranking".
+        instance : (J,) array, optional
+            Row of the ranked instance, where there are several rankings of one; by default entry i ranks instance i.
+
+        Examples
+        --------
+        >>> LabelSets.from_rankings([[2, 0, 1], [1], None]).value
+        array([[ 2,  0,  1],
+               [ 1, -1, -1]])
+        """
+        rows = [np.zeros(0) if order is None else _as_array(order, "orders") for order in orders]
+        for place, row in enumerate(rows):
+            if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
+                raise ValueError(f"orders[{place}] must be positions of items, the best first; got {row.tolist()}")
+            if len(np.unique(row)) < len(row):
+                raise ValueError(f"orders[{place}] names an item twice: {row.tolist()}")
+        key = np.arange(len(rows)) if instance is None else _as_array(instance, "instance")
+        if key.shape != (len(rows),) or (key.size and (key.dtype.kind not in "iu" or key.min() < 0)):
+            raise ValueError(f"instance must be {len(rows)} row numbers, one a ranking; got shape {key.shape}")
+        kept = np.array([place for place, row in enumerate(rows) if row.size], dtype=np.intp)
+        value = np.full((len(kept), max((len(rows[place]) for place in kept), default=1)), -1, dtype=np.int64)
+        for line, place in enumerate(kept):
+            value[line, : len(rows[place])] = rows[place]
+        return cls._build(
+            instance=key[kept],
+            value=value,
+            n_instances=int(key.max()) + 1 if key.size else 0,
+            by_position=True,
+            open_ended=instance is not None,
+        )
+
+    @classmethod
+    def _build(
+        cls,
+        *,
+        instance: Array,
+        value: Array,
+        count: Array | None = None,
+        annotator: Array | None = None,
+        annotator_names: tuple[str, ...] = (),
+        **rest: Any,
+    ) -> Self:
+        order = np.argsort(instance, kind="stable")
+        count = np.ones(len(instance)) if count is None else count
+        value = value[order]
+        if value.dtype == object:
+            value = _plain_values(value)
+        if value.dtype.kind in "cmM":
+            raise ValueError(f"labels must be real numbers or strings; got {value.dtype}")
+        if value.dtype.kind == "f" and not np.all(np.isfinite(value)):
+            row = int(instance[order][np.argwhere(~np.isfinite(value))[0][0]])
+            raise ValueError(f"labels must be finite; instance {row} has an infinite one; NaN means no label")
+        if len(count) and count.max() > _LARGEST_TOTAL / len(count):
+            raise ValueError(f"counts are too large ({count.max():.3g}); divide them by a common factor")
+        return cls(
+            instance=instance[order].astype(np.intp),
+            value=value,
+            count=count[order],
+            annotator=None if annotator is None else annotator[order].astype(np.intp),
+            annotator_names=annotator_names,
+            **rest,
+        )
+
+    def with_weights(self, weights: ArrayLike) -> Self:
+        """The same labels with weights of the instances, in place of earlier ones.
+
+        An instance of weight 2 counts like its labels given twice.
+
+        Parameters
+        ----------
+        weights : (n_instances,) array or Series
+            Positive numbers; a Series is paired with `ids` by its index.
+        """
+        values = np.asarray(by_index(weights, self.ids, "instance_weights", "the labels"))
+        if values.shape != (self.n_instances,) or values.dtype.kind not in "iuf":
+            raise ValueError(f"instance_weights must be {self.n_instances} numbers; got shape {values.shape}")
+        if not np.all(np.isfinite(values) & (values > 0)):
+            raise ValueError("instance_weights must be positive; leave out the labels of instances that do not count")
+        values = values.astype(np.float64)
+        return replace(self, count=self._unweighted * values[self.instance], instance_weights=values)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the labels as a long table, to a `.csv` or `.parquet` file."""
+        from vbtta.data.files import write_labels
+
+        write_labels(path, self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "LabelSets":
+        """Read labels from a `.csv` or `.parquet` file, long or wide."""
+        from vbtta.data.files import read_labels
+
+        return read_labels(path).sets
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.instance)
+
+    def __repr__(self) -> str:
+        people = f" by {len(self.annotator_names)} annotators" if self.annotator is not None else ""
+        return f"LabelSets({len(self):,} labels of {self.n_instances:,} instances{people})"
+
+    @property
+    def total(self) -> float:
+        """Number of labels, counts and weights included (J)."""
+        return float(self.count.sum())
+
+    @property
+    def labelled(self) -> Array:
+        """Rows of the instances with at least one label, ascending: (N+,)."""
+        return np.unique(self.instance)
+
+    @property
+    def labels_per_instance(self) -> Array:
+        """Number of labels of each instance, counts included, weights not: (N,)."""
+        return np.bincount(self.instance, weights=self._unweighted, minlength=self.n_instances)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether at least 20 instances, or a tenth of the labelled ones, carry two labels or more."""
+        size = self.labels_per_instance
+        return bool((size >= 2).sum() >= max(1, min(20, 0.1 * (size > 0).sum())))
+
+    @property
+    def _unweighted(self) -> Array:
+        return self.count if self.instance_weights is None else self.count / self.instance_weights[self.instance]
+
+    def continuous(self, n_outputs: int) -> Array:
+        """The labels as (J, C) floats."""
+        if self.by_position:
+            raise ValueError(
+                "labels from counts or rankings are no numbers; a regression takes from_array or from_table"
+            )
+        try:
+            value = self.value.astype(np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"labels must be numbers in a regression; got {shown(_no_number(self.value))}") from None
+        value = value[:, None] if value.ndim == 1 else value
+        if value.shape[1] != n_outputs:
+            raise ValueError(
+                f"labels have {value.shape[1]} output(s) but the predictions {n_outputs}; "
+                "vector labels go in as (N, M, C)"
+            )
+        return value
+
+    def categorical(self, n_classes: int, classes: Array | None = None) -> Array:
+        """The labels as (J,) positions among the classes, which are 0..C-1 where none are named."""
+        if self.value.ndim == 2 and self.value.shape[1] != 1:
+            raise ValueError("labels are vectors; a classification takes one class a label (from_counts for counts)")
+        if self.columns == n_classes > 1 and self._looks_one_hot():
+            raise ValueError(
+                f"labels look one-hot: {n_classes} columns of 0 and 1, one 1 a row; use LabelSets.from_counts(Y)"
+            )
+        return class_positions(self.value.reshape(len(self)), n_classes, None if self.by_position else classes)
+
+    def rankings(self, n_items: int) -> Array:
+        """The labels as (J, L) orders of all items, best first, -1 where a ranking ends early."""
+        if not self.by_position or self.value.ndim != 2:
+            raise ValueError("labels are not rankings; build them with LabelSets.from_rankings")
+        if self.value.size and self.value.max() >= n_items:
+            raise ValueError(f"a ranking names item {int(self.value.max())}, but the predictions have {n_items} items")
+        orders = np.full((len(self), n_items), -1, dtype=np.int64)
+        orders[:, : self.value.shape[1]] = self.value
+        return orders
+
+    # -- rearranging --------------------------------------------------------------------------
+
+    def pairs_by_id(self, ids: Array | None) -> bool:
+        """Whether the labels' instances are found among the predictions' ids, rather than by row."""
+        if self.ids is not None and ids is None:
+            raise ValueError(
+                f"labels name their instances by id (such as {str(self.ids[0])!r}) but the predictions have none; "
+                "give ViewPredictions(ids=...), or pair by row: labels.reset_index(drop=True)"
+            )
+        if self.ids is not None or ids is None:
+            return self.ids is not None
+        return self.open_ended and (ids.dtype.kind in "iu" or not look_up(self.instance, ids)[1].all())
+
+    def locate(self, ids: Array) -> tuple[Array, Array]:
+        """Every label's place among some ids, and which labels belong to none of them: (J,) each."""
+        if self.ids is None:
+            return look_up(self.instance, ids)
+        rows, unknown = look_up(self.ids, ids)
+        return rows[self.instance], unknown[self.instance]
+
+    def align(self, n_instances: int, ids: Array | None = None) -> Self:
+        """Pair with predictions: by id where both sides have ids, else by row.
+
+        Returns the same labels with `instance` counting the rows of the predictions.
+        """
+        rows = self.instance
+        if self.pairs_by_id(ids):
+            assert ids is not None
+            rows, unknown = self.locate(ids)
+            if unknown.any():
+                first = self.instance[unknown][0]
+                raise ValueError(
+                    f"labels name instance {str(first if self.ids is None else self.ids[first])!r}, which is not among "
+                    f"the predictions' ids ({int(unknown.sum())} of {len(unknown)} labels are not)"
+                )
+        elif len(rows) and rows[-1] >= n_instances:
+            remedy = "; where these are ids, give ViewPredictions(ids=...)" if ids is None and self.open_ended else ""
+            raise ValueError(
+                f"labels name instance {int(rows[-1])} but the predictions have {n_instances} instances{remedy}"
+            )
+        elif not self.open_ended and self.n_instances != n_instances:
+            raise ValueError(
+                f"labels are for {self.n_instances} instances but the predictions for {n_instances}; "
+                "they are paired by row"
+            )
+        return self.place(rows, n_instances, ids)
+
+    def place(self, rows: Array, n_instances: int, ids: Array | None = None, kept: Array | None = None) -> Self:
+        """The same labels, or those `kept`, with other rows as their instances."""
+        weights = None
+        if self.instance_weights is not None:
+            weights = np.ones(n_instances)
+            chosen = slice(None) if kept is None else kept
+            weights[rows[chosen]] = self.instance_weights[self.instance[chosen]]
+        kept = np.arange(len(self)) if kept is None else kept
+        order = kept[np.argsort(rows[kept], kind="stable")]
+        return replace(
+            self._reorder(order),
+            instance=rows[order],
+            n_instances=n_instances,
+            ids=ids,
+            open_ended=False,
+            instance_weights=weights,
+        )
+
+    def take(self, rows: Array) -> Self:
+        """The labels of some instances; the k-th of `rows` becomes instance k."""
+        start = np.searchsorted(self.instance, rows, side="left")
+        length = np.searchsorted(self.instance, rows, side="right") - start
+        instance = np.repeat(np.arange(len(rows)), length)
+        offset = np.arange(len(instance)) - np.repeat(np.cumsum(length) - length, length)
+        return replace(
+            self._reorder(np.repeat(start, length) + offset),
+            instance=instance,
+            n_instances=len(rows),
+            ids=None if self.ids is None else self.ids[rows],
+            columns=None,
+            instance_weights=None if self.instance_weights is None else self.instance_weights[rows],
+        )
+
+    def _reorder(self, order: Array) -> Self:
+        return replace(
+            self,
+            instance=self.instance[order],
+            value=self.value[order],
+            count=self.count[order],
+            annotator=None if self.annotator is None else self.annotator[order],
+        )
+
+    def _looks_one_hot(self) -> bool:
+        """Whether the labels are a table of 0 and 1 with one 1 a row, too large for that to be chance.
+
+        Two anonymous annotators of two classes may well disagree on a few instances.
+        """
+        columns = self.columns or 0
+        fewest = 20 if columns == 2 else 5
+        if self.value.dtype.kind not in "iufb" or self.annotator is not None or self.n_instances < fewest:
+            return False
+        if len(self) != self.n_instances * columns:
+            return False
+        table = self.value.reshape(self.n_instances, -1)
+        return bool(np.isin(table, (0, 1)).all() and (table.sum(axis=1) == 1).all())
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LongLabels:
+    """The labels of a table, one entry a label: cells without a label are left out."""
+
+    instance: Array  # ids or row numbers
+    label: Array
+    annotator: Array | None
+    count: Array | None
+    weight: Array | None  # of the instance
+    n_rows: int | None  # of a table without ids, whose rows are the instances
+    layout: str  # "long" or "wide"
+
+
+def long_labels(
+    table: Mapping[str, Array], where: str, *, columns_are_annotators: bool = False, first_row: int = 0
+) -> LongLabels:
+    """Find labels, ids, annotators and counts among named columns.
+
+    A long table has the column `label` and one row a label; a wide one has `label_1`, `label_2`, ... and one row an
+    instance. `where` names the table in errors, `first_row` is the number of its first row there.
+    """
+    key, person = (_one_column(table, name, where) for name in ("instance", "annotator"))
+    endings = {name: match.group(1) for name in table if (match := _WIDE.fullmatch(name))}
+    if endings and "label" in table:
+        raise ValueError(f"{where} has both columns 'label' (long) and {next(iter(endings))!r} (wide); keep one layout")
+    if not endings and "label" not in table:
+        raise ValueError(
+            f"{where} has no labels: give columns label_1, label_2, ... (wide) or instance, annotator, label (long); "
+            f"it has {', '.join(list(table)[:8])}"
+        )
+    cells = [table[name] for name in endings or ["label"]]
+    absent = np.stack([is_absent(column) for column in cells], axis=1)  # (N, M)
+    rows, column = np.nonzero(~absent)
+    if len({kind.dtype.kind in "iufb" for kind in cells}) > 1 or any(kind.dtype == object for kind in cells):
+        cells = [column.astype(object) for column in cells]
+    label = np.stack(cells, axis=1)[rows, column]
+    named = bool(endings) and (columns_are_annotators or not all(ending.isdigit() for ending in endings.values()))
+
+    def given(name: str | None) -> Array | None:
+        if name is None or name not in table:
+            return None
+        gaps = is_absent(table[name])[rows]
+        if gaps.any():
+            row = first_row + int(rows[np.argmax(gaps)])
+            raise ValueError(f"{where}, row {row} has no {name}; fill it in, or leave the row out")
+        values = table[name][rows]
+        return np.array(values.tolist()) if values.dtype == object else values
+
+    instance = given(key)
+    return LongLabels(
+        rows if instance is None else instance,
+        _plain_values(label) if label.dtype == object else label,
+        np.array(list(endings.values()))[column] if named else given(person),
+        given("count"),
+        given("instance_weight"),
+        len(absent) if key is None else None,
+        "long" if key is not None and not endings else "wide",
+    )
+
+
+def _one_column(table: Mapping[str, Array], meaning: str, where: str) -> str | None:
+    """The column of a table that has one of the names for a thing."""
+    names = [name for name in _SYNONYMS[meaning] if name in table]
+    if len(names) > 1:
+        raise ValueError(f"{where} has the columns {names[0]!r} and {names[1]!r}, which mean the same; keep one")
+    return names[0] if names else None
+
+
+# -- pandas, without importing it -------------------------------------------------------------------
+
+
+def by_index(values: Any, ids: Array | None, name: str, owner: str) -> Any:
+    """Values of a Series in the order of the ids that its index names; anything else as it is."""
+    index = _index_of(values, name)
+    if index is None:
+        return values
+    if ids is None:
+        raise ValueError(
+            f"{name} has a pandas index (such as {str(index[0])!r}) but {owner} have no ids; give ids, or pair by row: "
+            f"{name}.to_numpy()"
+        )
+    rows, unknown = look_up(ids, index)
+    if unknown.any() or len(np.unique(index)) < len(index):
+        raise ValueError(f"{name} must have one entry an id; {str(ids[np.argmax(unknown)])!r} has none or several")
+    return values.to_numpy()[rows]
+
+
+def _is_label(name: object) -> bool:
+    return name == "label" or _WIDE.fullmatch(str(name)) is not None
+
+
+def _is_frame(values: object) -> bool:
+    return hasattr(values, "columns") and hasattr(values, "to_numpy")
+
+
+def _index_of(values: Any, name: str) -> Array | None:
+    """The index of a Series or DataFrame as ids; None where there is none, or it counts the rows from 0."""
+    index = getattr(values, "index", None)
+    if index is None or callable(index) or not hasattr(values, "to_numpy"):
+        return None
+    if getattr(index, "nlevels", 1) > 1:
+        raise ValueError(f"{name} has an index of several levels; use LabelSets.from_table({name}.reset_index())")
+    ids = _id_values(np.asarray(index), f"the index of {name}")
+    return None if ids.dtype.kind in "iu" and np.array_equal(ids, np.arange(len(ids))) else ids
+
+
+def _by_id(index: Array | None, rows: Array, n_rows: int) -> tuple[Array | None, Array, int]:
+    """Distinct ids of an index, the instances of rows of the table, and the number of instances."""
+    if index is None:
+        return None, rows, n_rows
+    ids, instance = np.unique(index, return_inverse=True)
+    return ids, instance[rows], len(ids)
+
+
+def _people_of(columns: list[Hashable]) -> list[str] | None:
+    """The annotators that columns of a DataFrame are named for; numbers and label_1, label_2, ... name none."""
+    if len(columns) < 2 or not all(isinstance(name, str) for name in columns):
+        return None
+    endings = [match.group(1) for name in columns if (match := _WIDE.fullmatch(str(name)))]
+    if len(endings) < len(columns):
+        return [str(name) for name in columns]
+    return None if all(ending.isdigit() for ending in endings) else endings
+
+
+def _check_one_table(**columns: Any) -> None:
+    """Series that are read side by side have one index."""
+    indices = {name: np.asarray(values.index) for name, values in columns.items()
+               if hasattr(values, "to_numpy") and hasattr(values, "index")}  # fmt: skip
+    first = next(iter(indices), "")
+    for name, index in indices.items():
+        if not np.array_equal(index, indices[first]):
+            raise ValueError(
+                f"{first} and {name} have different pandas indices: take them from one table, or pair them by row with "
+                ".to_numpy()"
+            )
+
+
+# -- values -----------------------------------------------------------------------------------------
+
+
+def is_absent(values: Array, missing: object = None) -> Array:
+    """Where an array says "no label": NaN, None, NA, and one more value."""
+    if values.dtype.kind in "fc":
+        absent = np.isnan(values)
+    elif values.dtype.kind in "mM":
+        absent = np.isnat(values)
+    elif values.dtype == object:
+        flags = [entry is None or _not_equal_to_itself(entry) for entry in values.ravel()]
+        absent = np.array(flags, dtype=bool).reshape(values.shape)
+    else:
+        absent = np.zeros(values.shape, dtype=bool)
+    return absent if missing is None else absent | np.asarray(values == missing, dtype=bool)
+
+
+def _not_equal_to_itself(entry: object) -> bool:
+    """Whether an entry is NaN or pandas' NA (whose comparisons are neither true nor false)."""
+    try:
+        return bool(entry != entry)
+    except TypeError:
+        return True
+
+
+def _as_array(values: ArrayLike, name: str) -> Array:
+    """An array of the values; ragged input gets a clear error."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ValueError(
+            f"{name} has rows of different lengths; fill the gaps with NaN or None, or use LabelSets.from_table"
+        ) from None
+
+
+def _plain_values(values: Array) -> Array:
+    """Objects (the dtype of pandas columns with gaps) as numbers or strings."""
+    entries = list(values.ravel())
+    if all(isinstance(entry, str) for entry in entries):
+        return np.array(entries, dtype=str).reshape(values.shape)
+    if all(isinstance(entry, int | float | np.number | np.bool_) for entry in entries):
+        return np.array(entries).reshape(values.shape)
+    kinds = sorted({type(entry).__name__ for entry in entries})
+    raise ValueError(f"labels must be all numbers or all strings; got {', '.join(kinds)}")
+
+
+def _id_values(values: Array, name: str) -> Array:
+    """Ids as integers or strings; gaps elsewhere in a table may have made integers floats."""
+    if is_absent(values).any():
+        raise ValueError(f"{name} has gaps; every label needs the row or id of its instance")
+    if values.dtype == object and all(isinstance(entry, int | float | np.number) for entry in values):
+        values = np.array(values.tolist())
+    if values.dtype.kind == "f" and np.all((values == np.floor(values)) & (np.abs(values) < 2**53)):
+        values = values.astype(np.int64)
+    return values if values.dtype.kind in "iu" else values.astype(str)
+
+
+def _checked_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
+    """Counts as floats of a shape, finite and not negative."""
+    try:
+        values = np.asarray(counts).astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("counts must be numbers of a size that a float can hold") from None
+    if values.shape != shape:
+        raise ValueError(f"counts must have shape {shape}; got {values.shape}")
+    wrong = ~(np.isfinite(values) & (values >= 0))
+    if wrong.any():
+        raise ValueError(
+            f"counts must be finite and not negative; got {values[wrong][0]}. Leave out labels that were not given"
+        )
+    return values
+
+
+def _checked_rows(key: Array) -> Array:
+    """Row numbers, not negative and of a size that an index can have."""
+    if key.size and key.min() < 0:
+        raise ValueError(f"instance must not be negative; got {int(key.min())}")
+    if key.size and key.max() >= 2**62:
+        raise ValueError(f"instance {int(key.max())} is too large for a row number; give ids as strings")
+    return key.astype(np.int64)
+
+
+def _names_of_columns(annotators: str | Sequence[Hashable], columns: int) -> tuple[str, ...]:
+    """The annotators that the columns of an array stand for."""
+    if isinstance(annotators, str) or not isinstance(annotators, Iterable):
+        if annotators != "columns":
+            raise ValueError(f"annotators must be 'columns' or a list of names; got {annotators!r}")
+        return tuple(f"annotator_{column}" for column in range(columns))
+    names = tuple(str(name) for name in annotators)
+    if len(names) != columns or len(set(names)) != len(names):
+        raise ValueError(f"annotators must be {columns} different names, one a column of Y; got {list(names)}")
+    return names
+
+
+def _annotator_codes(annotator: ArrayLike, n_labels: int) -> tuple[Array, tuple[str, ...]]:
+    """Every label's annotator as a position among the names, which are sorted."""
+    values = np.asarray(annotator)
+    if values.shape != (n_labels,):
+        raise ValueError(f"annotator must be ({n_labels},), one a label; got shape {values.shape}")
+    if is_absent(values).any():
+        raise ValueError("annotator has gaps; name every label's annotator, or leave the argument out")
+    names, codes = np.unique(values.astype(str), return_inverse=True)
+    return codes, tuple(str(name) for name in names)
+
+
+def class_positions(value: Array, n_classes: int, classes: Array | None) -> Array:
+    """Positions of class values among the classes, which are 0..C-1 where none are named.
+
+    Integers are positions, too, where the classes are words and none of them is a number that occurs.
+    """
+    if classes is not None:
+        position, unknown = look_up(value, classes)
+        if unknown.all() and classes.dtype.kind == "U" and value.dtype.kind in "iub":
+            return class_positions(value, n_classes, None)
+        if unknown.any():
+            known = ", ".join(str(name) for name in classes[:20])
+            raise ValueError(f"label {str(value[unknown][0])!r} is not among the classes ({known})")
+        return position
+    hint = f"name the classes with ViewPredictions(classes=[...]) if labels are not 0..{n_classes - 1}"
+    if value.dtype.kind not in "iufb":
+        raise ValueError(f"label {str(value.flat[0])!r} is not a class number; {hint}")
+    position = value.astype(np.int64)
+    if not np.array_equal(position, value):
+        raise ValueError(f"label {value[position != value][0]} is not a whole number; {hint}")
+    wrong = (position < 0) | (position >= n_classes)
+    if wrong.any():
+        raise ValueError(f"label {int(position[wrong][0])} is outside 0..{n_classes - 1}; {hint}")
+    return position
+
+
+def look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
+    """Positions of wanted values among the known ones, and which of them are unknown."""
+    if (wanted.dtype.kind in "US") != (known.dtype.kind in "US"):
+        wanted, known = _words(wanted), _words(known)
+    if not len(known):
+        return np.zeros(len(wanted), dtype=np.intp), np.ones(len(wanted), dtype=bool)
+    order = np.argsort(known, kind="stable")
+    position = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
+    return position, np.asarray(known[position] != wanted)
+
+
+def _words(values: Array) -> Array:
+    """Values as strings, whole floats without a decimal point."""
+    if values.dtype.kind == "f" and np.all(values == np.floor(values)):
+        values = values.astype(np.int64)
+    return values.astype(str)
+
+
+def _no_number(values: Array) -> object:
+    """The first of the values that is no number."""
+    for value in values.flat:
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return value
+    return values.flat[0]

@@ -1,0 +1,301 @@
+"""A network's predictions under K views."""
+
+__all__ = ["ViewPredictions"]
+
+import copy
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vbtta._support.checks import shown
+from vbtta._support.fingerprints import conflict
+from vbtta.data.labels import Array, by_index, is_absent
+
+_ROWS_AT_A_TIME = 1 << 14
+_LARGEST = 1e100  # a prediction, so that its square is a number too
+
+
+class ViewPredictions:
+    """A model's predictions for N inputs under K views: C outputs each.
+
+    Parameters
+    ----------
+    outputs : (N, K, C) array
+        Averaged over the draws of a stochastic view: raw outputs in regression, **logits**
+        in classification. Single and double precision are kept as they are, without a copy.
+    variance : (N, K, C) array, optional
+        Variance over the draws.
+    names : K strings, optional
+        Names of the views; the unaugmented one is `identity`. Generated where absent.
+    ids : (N,) integers or strings, optional
+        Identifiers of the inputs.
+    classes : (C,) integers or strings, optional
+        What the outputs of a classifier stand for; 0..C-1 where absent.
+    groups : (N,) integers, strings or Series, optional
+        Rows that belong together, such as images of a patient; held-out folds keep them together. A Series is paired
+        with `ids` by its index.
+    draws : (n, K, M, C) array, optional
+        The single draws of the first n inputs, for diagnostics; a choice of inputs leaves them behind.
+    fingerprints : dict, optional
+        By view name, what made the predictions; policies compare them.
+
+    Examples
+    --------
+    >>> views = ViewPredictions(np.zeros((5, 2, 1)), names=["identity", "flip"])
+    >>> views
+    ViewPredictions(N=5, K=2, C=1: identity, flip)
+    >>> views.select(["flip"]).outputs.shape
+    (5, 1, 1)
+    """
+
+    def __init__(
+        self,
+        outputs: ArrayLike,
+        variance: ArrayLike | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        ids: ArrayLike | None = None,
+        classes: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        draws: ArrayLike | None = None,
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> None:
+        self.outputs = _floats(outputs, "outputs")
+        if self.outputs.ndim != 3:
+            raise ValueError(
+                f"outputs must be (N, K, C); got shape {self.outputs.shape}. A single output "
+                "needs a last axis of length 1"
+            )
+        n_inputs, n_views, n_outputs = self.outputs.shape
+        if n_views == 0 or n_outputs == 0:
+            raise ValueError(f"outputs must have at least one view and one output; got shape {self.outputs.shape}")
+        self.variance = None if variance is None else _floats(variance, "variance")
+        if self.variance is not None and self.variance.shape != self.outputs.shape:
+            raise ValueError(f"variance must be shaped like outputs, {self.outputs.shape}; got {self.variance.shape}")
+        self.generated_names = names is None
+        self.names = tuple(f"view_{k}" for k in range(n_views)) if names is None else _names(names, n_views)
+        self.ids = None if ids is None else _keys(ids, n_inputs, "ids")
+        self.classes = None if classes is None else _keys(classes, n_outputs, "classes")
+        groups = by_index(groups, self.ids, "groups", "the predictions")
+        self.groups = None if groups is None else _keys(groups, n_inputs, "groups", distinct=False)
+        self.draws = None if draws is None else _draws(draws, self.outputs.shape)
+        known = fingerprints or {}
+        self.fingerprints = {name: str(known[name]) for name in self.names if name in known}
+        if not isinstance(self.outputs, np.memmap):  # a mapped file is read, and checked, where it is used
+            self.check_finite()
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    def __repr__(self) -> str:
+        n_inputs, n_views, n_outputs = self.outputs.shape
+        shown = ", ".join(self.names[:6]) + (", ..." if n_views > 6 else "")
+        return f"ViewPredictions(N={n_inputs}, K={n_views}, C={n_outputs}: {shown})"
+
+    def check_finite(self) -> None:
+        """Raise where a prediction is not finite or a variance is negative."""
+        for start in range(0, len(self.outputs), _ROWS_AT_A_TIME):
+            rows = slice(start, start + _ROWS_AT_A_TIME)
+            _check_rows(self.outputs[rows], start, "outputs", self.names, smallest=-np.inf)
+            if self.variance is not None:
+                _check_rows(self.variance[rows], start, "variance", self.names, smallest=0)
+
+    def take(self, rows: Array | slice) -> Self:
+        """Some of the inputs."""
+        parts = {
+            name: None if (values := getattr(self, name)) is None else values[rows]
+            for name in ("outputs", "variance", "ids", "groups")
+        }
+        return self._part(**parts, draws=None)
+
+    def select(self, names: Iterable[str]) -> Self:
+        """Some of the views, in the order given."""
+        wanted = [names] if isinstance(names, str) else list(names)
+        unknown = [name for name in wanted if name not in self.names]
+        if unknown:
+            raise ValueError(f"views {shown(unknown)} are not among the predictions' views {list(self.names)}")
+        if not wanted:
+            raise ValueError("names must be at least one of the views; got none")
+        if tuple(wanted) == self.names:
+            return self
+        columns = [self.names.index(name) for name in _names(wanted, len(wanted))]
+        parts = {
+            name: None if (values := getattr(self, name)) is None else values[:, columns]
+            for name in ("outputs", "variance", "draws")
+        }
+        prints = {name: text for name, text in self.fingerprints.items() if name in wanted}
+        return self._part(**parts, names=tuple(wanted), generated_names=False, fingerprints=prints)
+
+    def _part(self, **changes: Any) -> Self:
+        """A copy with other rows or views; what was valid stays so, and only rows of mapped files are checked."""
+        part = copy.copy(self)
+        vars(part).update(changes)
+        if isinstance(self.outputs, np.memmap) and not isinstance(part.outputs, np.memmap):
+            part.check_finite()
+        return part
+
+    def concat(self, others: Self | Sequence[Self], *, axis: str = "inputs") -> Self:
+        """Append the same views of more inputs, or with ``axis="views"`` more views of the same inputs."""
+        parts = [self, *([others] if isinstance(others, ViewPredictions) else others)]
+        if not all(isinstance(part, ViewPredictions) for part in parts):
+            raise ValueError(f"others must be ViewPredictions, one or a list of them; got {others!r}")
+        if axis not in ("inputs", "views"):
+            raise ValueError(f"axis must be 'inputs' or 'views'; got {axis!r}")
+        if len({part.variance is None for part in parts}) > 1:
+            raise ValueError("some parts have a variance and some not; give all of them one or none")
+        if any(not _same(part.classes, self.classes) for part in parts):
+            raise ValueError("parts have different classes; predictions of different models cannot be joined")
+        along = 0 if axis == "inputs" else 1
+        if axis == "inputs":
+            parts = [self, *(part.select(self.names) for part in parts[1:])]
+            _check_same_views(parts)
+            if len({part.groups is None for part in parts}) > 1:
+                raise ValueError("some parts have groups and some not; give all of them groups or none")
+            ids, groups = (_joined([getattr(part, key) for part in parts]) for key in ("ids", "groups"))
+            names: Sequence[str] | None = None if self.generated_names else self.names
+        else:
+            if any(
+                len(part) != len(self) or not _same(part.ids, self.ids) or not _same(part.groups, self.groups)
+                for part in parts
+            ):
+                raise ValueError(
+                    "parts are of different inputs; axis='views' joins views of the same inputs in one order"
+                )
+            ids, groups = self.ids, self.groups
+            generated = all(part.generated_names for part in parts)
+            names = None if generated else [name for part in parts for name in part.names]
+        if len({part.outputs.shape[2] for part in parts}) > 1:
+            raise ValueError(f"parts have different numbers of outputs: {[part.outputs.shape[2] for part in parts]}")
+        variances = [part.variance for part in parts if part.variance is not None]
+        return self.like(
+            np.concatenate([part.outputs for part in parts], axis=along),
+            np.concatenate(variances, axis=along) if variances else None,
+            ids,
+            groups,
+            names=names,
+            fingerprints={name: text for part in reversed(parts) for name, text in part.fingerprints.items()},
+        )
+
+    def like(
+        self,
+        outputs: Array,
+        variance: Array | None,
+        ids: Array | None,
+        groups: Array | None,
+        *,
+        names: Sequence[str] | None = None,
+        draws: Array | None = None,
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Predictions of other inputs by the same network, and of the same views unless others are named."""
+        names = None if names is None and self.generated_names else names or self.names
+        prints = self.fingerprints if fingerprints is None else fingerprints
+        rows = {"variance": variance, "ids": ids, "groups": groups, "draws": draws}
+        return type(self)(outputs, names=names, classes=self.classes, fingerprints=prints, **rows)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an `.npz` file of plain arrays that can be mapped, or a `.parquet` file, atomically."""
+        from vbtta.data.files import write_predictions
+
+        write_predictions(path, self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], mmap: bool = False) -> "ViewPredictions":
+        """Read what :meth:`save` or a cluster wrote (a folder of parquet files); never unpickles.
+
+        With ``mmap=True`` outputs and variance of an `.npz` file stay on disk and are read where they are used.
+        """
+        from vbtta.data.files import read_predictions
+
+        return read_predictions(path, mmap=mmap)
+
+
+def _floats(values: ArrayLike, name: str) -> Array:
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array; every view needs a prediction for every input")
+    try:
+        array = np.asanyarray(values) if isinstance(values, np.memmap) else np.asarray(values)
+        return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64, casting="same_kind")
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be an (N, K, C) array of real numbers; got {type(values).__name__}") from None
+
+
+def _draws(draws: ArrayLike, shape: tuple[int, ...]) -> Array:
+    values = _floats(draws, "draws")
+    n_inputs, n_views, n_outputs = shape
+    fits = values.ndim == 4 and values.shape[1] == n_views and values.shape[3] == n_outputs
+    if not fits or len(values) > n_inputs:
+        raise ValueError(f"draws must be (n, {n_views}, M, {n_outputs}) with n at most {n_inputs}; got {values.shape}")
+    return values
+
+
+def _names(names: Sequence[str], n_views: int) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ValueError(f"names must be a list of {n_views} strings; got {names!r}")
+    texts = tuple(str(name) for name in names)
+    if len(texts) != n_views:
+        raise ValueError(f"names must be {n_views} strings, one a view; got {len(texts)}")
+    twice = sorted({name for name in texts if texts.count(name) > 1})
+    if twice:
+        raise ValueError(f"names must differ; {twice} occur more than once")
+    return texts
+
+
+def _keys(values: ArrayLike, length: int, name: str, *, distinct: bool = True) -> Array:
+    """Identifiers as integers or strings, never objects (which could only be saved as pickles)."""
+    keys = np.asarray(values)
+    if keys.dtype == object and is_absent(keys).any():
+        raise ValueError(f"{name} must be integers or strings; it has gaps")
+    if keys.dtype.kind in "OS":
+        keys = keys.astype(str)
+    if keys.dtype.kind not in "iubfU" or keys.shape != (length,):
+        raise ValueError(f"{name} must be {length} integers or strings; got shape {keys.shape}, dtype {keys.dtype}")
+    if keys.dtype.kind == "f" and not np.isfinite(keys).all():
+        raise ValueError(f"{name} must be integers or strings; got {keys[~np.isfinite(keys)][0]}")
+    values, times = np.unique(keys, return_counts=True)
+    if distinct and len(values) != length:
+        raise ValueError(f"{name} must differ from each other; {str(values[times > 1][0])!r} occurs more than once")
+    return keys
+
+
+def _joined(arrays: Sequence[Array | None]) -> Array | None:
+    """Arrays one after the other; None where one is missing."""
+    present = [array for array in arrays if array is not None]
+    return np.concatenate(present) if len(present) == len(arrays) else None
+
+
+def _check_rows(block: Array, start: int, name: str, names: tuple[str, ...], smallest: float) -> None:
+    wrong = ~(np.isfinite(block) & (block >= smallest))
+    if block.dtype == np.float64:  # single precision ends long before
+        wrong |= np.abs(block) > _LARGEST
+    if wrong.any():
+        row, view, output = (int(index) for index in np.argwhere(wrong)[0])
+        demand = "finite" if smallest < 0 else "finite and not negative"
+        if np.isfinite(block[row, view, output]) and abs(block[row, view, output]) > _LARGEST:
+            demand = f"smaller than {_LARGEST:g}, or squares overflow"
+        raise ValueError(
+            f"{name} must be {demand}; input {start + row}, view {names[view]!r}, output {output} is "
+            f"{block[row, view, output]}. Leave out that view or that input"
+        )
+
+
+def _check_same_views(parts: Sequence[ViewPredictions]) -> None:
+    """Views of one name are one view, as far as their fingerprints tell."""
+    known: dict[str, list[str]] = {}
+    for part in parts:
+        for name, text in part.fingerprints.items():
+            for earlier in known.setdefault(name, []):
+                difference = conflict(earlier, text)
+                if difference is not None:
+                    raise ValueError(f"view {name!r} of a part is not that of the parts before: it {difference}")
+            if text not in known[name]:
+                known[name].append(text)
+
+
+def _same(first: Array | None, second: Array | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return np.array_equal(first, second)

@@ -1,0 +1,287 @@
+"""Predictive distributions: class probabilities, and mixtures of Student-t."""
+
+__all__ = [
+    "CategoricalPrediction",
+    "ContinuousPrediction",
+    "Prediction",
+    "entropy",
+    "mixture_log_density",
+    "variance_factor",
+    "view_information",
+]
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from vbtta.data.labels import Array, class_positions
+
+
+@dataclass(frozen=True, eq=False)
+class ContinuousPrediction:
+    """A predictive distribution for every input: a mixture of Student-t, one component a view.
+
+    Attributes
+    ----------
+    weights : (N, K) array
+    dof : (K,) array
+        Degrees of freedom; infinite for a normal.
+    location : (N, K, C) array
+    scale : (N, K, C, C) array
+        Scale matrices; the covariance is dof/(dof - 2) times that.
+
+    Examples
+    --------
+    >>> normal = ContinuousPrediction(
+    ...     np.ones((2, 1)), np.array([np.inf]), np.array([[[0.0]], [[5.0]]]), np.ones((2, 1, 1, 1))
+    ... )
+    >>> normal.mean[:, 0], normal.quantile(0.975)[:, 0].round(2)
+    (array([0., 5.]), array([1.96, 6.96]))
+    """
+
+    weights: Array
+    dof: Array
+    location: Array
+    scale: Array
+
+    def __repr__(self) -> str:
+        return f"ContinuousPrediction(N={self.location.shape[0]}, C={self.location.shape[2]})"
+
+    @property
+    def mean(self) -> Array:
+        """Mean, the point prediction: (N, C)."""
+        return self._moments[0]
+
+    @property
+    def covariance(self) -> Array:
+        """Covariance of the outputs: (N, C, C)."""
+        return self._moments[1]
+
+    @property
+    def variance(self) -> Array:
+        """Variance of every output: (N, C)."""
+        return np.diagonal(self._moments[1], axis1=1, axis2=2).copy()
+
+    def quantile(self, q: float | ArrayLike) -> Array:
+        """Quantiles of every output: (N, C) for one q, (Q, N, C) for several."""
+        levels = np.asarray(q, dtype=np.float64)
+        if levels.ndim > 1 or not levels.size or not np.all((levels > 0) & (levels < 1)):
+            raise ValueError(f"q must be between 0 and 1, a number or a list of them; got {q!r}")
+        values = [_quantile(float(p), self.weights, self.dof, self.location, self._spread) for p in levels.flat]
+        return values[0] if levels.ndim == 0 else np.stack(values)
+
+    def interval(self, level: float) -> tuple[Array, Array]:
+        """Equal-tailed interval of every output: lower and upper, (N, C) each."""
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
+        return self.quantile(0.5 - 0.5 * level), self.quantile(0.5 + 0.5 * level)
+
+    def log_prob(self, y: ArrayLike) -> Array:
+        """Log density at y, (N,) or (N, C): (N,)."""
+        return mixture_log_density(self._targets(y), self.weights, self.dof, self.location, self.scale)
+
+    def crps(self, y: ArrayLike) -> Array:
+        """Continuous ranked probability score of every output at y, (N,) or (N, C): (N, C)."""
+        return _crps(self._targets(y), self.weights, self.dof, self.location, self._spread)
+
+    @cached_property
+    def _moments(self) -> tuple[Array, Array]:
+        return _mixture_moments(self.weights, self.dof, self.location, self.scale)
+
+    @cached_property
+    def _spread(self) -> Array:
+        return np.asarray(np.sqrt(np.diagonal(self.scale, axis1=2, axis2=3)))  # (N, K, C)
+
+    def _targets(self, y: ArrayLike) -> Array:
+        n_inputs, _, n_outputs = self.location.shape
+        targets = np.asarray(y, dtype=np.float64)
+        if targets.shape == (n_inputs,) and n_outputs == 1:
+            targets = targets[:, None]
+        if targets.shape != (n_inputs, n_outputs):
+            raise ValueError(f"y must be ({n_inputs}, {n_outputs}), one value an input and output; got {targets.shape}")
+        if not np.all(np.isfinite(targets)):
+            raise ValueError("y must be finite; leave out inputs without a value")
+        return targets
+
+
+@dataclass(frozen=True, eq=False)
+class CategoricalPrediction:
+    """Class probabilities of every input.
+
+    Attributes
+    ----------
+    proba : (N, C) array
+    mutual_information : (N,) array
+        Between label and view, in nats: the disagreement of the views (:func:`view_information`). It is 0 where all
+        agree, and at most the entropy.
+    classes : (C,) array
+        What the columns stand for.
+
+    Examples
+    --------
+    >>> prediction = CategoricalPrediction(np.array([[0.5, 0.5], [0.1, 0.9]]), np.zeros(2), np.array(["cat", "dog"]))
+    >>> prediction.label, prediction.entropy.round(2)
+    (array(['cat', 'dog'], dtype='<U3'), array([0.69, 0.33]))
+    """
+
+    proba: Array
+    mutual_information: Array
+    classes: Array
+
+    def __repr__(self) -> str:
+        return f"CategoricalPrediction(N={self.proba.shape[0]}, C={self.proba.shape[1]})"
+
+    @property
+    def label(self) -> Array:
+        """The most probable class of every input: (N,)."""
+        return np.asarray(self.classes[self.proba.argmax(axis=1)])
+
+    @property
+    def entropy(self) -> Array:
+        """Entropy of the class probabilities in nats: (N,)."""
+        return entropy(self.proba)
+
+    def log_prob(self, y: ArrayLike) -> Array:
+        """Log probability of the classes y, (N,): (N,)."""
+        value = np.asarray(y)
+        if value.shape != self.proba.shape[:1]:
+            raise ValueError(f"y must be ({len(self.proba)},), one class an input; got shape {value.shape}")
+        position = class_positions(value, self.proba.shape[1], self.classes)
+        smallest = np.finfo(np.float64).tiny
+        return np.log(np.maximum(self.proba[np.arange(len(value)), position], smallest))
+
+
+Prediction = ContinuousPrediction | CategoricalPrediction
+
+
+def view_information(proba: Array, shares: Array) -> Array:
+    """Mutual information of class and view in nats, between 0 and the entropy of the class: (N,).
+
+    The class has the predicted probabilities, proba (N, C). Given the class, a view has its part in what a mixture of
+    the views says of that class: shares (N, K, C) are weight times probability, w_k p_k(c). Of a mixture that is its
+    own mutual information; of any other pool the views' disagreement about what the pool leaves open.
+
+    Examples
+    --------
+    Two views that contradict each other, in a pool that leaves all open and in one that is nearly sure:
+
+    >>> shares = np.array([[[0.45, 0.05], [0.05, 0.45]]])
+    >>> [view_information(np.array([proba]), shares).round(2).item() for proba in ([0.5, 0.5], [0.99, 0.01])]
+    [0.37, 0.02]
+    """
+    tiny = np.finfo(np.float64).tiny
+    joint = shares * (proba / np.maximum(shares.sum(axis=1), tiny))[:, None]
+    by_view = np.where(joint > 0, joint / np.maximum(joint.sum(axis=2, keepdims=True), tiny), 1.0)  # P(c | k)
+    left_open = -(joint * np.log(by_view)).sum(axis=(1, 2))
+    return np.asarray(np.maximum(entropy(proba) - left_open, 0))
+
+
+def entropy(proba: Array, axis: int | tuple[int, ...] = 1) -> Array:
+    """Entropy in nats of probabilities that sum to 1 along an axis or several."""
+    return np.asarray(-(proba * np.log(np.where(proba > 0, proba, 1.0))).sum(axis=axis))
+
+
+# Beyond this many degrees of freedom a t is a normal to 1e-8, and log-gamma differences lose digits.
+_NORMAL_FROM = 1e8
+# Probabilities whose quantiles cut the line into panels on which a mixture's CDF is smooth.
+_PANELS = np.array([1e-7, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5])
+_PANELS = np.concatenate([_PANELS, 1 - _PANELS[-2::-1]])
+_BLOCK = 1 << 20  # entries of the largest temporary
+
+
+def _mixture_moments(weights: Array, dof: Array, location: Array, scale: Array) -> tuple[Array, Array]:
+    """Mean (N, C) and covariance (N, C, C); location is (N, K, C), scale (N, K, C, C)."""
+    mean = np.einsum("nk,nkc->nc", weights, location)
+    deviation = location - mean[:, None]  # (N, K, C)
+    covariance = np.einsum("nk,nkcd->ncd", weights * variance_factor(dof), scale)
+    covariance += np.einsum("nk,nkc,nkd->ncd", weights, deviation, deviation)
+    return mean, covariance
+
+
+def variance_factor(dof: Array) -> Array:
+    """Covariance over scale, d/(d - 2): (K,); 1 for a normal."""
+    finite = np.where(np.isinf(dof), 3.0, dof)
+    return np.where(np.isinf(dof), 1.0, finite / (finite - 2))
+
+
+def mixture_log_density(y: Array, weights: Array, dof: Array, location: Array, scale: Array) -> Array:
+    """Log density (N,) of vectors y (N, C)."""
+    n_outputs = location.shape[2]
+    factor = np.linalg.cholesky(scale)  # (N, K, C, C)
+    residual = (y[:, None] - location)[..., None]  # (N, K, C, 1)
+    distance = (np.linalg.solve(factor, residual)[..., 0] ** 2).sum(axis=2)  # (N, K)
+    log_det = 2 * np.log(np.diagonal(factor, axis1=2, axis2=3)).sum(axis=2)
+    with np.errstate(divide="ignore"):
+        log_weights = np.log(weights)
+    log_kernel = _log_student(distance, dof, n_outputs) - 0.5 * log_det
+    return np.asarray(special.logsumexp(log_weights + log_kernel, axis=1))
+
+
+def _crps(y: Array, weights: Array, dof: Array, location: Array, spread: Array) -> Array:
+    """Continuous ranked probability score, the integral of (F(x) - 1{x >= y})^2: (N, C).
+
+    Gauss-Legendre on panels between the mixture's own (approximate) quantiles and y, so that no
+    component, however narrow, falls between the nodes.
+    """
+    size = max(1, _BLOCK // (location.shape[1] * location.shape[2] * 8))
+    parts = [
+        _crps_block(y[s], weights[s], dof, location[s], spread[s])
+        for s in (slice(start, start + size) for start in range(0, len(y), size))
+    ]
+    return np.concatenate(parts) if parts else np.zeros_like(y)
+
+
+def _crps_block(y: Array, weights: Array, dof: Array, location: Array, spread: Array) -> Array:
+    knots = [_quantile(float(q), weights, dof, location, spread, steps=12) for q in _PANELS]
+    edges = np.sort(np.stack([*knots, y]), axis=0)  # (P, N, C)
+    node, node_weight = np.polynomial.legendre.leggauss(8)
+    total = np.zeros_like(y)
+    for left, right in pairwise(edges):
+        half = 0.5 * (right - left)
+        beyond = left >= y  # y is an edge: every panel lies on one side of it
+        for position, share in zip(node, node_weight, strict=True):
+            below = _cdf(left + half * (1 + position), weights, dof, location, spread)
+            total += share * half * np.where(beyond, 1 - below, below) ** 2
+    return total
+
+
+def _cdf(x: Array, weights: Array, dof: Array, location: Array, spread: Array) -> Array:
+    """Marginal distribution functions (N, C) at x (N, C)."""
+    standard = (x[:, None] - location) / spread  # (N, K, C)
+    below = np.empty_like(standard)
+    for k, degrees in enumerate(dof):
+        below[:, k] = special.ndtr(standard[:, k]) if degrees > _NORMAL_FROM else special.stdtr(degrees, standard[:, k])
+    return np.asarray(np.einsum("nk,nkc->nc", weights, below))
+
+
+def _quantile(q: float, weights: Array, dof: Array, location: Array, spread: Array, steps: int = 60) -> Array:
+    """The q-quantile of every output's marginal, (N, C), by bisection; spread is the standard scale, (N, K, C).
+
+    The quantile lies between those of the components. 60 steps halve the bracket down to rounding.
+    """
+    component = location + spread * special.stdtrit(dof, q)[:, None]  # (N, K, C)
+    used = weights[:, :, None] > 0
+    low = np.where(used, component, np.inf).min(axis=1)
+    high = np.where(used, component, -np.inf).max(axis=1)
+    for _ in range(steps):
+        middle = 0.5 * (low + high)
+        short = _cdf(middle, weights, dof, location, spread) < q
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    return np.asarray(0.5 * (low + high))
+
+
+def _log_student(distance: Array, dof: Array, n_outputs: int) -> Array:
+    """Log density of a standard C-dimensional t at squared Mahalanobis distances (N, K)."""
+    degrees = np.minimum(dof, _NORMAL_FROM)
+    student = (
+        special.gammaln(0.5 * (degrees + n_outputs))
+        - special.gammaln(0.5 * degrees)
+        - 0.5 * n_outputs * np.log(np.pi * degrees)
+        - 0.5 * (degrees + n_outputs) * np.log1p(distance / degrees)
+    )
+    normal = -0.5 * n_outputs * np.log(2 * np.pi) - 0.5 * distance
+    return np.asarray(np.where(dof > _NORMAL_FROM, normal, student))
