@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.em import fastest
-from vbtta import GaussianMixture, collect_views
+from vbtta import GaussianMixture, ViewPredictions, collect_views
 from vbtta._support.extras import require
 from vbtta._support.files import atomic_path
 from vbtta.augment import GaussianNoise, Identity
-from vbtta.infer.mixture import pose_mixture
-from vbtta.scale import collect_views as collect_on_cluster
-from vbtta.scale.data import Calibration
-from vbtta.scale.label_tables import label_reader
-from vbtta.scale.tables import About, open_sources, prediction_table
+from vbtta.data.files import open_chunks
+from vbtta.models.base import pose
+from vbtta.ray import collect_views as collect_on_cluster
+from vbtta.ray.data import Calibration, RemoteViews
+from vbtta.ray.worker import label_reader
 
 _FEATURES = 256
 _ROWS = 1 << 16
@@ -59,11 +59,12 @@ def step_by_workers(folder: Path, n_labels: int, n_views: int) -> dict[str, floa
     reader = label_reader(labels)
     found: dict[str, float] = {"J": n_labels, "K": n_views}
     for n_workers, name in ((1, "one"), (2, "two")):
-        with Calibration(open_sources(views), reader, n_workers, {}) as calibration:
+        with Calibration(open_chunks(views), reader, n_workers, {}) as calibration:
             start = time.perf_counter()
-            data = calibration.continuous(views=None, with_variance=False)
+            source = RemoteViews(calibration, None)
+            source.continuous(with_variance=False)
             found[f"{name}_loading_seconds"] = time.perf_counter() - start
-            problem, state = pose_mixture(data, GaussianMixture(v=0.1), annotators=False)
+            problem, state = pose(GaussianMixture(v=0.1, noise="none"), source)
 
             def step(problem: Any = problem, state: Any = state) -> None:
                 problem.update(state, problem.evaluate(state)[1])
@@ -100,7 +101,8 @@ def collection_overhead(folder: Path, n_inputs: int, repeats: int = 3) -> dict[s
             collect_views(network(), rows, views, draws=2).save(folder / f"{out}.npz")
 
     def cluster(size: int, out: str) -> None:
-        collect_on_cluster(network, folder / f"inputs-{size}.parquet", views, folder / out, draws=2, workers=1)
+        inputs = folder / f"inputs-{size}.parquet"
+        collect_on_cluster(network, inputs, views, folder / out, key="small network", draws=2, workers=1)
 
     jobs = {"plain": plain, "cluster": cluster}
     for name, job in jobs.items():  # the first calls start what stays, and do not count
@@ -143,7 +145,7 @@ def network() -> Callable[[np.ndarray], np.ndarray]:
 def write_problem(folder: Path, n_labels: int, n_views: int) -> tuple[Path, Path]:
     """Predictions in single precision and one label each, as parquet files."""
     rng = np.random.default_rng(0)
-    about = About(tuple(f"view {k}" for k in range(n_views)), 1)
+    names = [f"view {k}" for k in range(n_views)]
     views = folder / "views"
     views.mkdir()
     values = []
@@ -151,7 +153,7 @@ def write_problem(folder: Path, n_labels: int, n_views: int) -> tuple[Path, Path
         rows = np.arange(first, min(first + _ROWS, n_labels))
         mean = rng.normal(size=(len(rows), n_views, 1)).astype(np.float32)
         values.append(mean[:, 0, 0] + 0.3 * rng.normal(size=len(rows)))
-        pq.write_table(prediction_table(rows, mean, None, about), views / f"part-{first:012d}.parquet")
+        ViewPredictions(mean, names=names, ids=rows).save(views / f"part-{first:012d}.parquet")
     labels = folder / "labels.parquet"
     table = pa.table({"instance": np.arange(n_labels), "label": np.concatenate(values)})
     pq.write_table(table, labels, row_group_size=_ROWS)

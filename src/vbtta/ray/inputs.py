@@ -1,4 +1,4 @@
-"""Inputs of a model from parquet files: images, arrays, or plain columns of numbers."""
+"""Inputs of a predictor from parquet files: images, arrays, or plain columns of numbers."""
 
 __all__ = ["Piece", "pieces_of", "read_batches", "read_inputs"]
 
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vbtta._support.extras import require
-from vbtta._support.images import decode_images
-from vbtta.labels import Array
-from vbtta.scale.failures import blame
-from vbtta.scale.tables import parquet_files, plain_column
+from vbtta.data.files import columns_of, footers, parquet_files
+from vbtta.data.images import decode_images
+from vbtta.data.labels import Array
+from vbtta.ray.cluster import blame
 
 _PIECES = 8  # of a row group, at most: each is read from the group's start
 _BUFFER = 1 << 18  # bytes of a column read at once; a whole group's columns may be larger than memory
@@ -46,30 +46,21 @@ def pieces_of(dataset: Any, rows: int, *, alike: bool = True) -> list[Piece]:
             "dataset must be paths of parquet files, by which finished parts are known again; a ray.data.Dataset does "
             "not tell its files: write it once, dataset.write_parquet(folder), and give the folder"
         )
-    parquet = require("pyarrow.parquet", "ray")
     paths = parquet_files(dataset)
-
-    def look(path: str) -> tuple[int, int, list[str], str]:
-        try:
-            footer = parquet.read_metadata(path)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"dataset: {path} is not a parquet file: {error}") from None
-        largest = max((footer.row_group(group).num_rows for group in range(footer.num_row_groups)), default=0)
-        state = os.stat(path)
-        stamp = f"{os.path.basename(path)} {state.st_size} {state.st_mtime_ns}"
-        return footer.num_rows, max(rows, -(-largest // _PIECES)), footer.schema.to_arrow_schema().names, stamp
-
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(look, paths))
-    _check_columns(paths, [names for _, _, names, _ in found], alike)
+    files = footers(paths, "dataset")
+    _check_columns(paths, [file.schema.to_arrow_schema().names for file in files], alike)
     pieces: list[Piece] = []
     first = 0
-    for number, (path, (n_rows, size, _, stamp)) in enumerate(zip(paths, found, strict=True)):
+    for number, (path, file) in enumerate(zip(paths, files, strict=True)):
+        largest = max((file.row_group(group).num_rows for group in range(file.num_row_groups)), default=0)
+        size = max(rows, -(-largest // _PIECES))
+        state = os.stat(path)
+        stamp = f"{os.path.basename(path)} {state.st_size} {state.st_mtime_ns}"
         pieces += [
-            Piece(path, number, start, min(start + size, n_rows), first + start, stamp)
-            for start in range(0, n_rows, size)
+            Piece(path, number, start, min(start + size, file.num_rows), first + start, stamp)
+            for start in range(0, file.num_rows, size)
         ]
-        first += n_rows
+        first += file.num_rows
     if not pieces:
         raise ValueError(f"dataset: {dataset} holds no rows")
     return pieces
@@ -84,9 +75,7 @@ def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | Non
         first = piece.first
         while (table := coming.result()) is not None:
             coming = pool.submit(next, tables, None)
-            ids = np.arange(first, first + len(table))
-            if "instance" in table.column_names:
-                ids = plain_column(table, "instance")
+            ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
             with blame("read"):
                 inputs = make(table)
             yield first, ids, inputs
@@ -94,7 +83,7 @@ def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | Non
 
 
 def read_inputs(table: Any, where: str = "dataset") -> Array:
-    """A model's inputs (n, ...) from a table.
+    """A predictor's inputs (n, ...) from a table.
 
     A column `image` of image files becomes numbers from 0 to 1 of shape (n, 3, H, W); a column `inputs` of lists (of
     lists ...) or tensors becomes an array; other tables must be numbers, one column a feature.
@@ -124,13 +113,13 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
 
 def _check_columns(paths: list[str], names: list[list[str]], alike: bool) -> None:
     """The first file's columns are those of all: ids everywhere or nowhere, and inputs of the same columns."""
-    for path, those in zip(paths, names, strict=True):
-        if ("instance" in those) != ("instance" in names[0]):
-            having, lacking = (path, paths[0]) if "instance" in those else (paths[0], path)
+    for path, columns in zip(paths, names, strict=True):
+        if ("instance" in columns) != ("instance" in names[0]):
+            having, lacking = (path, paths[0]) if "instance" in columns else (paths[0], path)
             raise ValueError(f"dataset: {having} has a column 'instance' and {lacking} has none; give all files one")
-        if alike and _of_inputs(those) != _of_inputs(names[0]):
+        if alike and _of_inputs(columns) != _of_inputs(names[0]):
             raise ValueError(
-                f"dataset: {path} has the columns {', '.join(those)}, but {paths[0]} has {', '.join(names[0])}; give "
+                f"dataset: {path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}; give "
                 "all files the same ones in the same order, or read=..."
             )
 
@@ -167,12 +156,9 @@ def _nested(column: Any, where: str) -> Array:
         if column.null_count:
             raise ValueError(f"dataset: column 'inputs' of {where} has gaps")
         inner = column.flatten()
-        if not hasattr(column.type, "list_size") and _differ_in_length(column):
+        lengths = require("pyarrow.compute", "ray").list_value_length
+        if not hasattr(column.type, "list_size") and len(lengths(column).unique()) != 1:
             raise ValueError(f"dataset: the lists of column 'inputs' of {where} differ in length; pad them")
         shape.append(len(inner) // len(column))
         column = inner
     return np.asarray(column.to_numpy(zero_copy_only=False)).reshape(shape)
-
-
-def _differ_in_length(lists: Any) -> bool:
-    return len(require("pyarrow.compute", "ray").list_value_length(lists).unique()) != 1

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -36,21 +37,17 @@ from vbtta import (
     fit_policy,
 )
 from vbtta.augment import GaussianNoise, Identity
-from vbtta.fit import fit_source
-from vbtta.infer.blocks import join, nodes, total
-from vbtta.scale import StreamingFit
-from vbtta.scale import collect_views as collect_on_cluster
-from vbtta.scale import fit_policy as fit_on_cluster
-from vbtta.scale.cluster import Fleet, connect, remote_class
-from vbtta.scale.collect import _packed
-from vbtta.scale.collector import Collector, Job
-from vbtta.scale.data import Calibration
-from vbtta.scale.failures import Failure, WorkerError
-from vbtta.scale.fit import _Remote
-from vbtta.scale.identity import identity
-from vbtta.scale.inputs import pieces_of, read_batches, read_inputs
-from vbtta.scale.label_tables import label_reader
-from vbtta.scale.tables import About, load_predictions, open_sources, prediction_table
+from vbtta.data.files import open_chunks, prediction_table, read_predictions
+from vbtta.fit import fit_sample
+from vbtta.inference.blocks import join, nodes, total
+from vbtta.ray import collect_views as collect_on_cluster
+from vbtta.ray import fit_policy as fit_on_cluster
+from vbtta.ray.cluster import Failure, Fleet, WorkerError, connect, remote_class
+from vbtta.ray.collect import Collector, Job, _packed
+from vbtta.ray.data import Calibration
+from vbtta.ray.fit import _Remote
+from vbtta.ray.inputs import pieces_of, read_batches, read_inputs
+from vbtta.ray.worker import LabelReader, label_reader
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster, whatever the number of test processes
@@ -99,8 +96,8 @@ def machines() -> Iterator[Machines]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks of little data."""
-    monkeypatch.setattr("vbtta.infer.blocks._ENTRIES", 1 << 10)
-    monkeypatch.setattr("vbtta.infer.categorical_data._ENTRIES", 1 << 11)
+    monkeypatch.setattr("vbtta.inference.blocks._ENTRIES", 1 << 10)
+    monkeypatch.setattr("vbtta.models.parts.class_data._ENTRIES", 1 << 11)
 
 
 def numbers(n: int = 6000, seed: int = 0) -> tuple[ViewPredictions, LabelSets]:
@@ -132,8 +129,7 @@ def write(folder: Path, predictions: ViewPredictions, n_files: int = 3) -> Path:
     for number, (start, stop) in enumerate(zip(edges[:-1].astype(int), edges[1:].astype(int), strict=True)):
         part = predictions.take(slice(start, stop))
         assert part.ids is not None
-        table = prediction_table(part.ids, part.mean, part.variance, About.of(predictions))
-        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=700)
+        pq.write_table(prediction_table(part), folder / f"part-{number}.parquet", row_group_size=700)
     return folder
 
 
@@ -143,6 +139,11 @@ def write_labels(path: Path, labels: LabelSets) -> Path:
         columns["annotator"] = np.array(labels.annotator_names)[labels.annotator]
     pq.write_table(pa.table(columns), path, row_group_size=1000)
     return path
+
+
+def n_labels(reader: LabelReader) -> int:
+    assert reader.files is not None
+    return sum(map(reader.files.n_labels, reader.files.paths))
 
 
 def assert_same(found: Policy, expected: Policy, predictions: ViewPredictions) -> None:
@@ -196,10 +197,10 @@ def test_weights_bound_and_predictions_are_those_of_memory(
             for model, engine in models
         ]
         for n_workers in sizes:
-            with Calibration(open_sources(folder), label_reader(labels), n_workers, {}) as calibration:
+            with Calibration(open_chunks(folder), label_reader(labels), n_workers, {}) as calibration:
                 remote = _Remote(calibration, task)
                 for (model, engine), policy in zip(models, expected, strict=True):
-                    found = fit_source(
+                    found = fit_sample(
                         remote, task=task, model=model, engine=engine, guard=False, seed=0, progress=False
                     )
                     assert_same(found, policy, predictions.take(slice(0, 50)))
@@ -236,7 +237,8 @@ def test_a_node_killed_during_a_step(
     options: dict[str, Any] = {"model": "mixture", "engine": EM(max_steps=12, tol=0), "guard": False}
     expected = fit_policy(predictions, labels, task="regression", **options)
     folder = write(tmp_path / "views", predictions)
-    node = machines.add("doomed")
+    node, busy = machines.add("doomed"), tmp_path / "busy"
+    busy.mkdir()
     plain, steps = Fleet.over_parts, []
 
     def interrupted(fleet: Fleet, method: str, arguments: tuple[Any, ...]) -> list[Any]:
@@ -245,12 +247,21 @@ def test_a_node_killed_during_a_step(
             return plain(fleet, method, arguments)
         function, *rest = arguments
 
-        def slow(block: Any) -> Any:
-            time.sleep(0.3)
+        def waiting(block: Any) -> Any:
+            """Report that the step has begun, and wait until the node is gone."""
+            (busy / f"begun-{os.getpid()}").touch()
+            while not (busy / "killed").exists():
+                time.sleep(0.02)
             return function(block)
 
-        threading.Timer(0.5, machines.kill, [node]).start()  # while every worker is busy with its blocks
-        return plain(fleet, method, (slow, *rest))
+        def kill_when_all_are_busy() -> None:
+            while len(list(busy.glob("begun-*"))) < 4:
+                time.sleep(0.02)
+            machines.kill(node)
+            (busy / "killed").touch()
+
+        threading.Thread(target=kill_when_all_are_busy, daemon=True).start()
+        return plain(fleet, method, (waiting, *rest))
 
     monkeypatch.setattr(Fleet, "over_parts", interrupted)
     found = fit_on_cluster(folder, labels, task="regression", workers=4, **options)
@@ -294,7 +305,7 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
 
     killer = threading.Thread(target=kill_when_busy)
     killer.start()
-    options: dict[str, Any] = {"draws": 3, "seed": 7, "batch_size": 64, "rows_per_part": 100}
+    options: dict[str, Any] = {"draws": 3, "seed": 7, "batch_size": 64, "rows_per_part": 100, "key": "a"}
     found = collect_on_cluster(partial(make, 0.05), tmp_path / "inputs", views, out, workers=4, **options)
     killer.join()
     assert (found.n_instances, found.n_parts, found.n_reused) == (1500, 16, 0)
@@ -303,7 +314,7 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
     assert loaded.variance is not None
     assert expected.variance is not None
     np.testing.assert_array_equal(loaded.ids, np.arange(1500))
-    np.testing.assert_allclose(loaded.mean, expected.mean, atol=1e-12)
+    np.testing.assert_allclose(loaded.outputs, expected.outputs, atol=1e-12)
     np.testing.assert_allclose(loaded.variance, expected.variance, atol=1e-12)
     assert loaded.names == expected.names
     assert loaded.fingerprints == expected.fingerprints
@@ -316,74 +327,10 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
     again = collect_on_cluster(partial(make, 0.05), tmp_path / "inputs", views, out, workers=1, **options)
     assert again.n_reused == 15
     assert [path for path in parts if path.stat().st_mtime_ns != before[path]] == [parts[3]]
-    np.testing.assert_array_equal(again.load().mean, loaded.mean)
-    for factory, changed in ((partial(make, 0.05), {"seed": 8}), (partial(make, 0.0), {})):
-        with pytest.raises(ValueError, match="holds predictions of other inputs, views, options"):
-            collect_on_cluster(factory, tmp_path / "inputs", views, out, **{**options, **changed})
-
-
-JOB = """
-class Wrapper:
-    def __init__(self, function):
-        self.function = function
-
-    def __call__(self, batch):
-        return self.function(batch)
-
-
-def make(size=3, *, names=frozenset({"u", "v", "w"})):
-    def model(batch):
-        return model(batch) if "q" in {"a", "b", "c", "d"} else batch * 2.0
-    return model
-
-
-def output(raw):
-    return [row["logits"] for row in raw]
-
-
-parts = [make, make(), output, Wrapper(make), len]
-"""
-TELL = """
-from vbtta.scale.identity import identity
-
-def told(code):
-    names = {"__name__": "job"}
-    exec(code, names)
-    return [identity(part) for part in names["parts"]]
-"""
-
-
-def test_a_job_is_known_by_its_code() -> None:
-    """In another process, under another hash seed, on other lines: the same. With another constant inside: another."""
-    names: dict[str, Any] = {}
-    exec(TELL, names)
-    told = names["told"]
-    first = told(JOB)
-    moved = JOB.replace("def make", "\n\n# a comment\ndef make")
-    environment = {**os.environ, "PYTHONHASHSEED": "2"}
-    script = f"{TELL}\nimport json, sys\nprint(json.dumps(told(sys.stdin.read())))"
-    elsewhere = subprocess.run(
-        [sys.executable, "-c", script], input=moved, env=environment, capture_output=True, text=True, check=True
-    )
-    assert json.loads(elsewhere.stdout) == first
-    edits = [("2.0", "3.0", 0), ("2.0", "3.0", 1), ('"d"', '"e"', 0), ("size=3", "size=4", 0), ('"w"', '"x"', 0)]
-    for before, after, part in [*edits, ('"logits"', '"scores"', 2), ("(batch)\n\n", "(batch) + 1\n\n", 3)]:
-        assert told(JOB.replace(before, after))[part] != first[part], after
-
-
-def test_values_that_a_job_holds() -> None:
-    def make(held: Any) -> Any:
-        return lambda batch: (batch, held)
-
-    pairs: list[tuple[Any, Any]] = [
-        (np.zeros(5000), np.eye(5000, 1)[:, 0]), ("a", "b"), ({"a": 1}, {"a": 2}), (partial(make, 1), partial(make, 2)),
-        ([1], (1,)), (make(1), make(2)), (np.sum, np.mean),
-    ]  # fmt: skip
-    for one, other in pairs:
-        assert identity(make(one)) == identity(make(one))
-        assert identity(make(one)) != identity(make(other))
-    assert identity(make(object())) == identity(make(object()))
-    assert identity(make({"a": 1, "b": 2})) == identity(make({"b": 2, "a": 1}))
+    np.testing.assert_array_equal(again.load().outputs, loaded.outputs)
+    for changed in ({"seed": 8}, {"key": "b"}):
+        with pytest.raises(ValueError, match="holds predictions of other inputs, views, options or another key"):
+            collect_on_cluster(partial(make, 0.05), tmp_path / "inputs", views, out, **{**options, **changed})
 
 
 def test_what_is_wrong_with_a_model_is_said(machines: Machines, tmp_path: Path) -> None:
@@ -393,7 +340,7 @@ def test_what_is_wrong_with_a_model_is_said(machines: Machines, tmp_path: Path) 
         return lambda batch: np.full((len(batch), 1), np.nan)
 
     with pytest.raises(ValueError, match=r"in-0\.parquet, rows 0 to 4: the model returned nan for input 0"):
-        collect_on_cluster(make, tmp_path / "inputs", [Identity()], tmp_path / "out", workers=1)
+        collect_on_cluster(make, tmp_path / "inputs", [Identity()], tmp_path / "out", key="a", workers=1)
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 
@@ -422,12 +369,17 @@ class UnsendableError(Exception):
 @pytest.mark.parametrize(
     ("factory", "read", "kind", "message"),
     [
-        (raising(KeyError("weights")), None, RuntimeError, "^model_factory raised KeyError: 'weights'$"),
-        (lambda: raising(UnsendableError("a", "b")), None, RuntimeError, "rows 0 to 4: the model or a view raised Uns"),
+        (raising(KeyError("weights")), None, RuntimeError, "^predictor_factory raised KeyError: 'weights'$"),
+        (
+            lambda: raising(UnsendableError("a", "b")),
+            None,
+            RuntimeError,
+            "the predictor or a view raised Unsendable",
+        ),
         (sums, raising(OSError("no disk")), RuntimeError, r"in\.parquet, rows 0 to 4: read raised OSError: no disk$"),
-        (lambda: 3, None, ValueError, "^model must be a torch module, .*; got int$"),
+        (lambda: 3, None, ValueError, "^predictor must be a torch module, .*; got int$"),
         (sums, None, ValueError, r"in\.parquet, rows 0 to 4: instance 7 occurs more than once; number"),
-        (growing, None, ValueError, "rows 0 to 4: the model returned 3 outputs from input 2 on and 1 before"),
+        (growing, None, ValueError, "rows 0 to 4: the predictor returned 3 outputs from input 2 on and 1 before"),
     ],
 )
 def test_a_worker_says_what_failed(
@@ -450,9 +402,14 @@ def test_a_worker_says_what_failed(
 def test_errors_of_workers_are_short(machines: Machines, tmp_path: Path) -> None:
     """Not Ray's, whose traceback is the cause."""
     inputs_in_files(tmp_path / "inputs", 20)
-    with pytest.raises(RuntimeError, match=r"^model_factory raised FileNotFoundError: weights\.pt$") as found:
+    with pytest.raises(RuntimeError, match=r"^predictor_factory raised FileNotFoundError: weights\.pt$") as found:
         collect_on_cluster(
-            raising(FileNotFoundError("weights.pt")), tmp_path / "inputs", [Identity()], tmp_path / "out", workers=1
+            raising(FileNotFoundError("weights.pt")),
+            tmp_path / "inputs",
+            [Identity()],
+            tmp_path / "out",
+            key="a",
+            workers=1,
         )
     assert isinstance(found.value.__cause__, WorkerError)
 
@@ -488,15 +445,15 @@ import json, resource, sys
 import numpy as np, ray
 from vbtta import EM, GaussianMixture
 from vbtta.augment import Identity
-from vbtta.scale import collect_views, fit_policy
+from vbtta.ray import collect_views, fit_policy
 
 def make():
     return lambda batch: batch @ np.array([[1.0], [0.2]])
 
 address, inputs, labels, out = sys.argv[1:]
 ray.init(address=address, logging_level="error", log_to_driver=False)
-collected = collect_views(make, inputs, [Identity(), Identity(name="again")], out, workers=2, batch_size=16384,
-                          rows_per_part=65536)
+collected = collect_views(make, inputs, [Identity(), Identity(name="again")], out, key="sum", workers=2,
+                          batch_size=16384, rows_per_part=65536)
 policy = fit_policy(out, labels, task="regression", model=GaussianMixture(), engine=EM(max_steps=2, tol=0),
                     guard=False, workers=2)
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -528,108 +485,6 @@ def test_memory_of_the_driver_is_flat(machines: Machines, tmp_path: Path) -> Non
     assert peaks[1_000_000] - peaks[100_000] < 50
 
 
-# -- a stream -------------------------------------------------------------------------------------
-
-
-def drawn_classes(link: str, n: int) -> tuple[ViewPredictions, np.ndarray]:
-    """Labels drawn from a mixture of views."""
-    rng = np.random.default_rng(3)
-    logits = 1.5 * rng.normal(size=(n, 3, 3))
-    view = rng.choice(3, size=n, p=[0.6, 0.3, 0.1])
-    noise = rng.gumbel(size=(n, 3)) if link == "softmax" else rng.normal(size=(n, 3))
-    return ViewPredictions(logits), (logits[np.arange(n), view] + noise).argmax(axis=1)
-
-
-@pytest.mark.parametrize("case", ["numbers", "annotators", "softmax", "probit", "confusion", "dirichlet"])
-def test_a_stream_ends_near_the_batch(case: str) -> None:
-    """Shuffled blocks, each seen once, end within 0.02 of the weights of all data at once."""
-    task = "regression" if case in ("numbers", "annotators", "dirichlet") else "classification"
-    model: Any = {
-        "numbers": GaussianMixture(noise="none"),
-        "annotators": GaussianMixture(noise="annotator"),
-        "softmax": CategoricalMixture(noise="none"),
-        "probit": CategoricalMixture(link="probit", noise="none"),
-        "confusion": CategoricalMixture(noise="confusion"),
-        "dirichlet": GaussianMixture(noise="none", concentration=1.0),
-    }[case]
-    if task == "regression":
-        predictions, labels = numbers(20_000, seed=2)
-    elif case == "confusion":
-        predictions, labels = classes(20_000, seed=2)
-    else:
-        predictions, value = drawn_classes(case, 4_000 if case == "probit" else 20_000)
-        labels = LabelSets.from_array(value)
-    labels = labels.align(len(predictions), predictions.ids)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        batch = fit_policy(
-            predictions, labels, task=task, model=model, guard=False, engine=EM(tol=1e-6 if case == "probit" else 1e-7)
-        )
-    stream = StreamingFit(task=task, model=model)
-    order = np.random.default_rng(4).permutation(len(predictions))
-    for rows in np.array_split(order, 20):
-        stream.partial_fit(predictions.take(np.sort(rows)), labels.take(np.sort(rows)))
-    assert stream.n_labels == labels.total
-    np.testing.assert_allclose(stream.policy.weights, batch.weights, atol=0.02)
-
-
-@pytest.mark.parametrize("noise", [0.3, 1.0])
-def test_a_stream_keeps_small_views(noise: float) -> None:
-    """Labels drawn from six views, the smallest of weight 0.03, in blocks of any size; blocks may differ in size."""
-    rng, n, weights = np.random.default_rng(0), 20_000, [0.35, 0.25, 0.2, 0.1, 0.07, 0.03]
-    f = 2 * rng.normal(size=(n, 6))
-    value = 1.1 * f[np.arange(n), rng.choice(6, size=n, p=weights)] + noise * rng.normal(size=n)
-    predictions, model = ViewPredictions(f[:, :, None]), GaussianMixture(noise="none")
-    batch = fit_policy(predictions, value, task="regression", model=model, guard=False, engine=EM(tol=1e-6))
-    np.testing.assert_allclose(batch.weights, weights, atol=0.015)
-    for edges in ([*range(0, n, 200)], [*range(0, n, 1000)], [*range(0, n, 4000)], [0, 100, 1000, 1500, 9000, 9100]):
-        stream = StreamingFit(task="regression", model=model)
-        for start, stop in pairwise([*edges, n]):
-            stream.partial_fit(predictions.take(slice(start, stop)), value[start:stop])
-        assert stream.n_labels == n
-        np.testing.assert_allclose(stream.policy.weights, batch.weights, atol=0.02)
-
-
-def test_the_opening_of_a_stream_is_one_fit(tmp_path: Path) -> None:
-    """Until there are enough labels, blocks are fitted as one; then none is kept. A refused block leaves no trace."""
-    predictions, labels = numbers(8000)
-    labels = labels.align(8000, predictions.ids)
-    blocks = [np.arange(start, start + 1600) for start in range(0, 8000, 1600)]
-    split = StreamingFit(task="regression", model=GaussianMixture(noise="annotator"))
-    whole = StreamingFit(task="regression", model=GaussianMixture(noise="annotator"))
-    nameless = replace(labels.take(blocks[0]), annotator=None, annotator_names=())
-    for rows in blocks[:4]:
-        split.partial_fit(predictions.take(rows), labels.take(rows))
-        with pytest.raises(ValueError, match="labels name no annotators, those of the first block do; name them"):
-            split.partial_fit(predictions.take(blocks[0]), nameless)
-    together = np.concatenate(blocks[:4])
-    whole.partial_fit(predictions.take(together), labels.take(together))
-    np.testing.assert_allclose(split.policy.weights, whole.policy.weights, atol=1e-6)
-    assert split.n_labels == whole.n_labels >= 5000
-    assert not split._opening.blocks
-
-
-def test_a_stream_refuses_what_it_cannot_use(tmp_path: Path) -> None:
-    for options in ({"decay": "a"}, {"delay": "a"}, {"delay": -1.0}):
-        with pytest.raises(ValueError, match=f"{next(iter(options))} must be .*; got"):
-            StreamingFit(task="regression", **options)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="predictions must be ViewPredictions; got ndarray"):
-        StreamingFit(task="regression").partial_fit(np.zeros((4, 2, 1)), np.zeros(4))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"GaussianMixture.*vbtta\.scale\.fit_policy"):
-        StreamingFit(task="regression", model=GaussianLatent())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"decay must be above 0\.5"):
-        StreamingFit(task="regression", decay=0.3)
-    with pytest.raises(ValueError, match="partial_fit"):
-        _ = StreamingFit(task="regression").policy
-    predictions, labels = classes(500)
-    stream = StreamingFit(task="classification").partial_fit(predictions, labels)
-    with pytest.raises(ValueError, match="annotator 'zoe' is not in the first block"):
-        stream.partial_fit(predictions, LabelSets.from_array(np.zeros((500, 2)), annotators=["ann", "zoe"]))
-    policy = stream.policy
-    policy.save(tmp_path / "policy.json")
-    np.testing.assert_allclose(Policy.load(tmp_path / "policy.json").weights, policy.weights)
-
-
 # -- the command line, data of other kinds, and errors --------------------------------------------
 
 
@@ -651,11 +506,11 @@ def test_commands(machines: Machines, tmp_path: Path, monkeypatch: pytest.Monkey
         assert done.exit_code == 0, done.stderr
         return done.stdout
 
-    views = ["views", "--model", "cluster_model:make", "--data", "inputs.parquet", "--views", "views.toml"]
-    said = json.loads(run(*views, "--out", "preds", "--backend", "ray", "--workers", "1", "--json"))
+    views = ["views", "--predictor", "cluster_model:make", "--data", "inputs.parquet", "--views", "views.toml"]
+    said = json.loads(run(*views, "--out", "preds", "--backend", "ray", "--key", "a", "--workers", "1", "--json"))
     assert (said["inputs"], said["parts"], said["parts_found"]) == (300, 1, 0)
     run(*views, "--out", "preds.npz")
-    fit = ["--task", "regression", "--model", "mixture", "--json", "--out"]
+    fit = ["--task", "regression", "--predictor", "mixture", "--json", "--out"]
     on_cluster = ["--backend", "ray", "--workers", "1"]
     found = json.loads(run("fit", "preds", "labels.parquet", *fit, "ray.json", *on_cluster))
     expected = json.loads(run("fit", "preds.npz", "labels.parquet", *fit, "local.json"))
@@ -674,11 +529,11 @@ def test_a_ray_data_set(machines: Machines, tmp_path: Path) -> None:
     kept = plain.replace_schema_metadata(None)
     pq.write_table(kept, tmp_path / "plain.parquet")
     with pytest.raises(ValueError, match="does not say which views its columns hold; give names="):
-        open_sources(tmp_path / "plain.parquet")
+        open_chunks(tmp_path / "plain.parquet")
     whole = pq.read_table(folder).replace_schema_metadata(None)
     dataset = ray.data.from_arrow([whole.slice(0, 200), whole.slice(200)])
     with pytest.raises(ValueError, match=r"dataset\.write_parquet\(folder\), and give the folder"):
-        collect_on_cluster(sums, dataset, [Identity()], tmp_path / "out")
+        collect_on_cluster(sums, dataset, [Identity()], tmp_path / "out", key="a")
     model = GaussianMixture(noise="none")
     found = fit_on_cluster(dataset, labels, task="regression", model=model, guard=False, names=NAMES, workers=1)
     assert_same(found, fit_policy(predictions, labels, task="regression", model=model, guard=False), predictions)
@@ -689,16 +544,16 @@ def test_names_of_views_that_files_do_not_name(tmp_path: Path) -> None:
     numbered.save(tmp_path / "numbered.npz")
     write(tmp_path / "numbered", numbered, 1)
     for dataset in (tmp_path / "numbered.npz", tmp_path / "numbered"):
-        assert open_sources(dataset, ["a", "b"])[0].about.names == ("a", "b")
+        assert open_chunks(dataset, ["a", "b"])[0].empty.names == ("a", "b")
         with pytest.raises(ValueError, match=r"names: .*numbered.* holds the views .*; leave names out"):
-            open_sources(dataset, ["a", "b", "c"])
+            open_chunks(dataset, ["a", "b", "c"])
     ViewPredictions(np.zeros((5, 2, 1)), names=["a", "b"]).save(tmp_path / "named.npz")
-    assert open_sources(tmp_path / "named.npz", ["a", "b"])[0].about.names == ("a", "b")
+    assert open_chunks(tmp_path / "named.npz", ["a", "b"])[0].empty.names == ("a", "b")
     with pytest.raises(ValueError, match="holds the views a, b; leave names out"):
-        open_sources(tmp_path / "named.npz", ["x", "y"])
-    pq.write_table(pa.table({"mean": [[1.0, 2.0]]}), tmp_path / "lists.parquet")
+        open_chunks(tmp_path / "named.npz", ["x", "y"])
+    pq.write_table(pa.table({"outputs": [[1.0, 2.0]]}), tmp_path / "lists.parquet")
     with pytest.raises(ValueError, match=r"got list<element: double>\. .*column\.cast\("):
-        open_sources(tmp_path / "lists.parquet", ["a", "b"])
+        open_chunks(tmp_path / "lists.parquet", ["a", "b"])
 
 
 def test_labels_of_some_rows(tmp_path: Path) -> None:
@@ -714,15 +569,33 @@ def test_labels_of_some_rows(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.instance, expected.instance)
         np.testing.assert_array_equal(found.value, expected.value)
         np.testing.assert_array_equal(found.annotator, expected.annotator)
-        assert reader.n_given() == len(labels)
+    assert n_labels(long) == len(labels)
     reader = label_reader(tmp_path / "wide.parquet")
-    assert reader.n_given() == 4
+    assert n_labels(reader) == 4
     found = reader.of(0, np.array([9, 5]), 2)
     assert sorted(zip(found.instance.tolist(), found.value.tolist(), strict=True)) == [(0, 3.0), (0, 4.0), (1, 1.0)]
     assert found.annotator_names == ("ann", "bob")
-    pq.write_table(pa.table({"id": [1], "label": [1.0]}), tmp_path / "wrong.parquet")
+    pq.write_table(pa.table({"name": [1], "label": [1.0]}), tmp_path / "wrong.parquet")
     with pytest.raises(ValueError, match="must have the columns instance and label"):
         label_reader(tmp_path / "wrong.parquet")
+
+
+def test_weights_groups_and_indices_on_the_way(tmp_path: Path) -> None:
+    """Instance weights of label files, groups of predictions, and pandas labels reach the workers."""
+    predictions, _ = numbers(300)
+    grouped = ViewPredictions(predictions.outputs, names=NAMES, ids=predictions.ids, groups=np.arange(300) // 10)
+    chunks = open_chunks(write(tmp_path / "views", grouped))
+    np.testing.assert_array_equal(np.concatenate([chunk.read().groups for chunk in chunks]), grouped.groups)
+    labels = LabelSets.from_table(np.arange(300), np.zeros(300)).with_weights(1.0 + np.arange(300))
+    labels.save(tmp_path / "labels.parquet")
+    rows = np.arange(100, 220)
+    series = pd.Series(np.arange(300.0), index=np.arange(300)).sample(frac=1, random_state=0)
+    for reader in (label_reader(tmp_path / "labels.parquet"), label_reader(labels)):
+        share = reader.of(100, rows, 120)
+        np.testing.assert_array_equal(share.instance_weights, 1.0 + rows)
+        np.testing.assert_array_equal(share.count, 1.0 + rows)
+    by_id = replace(label_reader(series), by_id=True)
+    np.testing.assert_array_equal(by_id.of(100, rows, 120).value, rows)
 
 
 def test_gaps_in_label_files(tmp_path: Path) -> None:
@@ -735,7 +608,7 @@ def test_gaps_in_label_files(tmp_path: Path) -> None:
     for name, expected in (("long", [1.0, 3.0, 4.0]), ("wide", [1.0, 3.0, 2.0, 4.0])):
         pq.write_table(pa.table(tables[name]), tmp_path / f"{name}.parquet")
         reader = label_reader(tmp_path / f"{name}.parquet")
-        assert reader.n_given() == len(expected)
+        assert n_labels(reader) == len(expected)
         assert reader.of(0, np.array([5, 7, 8, 9]), 4).value.tolist() == expected
     for name, cells in (
         ("instance", [5, 7, None, 9]),
@@ -751,7 +624,7 @@ def test_gaps_in_label_files(tmp_path: Path) -> None:
         pq.write_table(pa.table({**rest, name: cells}), folder / "1.parquet")
         reader = label_reader(folder)
         with pytest.raises(ValueError, match=rf"1\.parquet, row 2 has no {name}; fill it in"):
-            reader.n_given() if name == "instance" else reader.of(0, np.array([5, 7, 8, 9]), 4)
+            n_labels(reader)
 
 
 def test_label_files_that_do_not_match(tmp_path: Path) -> None:
@@ -760,7 +633,7 @@ def test_label_files_that_do_not_match(tmp_path: Path) -> None:
         label_reader(tmp_path / "labels.csv")
     pq.write_table(pa.table({"instance": [0], "label": [1.0]}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"label": [2.0], "instance": [1], "remark": ["x"]}), tmp_path / "1.parquet")
-    assert label_reader(tmp_path).n_given() == 2
+    assert n_labels(label_reader(tmp_path)) == 2
     pq.write_table(pa.table({"instance": [1], "label": [2.0], "annotator": ["ann"]}), tmp_path / "1.parquet")
     with pytest.raises(ValueError, match=r"1\.parquet has the columns annotator, .*0\.parquet has instance, label;"):
         label_reader(tmp_path)
@@ -822,7 +695,7 @@ def test_instances_that_two_files_hold(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"dataset: the files of .*views cannot be joined: .*'0' occurs more than once"
     ):
-        load_predictions(folder)
+        read_predictions(folder)
 
 
 def test_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -831,33 +704,33 @@ def test_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="task must be 'regression' or 'classification' on a cluster"):
         fit_on_cluster(tmp_path, [1.0], task="ranking")
     with pytest.raises(FileNotFoundError, match="all nodes must see it"):
-        open_sources(tmp_path / "nowhere")
+        open_chunks(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"holds no \.parquet files"):
-        open_sources(tmp_path)
+        open_chunks(tmp_path)
     predictions, _ = numbers(50)
-    sources = open_sources(write(tmp_path / "views", predictions))
+    sources = open_chunks(write(tmp_path / "views", predictions))
     with pytest.raises(ValueError, match="labels are for 49 instances but the dataset has 50"):
         Calibration(sources, label_reader(np.zeros(49)), 1, {})
-    with pytest.raises(TypeError, match="lambda: model"):
-        collect_on_cluster(object(), tmp_path, [Identity()], tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="lambda: predictor"):
+        collect_on_cluster(object(), tmp_path, [Identity()], tmp_path, key="a")  # type: ignore[arg-type]
     inputs = tmp_path / "inputs.parquet"
     pq.write_table(pa.table({"a": [1.0]}), inputs)
     options: list[dict[str, Any]] = [
         {"workers": "2"}, {"workers": 0}, {"seed": "x"}, {"batch_size": 0}, {"rows_per_part": 0}, {"worker_options": 1},
-        {"key": b"x"},
+        {"key": b"x"}, {"key": None},
     ]  # fmt: skip
     for option in options:
         with pytest.raises(ValueError, match=f"^{next(iter(option))} must be .*; got"):
-            collect_on_cluster(sums, inputs, [Identity()], tmp_path / "out", **option)
+            collect_on_cluster(sums, inputs, [Identity()], tmp_path / "out", **{"key": "a", **option})
         if not option.keys() & {"batch_size", "rows_per_part", "key"}:
             with pytest.raises(ValueError, match=f"^{next(iter(option))} must be .*; got"):
                 fit_on_cluster(tmp_path / "views", np.zeros(50), task="regression", **option)
     with pytest.raises(ValueError, match="labels must be given on a cluster"):
         fit_on_cluster(tmp_path, None, task="regression")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="read must be a function"):
-        collect_on_cluster(sums, inputs, [Identity()], tmp_path / "out", read=3)  # type: ignore[arg-type]
+        collect_on_cluster(sums, inputs, [Identity()], tmp_path / "out", key="a", read=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"dataset must be a path or a list of paths; got 3"):
-        collect_on_cluster(sums, 3, [Identity()], tmp_path / "out")
+        collect_on_cluster(sums, 3, [Identity()], tmp_path / "out", key="a")
     lock = threading.Lock()
     with pytest.raises(ValueError, match=r"one of them cannot be: cannot pickle '_thread\.lock'"):
         _packed(Job(lambda: lock, [Identity()], 1, 2, False, None, 0, None, None, "", ""))

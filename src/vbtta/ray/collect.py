@@ -1,0 +1,347 @@
+"""collect_views on a cluster: parquet files of inputs, a pool of predictors, parquet files of predictions."""
+
+__all__ = ["Collected", "Collector", "Job", "collect_views"]
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import PicklingError
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vbtta._support.checks import whole_number
+from vbtta._support.extras import require
+from vbtta._support.files import atomic_path
+from vbtta._support.fingerprints import prediction_fingerprint, view_fingerprint
+from vbtta._support.progress import Progress
+from vbtta.adapters.base import Output, Predictor, as_predictor
+from vbtta.augment.base import Augmentation
+from vbtta.augment.foreign import as_views
+from vbtta.collect import check_options, collect_rows
+from vbtta.data.files import prediction_table, read_predictions
+from vbtta.data.labels import Array
+from vbtta.data.predictions import ViewPredictions
+from vbtta.ray.cluster import Failure, WorkerError, blame, check_workers, connect, of_ray, remote_class
+from vbtta.ray.inputs import Piece, pieces_of, read_batches
+
+_ROW_GROUP = 1 << 25  # bytes that are written at once; twice that while they are put together
+
+
+class Collected(NamedTuple):
+    """Where predictions were written."""
+
+    folder: Path
+    n_instances: int
+    n_parts: int
+    n_reused: int  # parts of an earlier run
+
+    def load(self) -> ViewPredictions:
+        """All of them in memory."""
+        return read_predictions(self.folder)
+
+
+def collect_views(
+    predictor_factory: Callable[[], Any],
+    dataset: Any,
+    views: Any,
+    out: str | os.PathLike[str],
+    *,
+    key: str | None = None,
+    draws: int = 1,
+    batch_size: int = 256,
+    variance: Literal["delta"] | None = None,
+    output: Output = None,
+    seed: int = 0,
+    progress: bool = False,
+    classes: ArrayLike | None = None,
+    read: Callable[[Any], Any] | None = None,
+    rows_per_part: int = 16_384,
+    workers: int | None = None,
+    worker_options: dict[str, Any] | None = None,
+    address: str | None = None,
+) -> Collected:
+    """Predict every input under every view, on a cluster: :func:`vbtta.collect_views` for inputs of any number.
+
+    Input files are cut into parts of consecutive rows. Every worker of the pool makes the predictor once and then works
+    on one part after another, batch by batch, so that its memory does not depend on the number of inputs. A part's
+    file is written whole or not at all. A part that is there already is not computed again, so the same call continues
+    an earlier one that stopped, and the part of a worker that is lost is given to another. Draws are keyed by
+    the row's number in the whole data set: the result does not depend on parts, batches or workers.
+
+    Parameters
+    ----------
+    predictor_factory : callable
+        Makes the predictor, as :func:`vbtta.collect_views` takes it. It is called on the workers.
+    dataset : path or list of paths
+        Parquet files, or folders of them, with a column `image` (image files; the predictor sees numbers from 0 to 1 of
+        shape (n, 3, H, W)), a column `inputs` (lists of lists ..., tensors), or only numbers; and
+        optionally `instance`, the inputs' ids, which are row numbers otherwise.
+    views : list of views
+        What :func:`vbtta.augment.as_views` takes.
+    out : path
+        Folder of the predictions, on a file system that all nodes share.
+    key : str
+        Required: a name for the network and the version of its weights, and for `read` and `output` where they are
+        functions. Finished parts are used again under the same key only.
+    draws, batch_size, variance, output, seed, progress, classes
+        As in :func:`vbtta.collect_views`.
+    read : callable, optional
+        Makes inputs of a `pyarrow.Table`, where the columns are others than those above.
+    rows_per_part : int
+        Rows of a part, which is what is lost with a worker; more where a file has row groups of more than eight times
+        as many, as a part is read from its group's start.
+    workers : int, optional
+        Predictors at work at a time; by default one a core of the cluster.
+    worker_options : dict, optional
+        What every worker needs, as `ray.remote` takes it, for instance ``{"num_gpus": 1}``.
+    address : str, optional
+        Of the cluster, as `ray.init` takes it; by default the one Ray is connected to, or this machine.
+
+    Returns
+    -------
+    Collected
+        Its `folder` is what :func:`vbtta.ray.fit_policy` takes.
+
+    Examples
+    --------
+    The page "A cluster" (docs/cluster.md) runs it on three files, twice, and fits weights to what it wrote.
+    """
+    if not isinstance(key, str) or not key:
+        raise ValueError(
+            "key must be a name for the network and the version of its weights, such as key='resnet50 of May', by "
+            f"which finished parts are known again; got {key!r}"
+        )
+    check_options(draws, 0, variance)
+    seed = whole_number("seed", seed, 0)
+    batch_size = whole_number("batch_size", batch_size, 1)
+    rows_per_part = whole_number("rows_per_part", rows_per_part, 1)
+    workers, worker_options = check_workers(workers, worker_options)
+    if not callable(predictor_factory):
+        raise TypeError(
+            f"predictor_factory must be a function that makes the predictor, called on every worker; got "
+            f"{type(predictor_factory).__name__}. Wrap it: lambda: predictor"
+        )
+    if read is not None and not callable(read):
+        raise TypeError(f"read must be a function that makes inputs of a pyarrow.Table; got {type(read).__name__}")
+    view_list = as_views(views)
+    pieces = pieces_of(dataset, rows_per_part, alike=read is None)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    prints = [(view.name, view_fingerprint(view)) for view in view_list]
+    named = None if classes is None else tuple(np.asarray(classes).tolist())
+    kind = None if callable(output) else output
+    described = [key, prints, draws, variance, kind, seed, named]
+    mark = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    job = Job(
+        predictor_factory, view_list, draws, batch_size, variance == "delta", output, seed, named, read,
+        str(folder.resolve()), mark,
+    )  # fmt: skip
+    expected = {job.target(piece).name for piece in pieces}
+    strangers = sorted(path.name for path in folder.glob("*.parquet") if path.name not in expected)
+    if strangers:
+        raise ValueError(
+            f"out: {folder} holds predictions of other inputs, views, options or another key ({strangers[0]}); "
+            "choose another folder, or remove them"
+        )
+    waiting = [piece for piece in pieces if not job.target(piece).exists()]
+    n_rows = pieces[-1].first + pieces[-1].stop - pieces[-1].start
+    with Progress("inputs", n_rows, progress) as bar:
+        bar.advance(n_rows - sum(piece.stop - piece.start for piece in waiting))
+        if waiting:
+            _run(job, waiting, workers, worker_options, address, bar)
+    return Collected(folder, n_rows, len(pieces), len(pieces) - len(waiting))
+
+
+def _run(
+    job: "Job", pieces: list[Piece], workers: int | None, options: dict[str, Any], address: str | None, bar: Progress
+) -> None:
+    """Stream the pieces through a pool of actors."""
+    ray = connect(address)
+    data = require("ray.data", "ray")
+    needs = {"num_cpus": 1, **options}
+    remote_class(ray, Collector, needs)  # checks the options
+    size = min(workers or max(int(ray.cluster_resources().get("CPU", 0)), 1), len(pieces))
+    with _quiet(data.DataContext.get_current()):
+        rows = data.from_items([{"piece": json.dumps(piece)} for piece in pieces], override_num_blocks=len(pieces))
+        done = rows.map_batches(
+            Collector,
+            batch_size=1,
+            fn_constructor_args=(_packed(job),),
+            compute=data.ActorPoolStrategy(size=size),
+            **needs,
+        )
+        try:
+            for batch in done.iter_batches(batch_size=None, prefetch_batches=0):
+                for n_rows, text in zip(batch["rows"], batch["failure"], strict=True):
+                    if text:
+                        failure = Failure.from_json(str(text))
+                        raise failure.error() from WorkerError(failure.trace)
+                    bar.advance(int(n_rows))
+        except ray.exceptions.RayError as error:
+            raise of_ray(error) from WorkerError(str(error))
+
+
+def _packed(job: "Job") -> bytes:
+    """A job to be sent; the worker unpacks it where a failure can be reported."""
+    try:
+        return bytes(require("ray.cloudpickle", "ray").dumps(job))
+    except (TypeError, ValueError, AttributeError, PicklingError) as error:
+        raise ValueError(
+            f"predictor_factory, read and views are sent to the workers, and one of them cannot be: {error}. Let "
+            "predictor_factory make what it needs"
+        ) from error
+
+
+@contextmanager
+def _quiet(context: Any) -> Iterator[None]:
+    """Ray Data without bars and reports of its own."""
+    logger = logging.getLogger("ray.data")
+    bars, level = context.enable_progress_bars, logger.level
+    context.enable_progress_bars = False
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = bars
+        logger.setLevel(level)
+
+
+# -- on the workers -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is done with every piece of the inputs."""
+
+    factory: Callable[[], Any]
+    views: list[Augmentation]
+    draws: int
+    batch_size: int
+    delta: bool
+    output: Output
+    seed: int
+    classes: tuple[Any, ...] | None
+    read: Callable[[Any], Any] | None
+    folder: str
+    mark: str  # digest of all that the predictions depend on, besides the inputs
+
+    def target(self, piece: Piece) -> Path:
+        """File of a piece's predictions; another key, seed or input has another name."""
+        text = f"{self.mark} {piece.stamp} {piece.first} {piece.start} {piece.stop}"
+        return Path(self.folder) / f"{piece.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.parquet"
+
+
+class Collector:
+    """An actor of the pool, which keeps its predictor.
+
+    Parameters
+    ----------
+    packed : bytes
+        The job, unpacked by the first call, whose answer can report what is wrong with it.
+    """
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+        self.job: Job | None = None
+        self.predictor: Predictor | None = None
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Work on pieces; returns their numbers of rows and their failures."""
+        pieces = [Piece(*json.loads(str(text))) for text in batch["piece"]]
+        failures = [self._failure(piece) for piece in pieces]
+        return {
+            "rows": np.array([piece.stop - piece.start for piece in pieces]),
+            "failure": np.array(failures, dtype=object),
+        }
+
+    def _failure(self, piece: Piece) -> str:
+        """Work on a piece; a failure as JSON, or nothing."""
+        where = ""
+        try:
+            job, predictor = self._ready()
+            where = f"{piece.path}, rows {piece.start} to {piece.stop}"
+            if not job.target(piece).exists():
+                _write(job, predictor, piece)
+        except Exception as error:  # it would fail on another worker, too; a worker that is lost raises nothing
+            return json.dumps(Failure.of(error, where, "reading or writing"))
+        return ""
+
+    def _ready(self) -> tuple[Job, Predictor]:
+        if self.job is None or self.predictor is None:
+            with blame("unpacking predictor_factory, read and views"):
+                self.job = require("ray.cloudpickle", "ray").loads(self.packed)
+            assert self.job is not None
+            with blame("predictor_factory"):
+                self.predictor = as_predictor(self.job.factory(), self.job.output)
+        return self.job, self.predictor
+
+
+def _write(job: Job, predictor: Predictor, piece: Piece) -> None:
+    """Write the predictions of a piece."""
+    seen: list[Array] = []
+    classes = predictor.classes if job.classes is None else job.classes
+    prints = {view.name: prediction_fingerprint(view, predictor.output_kind, job.draws) for view in job.views}
+    with atomic_path(job.target(piece)) as path, closing(_PartFile(path)) as part, predictor.ready():
+        for first, ids, inputs in read_batches(piece, job.batch_size, job.read):
+            with blame("the predictor or a view"):
+                outputs, variance = collect_rows(
+                    predictor, inputs, job.views, first, draws=job.draws, delta=job.delta, seed=job.seed
+                )
+            if len(outputs) != len(ids):
+                raise ValueError(f"{len(ids)} rows gave {len(outputs)} predictions")
+            seen.append(ids)
+            names = [view.name for view in job.views]
+            part.add(first, ViewPredictions(outputs, variance, names=names, classes=classes, fingerprints=prints), ids)
+        values, times = np.unique(np.concatenate(seen), return_counts=True)
+        if (times > 1).any():
+            raise ValueError(f"instance {values[times > 1][0]} occurs more than once; number the instances anew")
+        part.flush()
+
+
+class _PartFile:
+    """A parquet file of predictions that come batch by batch and are written a row group at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_outputs: int | None = None
+        self.batches: list[ViewPredictions] = []
+        self.ids: list[Array] = []
+        self.writer: Any = None
+
+    def add(self, first: int, batch: ViewPredictions, ids: Array) -> None:
+        """Append predictions of inputs from `first` on."""
+        n_outputs = batch.outputs.shape[2]
+        if self.n_outputs not in (None, n_outputs):
+            raise ValueError(
+                f"the predictor returned {n_outputs} outputs from input {first} on and {self.n_outputs} before; it "
+                "must always return the same number"
+            )
+        self.n_outputs = n_outputs
+        self.batches.append(batch)
+        self.ids.append(ids)
+        if sum(part.outputs.nbytes * (1 if part.variance is None else 2) for part in self.batches) > _ROW_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        if not self.batches:
+            return
+        rows = self.batches[0].concat(self.batches[1:])
+        table = prediction_table(rows.like(rows.outputs, rows.variance, np.concatenate(self.ids), None))
+        if self.writer is None:  # hardly a number comes twice, so a dictionary takes time and room
+            parquet = require("pyarrow.parquet", "ray")
+            self.writer = parquet.ParquetWriter(self.path, table.schema, use_dictionary=False)
+        self.writer.write_table(table)
+        self.batches, self.ids = [], []
+
+    def close(self) -> None:
+        """End the file."""
+        if self.writer is not None:
+            self.writer.close()
