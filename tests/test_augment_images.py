@@ -288,7 +288,7 @@ def test_ttach_compose_expands_to_its_views(images):
         (lambda: Rotate(float("nan")), "Rotate: degrees must be finite; got nan"),
         (lambda: Rotate(5, "mirror"), "padding must be one of reflection, border, zeros; got 'mirror'"),
         (lambda: Zoom(0), "Zoom: factor must be finite and greater than 0"),
-        (lambda: Shift(1.0, 0.0), "Shift: x is a share of the size, below 1; got 1.0"),
+        (lambda: Shift(1.0, 0.0), "Shift: x must be below 1, a share of the size; got 1.0"),
         (lambda: Crop("middle"), "position must be one of"),
         (lambda: Crop("center", 1.5), "scale must be at most 1; got 1.5"),
         (lambda: Blur(0), "Blur: sigma"),

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from vbtta import TTAModule, fit_policy
+from vbtta._support.fingerprints import view_fingerprint
 from vbtta.augment import Affine, Chain, CutMix, FeatureDropout, GaussianNoise, Identity, Mixup, Pool, as_view
-from vbtta.augment.fingerprint import view_fingerprint
 from vbtta.collect import collect_views, measure_cost
-from vbtta.predictions import ViewPredictions
+from vbtta.data.predictions import ViewPredictions
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def reference(network, inputs, views):
 @pytest.mark.parametrize("batch_size", [1, 7, 256])
 def test_batch_size_does_not_matter(network, inputs, views, reference, batch_size):
     found = collect_views(network, inputs, views, draws=3, seed=7, keep_draws=9, batch_size=batch_size)
-    np.testing.assert_allclose(found.mean, reference.mean, atol=1e-5)
+    np.testing.assert_allclose(found.outputs, reference.outputs, atol=1e-5)
     np.testing.assert_allclose(found.variance, reference.variance, atol=1e-5)
     np.testing.assert_allclose(found.draws, reference.draws, atol=1e-5)
 
@@ -57,16 +57,16 @@ def test_source_does_not_matter(network, inputs, views, reference):
     ]
     for source in sources:
         found = collect_views(network, source, views, draws=3, seed=7)
-        np.testing.assert_allclose(found.mean, reference.mean, atol=1e-5)
+        np.testing.assert_allclose(found.outputs, reference.outputs, atol=1e-5)
         np.testing.assert_allclose(found.variance, reference.variance, atol=1e-5)
 
 
 def test_seed_matters_and_moments_are_those_of_the_draws(network, inputs, views, reference):
     other = collect_views(network, inputs, views, draws=3, seed=8)
-    assert np.abs(other.mean[:, 1:] - reference.mean[:, 1:]).min(axis=(0, 2)).max() > 0
-    np.testing.assert_allclose(other.mean[:, 0], reference.mean[:, 0])
+    assert np.abs(other.outputs[:, 1:] - reference.outputs[:, 1:]).min(axis=(0, 2)).max() > 0
+    np.testing.assert_allclose(other.outputs[:, 0], reference.outputs[:, 0])
     assert reference.draws.shape == (9, 5, 3, 3)
-    np.testing.assert_allclose(reference.draws.mean(axis=2), reference.mean[:9], atol=1e-6)
+    np.testing.assert_allclose(reference.draws.mean(axis=2), reference.outputs[:9], atol=1e-6)
     np.testing.assert_allclose(reference.draws.var(axis=2, ddof=1), reference.variance[:9], atol=1e-6)
 
 
@@ -115,7 +115,7 @@ def test_memory_is_the_result_and_one_batch():
     finally:
         tracemalloc.stop()
     one_batch = 4 * batch_size * images[0].nbytes  # the batch, its view, the view's check, slack
-    assert peak < 2 * result.mean.nbytes + one_batch
+    assert peak < 2 * result.outputs.nbytes + one_batch
 
     tracemalloc.start()
     try:
@@ -124,7 +124,7 @@ def test_memory_is_the_result_and_one_batch():
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 2 * result.mean.nbytes + one_batch
+    assert peak < 2 * result.outputs.nbytes + one_batch
 
 
 def test_ids_and_classes_are_carried(inputs):
@@ -221,8 +221,8 @@ def test_a_view_that_works_in_place_gets_a_copy(of):
     chain = Chain([as_view(zeroed), Affine(np.eye(2), name="same")], name="chain")
     found = collect_views(lambda batch: batch, inputs, [as_view(zeroed), chain, Identity()])
     np.testing.assert_array_equal(inputs, [[1.0, 2.0], [3.0, 4.0]])
-    np.testing.assert_array_equal(found.mean[:, :2], np.zeros((2, 2, 2)))
-    np.testing.assert_array_equal(found.mean[:, 2], inputs)
+    np.testing.assert_array_equal(found.outputs[:, :2], np.zeros((2, 2, 2)))
+    np.testing.assert_array_equal(found.outputs[:, 2], inputs)
 
 
 def test_parts_of_a_batch_are_copied_too():
@@ -232,7 +232,7 @@ def test_parts_of_a_batch_are_copied_too():
 
     inputs = {"x": np.ones((3, 2))}
     found = collect_views(lambda batch: batch["x"], inputs, [as_view(without), Identity()])
-    np.testing.assert_array_equal(found.mean[0], [[0, 0], [1, 1]])
+    np.testing.assert_array_equal(found.outputs[0], [[0, 0], [1, 1]])
     assert inputs["x"].all()
 
 
@@ -240,7 +240,7 @@ def test_dropout_as_a_view_follows_the_seed():
     inputs = torch.ones(30, 8)
     view = as_view(nn.Dropout(0.5))
     assert view.stochastic
-    runs = [collect_views(lambda batch: batch, inputs, [view], seed=seed, batch_size=size).mean
+    runs = [collect_views(lambda batch: batch, inputs, [view], seed=seed, batch_size=size).outputs
             for seed, size in ((0, 256), (0, 7), (1, 256))]  # fmt: skip
     np.testing.assert_array_equal(runs[0], runs[1])
     assert (runs[0] != runs[2]).any()
@@ -249,7 +249,7 @@ def test_dropout_as_a_view_follows_the_seed():
 def test_a_function_gets_the_inputs_of_a_labelled_loader():
     inputs, labels = torch.arange(6.0).reshape(3, 2), torch.arange(3)
     found = collect_views(lambda batch: batch.sum(1), DataLoader(TensorDataset(inputs, labels)), [Identity()])
-    np.testing.assert_array_equal(found.mean[:, 0, 0], [1, 5, 9])
+    np.testing.assert_array_equal(found.outputs[:, 0, 0], [1, 5, 9])
     with pytest.raises(ValueError, match="lists of 3 parts"):
         collect_views(len, DataLoader(TensorDataset(inputs, labels, labels)), [Identity()])
 
@@ -271,7 +271,7 @@ def test_a_model_that_works_in_place_changes_neither_inputs_nor_later_views():
     inputs = torch.tensor([[-1.0, 2.0]])
     found = collect_views(nn.ReLU(inplace=True), inputs, [Identity(), as_view(torch.neg, name="minus")])
     assert inputs.tolist() == [[-1.0, 2.0]]
-    np.testing.assert_array_equal(found.mean[0], [[0, 2], [1, 0]])
+    np.testing.assert_array_equal(found.outputs[0], [[0, 2], [1, 0]])
 
 
 def test_a_policy_holds_for_the_draws_it_was_fitted_to():

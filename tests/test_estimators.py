@@ -1,4 +1,4 @@
-"""VBTTAClassifier and VBTTARegressor keep scikit-learn's contract, and their own: frozen models stay as they are."""
+"""VBTTAClassifier and VBTTARegressor keep scikit-learn's contract, and leave frozen estimators as they are."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ class Shrink:
 
 
 VIEWS = [Identity(), Shrink()]
-QUICK = {"policy_model": "latent", "guard": False}
+QUICK = {"model": "latent", "guard": False}
 
 
 def exemptions(estimator):
@@ -43,7 +43,7 @@ def exemptions(estimator):
 @parametrize_with_checks(
     [
         VBTTARegressor(Ridge(), VIEWS, cv=3, **QUICK),
-        VBTTAClassifier(LogisticRegression(), VIEWS, cv=3, policy_model="mixture", guard=False),
+        VBTTAClassifier(LogisticRegression(), VIEWS, cv=3, model="mixture", guard=False),
     ],
     expected_failed_checks=exemptions,
 )
@@ -64,20 +64,20 @@ def classification():
     return X[:120], y[:120], X[120:], y[120:]
 
 
-def test_a_frozen_model_is_used_as_it_is_and_survives_clone(regression):
+def test_a_frozen_estimator_is_used_as_it_is_and_survives_clone(regression):
     X, y, X_new, y_new = regression
     model = Ridge().fit(X, y)
     coefficients = model.coef_.copy()
-    wise = VBTTARegressor(model, VIEWS, **QUICK)
-    again = clone(wise)
-    assert again.model is model
-    assert again is not wise
+    weighted = VBTTARegressor(model, VIEWS, **QUICK)
+    again = clone(weighted)
+    assert again.estimator is model
+    assert again is not weighted
     again.fit(X_new, y_new)
     np.testing.assert_array_equal(model.coef_, coefficients)
-    assert again.model_ is model
+    assert again.estimator_ is model
     policy = fit_policy(collect_views(model, X_new, VIEWS), y_new, task="regression", model="latent", guard=False)
     np.testing.assert_allclose(again.predict(X_new), policy.predict(collect_views(model, X_new, VIEWS)).mean[:, 0])
-    assert not hasattr(clone(VBTTARegressor(model, VIEWS, cv=3)).model, "coef_")
+    assert not hasattr(clone(VBTTARegressor(model, VIEWS, cv=3)).estimator, "coef_")
     frozen = VBTTARegressor(FrozenEstimator(model), VIEWS, **QUICK).fit(X_new, y_new)
     np.testing.assert_allclose(frozen.predict(X_new), again.predict(X_new))
 
@@ -101,14 +101,14 @@ def test_out_of_fold_views_are_those_of_models_that_did_not_see_the_row(regressi
 
 def test_standard_deviation_and_distribution(regression):
     X, y, X_new, y_new = regression
-    wise = VBTTARegressor(Ridge().fit(X, y), VIEWS, **QUICK).fit(X_new, y_new)
-    mean, std = wise.predict(X_new, return_std=True)
-    np.testing.assert_allclose(mean, wise.predict(X_new))
+    weighted = VBTTARegressor(Ridge().fit(X, y), VIEWS, **QUICK).fit(X_new, y_new)
+    mean, std = weighted.predict(X_new, return_std=True)
+    np.testing.assert_allclose(mean, weighted.predict(X_new))
     inside = np.abs(y_new - mean) < 2 * std
     assert 0.85 < inside.mean() <= 1
-    lower, upper = wise.predict_distribution(X_new).interval(0.9)
+    lower, upper = weighted.predict_distribution(X_new).interval(0.9)
     assert (lower < upper).all()
-    assert wise.score(X_new, y_new) > 0.9
+    assert weighted.score(X_new, y_new) > 0.9
 
 
 def test_label_sets_with_gaps(regression):
@@ -118,9 +118,9 @@ def test_label_sets_with_gaps(regression):
     several = y_new[:, None] + rng.normal(size=(80, 3))
     several[rng.random((80, 3)) < 0.4] = np.nan
     several[:5] = np.nan
-    wise = VBTTARegressor(model, VIEWS, **QUICK).fit(X_new, several)
+    weighted = VBTTARegressor(model, VIEWS, **QUICK).fit(X_new, several)
     same = VBTTARegressor(model, VIEWS, **QUICK).fit(X_new, LabelSets.from_array(several))
-    np.testing.assert_allclose(wise.predict(X_new), same.predict(X_new))
+    np.testing.assert_allclose(weighted.predict(X_new), same.predict(X_new))
     out_of_fold = VBTTARegressor(Ridge(), VIEWS, cv=3, **QUICK).fit(X_new, several)
     assert out_of_fold.score(X_new, y_new) > 0.9
 
@@ -128,8 +128,8 @@ def test_label_sets_with_gaps(regression):
 def test_several_outputs(regression):
     X, y, X_new, y_new = regression
     model = Ridge().fit(X, np.stack([y, -y], axis=1))
-    wise = VBTTARegressor(model, VIEWS, **QUICK).fit(X_new, np.stack([y_new, -y_new], axis=1)[:, None])
-    mean, std = wise.predict(X_new, return_std=True)
+    weighted = VBTTARegressor(model, VIEWS, **QUICK).fit(X_new, np.stack([y_new, -y_new], axis=1)[:, None])
+    mean, std = weighted.predict(X_new, return_std=True)
     assert mean.shape == std.shape == (80, 2)
 
 
@@ -148,23 +148,23 @@ def test_weights_count_like_repetitions_and_zero_removes(regression):
 
 def test_weights_do_not_turn_single_labels_into_label_sets(classification):
     X, y, X_new, y_new = classification
-    wise = VBTTAClassifier(LogisticRegression().fit(X, y), VIEWS, policy_model="mixture", guard=False)
-    assert wise.fit(X_new, y_new, sample_weight=np.full(120, 3.0)).policy_.model.noise == "none"
+    weighted = VBTTAClassifier(LogisticRegression().fit(X, y), VIEWS, model="mixture", guard=False)
+    assert weighted.fit(X_new, y_new, sample_weight=np.full(120, 3.0)).policy_.model.noise == "none"
     three = np.repeat(y_new[:, None], 3, axis=1)
-    assert wise.fit(X_new, three).policy_.model.noise == "confusion"
+    assert weighted.fit(X_new, three).policy_.model.noise == "confusion"
 
 
 def test_classes_of_any_kind_and_calibrated_probabilities(classification):
     X, y, X_new, y_new = classification
     words = np.array(["red", "green", "blue"])[y]
-    wise = VBTTAClassifier(LogisticRegression().fit(X, words), VIEWS, **QUICK)
-    wise.fit(X_new, np.array(["red", "green", "blue"])[y_new])
-    assert list(wise.classes_) == ["blue", "green", "red"]
-    proba = wise.predict_proba(X_new)
+    weighted = VBTTAClassifier(LogisticRegression().fit(X, words), VIEWS, **QUICK)
+    weighted.fit(X_new, np.array(["red", "green", "blue"])[y_new])
+    assert list(weighted.classes_) == ["blue", "green", "red"]
+    proba = weighted.predict_proba(X_new)
     np.testing.assert_allclose(proba.sum(axis=1), 1)
-    np.testing.assert_allclose(np.exp(wise.predict_log_proba(X_new)), proba)
-    assert set(wise.predict(X_new)) <= set(words)
-    assert wise.score(X_new, np.array(["red", "green", "blue"])[y_new]) > 0.5
+    np.testing.assert_allclose(np.exp(weighted.predict_log_proba(X_new)), proba)
+    assert set(weighted.predict(X_new)) <= set(words)
+    assert weighted.score(X_new, np.array(["red", "green", "blue"])[y_new]) > 0.5
 
 
 def test_a_class_that_a_fold_misses_keeps_its_column(classification):
@@ -173,9 +173,9 @@ def test_a_class_that_a_fold_misses_keeps_its_column(classification):
     rare[:] = np.where(rare == 2, 1, rare)
     rare[:2] = 7
     folds = [(np.arange(60, 120), np.arange(60)), (np.arange(60), np.arange(60, 120))]
-    wise = VBTTAClassifier(LogisticRegression(), VIEWS, cv=folds, **QUICK).fit(X, rare)
-    assert wise.predict_proba(X).shape == (120, 3)
-    assert list(wise.classes_) == [0, 1, 7]
+    weighted = VBTTAClassifier(LogisticRegression(), VIEWS, cv=folds, **QUICK).fit(X, rare)
+    assert weighted.predict_proba(X).shape == (120, 3)
+    assert list(weighted.classes_) == [0, 1, 7]
 
 
 def test_groups_and_splitters(regression):
@@ -191,18 +191,18 @@ def test_tables_pipelines_and_searches(regression):
     X, y, X_new, y_new = regression
     names = list("abcde")
     table, new = pandas.DataFrame(X, columns=names), pandas.DataFrame(X_new, columns=names)
-    wise = VBTTARegressor(Ridge().fit(table, y), VIEWS, **QUICK).fit(new, y_new)
-    assert list(wise.feature_names_in_) == names
-    wise.predict(new)
+    weighted = VBTTARegressor(Ridge().fit(table, y), VIEWS, **QUICK).fit(new, y_new)
+    assert list(weighted.feature_names_in_) == names
+    weighted.predict(new)
     with pytest.raises(ValueError, match="feature names"):
-        wise.predict(new[names[::-1]])
+        weighted.predict(new[names[::-1]])
     pipe = make_pipeline(StandardScaler(), VBTTARegressor(Ridge(), VIEWS, cv=2, **QUICK)).fit(X, y)
     assert pipe.score(X_new, y_new) > 0.9
     frozen = VBTTARegressor(Ridge().fit(X, y), VIEWS, guard=False)
-    search = GridSearchCV(frozen, {"policy_model": ["mixture", GaussianLatent(shrinkage=1.0)]}, cv=2)
+    search = GridSearchCV(frozen, {"model": ["mixture", GaussianLatent(shrinkage=1.0)]}, cv=2)
     assert search.fit(X_new, y_new).best_score_ > 0.9
-    nested = GridSearchCV(VBTTARegressor(Ridge(), VIEWS, cv=2, **QUICK), {"model__alpha": [0.1, 10.0]}, cv=2)
-    assert nested.fit(X, y).best_params_["model__alpha"] in (0.1, 10.0)
+    nested = GridSearchCV(VBTTARegressor(Ridge(), VIEWS, cv=2, **QUICK), {"estimator__alpha": [0.1, 10.0]}, cv=2)
+    assert nested.fit(X, y).best_params_["estimator__alpha"] in (0.1, 10.0)
 
 
 def test_stochastic_views_follow_the_random_state(regression):
@@ -223,9 +223,9 @@ def test_a_torch_network_with_images():
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 4 * 4, 3)).train()
     images = np.random.default_rng(0).random((60, 3, 4, 4), dtype=np.float32)
     labels = network(torch.from_numpy(images)).argmax(1).numpy()
-    wise = VBTTAClassifier(network, VIEWS, **QUICK).fit(images, labels)
-    assert wise.predict(images).shape == (60,)
-    assert wise.score(images, labels) > 0.8
+    weighted = VBTTAClassifier(network, VIEWS, **QUICK).fit(images, labels)
+    assert weighted.predict(images).shape == (60,)
+    assert weighted.score(images, labels) > 0.8
     assert network.training
     with pytest.raises(ValueError, match="has no fit method"):
         VBTTAClassifier(network, VIEWS, cv=3).fit(images, labels)
@@ -243,9 +243,9 @@ def test_bad_input_is_named(regression):
 
 def test_real_data_with_noisy_views_are_not_worse_than_the_model_alone():
     X, y = load_diabetes(return_X_y=True)
-    wise = VBTTARegressor(Ridge(1.0), [Identity(), GaussianNoise(0.02)], cv=5, draws=4).fit(X[:300], y[:300])
+    weighted = VBTTARegressor(Ridge(1.0), [Identity(), GaussianNoise(0.02)], cv=5, draws=4).fit(X[:300], y[:300])
     plain = Ridge(1.0).fit(X[:300], y[:300])
-    assert wise.score(X[300:], y[300:]) > plain.score(X[300:], y[300:]) - 0.02
+    assert weighted.score(X[300:], y[300:]) > plain.score(X[300:], y[300:]) - 0.02
 
 
 def test_words_are_the_sorted_outputs_of_a_network_without_names():
@@ -253,7 +253,7 @@ def test_words_are_the_sorted_outputs_of_a_network_without_names():
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 3)
     words = np.array(["ant", "bee", "cat"])[y]
-    options = {"policy_model": "mixture", "guard": False}
+    options = {"model": "mixture", "guard": False}
     named, plain = (
         VBTTAClassifier(net, VIEWS, **options).fit(X, words),
         VBTTAClassifier(net, VIEWS, **options).fit(X, y),
@@ -261,5 +261,5 @@ def test_words_are_the_sorted_outputs_of_a_network_without_names():
     assert named.classes_.tolist() == ["ant", "bee", "cat"]
     np.testing.assert_allclose(named.predict_proba(X), plain.predict_proba(X))
     assert (named.predict(X) == np.array(["ant", "bee", "cat"])[plain.predict(X)]).all()
-    with pytest.raises(ValueError, match=r"2 different words, and the model 3 outputs .* 0\.\.2"):
+    with pytest.raises(ValueError, match=r"2 different words, and the estimator 3 outputs .* 0\.\.2"):
         VBTTAClassifier(net, VIEWS, **options).fit(X, np.where(y == 0, "ant", "bee"))

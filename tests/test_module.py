@@ -11,15 +11,18 @@ import torch
 from torch import nn
 
 from vbtta import ViewPredictions, fit_policy
+from vbtta.adapters import as_predictor
 from vbtta.augment import Chain, GaussianNoise, Identity, as_view, d4
 from vbtta.augment.images import HorizontalFlip, Rotate, Shift, Zoom
 from vbtta.collect import collect_views
-from vbtta.infer.calibration import Calibration
-from vbtta.infer.categorical_posterior import CategoricalPosterior
-from vbtta.models import as_model
-from vbtta.module import TTAModule, _probit
+from vbtta.inference.em import EM
+from vbtta.models.categorical_latent.spec import CategoricalLatent
+from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
+from vbtta.models.categorical_mixture.spec import CategoricalMixture
+from vbtta.models.parts.calibration import Calibration
+from vbtta.models.parts.link_densities import class_probabilities
+from vbtta.module import TTAModule
 from vbtta.policy import History, Policy
-from vbtta.specs import EM, CategoricalLatent, CategoricalMixture
 
 CLASSES = 4
 
@@ -56,7 +59,7 @@ def network(outputs, seed=0):
 
 def regression_policy(net, images, views, model):
     predictions = collect_views(net, images, views)
-    truth = predictions.mean.mean(axis=1) + 0.01 * np.random.default_rng(0).normal(size=(len(images), 2))
+    truth = predictions.outputs.mean(axis=1) + 0.01 * np.random.default_rng(0).normal(size=(len(images), 2))
     return fit_policy(predictions, truth[:, None], task="regression", model=model, guard=False)
 
 
@@ -71,12 +74,9 @@ def classification_policy(names, link="softmax", class_weights=None):
         class_weights=class_weights,
         calibration=Calibration(0.3 * rng.normal(size=len(names)), 0.2 * rng.normal(size=CLASSES)),
         noise=None,
-        noise_counts=None,
-        named=False,
         information=None,
     )
     return Policy(
-        task="classification",
         names=tuple(names),
         model=CategoricalMixture(link=link),
         engine=EM(),
@@ -189,7 +189,7 @@ def test_tensors_of_many_rows_go_through_in_parts_of_one_size(images, views):
 
 def test_mixed_precision_is_that_of_the_adapter(images, views):
     net, policy = network(CLASSES), classification_policy([view.name for view in views])
-    adapter = as_model(net, autocast=torch.bfloat16)
+    adapter = as_predictor(net, autocast=torch.bfloat16)
     found = TTAModule(adapter, views, policy, max_batch=12)(images).detach().numpy()
     np.testing.assert_allclose(found, expected_of(adapter, images, views, policy), atol=1e-5)
     assert np.abs(found - expected_of(net, images, views, policy)).max() > 1e-5
@@ -279,7 +279,7 @@ def test_parts_of_outputs_are_chosen_through_the_adapter(images, views):
             return {"logits": self.net(images), "other": images}
 
     policy = classification_policy([view.name for view in views])
-    found = TTAModule(as_model(Wrapped(), "logits"), views, policy)(images)
+    found = TTAModule(as_predictor(Wrapped(), "logits"), views, policy)(images)
     torch.testing.assert_close(found, TTAModule(net, views, policy)(images))
 
 
@@ -287,7 +287,7 @@ def test_probit_probabilities_of_two_classes_have_a_closed_form():
     from scipy.special import ndtr
 
     gap = torch.linspace(-6, 6, 25)
-    found = _probit(torch.stack([gap, torch.zeros(25)], dim=1))
+    found = class_probabilities("probit", torch.stack([gap, torch.zeros(25)], dim=1))
     np.testing.assert_allclose(found[:, 0].numpy(), ndtr(gap.numpy() / np.sqrt(2)), atol=2e-6)
 
 

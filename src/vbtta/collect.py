@@ -1,4 +1,4 @@
-"""A model's predictions for all inputs under all views, batch by batch."""
+"""Predictions for all inputs under all views, batch by batch."""
 
 __all__ = ["check_options", "collect_rows", "collect_views", "measure_cost"]
 
@@ -11,21 +11,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.batches import batches_of
-from vbtta._support.checks import whole_number
+from vbtta._support.checks import shown, whole_number
+from vbtta._support.fingerprints import prediction_fingerprint
 from vbtta._support.progress import Progress
 from vbtta._support.random import RowStreams
-from vbtta._support.words import shown
+from vbtta._support.tensors import Batch, copy_of, is_tensor, n_rows_of
+from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.arrays import GaussianNoise
-from vbtta.augment.base import Augmentation, apply_view, copy_of, is_tensor
-from vbtta.augment.fingerprint import prediction_fingerprint
+from vbtta.augment.base import Augmentation, apply_view
 from vbtta.augment.foreign import as_views
-from vbtta.labels import Array
-from vbtta.models.base import Batch, Model, Output, as_model, n_rows_of
-from vbtta.predictions import ViewPredictions
+from vbtta.data.labels import Array
+from vbtta.data.predictions import ViewPredictions
 
 
 def collect_views(
-    model: Any,
+    predictor: Any,
     inputs: Any,
     views: Any,
     *,
@@ -43,35 +43,30 @@ def collect_views(
 
     Parameters
     ----------
-    model : object
-        What :func:`vbtta.models.as_model` takes: a torch module, a fitted estimator, an ONNX Runtime session, a
-        function. It is left as it was found. Classifiers must give logits (or log probabilities).
+    predictor : object
+        What :func:`vbtta.adapters.as_predictor` takes: a torch module, a fitted estimator, an ONNX Runtime session, a
+        function. It is left unchanged. Classifiers must give logits (or log probabilities).
     inputs : array, tensor, table; dict or tuple of those; DataLoader or iterator of batches
-        N rows in all. Of batches that a DataLoader makes of inputs and labels only the inputs are used.
+        N rows in all. Labels in the batches of a DataLoader are not used.
     views : list of views
         What :func:`vbtta.augment.as_views` takes.
     draws : int
         Draws of every stochastic view, M; the result has their mean and, from two on, their variance.
     keep_draws : int
-        Of how many inputs, from the first, to keep the single draws as well (`ViewPredictions.draws`).
+        Number of inputs, from the first, whose single draws are kept as well (`ViewPredictions.draws`).
     batch_size : int
-        Inputs worked on at once, where `inputs` does not come in batches. It does not change the result.
+        Inputs of a batch, unless `inputs` come in batches. It does not change the result.
     variance : {"delta"}, optional
-        "delta" takes the variance from the derivative of a torch module instead of from the spread of the draws.
-        The mean is that of the draws all the same, so one draw is a noisy mean; that of Gaussian noise is all its
-        variance needs, other views need two.
+        "delta" takes the variance from the derivative of a torch module instead of from the spread of the draws; the
+        mean is still that of the draws. Gaussian noise needs one draw, other views need two.
     output : str, int or callable, optional
-        Which part of the model's return value; see :func:`vbtta.models.as_model`.
+        Which part of the predictor's return value; see :func:`vbtta.adapters.as_predictor`.
     seed : int
-        Decides the draws, together with the view's name, the draw and the row: nothing else matters.
+        Determines the draws, together with the view's name, the draw and the row.
     progress : bool
-        Whether to show on the standard error stream how far it is.
+        Whether to show progress on the standard error stream.
     ids, classes : arrays, optional
-        Identifiers of the N inputs, and what the C outputs stand for (estimators know their classes).
-
-    Returns
-    -------
-    ViewPredictions
+        Identifiers of the N inputs, and the classes of the C outputs (estimators know theirs).
 
     Examples
     --------
@@ -86,68 +81,53 @@ def collect_views(
     check_options(draws, keep_draws, variance)
     seed = whole_number("seed", seed, 0)
     view_list = as_views(views)
-    adapted = as_model(model, output)
+    adapted = as_predictor(predictor, output)
     batches, n_rows = batches_of(inputs, batch_size)
-    spread = variance == "delta" or (draws > 1 and any(view.stochastic for view in view_list))
-    store = _Store(n_rows, spread)
-    kept: list[Array] = []
+    collector = _Collector(adapted, view_list, draws, seed, delta=variance == "delta", keep_draws=keep_draws)
+    gathered: tuple[list[Array], list[Array], list[Array]] = ([], [], [])
     start = 0
     with Progress("inputs", n_rows, progress) as bar, adapted.ready():
         for batch in batches:
-            ready = adapted.prepare(batch)
-            rows = np.arange(start, start + n_rows_of(ready))
-            job = _Job(adapted, ready, rows, draws, seed, variance == "delta", keep_draws)
-            for k, view in enumerate(view_list):
-                mean, var, raw = job.run(view)
-                store.put(k, len(view_list), rows, mean, var, view.name)
-                if raw is not None:
-                    kept.append(raw)
-            start += len(rows)
-            bar.advance(len(rows))
+            parts = collector.collect(batch, start)
+            for arrays, part in zip(gathered, parts, strict=True):
+                if part is not None:
+                    arrays.append(part)
+            start += len(parts[0])
+            bar.advance(len(parts[0]))
     if n_rows is not None and start != n_rows:
         raise ValueError(f"inputs have {n_rows} rows but gave {start}")
-    mean, var = store.finish()
+    means, variances, single_draws = gathered
+    mean = np.concatenate(means)
+    means.clear()  # at most twice the result is in memory
     return ViewPredictions(
         mean,
-        var,
+        np.concatenate(variances) if variances else None,
         names=[view.name for view in view_list],
         ids=ids,
         classes=adapted.classes if classes is None else classes,
-        draws=_join_draws(kept, len(view_list)),
+        draws=np.concatenate(single_draws) if single_draws else None,
         fingerprints={view.name: prediction_fingerprint(view, adapted.output_kind, draws) for view in view_list},
     )
 
 
 def collect_rows(
-    model: Model, inputs: Any, views: list[Augmentation], first: int, *, draws: int, delta: bool, seed: int
+    predictor: Predictor, inputs: Any, views: list[Augmentation], first: int, *, draws: int, delta: bool, seed: int
 ) -> tuple[Array, Array | None]:
     """Mean and variance (n, K, C) of one batch, whose rows count from `first` in the whole data set."""
-    batch = model.prepare(inputs)
-    rows = np.arange(first, first + n_rows_of(batch))
-    job = _Job(model, batch, rows, draws, seed, delta, 0)
-    store = _Store(None, delta or (draws > 1 and any(view.stochastic for view in views)))
-    for k, view in enumerate(views):
-        mean, variance, _ = job.run(view)
-        store.put(k, len(views), rows, mean, variance, view.name)
-    return store.finish()
+    return _Collector(predictor, views, draws, seed, delta=delta).collect(inputs, first)[:2]
 
 
 def measure_cost(
-    model: Any, inputs: Any, views: Any, *, draws: int = 1, output: Output = None, repeats: int = 5
+    predictor: Any, inputs: Any, views: Any, *, draws: int = 1, output: Output = None, repeats: int = 5
 ) -> dict[str, float]:
-    """Milliseconds that every view takes on one batch, augmentation included: medians of repeated runs.
+    """Milliseconds of every view on one batch, augmentation included: medians, as `select_views(cost=...)` takes them.
 
     Parameters
     ----------
-    model, inputs, views, draws, output
-        As in :func:`collect_views`; the inputs are one batch. Of those that come in batches the first is taken.
+    predictor, inputs, views, draws, output
+        As in :func:`collect_views`; the inputs are one batch. If they come in batches the first is used.
     repeats : int
-        Runs of every view, in turns so that a disturbance hits all alike.
-
-    Returns
-    -------
-    dict
-        By view name, as `select_views(cost=...)` takes it.
+        Runs of every view; views take turns, so that a disturbance affects all alike.
 
     Examples
     --------
@@ -158,154 +138,115 @@ def measure_cost(
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1; got {repeats}")
     view_list = as_views(views)
-    adapted = as_model(model, output)
+    adapted = as_predictor(predictor, output)
     batches, n_rows = batches_of(inputs, 1)
-    batch = next(batches) if n_rows is None else inputs
     times: dict[str, list[float]] = {view.name: [] for view in view_list}
+    collector = _Collector(adapted, view_list, draws, 0)
     with adapted.ready():
-        ready = adapted.prepare(batch)
-        job = _Job(adapted, ready, np.arange(n_rows_of(ready)), draws, 0, False, 0)
-        for view in view_list:  # the first call may compile or allocate
-            job.run(view)
-        for _ in range(repeats):
+        batch = adapted.prepare(next(batches) if n_rows is None else inputs)
+        rows = np.arange(n_rows_of(batch))
+        for run in range(repeats + 1):
             for view in view_list:
                 begin = time.perf_counter()
-                job.run(view)
-                times[view.name].append(1000 * (time.perf_counter() - begin))
-    return {name: float(np.median(found)) for name, found in times.items()}
+                collector.moments(view, batch, rows)
+                if run > 0:  # the first call may compile or allocate
+                    times[view.name].append(1000 * (time.perf_counter() - begin))
+    return {name: float(np.median(values)) for name, values in times.items()}
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One batch, to be seen through one view after the other."""
+def check_options(draws: int, keep_draws: int, variance: str | None) -> None:
+    """Refuse invalid options of a collection."""
+    for name, value, least in (("draws", draws, 1), ("keep_draws", keep_draws, 0)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}; got {shown(value)}")
+    if variance not in (None, "delta"):
+        raise ValueError(f"variance must be None (over the draws) or 'delta'; got {variance!r}")
 
-    model: Model
-    batch: Batch
-    rows: Array
+
+@dataclass
+class _Collector:
+    """Predicts one batch after the other under every view, and checks the outputs."""
+
+    predictor: Predictor
+    views: list[Augmentation]
     draws: int
     seed: int
-    delta: bool
-    keep_draws: int
+    delta: bool = False
+    keep_draws: int = 0
+    n_outputs: int | None = None
 
-    def run(self, view: Augmentation) -> tuple[Array, Array | None, Array | None]:
-        """Mean (B, C), variance and the single draws (b, M, C) of the rows that keep them."""
+    def collect(self, inputs: Any, first: int) -> tuple[Array, Array | None, Array | None]:
+        """Mean and variance (n, K, C) of a batch, and single draws (b, K, M, C) of the rows that keep them."""
+        batch = self.predictor.prepare(inputs)
+        rows = np.arange(first, first + n_rows_of(batch))
+        means, variances, draws = zip(*(self.moments(view, batch, rows) for view in self.views), strict=True)
+        mean = np.stack(means, axis=1)
+        variance = None
+        if self.delta or (self.draws > 1 and any(view.stochastic for view in self.views)):
+            zero = np.zeros_like(means[0])
+            variance = np.stack([zero if part is None else part for part in variances], axis=1).astype(mean.dtype)
+        return mean, variance, None if draws[0] is None else np.stack(draws, axis=1)
+
+    def moments(self, view: Augmentation, batch: Batch, rows: Array) -> tuple[Array, Array | None, Array | None]:
+        """Mean (B, C), variance and single draws (b, M, C) of one view."""
         n_draws = self.draws if view.stochastic else 1
-        keep = max(0, min(self.keep_draws - int(self.rows[0]), len(self.rows))) if len(self.rows) else 0
+        keep = max(0, min(self.keep_draws - int(rows[0]), len(rows))) if len(rows) else 0
         mean = deviation = np.zeros(())
-        raw: list[Array] = []
-        first: Array | None = None
-        for m in range(n_draws):
-            seen = apply_view(view, self.batch, self.streams(view, m))
-            outputs = self.model(copy_of(seen) if seen is self.batch else seen)  # (B, C); a model may work in place
-            raw.append(outputs[:keep].copy())
-            if first is None:
-                first, mean, deviation = outputs, outputs, np.zeros(outputs.shape)
+        single_draws: list[Array] = []
+        for m, augmented in enumerate(self._draw(view, batch, rows, n_draws)):
+            outputs = self.predictor(copy_of(augmented) if augmented is batch else augmented)  # may work in place
+            single_draws.append(outputs[:keep].copy())
+            if m == 0:
+                mean, deviation, dtype = outputs, np.zeros(outputs.shape), outputs.dtype
                 continue
-            # Welford's running moments: one pass, no cancellation
-            change = outputs.astype(np.float64) - mean
+            change = outputs.astype(np.float64) - mean  # Welford's running moments: one pass, no cancellation
             mean = mean + change / (m + 1)
             deviation = deviation + change * (outputs - mean)
-        assert first is not None
-        mean = mean.astype(first.dtype, copy=False)
-        var: Array | None = None
+        mean = mean.astype(dtype, copy=False)
+        self._check(mean, rows, view.name)
+        variance: Array | None = None
         if self.delta:
-            var = self.delta_of(view, n_draws, first.shape)
+            variance = self._delta_variance(view, batch, rows, mean.shape)
         elif n_draws > 1:
-            var = deviation / (n_draws - 1)
-        if not keep:
-            return mean, var, None
-        return mean, var, np.stack(raw * (self.draws if n_draws == 1 else 1), axis=1)
+            variance = deviation / (n_draws - 1)
+        repeats = self.draws if n_draws == 1 else 1
+        return mean, variance, np.stack(single_draws * repeats, axis=1) if keep else None
 
-    def streams(self, view: Augmentation, draw: int) -> RowStreams | None:
-        return RowStreams(self.seed, view.name, draw, self.rows) if view.stochastic else None
+    def _draw(self, view: Augmentation, batch: Batch, rows: Array, n_draws: int) -> Iterator[Batch]:
+        """The augmented batches; made from their streams again rather than kept."""
+        for m in range(n_draws):
+            yield apply_view(view, batch, RowStreams(self.seed, view.name, m, rows) if view.stochastic else None)
 
-    def delta_of(self, view: Augmentation, n_draws: int, shape: tuple[int, ...]) -> Array:
+    def _check(self, mean: Array, rows: Array, name: str) -> None:
+        """Refuse outputs that are not finite, and a number of outputs that changes."""
+        if not np.isfinite(mean).all():
+            row, c = (int(index) for index in np.argwhere(~np.isfinite(mean))[0])
+            raise ValueError(
+                f"the model returned {mean[row, c]} for input {rows[row]} under view {name}, output {c}; leave out "
+                f"that view or that input, or give log probabilities a floor (output=vbtta.adapters.log_probability)"
+            )
+        if self.n_outputs not in (None, mean.shape[1]):
+            raise ValueError(
+                f"the model returned {mean.shape[1]} outputs under view {name} from input {rows[0]} on and "
+                f"{self.n_outputs} before; it must always return the same number"
+            )
+        self.n_outputs = mean.shape[1]
+
+    def _delta_variance(self, view: Augmentation, batch: Batch, rows: Array, shape: tuple[int, ...]) -> Array:
         """Delta-method variance of a torch module: (B, C)."""
-        outputs = getattr(self.model, "outputs", None)
-        if outputs is None or not is_tensor(self.batch) or not self.batch.is_floating_point():
+        outputs = getattr(self.predictor, "outputs", None)
+        if outputs is None or not is_tensor(batch) or not batch.is_floating_point():
             raise ValueError(
                 "variance='delta' differentiates the model: it needs a torch module and one floating-point tensor as "
                 "input; use draws= for the variance over draws"
             )
         if not view.stochastic:
             return np.zeros(shape)
-        from vbtta.delta import delta_variance, noise_variance
+        from vbtta.adapters.delta import delta_variance, noise_variance
 
         if isinstance(view, GaussianNoise) and view.clip is None:
-            return np.asarray(noise_variance(outputs, self.batch, view.std).cpu().numpy())
-        if n_draws < 2:
-            raise ValueError(
-                f"variance='delta' takes the spread of view {view.name} from its draws: use draws=2 or more"
-            )
-        drawn = sum(self.drawn(view, n_draws)) / n_draws
-        return np.asarray(delta_variance(outputs, drawn, self.drawn(view, n_draws)).cpu().numpy())
-
-    def drawn(self, view: Augmentation, n_draws: int) -> Iterator[Any]:
-        """The augmented batches, made anew from their streams rather than kept."""
-        return (apply_view(view, self.batch, self.streams(view, m)) for m in range(n_draws))
-
-
-class _Store:
-    """Results where they are needed once: one array where the number of rows is known, else parts to be joined."""
-
-    def __init__(self, n_rows: int | None, with_variance: bool) -> None:
-        self.n_rows, self.with_variance = n_rows, with_variance
-        self.parts: list[tuple[Array, Array | None]] = []
-
-    def put(self, k: int, n_views: int, rows: Array, mean: Array, variance: Array | None, name: str) -> None:
-        """Store view k of some rows."""
-        if not np.isfinite(mean).all():
-            row, c = (int(index) for index in np.argwhere(~np.isfinite(mean))[0])
-            raise ValueError(
-                f"the model returned {mean[row, c]} for input {rows[row]} under view {name}, output {c}; leave out "
-                f"that view or that input, or give log probabilities a floor (output=vbtta.models.log_probability)"
-            )
-        if self.n_rows is None and k == 0:
-            self.parts.append(self.empty(len(rows), n_views, mean))
-        elif not self.parts:
-            self.parts.append(self.empty(self.n_rows or 0, n_views, mean))
-        means, variances = self.parts[-1]
-        if mean.shape[1] != self.parts[0][0].shape[2]:
-            raise ValueError(
-                f"the model returned {mean.shape[1]} outputs under view {name} from input {rows[0]} on and "
-                f"{means.shape[2]} before; it must always return the same number"
-            )
-        where = rows if self.n_rows is not None else slice(None)
-        means[where, k] = mean
-        if variances is not None:
-            variances[where, k] = 0 if variance is None else variance
-
-    def empty(self, n_rows: int, n_views: int, like: Array) -> tuple[Array, Array | None]:
-        shape = (n_rows, n_views, like.shape[1])
-        return np.empty(shape, like.dtype), np.empty(shape, like.dtype) if self.with_variance else None
-
-    def finish(self) -> tuple[Array, Array | None]:
-        """Mean and variance (N, K, C); parts are let go as they are copied."""
-        if len(self.parts) == 1:
-            return self.parts.pop()
-        total = sum(len(mean) for mean, _ in self.parts)
-        means, variances = self.empty(total, self.parts[0][0].shape[1], self.parts[0][0][0])
-        end = total
-        while self.parts:
-            mean, variance = self.parts.pop()
-            means[end - len(mean) : end] = mean
-            if variances is not None:
-                variances[end - len(mean) : end] = variance
-            end -= len(mean)
-        return means, variances
-
-
-def _join_draws(kept: list[Array], n_views: int) -> Array | None:
-    """Draws of batches and views in turn, (b, M, C) each, as (n, K, M, C)."""
-    if not kept:
-        return None
-    return np.concatenate([np.stack(kept[at : at + n_views], axis=1) for at in range(0, len(kept), n_views)])
-
-
-def check_options(draws: int, keep_draws: int, variance: str | None) -> None:
-    """Refuse options that no collection can have."""
-    for name, value, least in (("draws", draws, 1), ("keep_draws", keep_draws, 0)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}; got {shown(value)}")
-    if variance not in (None, "delta"):
-        raise ValueError(f"variance must be None (over the draws) or 'delta'; got {variance!r}")
+            return np.asarray(noise_variance(outputs, batch, view.std).cpu().numpy())
+        if self.draws < 2:
+            raise ValueError(f"variance='delta' needs draws of view {view.name} for its spread: use draws=2 or more")
+        centre: Any = sum(self._draw(view, batch, rows, self.draws)) / self.draws
+        return np.asarray(delta_variance(outputs, centre, self._draw(view, batch, rows, self.draws)).cpu().numpy())

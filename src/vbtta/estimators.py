@@ -1,4 +1,4 @@
-"""VBTTAClassifier and VBTTARegressor: a model, its views and a policy behind scikit-learn's methods."""
+"""VBTTAClassifier and VBTTARegressor: an estimator, its views and a policy with scikit-learn's methods."""
 
 __all__ = ["VBTTAClassifier", "VBTTARegressor"]
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from vbtta._support.extras import missing_extra
 from vbtta.collect import collect_views
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import CategoricalPrediction, ContinuousPrediction
 from vbtta.fit import fit_policy
-from vbtta.labels import Array, LabelSets
-from vbtta.predictions import CategoricalPrediction, ContinuousPrediction, ViewPredictions
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, RegressorMixin, clone
@@ -24,32 +25,32 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra("sklearn", "cli") from error
 
-_LOWEST = float(np.log(1e-7))  # of a class that a fold's model never saw
+_UNSEEN_CLASS_LOGIT = float(np.log(1e-7))  # of a class that is not in a fold's training data
 
 
-class _Weighted(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
-    """What classifier and regressor share."""
+class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of classifier and regressor."""
 
     _task = ""
 
     def __init__(
         self,
-        model: Any,
+        estimator: Any,
         views: Any,
         *,
         cv: Any = "frozen",
         draws: int = 1,
-        policy_model: Any = "auto",
+        model: Any = "auto",
         engine: Any = "auto",
         guard: bool = True,
         batch_size: int = 256,
         random_state: Any = 0,
     ) -> None:
-        self.model = model
+        self.estimator = estimator
         self.views = views
         self.cv = cv
         self.draws = draws
-        self.policy_model = policy_model
+        self.model = model
         self.engine = engine
         self.guard = guard
         self.batch_size = batch_size
@@ -61,7 +62,7 @@ class _Weighted(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : (N, ...) array or table
-            Inputs the model was not trained on, if it is frozen.
+            Inputs that a frozen estimator was not trained on.
         y : (N,) array, (N, M) array with gaps, or LabelSets
             One label or more for every input; NaN and None mean "no label". Several outputs go in as (N, M, C).
         sample_weight : (N,) array, optional
@@ -81,30 +82,34 @@ class _Weighted(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("y has no labels of positive weight; at least one input needs a label")
         state = check_random_state(self.random_state)
         fixed = isinstance(self.random_state, int | np.integer)
-        self.seed_ = int(self.random_state) if fixed else int(state.randint(2**31 - 1))
+        self.seed_ = int(self.random_state if fixed else state.randint(2**31 - 1))
         if self._is_frozen():
-            self._check_fitted_model()
-            self.model_ = self.model
-            predictions = self._collect(self.model_, inputs)
+            self._check_is_fitted()
+            self.estimator_ = self.estimator
+            predictions = self._collect(self.estimator_, inputs)
         else:
             predictions, labels, weight = self._out_of_fold(inputs, labels, groups, weight)
-        predictions = self._named(predictions, labels)
-        self._note(predictions, labels)
+        predictions = self._set_classes(predictions, labels)
         options = {"task": self._task, "engine": self.engine, "seed": self.seed_}
-        model = self.policy_model
+        model = self.model
         weighted = replace(labels, count=labels.count * weight[labels.instance])
         noise_is_open = self._task == "classification" or len(labels.annotator_names) > 1
         if noise_is_open and weighted.overlap != labels.overlap:
-            # an input that counts twice is not one with two labels: weights must not decide how noisy labels are
+            # the noise model depends on the number of labels per input, which weights must not change
             model = fit_policy(predictions, labels, model=model, guard=False, **options).model
         self.policy_ = fit_policy(predictions, weighted, model=model, guard=self.guard, **options)
         return self
 
+    def predict_distribution(self, X: Any) -> Any:
+        """The predictive distribution, as :meth:`Policy.predict` returns it."""
+        check_is_fitted(self, "policy_")
+        return self.policy_.predict(self._collect(self.estimator_, self._inputs(X, reset=False)))
+
     def __sklearn_clone__(self) -> Self:
-        """A new estimator with the same parameters; a frozen model and the views are shared, not refitted or copied."""
-        kept = {"views", "model"} if self._is_frozen() else {"views"}
+        """A new estimator with the same parameters; a frozen estimator and the views are shared, not copied."""
+        shared = {"views", "estimator"} if self._is_frozen() else {"views"}
         parameters = {
-            name: value if name in kept else clone(value, safe=False)
+            name: value if name in shared else clone(value, safe=False)
             for name, value in self.get_params(deep=False).items()
         }
         new = type(self)(**parameters)
@@ -114,23 +119,20 @@ class _Weighted(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return new
 
     def __sklearn_tags__(self) -> Any:
-        """Gaps in X are allowed where the model allows them."""
+        """NaN in X is allowed if the estimator allows it."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self._allows_gaps()
         return tags
-
-    # -- steps of fit and predict -------------------------------------------------------------
 
     def _is_frozen(self) -> bool:
         return isinstance(self.cv, str) and self.cv == "frozen"
 
     def _allows_gaps(self) -> bool:
-        if not hasattr(self.model, "__sklearn_tags__"):
-            return False
-        return bool(get_tags(self.model).input_tags.allow_nan)
+        tagged = hasattr(self.estimator, "__sklearn_tags__")
+        return tagged and bool(get_tags(self.estimator).input_tags.allow_nan)
 
     def _inputs(self, X: Any, *, reset: bool) -> Any:
-        """Checked inputs: arrays of any dimension; tables stay tables, for their names and other types than numbers."""
+        """Checked inputs: arrays of any dimension; tables stay tables, for their names and types."""
         finite = "allow-nan" if self._allows_gaps() else True
         if hasattr(X, "iloc"):
             validate_data(self, X, reset=reset, skip_check_array=True)
@@ -152,106 +154,94 @@ class _Weighted(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             check_classification_targets(labels.value)
         return labels.align(n_inputs)
 
-    def _check_fitted_model(self) -> None:
-        """An estimator that was never fitted cannot be frozen."""
-        if hasattr(self.model, "get_params"):
+    def _check_is_fitted(self) -> None:
+        """Refuse to freeze an estimator that was never fitted."""
+        if hasattr(self.estimator, "get_params"):
             try:
-                check_is_fitted(self.model)
+                check_is_fitted(self.estimator)
             except NotFittedError:
                 raise NotFittedError(
-                    f"model {type(self.model).__name__} is not fitted: fit it first on other data, or use cv=5 to have "
-                    f"it fitted and its views collected out of fold"
+                    f"estimator {type(self.estimator).__name__} is not fitted: fit it first on other data, or use cv=5 "
+                    f"to have it fitted and its views collected out of fold"
                 ) from None
 
-    def _collect(self, model: Any, inputs: Any) -> ViewPredictions:
-        return collect_views(model, inputs, self.views, draws=self.draws, batch_size=self.batch_size, seed=self.seed_)
+    def _collect(self, estimator: Any, inputs: Any) -> ViewPredictions:
+        draws, size, seed = self.draws, self.batch_size, self.seed_
+        return collect_views(estimator, inputs, self.views, draws=draws, batch_size=size, seed=seed)
 
     def _out_of_fold(
         self, inputs: Any, labels: LabelSets, groups: Any, weight: Array
     ) -> tuple[ViewPredictions, LabelSets, Array]:
-        """Views of every labelled input from a model that was fitted without it; the model kept is fitted to all."""
-        if not hasattr(self.model, "fit"):
+        """Views of every labelled input from an estimator fitted without it; `estimator_` is fitted to all."""
+        if not hasattr(self.estimator, "fit"):
             raise ValueError(
-                f"cv={self.cv!r} fits copies of the model, and a {type(self.model).__name__} has no fit method; use "
-                f"cv='frozen'"
+                f"cv={self.cv!r} fits copies of the estimator, and a {type(self.estimator).__name__} has no fit "
+                f"method; use cv='frozen'"
             )
         labelled = np.bincount(labels.instance, minlength=len(inputs)) > 0
         first = np.searchsorted(labels.instance, np.arange(len(inputs)))
-        target = labels.value[np.where(labelled, first, 0)]  # one label an input, any where there is none
+        target = labels.value[np.where(labelled, first, 0)]  # one label per input, arbitrary without labels
         splitter = check_cv(self.cv, target, classifier=self._task == "classification")
         classes = np.unique(labels.value) if self._task == "classification" else None
-        parts, places = [], []
-        for train, held in splitter.split(inputs, target, groups):
-            train, held = np.arange(len(inputs))[train], np.arange(len(inputs))[held]  # masks become row numbers
-            model = self._fit_copy(inputs, labels, train[labelled[train]], weight)
-            if labelled[held].any():
-                places.append(held[labelled[held]])
-                parts.append(_with_classes(self._collect(model, _take(inputs, places[-1])), classes))
-        place = np.concatenate(places)
-        if len(place) != labelled.sum() or len(np.unique(place)) != len(place):
+        parts, held_out = [], []
+        for train, test in splitter.split(inputs, target, groups):
+            train, test = np.arange(len(inputs))[train], np.arange(len(inputs))[test]  # masks become row numbers
+            fold_estimator = self._fit_copy(inputs, labels, train[labelled[train]], weight)
+            if labelled[test].any():
+                held_out.append(test[labelled[test]])
+                parts.append(_with_classes(self._collect(fold_estimator, _take(inputs, held_out[-1])), classes))
+        rows = np.concatenate(held_out)
+        if len(rows) != labelled.sum() or len(np.unique(rows)) != len(rows):
             raise ValueError("cv must hold every labelled input out exactly once, as KFold does")
-        self.model_ = self._fit_copy(inputs, labels, np.flatnonzero(labelled), weight)
-        rows = np.sort(place)
-        return parts[0].concat(parts[1:]).take(np.argsort(place)), labels.take(rows), weight[rows]
+        self.estimator_ = self._fit_copy(inputs, labels, np.flatnonzero(labelled), weight)
+        order = np.argsort(rows)
+        return parts[0].concat(parts[1:]).take(order), labels.take(rows[order]), weight[rows[order]]
 
     def _fit_copy(self, inputs: Any, labels: LabelSets, rows: Array, weight: Array) -> Any:
-        """A copy of the model fitted to some rows; an input with several labels is repeated."""
-        some = labels.take(rows)
+        """A copy of the estimator fitted to some rows; an input with several labels is repeated."""
+        subset = labels.take(rows)
         options = {}
-        count = some.count * weight[rows[some.instance]]
+        count = subset.count * weight[rows[subset.instance]]
         if (count != 1).any():
-            if has_fit_parameter(self.model, "sample_weight"):
+            if has_fit_parameter(self.estimator, "sample_weight"):
                 options["sample_weight"] = count
             else:
-                warnings.warn(
-                    f"{type(self.model).__name__} takes no sample_weight: the weights count for the policy only",
-                    stacklevel=4,
-                )
-        target = some.value[:, 0] if some.value.ndim == 2 and some.value.shape[1] == 1 else some.value
-        return clone(self.model).fit(_take(inputs, rows[some.instance]), target, **options)
+                name = type(self.estimator).__name__
+                warnings.warn(f"{name} takes no sample_weight: the weights count for the policy only", stacklevel=4)
+        target = subset.value[:, 0] if subset.value.ndim == 2 and subset.value.shape[1] == 1 else subset.value
+        return clone(self.estimator).fit(_take(inputs, rows[subset.instance]), target, **options)
 
-    def _named(self, predictions: ViewPredictions, labels: LabelSets) -> ViewPredictions:
-        """The predictions with the names of their outputs, where the labels tell them."""
+    def _set_classes(self, predictions: ViewPredictions, labels: LabelSets) -> ViewPredictions:
+        """Name the outputs of a classifier."""
         return predictions
 
-    def _note(self, predictions: ViewPredictions, labels: LabelSets) -> None:
-        """Set fitted attributes that depend on the task."""
 
-    def _views_of(self, X: Any) -> ViewPredictions:
-        check_is_fitted(self, "policy_")
-        return self._collect(self.model_, self._inputs(X, reset=False))
-
-
-class VBTTAClassifier(ClassifierMixin, _Weighted):  # type: ignore[misc]
-    """A classifier that looks at its inputs through several views and weighs them by variational Bayes.
+class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
+    """A classifier that predicts under several views and weights them by variational Bayes.
 
     Parameters
     ----------
-    model : object
-        A trained model (see :func:`vbtta.models.as_model`), or with another `cv` than "frozen" an estimator to fit.
-    views : list of views
-        What :func:`vbtta.augment.as_views` takes.
+    estimator : object
+        A trained predictor (see :func:`vbtta.adapters.as_predictor`), or unless `cv` is "frozen" an estimator to fit.
+    views, draws, batch_size
+        As in :func:`vbtta.collect_views`.
     cv : "frozen", int or splitter
-        "frozen" uses the model as it is; then `fit` should get data that the model was not trained on. Otherwise copies
-        of the model are fitted, views are collected out of fold, and the model is fitted to all data at the end.
-    draws : int
-        Draws of every stochastic view.
-    policy_model, engine, guard
-        As `model`, `engine` and `guard` of :func:`vbtta.fit_policy`.
-    batch_size : int
-        Inputs worked on at once.
+        "frozen" uses the estimator as it is; `fit` should then get data that it was not trained on. Otherwise copies
+        are fitted, views are collected out of fold, and at the end a copy is fitted to all data.
+    model, engine, guard
+        As in :func:`vbtta.fit_policy`.
     random_state : int, RandomState or None
-        Decides draws and folds of the policy's own cross-validation.
+        Determines draws and folds of the policy's own cross-validation.
 
     Attributes
     ----------
     policy_ : Policy
         Weights, calibration, annotators.
-    model_ : object
-        The model that `predict` uses.
+    estimator_ : object
+        The estimator that `predict` uses.
     classes_ : (C,) array
-        What the outputs stand for: as the model says, or 0..C-1; the sorted labels where they are words and the model
-        (a torch module) names none.
+        Classes of the outputs: those of the estimator, or 0..C-1; the sorted labels if they are words and the
+        estimator (a torch module) has no names.
 
     Examples
     --------
@@ -259,36 +249,28 @@ class VBTTAClassifier(ClassifierMixin, _Weighted):  # type: ignore[misc]
     >>> from sklearn.linear_model import LogisticRegression
     >>> from vbtta.augment import GaussianNoise, Identity
     >>> X, y = load_iris(return_X_y=True)
-    >>> model = LogisticRegression(max_iter=1000)
-    >>> wise = VBTTAClassifier(model, [Identity(), GaussianNoise(0.1)], cv=3, policy_model="mixture", guard=False)
-    >>> wise.fit(X, y).predict_proba(X[:2]).shape
+    >>> views = [Identity(), GaussianNoise(0.1)]
+    >>> weighted = VBTTAClassifier(LogisticRegression(max_iter=1000), views, cv=3, model="mixture", guard=False)
+    >>> weighted.fit(X, y).predict_proba(X[:2]).shape
     (2, 3)
     """
 
     _task = "classification"
 
-    def _named(self, predictions: ViewPredictions, labels: LabelSets) -> ViewPredictions:
-        """Words as labels of a model that knows no names: the sorted words are its outputs, as in scikit-learn."""
-        words = not labels.by_position and labels.value.dtype.kind in "UO"
-        if predictions.classes is not None or not words:
-            return predictions
-        found, n_outputs = np.unique(labels.value.astype(str)), predictions.mean.shape[2]
-        if len(found) != n_outputs:
-            raise ValueError(
-                f"y has {len(found)} different words, and the model {n_outputs} outputs without names: use whole "
-                f"numbers 0..{n_outputs - 1} as labels, the places of the outputs"
-            )
-        return ViewPredictions(
-            predictions.mean,
-            predictions.variance,
-            names=predictions.names,
-            classes=found,
-            fingerprints=predictions.fingerprints,
-        )
-
-    def _note(self, predictions: ViewPredictions, labels: LabelSets) -> None:
-        classes = getattr(self.model_, "classes_", predictions.classes)
-        self.classes_ = np.arange(predictions.mean.shape[2]) if classes is None else np.asarray(classes)
+    def _set_classes(self, predictions: ViewPredictions, labels: LabelSets) -> ViewPredictions:
+        """Set `classes_`; if labels are words and the outputs have no names, these are the sorted words."""
+        n_outputs = predictions.outputs.shape[2]
+        if predictions.classes is None and not labels.by_position and labels.value.dtype.kind in "UO":
+            words = np.unique(labels.value.astype(str))
+            if len(words) != n_outputs:
+                raise ValueError(
+                    f"y has {len(words)} different words, and the estimator {n_outputs} outputs without names: use "
+                    f"whole numbers 0..{n_outputs - 1} as labels, the places of the outputs"
+                )
+            predictions = _renamed(predictions, predictions.outputs, predictions.variance, words)
+        classes = getattr(self.estimator_, "classes_", predictions.classes)
+        self.classes_ = np.arange(n_outputs) if classes is None else np.asarray(classes)
+        return predictions
 
     def predict(self, X: Any) -> Array:
         """The most probable class of every input: (N,)."""
@@ -305,28 +287,22 @@ class VBTTAClassifier(ClassifierMixin, _Weighted):  # type: ignore[misc]
 
     def predict_distribution(self, X: Any) -> CategoricalPrediction:
         """Class probabilities with entropy and disagreement of the views."""
-        predictions = self._views_of(X)
-        found = self.policy_.predict(predictions)
-        assert isinstance(found, CategoricalPrediction)
-        return found
+        prediction: CategoricalPrediction = super().predict_distribution(X)
+        return prediction
 
 
-class VBTTARegressor(RegressorMixin, _Weighted):  # type: ignore[misc]
-    """A regressor that looks at its inputs through several views and weighs them by variational Bayes.
+class VBTTARegressor(RegressorMixin, _WeightedViews):  # type: ignore[misc]
+    """A regressor that predicts under several views and weights them by variational Bayes.
 
     Parameters
     ----------
-    model : object
-        A trained model (see :func:`vbtta.models.as_model`), or with another `cv` than "frozen" an estimator to fit.
-    views, cv, draws, policy_model, engine, guard, batch_size, random_state
+    estimator, views, cv, draws, model, engine, guard, batch_size, random_state
         As in :class:`VBTTAClassifier`.
 
     Attributes
     ----------
-    policy_ : Policy
-        Weights, calibration, annotators.
-    model_ : object
-        The model that `predict` uses.
+    policy_, estimator_
+        As in :class:`VBTTAClassifier`.
 
     Examples
     --------
@@ -334,8 +310,8 @@ class VBTTARegressor(RegressorMixin, _Weighted):  # type: ignore[misc]
     >>> from sklearn.linear_model import Ridge
     >>> from vbtta.augment import GaussianNoise, Identity
     >>> X, y = load_diabetes(return_X_y=True)
-    >>> wise = VBTTARegressor(Ridge(), [Identity(), GaussianNoise(0.01)], cv=3).fit(X, y)
-    >>> mean, std = wise.predict(X[:5], return_std=True)
+    >>> weighted = VBTTARegressor(Ridge(), [Identity(), GaussianNoise(0.01)], cv=3).fit(X, y)
+    >>> mean, std = weighted.predict(X[:5], return_std=True)
     >>> mean.shape, std.shape
     ((5,), (5,))
     """
@@ -344,20 +320,15 @@ class VBTTARegressor(RegressorMixin, _Weighted):  # type: ignore[misc]
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of every input, (N,) or (N, C), and with `return_std` the standard deviation as well."""
-        found = self.predict_distribution(X)
-        single = found.location.shape[2] == 1
-        mean = found.mean[:, 0] if single else found.mean
-        if not return_std:
-            return mean
-        std = np.sqrt(found.variance)
-        return mean, std[:, 0] if single else std
+        prediction = self.predict_distribution(X)
+        outputs = 0 if prediction.location.shape[2] == 1 else slice(None)
+        mean = prediction.mean[:, outputs]
+        return (mean, np.sqrt(prediction.variance[:, outputs])) if return_std else mean
 
     def predict_distribution(self, X: Any) -> ContinuousPrediction:
         """The predictive distribution: quantiles, intervals, log density, CRPS."""
-        predictions = self._views_of(X)
-        found = self.policy_.predict(predictions)
-        assert isinstance(found, ContinuousPrediction)
-        return found
+        prediction: ContinuousPrediction = super().predict_distribution(X)
+        return prediction
 
 
 def _of_positive_weight(labels: LabelSets, weight: Array) -> LabelSets:
@@ -377,20 +348,20 @@ def _take(inputs: Any, rows: Array) -> Any:
 
 
 def _with_classes(predictions: ViewPredictions, classes: Array | None) -> ViewPredictions:
-    """Predictions with a column for every class, also for those that a fold's model never saw."""
+    """Predictions with a column for every class, also for those that are not in a fold's training data."""
     if classes is None or predictions.classes is None or len(predictions.classes) == len(classes):
         return predictions
-    shape = (*predictions.mean.shape[:2], len(classes))
-    mean = np.full(shape, min(_LOWEST, float(predictions.mean.min())))
-    column = np.searchsorted(
-        classes.astype(str), predictions.classes.astype(str), sorter=np.argsort(classes.astype(str))
-    )
-    place = np.argsort(classes.astype(str))[column]
-    mean[:, :, place] = predictions.mean
-    variance = None
-    if predictions.variance is not None:
-        variance = np.zeros(shape)
-        variance[:, :, place] = predictions.variance
-    return ViewPredictions(
-        mean, variance, names=predictions.names, classes=classes, fingerprints=predictions.fingerprints
-    )
+    shape = (*predictions.outputs.shape[:2], len(classes))
+    mean = np.full(shape, min(_UNSEEN_CLASS_LOGIT, float(predictions.outputs.min())))
+    columns = [classes.astype(str).tolist().index(str(name)) for name in predictions.classes]
+    mean[:, :, columns] = predictions.outputs
+    variance = None if predictions.variance is None else np.zeros(shape)
+    if variance is not None:
+        variance[:, :, columns] = predictions.variance
+    return _renamed(predictions, mean, variance, classes)
+
+
+def _renamed(predictions: ViewPredictions, mean: Array, variance: Array | None, classes: Array) -> ViewPredictions:
+    """The predictions with other values and classes."""
+    names, fingerprints = predictions.names, predictions.fingerprints
+    return ViewPredictions(mean, variance, names=names, classes=classes, fingerprints=fingerprints)

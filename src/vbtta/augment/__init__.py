@@ -3,75 +3,30 @@
 Views of any array (NumPy or torch) need NumPy only; the image views load torch and kornia on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from vbtta._support.random import RowStreams
 from vbtta.augment.arrays import Affine, FeatureDropout, GaussianNoise, Identity
 from vbtta.augment.base import Augmentation, Chain, apply_view
 from vbtta.augment.foreign import as_view, as_views
+from vbtta.augment.images import (
+    Blur,
+    Brightness,
+    Contrast,
+    Crop,
+    Gamma,
+    HorizontalFlip,
+    Rotate,
+    Rotate90,
+    Shift,
+    VerticalFlip,
+    Zoom,
+)
 from vbtta.augment.mixing import CutMix, CutMixBox, Mixup, Pool
-from vbtta.augment.serial import MODULE_OF, load_views, save_views, views_from_dict, views_to_dict
+from vbtta.augment.serial import load_views, save_views, views_from_dict, views_to_dict
 from vbtta.augment.sets import d4, five_crop, flips, paper_mixup_cutmix, standard_images
 
-if TYPE_CHECKING:
-    from vbtta.augment.colours import Brightness, Contrast, Gamma
-    from vbtta.augment.images import (
-        Blur,
-        Crop,
-        HorizontalFlip,
-        Rotate,
-        Rotate90,
-        Shift,
-        VerticalFlip,
-        Zoom,
-    )
-
 __all__ = [
-    "Affine",
-    "Augmentation",
-    "Blur",
-    "Brightness",
-    "Chain",
-    "Contrast",
-    "Crop",
-    "CutMix",
-    "CutMixBox",
-    "FeatureDropout",
-    "Gamma",
-    "GaussianNoise",
-    "HorizontalFlip",
-    "Identity",
-    "Mixup",
-    "Pool",
-    "Rotate",
-    "Rotate90",
-    "RowStreams",
-    "Shift",
-    "VerticalFlip",
-    "Zoom",
-    "apply_view",
-    "as_view",
-    "as_views",
-    "d4",
-    "five_crop",
-    "flips",
-    "load_views",
-    "paper_mixup_cutmix",
-    "save_views",
-    "standard_images",
-    "views_from_dict",
-    "views_to_dict",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in MODULE_OF:
-        raise AttributeError(f"module 'vbtta.augment' has no attribute {name!r}")
-    value = getattr(import_module(f"vbtta.augment.{MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    "Affine", "Augmentation", "Blur", "Brightness", "Chain", "Contrast", "Crop", "CutMix", "CutMixBox",
+    "FeatureDropout", "Gamma", "GaussianNoise", "HorizontalFlip", "Identity", "Mixup", "Pool", "Rotate", "Rotate90",
+    "RowStreams", "Shift", "VerticalFlip", "Zoom", "apply_view", "as_view", "as_views", "d4", "five_crop", "flips",
+    "load_views", "paper_mixup_cutmix", "save_views", "standard_images", "views_from_dict", "views_to_dict",
+]  # fmt: skip

@@ -6,18 +6,19 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from vbtta._support.random import RowStreams
-from vbtta.augment.base import Batch, BuiltIn, choose, is_floating, like, number
+from vbtta._support.tensors import Batch, like, where
+from vbtta.augment.base import BuiltIn, Number, Positive, check_floating, check_streams
 
 
 @dataclass(frozen=True)
-class Identity(BuiltIn):
-    """The input as it is; the view that the guard compares with.
+class Identity(BuiltIn, label="identity"):
+    """The unchanged input; the view that the guard compares with.
 
     Examples
     --------
@@ -25,17 +26,13 @@ class Identity(BuiltIn):
     'identity'
     """
 
-    def default_name(self) -> str:
-        """Return `identity`."""
-        return "identity"
-
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Return the batch."""
         return batch
 
 
 @dataclass(frozen=True)
-class GaussianNoise(BuiltIn):
+class GaussianNoise(BuiltIn, label="noise", stochastic=True):
     """Add independent normal noise to every feature: x + std * e, e ~ Normal(0, I).
 
     Parameters
@@ -47,19 +44,16 @@ class GaussianNoise(BuiltIn):
 
     Examples
     --------
-    >>> from vbtta._support.random import RowStreams
+    >>> from vbtta.augment import RowStreams
     >>> view = GaussianNoise(0.1)
     >>> view(np.zeros((3, 2)), RowStreams(0, view.name, 0, range(3))).shape
     (3, 2)
     """
 
-    stochastic: ClassVar[bool] = True
-    std: float
+    std: Positive
     clip: tuple[float, float] | None = None
 
-    def check(self) -> None:
-        """Refuse a negative std and a clip that is no interval."""
-        check_number("GaussianNoise", "std", self.std, above=0.0)
+    def _check(self) -> None:
         if self.clip is not None:
             try:
                 low, high = (float(bound) for bound in self.clip)
@@ -67,17 +61,17 @@ class GaussianNoise(BuiltIn):
                 low = high = math.nan
             if not low < high:
                 raise ValueError(f"GaussianNoise: clip must be (low, high) with low < high; got {self.clip!r}.")
-            self.store(clip=(low, high))
+            self._store(clip=(low, high))
 
     def default_name(self) -> str:
-        """Name the standard deviation."""
-        limits = "" if self.clip is None else f",{number(self.clip[0])}..{number(self.clip[1])}"
-        return f"noise({number(self.std)}{limits})"
+        """Name the standard deviation and the limits."""
+        limits = "" if self.clip is None else "," + "..".join(map(Number().text, self.clip))
+        return f"noise({Number().text(self.std)}{limits})"
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Add the noise."""
         check_floating(self, batch)
-        noise = self.streams(batch, rng).normal(tuple(batch.shape[1:]))
+        noise = check_streams(self, batch, rng).normal(tuple(batch.shape[1:]))
         noise *= self.std
         result = batch + like(noise, batch)
         return result if self.clip is None else result.clip(*self.clip)
@@ -105,8 +99,7 @@ class Affine(BuiltIn):
     b: npt.NDArray[np.float64] | Sequence[float] | None = field(default=None, compare=False)
     digest: str = field(init=False, repr=False)  # stands for A and b in comparisons
 
-    def check(self) -> None:
-        """Refuse a matrix that is not square, an offset of another length, and what is not finite."""
+    def _check(self) -> None:
         matrix = np.array(self.A, dtype=np.float64)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"Affine: A must be a square matrix (D, D); got shape {matrix.shape}.")
@@ -116,7 +109,7 @@ class Affine(BuiltIn):
         if not (np.isfinite(matrix).all() and np.isfinite(offset).all()):
             raise ValueError("Affine: A and b must be finite.")
         digest = hashlib.sha256(matrix.tobytes() + offset.tobytes()).hexdigest()
-        self.store(A=matrix, b=offset, digest=digest)
+        self._store(A=matrix, b=offset, digest=digest)
 
     def default_name(self) -> str:
         """Name the first digits of a hash of A and b."""
@@ -127,15 +120,13 @@ class Affine(BuiltIn):
         check_floating(self, batch)
         matrix, offset = np.asarray(self.A), np.asarray(self.b)
         if batch.shape[-1] != len(matrix):
-            raise ValueError(
-                f"view {self.name} maps {len(matrix)} features; the batch has {batch.shape[-1]} "
-                f"(shape {tuple(batch.shape)})."
-            )
+            n, shape = len(matrix), tuple(batch.shape)
+            raise ValueError(f"view {self.name} maps {n} features; the batch has {shape[-1]} (shape {shape}).")
         return batch @ like(matrix, batch).T + like(offset, batch)
 
 
 @dataclass(frozen=True)
-class FeatureDropout(BuiltIn):
+class FeatureDropout(BuiltIn, label="dropout", stochastic=True):
     """Replace each feature by a fixed value with probability p, independently.
 
     Parameters
@@ -143,7 +134,7 @@ class FeatureDropout(BuiltIn):
     p : float
         Probability that a feature is replaced, between 0 and 1.
     fill : float
-        What it is replaced by: 0 is the mean of standardised features.
+        Its value then: 0 is the mean of standardised features.
 
     Examples
     --------
@@ -154,43 +145,11 @@ class FeatureDropout(BuiltIn):
     [0. 1.] 0.5
     """
 
-    stochastic: ClassVar[bool] = True
-    p: float
-    fill: float = 0.0
-
-    def check(self) -> None:
-        """Refuse what is no probability."""
-        check_number("FeatureDropout", "p", self.p, above=0.0)
-        if self.p >= 1:
-            raise ValueError(f"FeatureDropout: p must be below 1; got {self.p}.")
-        if not math.isfinite(self.fill):
-            raise ValueError(f"FeatureDropout: fill must be finite; got {self.fill}.")
-
-    def default_name(self) -> str:
-        """Name the probability."""
-        fill = "" if self.fill == 0 else f",{number(self.fill)}"
-        return f"dropout({number(self.p)}{fill})"
+    p: Annotated[float, Number(above=0.0, below=1.0)]
+    fill: Annotated[float, Number()] = 0.0
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Replace the features drawn."""
         check_floating(self, batch)
-        kept = self.streams(batch, rng).uniform(tuple(batch.shape[1:])) >= self.p
-        return choose(kept, batch, like(np.asarray(self.fill, dtype=np.float64), batch), batch)
-
-
-def check_number(owner: str, argument: str, value: Any, *, above: float) -> None:
-    """Refuse a parameter that is not a finite number greater than `above`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ValueError(f"{owner}: {argument} must be a number; got {value!r}.")
-    if not math.isfinite(value) or value <= above:
-        bound = "" if above == -math.inf else f" and greater than {above:g}"
-        raise ValueError(f"{owner}: {argument} must be finite{bound}; got {value}.")
-
-
-def check_floating(view: BuiltIn, batch: Batch) -> None:
-    """Refuse whole numbers, which would be rounded silently."""
-    if not is_floating(batch):
-        raise TypeError(
-            f"view {view.name} needs floating-point inputs; got {batch.dtype}. "
-            f"Convert the inputs first (images: divide by 255)."
-        )
+        kept = check_streams(self, batch, rng).uniform(tuple(batch.shape[1:])) >= self.p
+        return where(kept, batch, like(np.asarray(self.fill, dtype=np.float64), batch))

@@ -1,18 +1,17 @@
-"""What a view is: a name, whether it draws, and a function of a batch."""
+"""The view protocol: a name, whether the view is stochastic, and a function of a batch."""
 
-__all__ = ["Augmentation", "BuiltIn", "Chain", "apply_view"]
+__all__ = ["Augmentation", "Chain", "apply_view"]
 
-import copy
-import sys
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from dataclasses import Field, dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from vbtta._support.fingerprints import describe_fields
 from vbtta._support.random import RowStreams
-
-Batch = Any  # an array or tensor of N rows, or a dict, tuple or list of such
+from vbtta._support.tensors import Batch, copy_of, is_floating, is_tensor
 
 
 @runtime_checkable
@@ -22,7 +21,7 @@ class Augmentation(Protocol):
     Attributes
     ----------
     name : str
-        What policies and reports call the view; unique in a set, `identity` for the untouched input.
+        The view's name in policies and reports; unique in a set, `identity` for the unchanged input.
     stochastic : bool
         Whether the view draws random numbers. They come from `rng`, which holds one stream per row.
 
@@ -40,65 +39,116 @@ class Augmentation(Protocol):
     """
 
     @property
-    def name(self) -> str:  # noqa: D102
-        ...
+    def name(self) -> str: ...  # noqa: D102
 
     @property
-    def stochastic(self) -> bool:  # noqa: D102
-        ...
+    def stochastic(self) -> bool: ...  # noqa: D102
 
-    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:  # noqa: D102
-        ...
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Number:
+    """Annotation of a numeric parameter: its range, and its form in the view's name."""
+
+    above: float = -math.inf
+    below: float = math.inf
+    at_most: float = math.inf
+    signed: bool = False
+    unit: str = ""
+
+    def check(self, parameter: str, value: Any) -> None:
+        """Refuse a value that is not a finite number within the range."""
+        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+            raise ValueError(f"{parameter} must be a number; got {value!r}.")
+        if not math.isfinite(value) or value <= self.above:
+            bound = "" if self.above == -math.inf else f" and greater than {self.above:g}"
+            raise ValueError(f"{parameter} must be finite{bound}{self.unit}; got {value}.")
+        if value >= self.below:
+            raise ValueError(f"{parameter} must be below {self.below:g}{self.unit}; got {value}.")
+        if value > self.at_most:
+            raise ValueError(f"{parameter} must be at most {self.at_most:g}{self.unit}; got {value}.")
+
+    def text(self, value: float) -> str:
+        """The shortest text that gives the number back, 15 rather than 15.0."""
+        text = repr(float(value)).removesuffix(".0")
+        return f"+{text}" if self.signed and value > 0 else text
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Annotation of a parameter that is one of a few words."""
+
+    options: tuple[str, ...]
+
+    def check(self, parameter: str, value: Any) -> None:
+        """Refuse other values."""
+        if value not in self.options:
+            raise ValueError(f"{parameter} must be one of {', '.join(self.options)}; got {value!r}.")
+
+    text = str
+
+
+Positive = Annotated[float, Number(above=0.0)]
+Signed = Annotated[float, Number(signed=True)]
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """Base of the built-in views: frozen dataclasses whose fields are what a file of views stores.
+    """Base of the built-in views: frozen dataclasses whose fields are stored in files of views.
 
-    A subclass checks its fields in `check`, names itself in `default_name` and works in `__call__`.
+    A subclass gives its `label` and whether it is `stochastic` as class arguments, and works in `__call__`. Fields
+    annotated with `Number` or `Choice` are checked, and shown in the name if they differ from their default:
+    `label(value,value)`. `_check` checks other fields.
     """
 
     stochastic: ClassVar[bool] = False
+    label: ClassVar[str] = ""
     name: str = field(default="", kw_only=True)
+
+    def __init_subclass__(cls, label: str = "", stochastic: bool = False) -> None:
+        cls.label, cls.stochastic = label or cls.label, stochastic or cls.stochastic
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise ValueError(f"{type(self).__name__}: name must be a string; got {self.name!r}.")
-        self.check()
+        for item, rule in self._rules():
+            rule.check(f"{type(self).__name__}: {item.name}", getattr(self, item.name))
+        self._check()
         if not self.name:
-            object.__setattr__(self, "name", self.default_name())
-
-    def check(self) -> None:
-        """Refuse parameters that make no sense, and bring the others to their stored form."""
-
-    def default_name(self) -> str:
-        """Make the name from the parameters."""
-        raise NotImplementedError
+            self._store(name=self.default_name())
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Transform a batch of N rows."""
         raise NotImplementedError
 
-    def streams(self, batch: Batch, rng: RowStreams | None) -> RowStreams:
-        """Return `rng` if it has one stream per row of the batch, or say what is missing."""
-        if rng is None:
-            raise ValueError(
-                f"view {self.name} draws random numbers: call it with "
-                f"rng=RowStreams(seed, view.name, draw, rows), one row number per row of the batch."
-            )
-        if len(rng) != len(batch):
-            raise ValueError(f"view {self.name}: rng has {len(rng)} rows and the batch {len(batch)}; they must agree.")
-        return rng
+    def default_name(self) -> str:
+        """Make the name from the label and the parameters."""
+        values = ((getattr(self, item.name), item.default, rule) for item, rule in self._rules())
+        texts = [rule.text(value) for value, default, rule in values if value != default]
+        return f"{self.label}({','.join(texts)})" if texts else self.label
 
-    def store(self, **values: Any) -> None:
-        """Set fields of the frozen instance (for `check` only)."""
+    def fingerprint_data(self) -> Any:
+        """Class and parameters, for the fingerprint of the view."""
+        return describe_fields(self, type(self).__name__, skip_none=True)
+
+    def _check(self) -> None:
+        """Refuse invalid fields, and bring the others to their stored form."""
+
+    def _store(self, **values: Any) -> None:
+        """Set fields of the frozen instance, during construction only."""
         for key, value in values.items():
             object.__setattr__(self, key, value)
+
+    def _rules(self) -> Iterator[tuple[Field[Any], Number | Choice]]:
+        """Annotated fields with their annotations."""
+        annotated = ((item, rule) for item in fields(self) for rule in getattr(item.type, "__metadata__", ()))
+        return ((item, rule) for item, rule in annotated if isinstance(rule, Number | Choice))
 
 
 @dataclass(frozen=True)
 class Chain(BuiltIn):
-    """Several views one after the other.
+    """Several views applied one after the other.
 
     Parameters
     ----------
@@ -116,25 +166,24 @@ class Chain(BuiltIn):
 
     views: tuple[Augmentation, ...]
 
-    def check(self) -> None:
-        """Refuse an empty chain, and what is no view."""
-        given: Any = self.views
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise ValueError(f"Chain: views must be a list of views; got {given!r}.")
-        self.store(views=tuple(self.views))
+    def _check(self) -> None:
+        views: Any = self.views
+        if isinstance(views, str) or not isinstance(views, Iterable):
+            raise ValueError(f"Chain: views must be a list of views; got {views!r}.")
+        self._store(views=tuple(views))
         if not self.views:
             raise ValueError("Chain needs at least one view; Identity() leaves the batch as it is.")
-        for link in self.views:
-            if isinstance(link, type) or not isinstance(link, Augmentation):
-                raise ValueError(f"Chain: {link!r} is not a view; make one of a function with as_view(function).")
+        for view in self.views:
+            if isinstance(view, type) or not isinstance(view, Augmentation):
+                raise ValueError(f"Chain: {view!r} is not a view; make one of a function with as_view(function).")
 
     @property
     def stochastic(self) -> bool:  # type: ignore[override]
-        """Whether any link draws."""
+        """Whether any of the views is stochastic."""
         return any(view.stochastic for view in self.views)
 
     def default_name(self) -> str:
-        """Join the names of the links."""
+        """Join the names of the views."""
         return "+".join(view.name for view in self.views)
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
@@ -145,7 +194,7 @@ class Chain(BuiltIn):
 
 
 def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) -> Batch:
-    """Apply a view and refuse a result that no model should see.
+    """Apply a view; an error if the number of rows changed, or NaN or infinity appeared where the batch had none.
 
     A view that is not built in may work in place: it gets a copy.
 
@@ -158,17 +207,6 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
     rng : RowStreams, optional
         One stream per row; needed if the view is stochastic.
 
-    Returns
-    -------
-    The view's result, unchanged.
-
-    Raises
-    ------
-    ValueError
-        If the number of rows changed, or NaN or infinity appeared where the batch had none.
-    TypeError
-        If a view of arrays is given a dict or tuple of them.
-
     Examples
     --------
     >>> from vbtta.augment import as_view
@@ -180,26 +218,26 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
     try:
         result = view(own_copy(view, batch), rng)
     except (AttributeError, TypeError):
-        if isinstance(view, BuiltIn) and isinstance(batch, (Mapping, tuple, list)):
+        if not isinstance(view, BuiltIn):
+            raise
+        if isinstance(batch, Mapping | tuple | list):
             raise TypeError(
                 f"view {view.name} works on one array, and the batch is a {type(batch).__name__} of several: apply it "
                 f"to a part, as in as_view(lambda batch: {{**batch, key: view(batch[key])}}, name={view.name!r})."
             ) from None
-        if isinstance(view, BuiltIn) and hasattr(batch, "iloc"):
+        if hasattr(batch, "iloc"):
             raise TypeError(f"view {view.name} works on arrays, and the batch is a table; use .to_numpy().") from None
         raise
+    n_rows = {len(leaf) for leaf in _leaves(batch)}
     for leaf in _leaves(result):
         if not hasattr(leaf, "__len__"):
             raise ValueError(f"view {view.name} returned a {type(leaf).__name__} where an array of rows is needed.")
-    n_rows = {len(leaf) for leaf in _leaves(batch)}
-    for leaf in _leaves(result):
         if len(leaf) not in n_rows:
             raise ValueError(
                 f"view {view.name} turned a batch of {max(n_rows)} rows into {len(leaf)}; "
                 f"a view must return one row for each row given."
             )
-    # Inputs with gaps of their own (NaN in a table) are the model's business, not the view's fault.
-    if not _is_finite(result) and _is_finite(batch):
+    if not _is_finite(result) and _is_finite(batch):  # NaN of the inputs themselves is left to the predictor
         raise ValueError(
             f"view {view.name} returned NaN or infinity for a finite batch; check its parameters and the "
             f"range of values it expects."
@@ -208,85 +246,50 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
 
 
 def own_copy(view: Augmentation, batch: Batch) -> Batch:
-    """A copy of the batch for a view that may change it in place; the batch itself for the built-in ones."""
-    return copy_of(batch) if _is_foreign(view) else batch
+    """A copy of the batch for a view that may change it in place; the batch itself for built-in views."""
+    return batch if _is_built_in(view) else copy_of(batch)
 
 
-def is_tensor(batch: Batch) -> bool:
-    """Whether this is a torch tensor; does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(batch, torch.Tensor)
+def check_streams(view: Augmentation, batch: Batch, rng: RowStreams | None) -> RowStreams:
+    """Return `rng` if it has one stream per row of the batch."""
+    if rng is None:
+        raise ValueError(
+            f"view {view.name} draws random numbers: call it with "
+            f"rng=RowStreams(seed, view.name, draw, rows), one row number per row of the batch."
+        )
+    if len(rng) != len(batch):
+        raise ValueError(f"view {view.name}: rng has {len(rng)} rows and the batch {len(batch)}; they must agree.")
+    return rng
 
 
-def is_floating(batch: Batch) -> bool:
-    """Whether an array or tensor holds floating-point numbers."""
-    if is_tensor(batch):
-        return bool(batch.is_floating_point())
-    return np.asarray(batch).dtype.kind == "f"
+def check_floating(view: Augmentation, batch: Batch) -> None:
+    """Refuse whole numbers, which would be rounded silently."""
+    if not is_floating(batch):
+        raise TypeError(
+            f"view {view.name} needs floating-point inputs; got {batch.dtype}. "
+            f"Convert the inputs first (images: divide by 255)."
+        )
 
 
-def like(values: np.ndarray[Any, Any], batch: Batch) -> Any:
-    """Bring NumPy values to the type, precision and device of the batch."""
-    if is_tensor(batch):
-        torch = sys.modules["torch"]
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device=batch.device, dtype=batch.dtype)
-    return values.astype(batch.dtype, copy=False)
+def check_images(view: Augmentation, batch: Batch) -> None:
+    """Refuse batches that are not images (N, C, H, W)."""
+    if batch.ndim != 4:
+        raise ValueError(f"view {view.name} takes images (N, C, H, W); got shape {tuple(batch.shape)}.")
 
 
-def per_row(values: np.ndarray[Any, Any], batch: Batch) -> Any:
-    """Bring one number per row, (N,), to a shape that broadcasts over the batch."""
-    return like(values.reshape(-1, *(1,) * (batch.ndim - 1)), batch)
-
-
-def number(value: float, *, signed: bool = False) -> str:
-    """Write a number for a name: the shortest text that gives it back, 15 rather than 15.0."""
-    text = repr(float(value)).removesuffix(".0")
-    return f"+{text}" if signed and value > 0 else text
-
-
-def choose(mask: np.ndarray[Any, Any], chosen: Any, other: Any, batch: Batch) -> Any:
-    """Entries of one batch where the mask is true and of the other elsewhere, NaN of neither side carried over."""
-    if is_tensor(batch):
-        torch = sys.modules["torch"]
-        return torch.where(torch.from_numpy(np.ascontiguousarray(mask)).to(batch.device), chosen, other)
-    return np.where(mask, chosen, other)
-
-
-def _is_foreign(view: Augmentation) -> bool:
-    if isinstance(view, Chain):
-        return any(_is_foreign(link) for link in view.views)
-    return not isinstance(view, BuiltIn)
-
-
-def copy_of(batch: Batch) -> Batch:
-    """A copy of every array of a batch."""
-    if is_tensor(batch):
-        return batch.clone()
-    if type(batch) is dict:
-        return {key: copy_of(part) for key, part in batch.items()}
-    if type(batch) in (tuple, list):
-        return type(batch)(copy_of(part) for part in batch)
-    return batch.copy() if isinstance(batch, np.ndarray) else copy.deepcopy(batch)
+def _is_built_in(view: Augmentation) -> bool:
+    return all(map(_is_built_in, view.views)) if isinstance(view, Chain) else isinstance(view, BuiltIn)
 
 
 def _leaves(batch: Batch) -> Iterator[Any]:
-    if isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _leaves(value)
-    elif isinstance(batch, (tuple, list)):
-        for value in batch:
-            yield from _leaves(value)
+    """The arrays of a batch."""
+    if isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _leaves(part)
     else:
         yield batch
 
 
 def _is_finite(batch: Batch) -> bool:
-    for leaf in _leaves(batch):
-        if is_tensor(leaf):
-            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
-                return False
-        else:
-            array = np.asarray(leaf)
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                return False
-    return True
+    floating = (leaf for leaf in _leaves(batch) if is_floating(leaf))
+    return all(bool((leaf.isfinite() if is_tensor(leaf) else np.isfinite(leaf)).all()) for leaf in floating)

@@ -11,23 +11,16 @@ from typing import Any
 import numpy as np
 
 from vbtta._support.extras import require
+from vbtta._support.fingerprints import describe
 from vbtta._support.random import RowStreams
-from vbtta.augment.base import Augmentation, Batch, BuiltIn, is_tensor, number
+from vbtta._support.tensors import Batch, is_tensor, to_array
+from vbtta.augment.base import Augmentation, BuiltIn, Number, check_images, check_streams
 
-# Transforms of torchvision.transforms.v2 that never draw; one too few here is safe, only slower.
-_FIXED_TORCHVISION = frozenset(
-    {
-        "CenterCrop",
-        "ConvertImageDtype",
-        "Grayscale",
-        "Identity",
-        "LinearTransformation",
-        "Normalize",
-        "Pad",
-        "RGB",
-    }
-    | {"Resize", "ToDtype", "ToImage", "ToPureTensor"}
-)
+# Transforms of torchvision.transforms.v2 that never draw; a transform that is missing here is only slower.
+_DETERMINISTIC_TORCHVISION = {
+    "CenterCrop", "ConvertImageDtype", "Grayscale", "Identity", "LinearTransformation", "Normalize", "Pad", "RGB",
+    "Resize", "ToDtype", "ToImage", "ToPureTensor",
+}  # fmt: skip
 
 
 def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None) -> Augmentation:
@@ -37,9 +30,9 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
     ----------
     obj : view or callable
         * a view: returned as it is, or renamed;
-        * a function `f(batch)`, taken to be deterministic, or `f(batch, rng)`, taken to be stochastic. One that draws
-          behind the scenes (torch.randn, np.random) cannot be recognised and would not follow the seed: let it draw
-          from `rng`;
+        * a function `f(batch)`, taken to be deterministic, or `f(batch, rng)`, taken to be stochastic. A function that
+          draws from a global generator (torch.randn, np.random) is not recognised and does not follow the seed: let
+          it draw from `rng`;
         * a module or transform of torch, kornia or torchvision.transforms.v2. If it draws random numbers (dropout in
           training mode does) it is applied row by row, with torch's generator set for each row: results do not depend
           on batching. A module of your own that draws in its `forward` needs `stochastic=True`;
@@ -47,12 +40,7 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
     name : str, optional
         The view's name; taken from the object if not given.
     stochastic : bool, optional
-        Whether the object draws, where that is not recognised from it.
-
-    Returns
-    -------
-    Augmentation
-        The view.
+        Whether the object draws random numbers, if that cannot be recognised.
 
     Examples
     --------
@@ -70,9 +58,8 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
     if _is_compose(obj):
         raise TypeError(f"a ttach Compose stands for {len(obj)} views; use as_views(compose), which lists them.")
     if _is_from(obj, "ttach"):
-        raise TypeError(
-            f"a ttach transform stands for several views; use as_views(ttach.Compose([{_name_of(obj)}()]))."
-        )
+        remedy = f"as_views(ttach.Compose([{_name_of(obj)}()]))"
+        raise TypeError(f"a ttach transform stands for several views; use {remedy}.")
     if not callable(obj):
         raise TypeError(f"a view must be callable; got {type(obj).__name__}.")
     view_name = name or _name_of(obj)
@@ -81,7 +68,7 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
     if _is_from(obj, "kornia.augmentation") or _is_from(obj, "torchvision"):
         draws = _draws(obj) if stochastic is None else stochastic
         return SeededView(view_name, obj) if draws else FunctionView(view_name, obj, False, False)
-    if stochastic is None and _is_from(obj, "torch.nn") and any(_is_random(part) for part in obj.modules()):
+    if stochastic is None and _is_from(obj, "torch.nn") and any(map(_is_random, obj.modules())):
         return SeededView(view_name, obj)
     takes_rng = _takes_rng(obj)
     if stochastic and not takes_rng:
@@ -95,17 +82,9 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
 
 
 def as_views(objects: Any) -> list[Augmentation]:
-    """Make a list of views with distinct names; a ttach Compose becomes one view per combination.
+    """Make a list of views with distinct names of a view, a callable (see :func:`as_view`), or a list of these.
 
-    Parameters
-    ----------
-    objects : view, callable, ttach Compose, or an iterable of these
-        What `as_view` takes, and ttach's Compose.
-
-    Returns
-    -------
-    list of Augmentation
-        The views, in order.
+    A ttach Compose becomes one view per combination.
 
     Examples
     --------
@@ -115,113 +94,98 @@ def as_views(objects: Any) -> list[Augmentation]:
     """
     single = isinstance(objects, Augmentation) or callable(objects) or _is_compose(objects)
     if not single and (isinstance(objects, str | bytes | Mapping) or not isinstance(objects, Iterable)):
-        raise TypeError(
-            f"views must be a view, a function or a list of these; got {type(objects).__name__}. "
-            f"A file of views is read by load_views(path)."
-        )
-    listed: Iterable[Any] = [objects] if single else objects
+        kind = type(objects).__name__
+        raise TypeError(f"views must be a view, a function or a list of these; got {kind}. Read files by load_views.")
     views: list[Augmentation] = []
-    for obj in listed:
+    for obj in [objects] if single else objects:
         views.extend(_expand(obj) if _is_compose(obj) else [as_view(obj)])
     if not views:
         raise ValueError("there must be at least one view; got an empty list.")
     names = [view.name for view in views]
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    repeated = ", ".join(sorted({name for name in names if names.count(name) > 1}))
     if repeated:
-        raise ValueError(
-            f"view names must differ; {', '.join(repeated)} occurs more than once. "
-            f"Give names with as_view(obj, name=...)."
-        )
+        raise ValueError(f"view names must differ; {repeated} occurs more than once. Use as_view(obj, name=...).")
     return views
 
 
 @dataclass(frozen=True)
-class FunctionView:
-    """A function of the batch, and of the streams if it takes them."""
+class ForeignView:
+    """Base of the views made of another library's objects."""
 
     name: str
     function: Callable[..., Any]
-    stochastic: bool
-    takes_rng: bool
+    stochastic: bool = True
+
+    def fingerprint_data(self) -> Any:
+        """Parameters of the wrapped object."""
+        return describe(self.function)
+
+
+@dataclass(frozen=True)
+class FunctionView(ForeignView):
+    """A function of the batch, and of the streams if it takes them."""
+
+    takes_rng: bool = False
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """Call the function."""
         return self.function(batch, rng) if self.takes_rng else self.function(batch)
 
 
 @dataclass(frozen=True)
-class SeededView:
-    """A transform that draws from torch's generator, which is set for each row and put back afterwards."""
-
-    name: str
-    transform: Callable[..., Any]
-    stochastic: bool = True
+class SeededView(ForeignView):
+    """A transform that draws from torch's generator, which is seeded for each row and restored afterwards."""
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """Transform row by row."""
         if not is_tensor(batch):
             raise TypeError(f"view {self.name} takes torch tensors; got {type(batch).__name__}.")
         torch = require("torch", "torch")
         device = batch.device
         on_cpu = device.type == "cpu"
-        devices = [] if on_cpu else [device]
         rows = []
-        with torch.random.fork_rng(devices=devices, device_type="cuda" if on_cpu else device.type):
-            for i, seed in enumerate(_seeds(self.name, batch, rng)):
+        with torch.random.fork_rng([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
+            for i, seed in enumerate(_seeds(self, batch, rng)):
                 torch.default_generator.manual_seed(seed)
                 if not on_cpu:
                     torch.get_device_module(device).manual_seed(seed)
-                rows.append(self.transform(batch[i : i + 1]))
+                rows.append(self.function(batch[i : i + 1]))
         return torch.cat(rows)
 
 
 @dataclass(frozen=True)
-class AlbumentationsView:
-    """An albumentations transform, applied to each image as (H, W, C) with its generator set for the row."""
-
-    name: str
-    transform: Any
-    stochastic: bool = True
+class AlbumentationsView(ForeignView):
+    """An albumentations transform, applied to each image as (H, W, C) with its generator seeded for the row."""
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """Transform image by image."""
-        if batch.ndim != 4:
-            raise ValueError(f"view {self.name} takes images (N, C, H, W); got shape {tuple(batch.shape)}.")
-        images = batch.detach().cpu().numpy() if is_tensor(batch) else batch
-        seeds = _seeds(self.name, batch, rng) if self.stochastic else [0] * len(images)
+        check_images(self, batch)
+        transform: Any = self.function
         results = []
-        for image, seed in zip(images, seeds, strict=True):
-            self.transform.set_random_seed(seed)
+        seeds = _seeds(self, batch, rng) if self.stochastic else [0] * len(batch)
+        for image, seed in zip(to_array(batch), seeds, strict=True):
+            transform.set_random_seed(seed)
             last = np.ascontiguousarray(np.moveaxis(image, 0, -1))  # (H, W, C)
-            results.append(np.moveaxis(self.transform(image=last)["image"], -1, 0))
-        stacked = np.stack(results)
-        if not is_tensor(batch):
-            return stacked
-        torch = require("torch", "torch")
-        return torch.from_numpy(np.ascontiguousarray(stacked)).to(batch.device)
+            results.append(np.moveaxis(transform(image=last)["image"], -1, 0))
+        stacked = np.ascontiguousarray(np.stack(results))
+        return require("torch", "torch").from_numpy(stacked).to(batch.device) if is_tensor(batch) else stacked
 
 
-def _seeds(name: str, batch: Batch, rng: RowStreams | None) -> list[int]:
-    if rng is None or len(rng) != len(batch):
-        raise ValueError(
-            f"view {name} draws random numbers: call it with rng=RowStreams(seed, view.name, draw, rows), "
-            f"one row number per row of the batch."
-        )
-    return [int(seed) for seed in rng.integers(2**32)]
+def _seeds(view: Augmentation, batch: Batch, rng: RowStreams | None) -> list[int]:
+    """One seed per row."""
+    return [int(seed) for seed in check_streams(view, batch, rng).integers(2**32)]
 
 
 def _rename(view: Augmentation, name: str) -> Augmentation:
-    if isinstance(view, (BuiltIn, FunctionView, SeededView, AlbumentationsView)):
+    if isinstance(view, BuiltIn | ForeignView):
         return replace(view, name=name)
     return FunctionView(name, view, view.stochastic, True)
 
 
 def _is_from(obj: Any, package: str) -> bool:
-    """Whether the object's class or one of its bases is defined in a package; imports nothing."""
+    """Whether the object's class or one of its bases is defined in a package."""
     return any(f"{base.__module__}.".startswith(f"{package}.") for base in type(obj).__mro__)
 
 
 def _is_compose(obj: Any) -> bool:
+    """Whether the object is a ttach Compose."""
     return _is_from(obj, "ttach") and hasattr(obj, "aug_transform_parameters")
 
 
@@ -244,7 +208,7 @@ def _ttach_name(transform: Any, value: Any) -> str:
         return kind
     if isinstance(value, partial):  # the crops of FiveCrops
         value = value.func.__name__
-    return f"{kind}({number(value) if isinstance(value, (int, float)) else value})"
+    return f"{kind}({Number().text(value) if isinstance(value, int | float) else value})"
 
 
 def _name_of(obj: Any) -> str:
@@ -255,7 +219,7 @@ def _name_of(obj: Any) -> str:
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:
-    """Whether a second positional argument is required, or one is called rng."""
+    """Whether there is a second positional argument that is required or called rng."""
     if _is_from(function, "torch.nn"):
         function = function.forward  # type: ignore[attr-defined]
     try:
@@ -267,7 +231,7 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
 
 
 def _is_random(part: Any) -> bool:
-    """Whether a part of a module draws: another library's transform, or torch's dropout in training mode."""
+    """Whether a submodule draws: another library's transform, or torch's dropout in training mode."""
     if _is_from(part, "kornia.augmentation") or _is_from(part, "torchvision.transforms"):
         return _draws(part)
     names = {base.__name__ for base in type(part).__mro__ if f"{base.__module__}.".startswith("torch.nn.")}
@@ -284,4 +248,4 @@ def _draws(transform: Any) -> bool:
         return True
     if type(transform).__name__ == "Compose":
         return any(_draws(part) for part in transform.transforms)
-    return type(transform).__name__ not in _FIXED_TORCHVISION
+    return type(transform).__name__ not in _DETERMINISTIC_TORCHVISION

@@ -1,85 +1,79 @@
-"""Views of images (N, C, H, W) that move pixels: flips, rotations, shifts, crops, blur; torch and kornia."""
+"""Views of images (N, C, H, W): flips, rotations, shifts, crops, blur, colours; torch and kornia load on first use."""
 
 __all__ = [
-    "Blur",
-    "Crop",
-    "HorizontalFlip",
-    "Rotate",
-    "Rotate90",
-    "Shift",
-    "VerticalFlip",
-    "Zoom",
-]
+    "Blur", "Brightness", "Contrast", "Crop", "Gamma",
+    "HorizontalFlip", "Rotate", "Rotate90", "Shift", "VerticalFlip", "Zoom",
+]  # fmt: skip
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from vbtta._support.extras import missing_extra
+from vbtta._support.extras import require
 from vbtta._support.random import RowStreams
-from vbtta.augment.arrays import check_floating, check_number
-from vbtta.augment.base import Batch, BuiltIn, number
+from vbtta._support.tensors import Batch
+from vbtta.augment.base import BuiltIn, Choice, Number, Positive, Signed, check_floating, check_images
 
-try:
-    import kornia.filters
-    import kornia.geometry.transform
-    import torch
-    from torch.nn import functional
-except ModuleNotFoundError as error:
-    raise missing_extra(error.name or "torch", "torch") from error
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_PADDINGS = {
-    "reflection": "reflect",
-    "border": "replicate",
-    "zeros": "constant",
-}  # kornia's name: torch's name
-_CORNERS = ("top_left", "top_right", "bottom_left", "bottom_right", "center")
+_TORCH_PADDING = {"reflection": "reflect", "border": "replicate", "zeros": "constant"}  # by kornia's name
+POSITIONS = ("top_left", "top_right", "bottom_left", "bottom_right", "center")  # of crops
+Padding = Annotated[str, Choice(tuple(_TORCH_PADDING))]
+Share = Annotated[float, Number(above=-1.0, below=1.0, signed=True, unit=", a share of the size")]
 
 
 @dataclass(frozen=True)
 class ImageView(BuiltIn):
-    """Base of the image views: checks the batch, and lets NumPy images through torch and back.
+    """Base of the image views: checks the batch, and takes NumPy images through torch and back.
 
-    All are deterministic, keep tensors on their device, and can be exported with a free batch size.
+    All are deterministic, keep tensors on their device, and can be exported with a free batch size. Subclasses work in
+    `_transform`; `interpolates` says whether whole numbers would be rounded.
     """
 
-    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """Transform a batch of images."""
-        if isinstance(batch, np.ndarray):
-            return self(torch.from_numpy(np.ascontiguousarray(batch))).numpy()
-        if batch.ndim != 4:
-            raise ValueError(f"view {self.name} takes images (N, C, H, W); got shape {tuple(batch.shape)}.")
-        return self.transform(batch)
+    interpolates: ClassVar[bool] = True
 
-    def transform(self, images: torch.Tensor) -> torch.Tensor:
+    def __post_init__(self) -> None:
+        for module in ("torch", "kornia.enhance", "kornia.filters", "kornia.geometry.transform"):
+            require(module, "torch")
+        super().__post_init__()
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        if isinstance(batch, np.ndarray):
+            import torch
+
+            return self(torch.from_numpy(np.ascontiguousarray(batch))).numpy()
+        check_images(self, batch)
+        if self.interpolates:
+            check_floating(self, batch)
+        return self._transform(batch)
+
+    def _transform(self, images: "Tensor") -> "Tensor":
         """Transform images (N, C, H, W)."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class HorizontalFlip(ImageView):
+class HorizontalFlip(ImageView, label="hflip"):
     """Mirror left and right.
 
     Examples
     --------
-    >>> import numpy as np
     >>> HorizontalFlip()(np.array([[[[1.0, 2.0, 3.0]]]]))
     array([[[[3., 2., 1.]]]])
     """
 
-    def default_name(self) -> str:
-        """Return `hflip`."""
-        return "hflip"
+    interpolates: ClassVar[bool] = False
 
-    def transform(self, images: torch.Tensor) -> torch.Tensor:
-        """Reverse the columns."""
-        return torch.flip(images, (-1,))
+    def _transform(self, images: "Tensor") -> "Tensor":
+        return images.flip((-1,))
 
 
 @dataclass(frozen=True)
-class VerticalFlip(ImageView):
+class VerticalFlip(ImageView, label="vflip"):
     """Mirror top and bottom.
 
     Examples
@@ -88,18 +82,15 @@ class VerticalFlip(ImageView):
     array([3., 2., 1.])
     """
 
-    def default_name(self) -> str:
-        """Return `vflip`."""
-        return "vflip"
+    interpolates: ClassVar[bool] = False
 
-    def transform(self, images: torch.Tensor) -> torch.Tensor:
-        """Reverse the rows."""
-        return torch.flip(images, (-2,))
+    def _transform(self, images: "Tensor") -> "Tensor":
+        return images.flip((-2,))
 
 
 @dataclass(frozen=True)
 class Rotate90(ImageView):
-    """Turn by quarters, counter-clockwise, exactly: (H, W) becomes (W, H) for an odd number of quarters.
+    """Rotate by quarter turns, counter-clockwise and exactly: (H, W) becomes (W, H) for an odd number of them.
 
     Parameters
     ----------
@@ -114,33 +105,32 @@ class Rotate90(ImageView):
     array([3., 2., 1.])
     """
 
+    interpolates: ClassVar[bool] = False
     quarters: int
 
-    def check(self) -> None:
-        """Refuse other numbers of quarters."""
+    def _check(self) -> None:
         if isinstance(self.quarters, bool) or self.quarters not in (1, 2, 3):
             raise ValueError(f"Rotate90: quarters must be 1, 2 or 3; got {self.quarters!r}.")
-        self.store(quarters=int(self.quarters))
+        self._store(quarters=int(self.quarters))
 
     def default_name(self) -> str:
         """Name the angle."""
         return f"rotate90({90 * self.quarters:+d})"
 
-    def transform(self, images: torch.Tensor) -> torch.Tensor:
-        """Turn the images."""
-        return torch.rot90(images, self.quarters, (-2, -1))
+    def _transform(self, images: "Tensor") -> "Tensor":
+        return images.rot90(self.quarters, (-2, -1))
 
 
 @dataclass(frozen=True)
-class Rotate(ImageView):
-    """Turn about the centre, counter-clockwise, keeping the size.
+class Rotate(ImageView, label="rotate"):
+    """Rotate about the centre, counter-clockwise, keeping the size.
 
     Parameters
     ----------
     degrees : float
         The angle.
     padding : {"reflection", "border", "zeros"}
-        What is seen beyond the border of the image.
+        Values beyond the border of the image.
 
     Examples
     --------
@@ -148,34 +138,23 @@ class Rotate(ImageView):
     'rotate(+15)'
     """
 
-    degrees: float
-    padding: str = "reflection"
+    degrees: Signed
+    padding: Padding = "reflection"
 
-    def check(self) -> None:
-        """Refuse an angle that is not finite, and an unknown padding."""
-        check_number("Rotate", "degrees", self.degrees, above=-math.inf)
-        _check_padding("Rotate", self.padding)
-
-    def default_name(self) -> str:
-        """Name the angle."""
-        return f"rotate({number(self.degrees, signed=True)}{_unless_default(self.padding)})"
-
-    def transform(self, images: torch.Tensor) -> torch.Tensor:
-        """Turn the images."""
-        check_floating(self, images)
-        return _turn_and_zoom(images, self.degrees, 1.0, self.padding)
+    def _transform(self, images: "Tensor") -> "Tensor":
+        return _rotate_and_zoom(images, self.degrees, 1.0, self.padding)
 
 
 @dataclass(frozen=True)
-class Zoom(ImageView):
+class Zoom(ImageView, label="zoom"):
     """Enlarge (factor above 1) or shrink about the centre, keeping the size.
 
     Parameters
     ----------
     factor : float
-        How much larger things appear.
+        Magnification.
     padding : {"reflection", "border", "zeros"}
-        What is seen beyond the border of the image.
+        Values beyond the border of the image.
 
     Examples
     --------
@@ -185,35 +164,24 @@ class Zoom(ImageView):
     25
     """
 
-    factor: float
-    padding: str = "reflection"
+    factor: Positive
+    padding: Padding = "reflection"
 
-    def check(self) -> None:
-        """Refuse a factor that is not positive, and an unknown padding."""
-        check_number("Zoom", "factor", self.factor, above=0.0)
-        _check_padding("Zoom", self.padding)
-
-    def default_name(self) -> str:
-        """Name the factor."""
-        return f"zoom({number(self.factor)}{_unless_default(self.padding)})"
-
-    def transform(self, images: torch.Tensor) -> torch.Tensor:
-        """Zoom the images."""
-        check_floating(self, images)
-        return _turn_and_zoom(images, 0.0, self.factor, self.padding)
+    def _transform(self, images: "Tensor") -> "Tensor":
+        return _rotate_and_zoom(images, 0.0, self.factor, self.padding)
 
 
 @dataclass(frozen=True)
-class Shift(ImageView):
+class Shift(ImageView, label="shift"):
     """Move right and down by a share of the size, rounded to whole pixels so that nothing is blurred.
 
     Parameters
     ----------
     x, y : float
-        Share of the width (to the right) and of the height (downwards), between -1 and 1. One row and one column
-        of the image stay in the picture, however small it is.
+        Share of the width (to the right) and of the height (downwards), between -1 and 1. At least one row and one
+        column of the image stay in the picture.
     padding : {"reflection", "border", "zeros"}
-        What comes in from beyond the border of the image.
+        Values beyond the border of the image.
 
     Examples
     --------
@@ -221,31 +189,19 @@ class Shift(ImageView):
     array([0., 1., 2., 3.])
     """
 
-    x: float
-    y: float
-    padding: str = "reflection"
+    x: Share
+    y: Share
+    padding: Padding = "reflection"
 
-    def check(self) -> None:
-        """Refuse shifts out of the picture, and an unknown padding."""
-        for argument, share in (("x", self.x), ("y", self.y)):
-            check_number("Shift", argument, share, above=-1.0)
-            if share >= 1:
-                raise ValueError(f"Shift: {argument} is a share of the size, below 1; got {share}.")
-        _check_padding("Shift", self.padding)
-
-    def default_name(self) -> str:
-        """Name both shares."""
-        shares = f"{number(self.x, signed=True)},{number(self.y, signed=True)}"
-        return f"shift({shares}{_unless_default(self.padding)})"
-
-    def transform(self, images: torch.Tensor) -> torch.Tensor:
+    def _transform(self, images: "Tensor") -> "Tensor":
         """Pad on one side and cut on the other."""
-        check_floating(self, images)
+        from torch.nn import functional
+
         height, width = images.shape[-2:]
         right, down = _pixels(self.x, width), _pixels(self.y, height)
-        margins = (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0))  # left, right, top, bottom
-        padded = functional.pad(images, margins, mode=_PADDINGS[self.padding])
         top, left = max(-down, 0), max(-right, 0)
+        margins = (max(right, 0), left, max(down, 0), top)  # left, right, top, bottom
+        padded = functional.pad(images, margins, mode=_TORCH_PADDING[self.padding])
         return padded[..., top : top + height, left : left + width]
 
 
@@ -266,24 +222,16 @@ class Crop(ImageView):
     array([1., 1., 1., 1.])
     """
 
-    position: str
-    scale: float = 0.875
-
-    def check(self) -> None:
-        """Refuse unknown positions and scales above 1."""
-        if self.position not in _CORNERS:
-            raise ValueError(f"Crop: position must be one of {', '.join(_CORNERS)}; got {self.position!r}.")
-        check_number("Crop", "scale", self.scale, above=0.0)
-        if self.scale > 1:
-            raise ValueError(f"Crop: scale must be at most 1; got {self.scale}.")
+    position: Annotated[str, Choice(POSITIONS)]
+    scale: Annotated[float, Number(above=0.0, at_most=1.0)] = 0.875
 
     def default_name(self) -> str:
         """Name position and scale."""
-        return f"crop({self.position},{number(self.scale)})"
+        return f"crop({self.position},{Number().text(self.scale)})"
 
-    def transform(self, images: torch.Tensor) -> torch.Tensor:
-        """Cut and resize."""
-        check_floating(self, images)
+    def _transform(self, images: "Tensor") -> "Tensor":
+        from torch.nn import functional
+
         height, width = images.shape[-2:]
         crop_height, crop_width = max(1, round(self.scale * height)), max(1, round(self.scale * width))
         spare_rows, spare_columns = height - crop_height, width - crop_width
@@ -297,7 +245,7 @@ class Crop(ImageView):
 
 
 @dataclass(frozen=True)
-class Blur(ImageView):
+class Blur(ImageView, label="blur"):
     """Blur with a Gaussian kernel, cut at three standard deviations.
 
     Parameters
@@ -314,49 +262,142 @@ class Blur(ImageView):
     1.0 0.16
     """
 
-    sigma: float
+    sigma: Positive
 
-    def check(self) -> None:
-        """Refuse a sigma that is not positive."""
-        check_number("Blur", "sigma", self.sigma, above=0.0)
+    def _transform(self, images: "Tensor") -> "Tensor":
+        from kornia.filters import gaussian_blur2d
 
-    def default_name(self) -> str:
-        """Name sigma."""
-        return f"blur({number(self.sigma)})"
-
-    def transform(self, images: torch.Tensor) -> torch.Tensor:
-        """Blur the images."""
-        check_floating(self, images)
         radius = math.ceil(3 * self.sigma)
         if radius >= min(images.shape[-2:]):
-            raise ValueError(
-                f"view {self.name} needs images larger than {radius} pixels; got {tuple(images.shape[-2:])}."
-            )
+            shape = tuple(images.shape[-2:])
+            raise ValueError(f"view {self.name} needs images larger than {radius} pixels; got {shape}.")
         size, sigma = 2 * radius + 1, float(self.sigma)
-        blurred: torch.Tensor = kornia.filters.gaussian_blur2d(images, (size, size), (sigma, sigma))
+        blurred: Tensor = gaussian_blur2d(images, (size, size), (sigma, sigma))
         return blurred
 
 
-def _turn_and_zoom(images: torch.Tensor, degrees: float, factor: float, padding: str) -> torch.Tensor:
+@dataclass(frozen=True)
+class ColourView(ImageView):
+    """Base of the colour views, which work on images in [0, 1].
+
+    For images that were normalised, (image - mean) / std, the view works on the image before normalisation. Subclasses
+    name a function of `kornia.enhance` and the parameter it takes in `adjustment`.
+    """
+
+    adjustment: ClassVar[tuple[str, str]]
+    mean: Sequence[float] | None = field(default=None, kw_only=True)
+    std: Sequence[float] | None = field(default=None, kw_only=True)
+
+    def _check(self) -> None:
+        """Refuse mean without std, different lengths, and std that is not positive."""
+        if (self.mean is None) != (self.std is None):
+            raise ValueError(f"{type(self).__name__}: give both mean and std, or neither.")
+        if self.mean is not None and self.std is not None:
+            mean, std = tuple(map(float, self.mean)), tuple(map(float, self.std))
+            if len(mean) != len(std) or min(std, default=0.0) <= 0:
+                kind = type(self).__name__
+                raise ValueError(f"{kind}: mean and std need one entry per channel, std positive; got {mean}, {std}.")
+            self._store(mean=mean, std=std)
+
+    def _transform(self, images: "Tensor") -> "Tensor":
+        if self.mean is None or self.std is None:
+            return self._adjust(images)
+        if images.shape[1] != len(self.mean):
+            raise ValueError(
+                f"view {self.name} has mean and std for {len(self.mean)} channels; the images have {images.shape[1]}."
+            )
+        mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
+        return (self._adjust((images * std + mean).clamp(0.0, 1.0)) - mean) / std
+
+    def _adjust(self, images: "Tensor") -> "Tensor":
+        """Change the colours of images in [0, 1]."""
+        import kornia.enhance
+
+        function, parameter = self.adjustment
+        adjusted: Tensor = getattr(kornia.enhance, function)(images, float(getattr(self, parameter)))
+        return adjusted
+
+
+@dataclass(frozen=True)
+class Brightness(ColourView, label="brightness"):
+    """Add a constant, and clip to [0, 1].
+
+    Parameters
+    ----------
+    amount : float
+        The constant: 0.1 is a tenth of the way from black to white.
+    mean, std : sequence of float, optional
+        How the images were normalised, one entry per channel.
+
+    Examples
+    --------
+    >>> view = Brightness(0.25)
+    >>> view.name, view(np.array([[[[0.0, 0.5, 1.0]]]])).ravel()
+    ('brightness(+0.25)', array([0.25, 0.75, 1.  ]))
+    """
+
+    adjustment: ClassVar[tuple[str, str]] = ("adjust_brightness", "amount")
+    amount: Signed
+
+
+@dataclass(frozen=True)
+class Contrast(ColourView, label="contrast"):
+    """Scale the distance of every pixel from the image's mean grey, and clip to [0, 1].
+
+    Parameters
+    ----------
+    factor : float
+        Above 1 for more contrast.
+    mean, std : sequence of float, optional
+        How the images were normalised, one entry per channel.
+
+    Examples
+    --------
+    >>> Contrast(2.0)(np.array([[[[0.25, 0.5, 0.75]]]])).ravel()
+    array([0. , 0.5, 1. ])
+    """
+
+    adjustment: ClassVar[tuple[str, str]] = ("adjust_contrast_with_mean_subtraction", "factor")
+    factor: Positive
+
+
+@dataclass(frozen=True)
+class Gamma(ColourView, label="gamma"):
+    """Raise every pixel to a power: above 1 darker, below 1 lighter.
+
+    Parameters
+    ----------
+    gamma : float
+        The power.
+    mean, std : sequence of float, optional
+        How the images were normalised, one entry per channel.
+
+    Examples
+    --------
+    >>> Gamma(2.0)(np.array([[[[0.0, 0.5, 1.0]]]])).ravel()
+    array([0.  , 0.25, 1.  ])
+    """
+
+    adjustment: ClassVar[tuple[str, str]] = ("adjust_gamma", "gamma")
+    gamma: Positive
+
+    def _adjust(self, images: "Tensor") -> "Tensor":
+        """Clip first: a power of a negative number is NaN."""
+        return super()._adjust(images.clamp(0.0, 1.0))
+
+
+def _rotate_and_zoom(images: "Tensor", degrees: float, factor: float, padding: str) -> "Tensor":
     """Warp all images by one matrix in pixels, so that images that are not square keep their proportions."""
+    from kornia.geometry import transform
+
     height, width = images.shape[-2:]
     centre = images.new_tensor([[(width - 1) / 2, (height - 1) / 2]])
-    matrix = kornia.geometry.transform.get_rotation_matrix2d(
-        centre, images.new_tensor([degrees]), images.new_tensor([[factor, factor]])
-    )  # (1, 2, 3)
-    warped: torch.Tensor = kornia.geometry.transform.affine(images, matrix, "bilinear", padding)
+    angle, factors = images.new_tensor([degrees]), images.new_tensor([[factor, factor]])
+    matrix = transform.get_rotation_matrix2d(centre, angle, factors)  # (1, 2, 3)
+    warped: Tensor = transform.affine(images, matrix, "bilinear", padding)
     return warped
 
 
 def _pixels(share: float, size: int) -> int:
     """A share of the size in whole pixels, at most all but one."""
     return max(1 - size, min(size - 1, round(share * size)))
-
-
-def _check_padding(owner: str, padding: Any) -> None:
-    if padding not in _PADDINGS:
-        raise ValueError(f"{owner}: padding must be one of {', '.join(_PADDINGS)}; got {padding!r}.")
-
-
-def _unless_default(padding: str) -> str:
-    return "" if padding == "reflection" else f",{padding}"

@@ -7,14 +7,15 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from vbtta._support.files import atomic_path
+from vbtta._support.fingerprints import array_digest
 from vbtta._support.random import RowStreams
-from vbtta.augment.arrays import check_floating, check_number
-from vbtta.augment.base import Batch, BuiltIn, choose, is_tensor, like, number, per_row
+from vbtta._support.tensors import Batch, is_tensor, like, to_array, where
+from vbtta.augment.base import BuiltIn, Positive, check_floating, check_images, check_streams
 
 
 class Pool:
@@ -23,14 +24,8 @@ class Pool:
     Parameters
     ----------
     rows : array or tensor, shape (P, ...)
-        One row per instance, shaped like the rows of a batch.
-
-    Attributes
-    ----------
-    path : Path or None
-        The file the rows came from. Only a pool with a file can be written into a file of views.
-    sha256 : str or None
-        Hash of that file.
+        One row per instance, shaped like the rows of a batch. Only rows of a file can be written into a file of views:
+        `path` and `sha256` are its path and hash, or None.
 
     Examples
     --------
@@ -64,17 +59,17 @@ class Pool:
         if not file.is_file():
             raise FileNotFoundError(f"pool file {file} not found; give the path of the .npy file with the pool.")
         with file.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if sha256 is not None and found != sha256:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if sha256 is not None and digest != sha256:
             raise ValueError(
-                f"pool file {file} has sha256 {found[:12]}..., expected {sha256[:12]}...: not the pool "
+                f"pool file {file} has sha256 {digest[:12]}..., expected {sha256[:12]}...: not the pool "
                 f"these views were made with. Restore that file, or remove sha256 to accept this one."
             )
         try:
             pool = cls(np.load(file, mmap_mode="r", allow_pickle=False))
         except ValueError as error:
             raise ValueError(f"pool file {file} is not usable: {error}") from error
-        pool.path, pool.sha256 = file, found
+        pool.path, pool.sha256 = file, digest
         return pool
 
     @classmethod
@@ -82,9 +77,8 @@ class Pool:
         """Write the rows to a .npy file and return the pool that refers to it."""
         if Path(path).suffix != ".npy":
             raise ValueError(f"a pool is saved as a .npy file; got {path}.")
-        array = rows.detach().cpu().numpy() if is_tensor(rows) else np.asarray(rows)
         with atomic_path(path) as temporary, temporary.open("wb") as stream:
-            np.save(stream, array, allow_pickle=False)
+            np.save(stream, to_array(rows), allow_pickle=False)
         return cls.load(path)
 
     def __len__(self) -> int:
@@ -95,8 +89,7 @@ class Pool:
             return NotImplemented
         if self.rows is other.rows or (self.sha256 is not None and self.sha256 == other.sha256):
             return True
-        mine, theirs = np.asarray(self.rows), np.asarray(other.rows)
-        return mine.shape == theirs.shape and np.array_equal(mine, theirs)
+        return np.array_equal(np.asarray(self.rows), np.asarray(other.rows))
 
     def __hash__(self) -> int:
         return hash(tuple(self.rows.shape))
@@ -107,41 +100,44 @@ class Pool:
 
     def take(self, index: np.ndarray[Any, Any], batch: Batch) -> Any:
         """Take the rows `index`, (N,), in the type, precision and device of the batch."""
-        if is_tensor(self.rows):
-            torch = sys.modules["torch"]
-            chosen = self.rows[torch.from_numpy(index).to(self.rows.device)]
-            if is_tensor(batch):
-                return chosen.to(device=batch.device, dtype=batch.dtype)
-            return like(chosen.detach().cpu().numpy(), batch)
-        return like(self.rows[index], batch)
+        if not is_tensor(self.rows):
+            return like(self.rows[index], batch)
+        chosen = self.rows[sys.modules["torch"].from_numpy(index).to(self.rows.device)]
+        return chosen.to(batch) if is_tensor(batch) else like(to_array(chosen), batch)
+
+    def fingerprint_data(self) -> Any:
+        """Shape, type and hash of the rows, for the fingerprints of views."""
+        return array_digest(self.rows)
 
 
 @dataclass(frozen=True)
-class Mixing(BuiltIn):
-    """What mixup and cutmix share: alpha, the pool, and the choice of a partner x* for each row."""
+class Mixing(BuiltIn, stochastic=True):
+    """Base of mixup and cutmix: draws a partner x* of the pool for each row; subclasses work in `_mix`."""
 
-    stochastic: ClassVar[bool] = True
-    alpha: float
+    alpha: Positive
     pool: Pool
 
-    def check(self) -> None:
-        """Refuse an alpha that is not positive; make the pool a Pool."""
-        check_number(type(self).__name__, "alpha", self.alpha, above=0.0)
-        self.store(pool=Pool.of(self.pool))
+    def _check(self) -> None:
+        self._store(pool=Pool.of(self.pool))
 
-    def partners(self, batch: Batch, streams: RowStreams) -> Any:
-        """Draw one row of the pool for each row of the batch."""
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        streams = check_streams(self, batch, rng)
         check_floating(self, batch)
-        if tuple(self.pool.rows.shape[1:]) != tuple(batch.shape[1:]):
+        pool_shape, batch_shape = tuple(self.pool.rows.shape[1:]), tuple(batch.shape[1:])
+        if pool_shape != batch_shape:
             raise ValueError(
-                f"view {self.name}: rows of the pool have shape {tuple(self.pool.rows.shape[1:])}, "
-                f"rows of the batch {tuple(batch.shape[1:])}; the pool must hold inputs of the same model."
+                f"view {self.name}: rows of the pool have shape {pool_shape}, rows of the batch {batch_shape}; the "
+                f"pool must hold inputs of the same model."
             )
-        return self.pool.take(streams.integers(len(self.pool)), batch)
+        return self._mix(batch, self.pool.take(streams.integers(len(self.pool)), batch), streams)
+
+    def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
+        """Mix each row of the batch with its partner."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Mixup(Mixing):
+class Mixup(Mixing, label="mixup"):
     """Move each row towards a row of the pool: (1 - lambda) x + lambda x*, lambda ~ Beta(alpha, alpha).
 
     Parameters
@@ -153,27 +149,20 @@ class Mixup(Mixing):
 
     Examples
     --------
-    >>> from vbtta._support.random import RowStreams
+    >>> from vbtta.augment import RowStreams
     >>> view = Mixup(0.5, np.ones((10, 2)))
     >>> mixed = view(np.zeros((4, 2)), RowStreams(0, view.name, 0, range(4)))
     >>> view.name, bool(np.all((mixed >= 0) & (mixed <= 1)))
     ('mixup(0.5)', True)
     """
 
-    def default_name(self) -> str:
-        """Name alpha."""
-        return f"mixup({number(self.alpha)})"
-
-    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """Mix each row with its partner."""
-        streams = self.streams(batch, rng)
-        partners = self.partners(batch, streams)
-        share = per_row(streams.beta(self.alpha, self.alpha), batch)
-        return batch + share * (partners - batch)
+    def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
+        share = streams.beta(self.alpha, self.alpha, (1,) * (batch.ndim - 1))  # (N, 1, ...)
+        return batch + like(share, batch) * (partners - batch)
 
 
 @dataclass(frozen=True)
-class CutMix(Mixing):
+class CutMix(Mixing, label="cutmix"):
     """Mix feature by feature: (1 - M) * x + M * x*, every entry of M drawn from Beta(alpha, alpha).
 
     This is the paper's cutmix with a Beta mask (its formula lacks the "1 -"). The cutmix that pastes a box of
@@ -181,10 +170,8 @@ class CutMix(Mixing):
 
     Parameters
     ----------
-    alpha : float
-        Parameter of the Beta distribution; the paper uses 0.1, 0.5 and 0.9.
-    pool : array, tensor, path of a .npy file, or Pool, shape (P, ...)
-        Where x* is drawn from.
+    alpha, pool
+        As in :class:`Mixup`.
 
     Examples
     --------
@@ -195,20 +182,13 @@ class CutMix(Mixing):
     4
     """
 
-    def default_name(self) -> str:
-        """Name alpha."""
-        return f"cutmix({number(self.alpha)})"
-
-    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """Mix each feature with that of the row's partner."""
-        streams = self.streams(batch, rng)
-        partners = self.partners(batch, streams)
+    def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
         mask = like(streams.beta(self.alpha, self.alpha, tuple(batch.shape[1:])), batch)
         return batch + mask * (partners - batch)
 
 
 @dataclass(frozen=True)
-class CutMixBox(Mixing):
+class CutMixBox(Mixing, label="cutmix_box"):
     """Paste a box of a pool image: a share lambda ~ Beta(alpha, alpha) of the area, at a uniform place.
 
     The box has the image's proportions, sides sqrt(lambda) of it, and is cut at the border (Yun et al.,
@@ -216,10 +196,8 @@ class CutMixBox(Mixing):
 
     Parameters
     ----------
-    alpha : float
-        Parameter of the Beta distribution.
-    pool : array, tensor, path of a .npy file, or Pool, shape (P, C, H, W)
-        Where the pasted images are drawn from.
+    alpha, pool
+        As in :class:`Mixup`; the pool holds images (P, C, H, W).
 
     Examples
     --------
@@ -230,16 +208,8 @@ class CutMixBox(Mixing):
     True
     """
 
-    def default_name(self) -> str:
-        """Name alpha."""
-        return f"cutmix_box({number(self.alpha)})"
-
-    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """Paste a box into each image."""
-        if batch.ndim != 4:
-            raise ValueError(f"view {self.name} takes images (N, C, H, W); got shape {tuple(batch.shape)}.")
-        streams = self.streams(batch, rng)
-        partners = self.partners(batch, streams)
+    def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
+        check_images(self, batch)
         side = np.sqrt(streams.beta(self.alpha, self.alpha))  # (N,)
         centre = streams.uniform((2,))  # (N, 2): down, across
         inside = [
@@ -247,4 +217,4 @@ class CutMixBox(Mixing):
             for axis, size in enumerate(batch.shape[2:])
         ]  # (N, H) and (N, W)
         box = inside[0][:, None, :, None] & inside[1][:, None, None, :]  # (N, 1, H, W)
-        return choose(box, partners, batch, batch)
+        return where(box, partners, batch)

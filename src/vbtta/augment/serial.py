@@ -1,49 +1,33 @@
-"""Views as data: names and parameters, to and from dictionaries, TOML and JSON."""
+"""Views as data: classes and parameters, to and from dictionaries, TOML and JSON."""
 
-__all__ = ["MODULE_OF", "load_views", "save_views", "views_from_dict", "views_to_dict"]
+__all__ = ["load_views", "save_views", "views_from_dict", "views_to_dict"]
 
 import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vbtta._support.files import atomic_path
+from vbtta.augment import arrays, base, images, mixing
 from vbtta.augment.base import Augmentation, BuiltIn
 from vbtta.augment.foreign import as_views
 from vbtta.augment.mixing import Pool
 
-# Where each built-in view lives: what a file of views may name. Modules are imported only when one is asked for.
-_HOME = {
-    "arrays": ("Affine", "FeatureDropout", "GaussianNoise", "Identity"),
-    "base": ("Chain",),
-    "mixing": ("CutMix", "CutMixBox", "Mixup"),
-    "images": (
-        "Blur", "Crop", "HorizontalFlip", "Rotate", "Rotate90", "Shift", "VerticalFlip", "Zoom",
-    ),
-    "colours": ("Brightness", "Contrast", "Gamma"),
-}  # fmt: skip
-MODULE_OF = {view: module for module, views in _HOME.items() for view in views}
+# Classes that files of views may name: the views in the modules' __all__.
+_PUBLIC = [getattr(module, name) for module in (arrays, base, images, mixing) for name in module.__all__]
+_KINDS: dict[str, type[BuiltIn]] = {kind.__name__: kind for kind in _PUBLIC if hasattr(kind, "default_name")}
 
 
 def views_to_dict(views: Iterable[Augmentation]) -> dict[str, Any]:
     """Describe built-in views by their class and parameters, in values that TOML and JSON know.
 
-    Parameters
-    ----------
-    views : iterable of Augmentation
-        Built-in views. A mixup pool must come from a file (`Pool.save`): it is described by path and hash.
-
-    Returns
-    -------
-    dict
-        `{"views": [{"view": "Rotate", "degrees": 15.0, ...}, ...]}`; a name is included only if it is not the
-        one made from the parameters.
+    A mixup pool must come from a file (`Pool.save`): it is described by path and hash. A name is included only if it
+    is not the one made from the parameters.
 
     Examples
     --------
@@ -57,17 +41,7 @@ def views_to_dict(views: Iterable[Augmentation]) -> dict[str, Any]:
 def views_from_dict(data: Mapping[str, Any], root: str | os.PathLike[str] | None = None) -> list[Augmentation]:
     """Make the views that `views_to_dict` described.
 
-    Parameters
-    ----------
-    data : mapping
-        With the key `views`.
-    root : path, optional
-        The folder that relative paths of pools start from; the working directory if not given.
-
-    Returns
-    -------
-    list of Augmentation
-        The views, with distinct names.
+    Relative paths of pools start from the folder `root`, by default the working directory.
 
     Examples
     --------
@@ -84,16 +58,6 @@ def views_from_dict(data: Mapping[str, Any], root: str | os.PathLike[str] | None
 def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
     r"""Read views from a .toml or .json file; paths of pools start from the file's folder.
 
-    Parameters
-    ----------
-    path : path
-        The file.
-
-    Returns
-    -------
-    list of Augmentation
-        The views.
-
     Examples
     --------
     >>> import tempfile
@@ -103,12 +67,12 @@ def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
     ...     [view.name for view in load_views(file)]
     ['identity', 'noise(0.1)']
     """
-    file = Path(path)
+    file = _checked(path)
     if not file.is_file():
         raise FileNotFoundError(f"file of views {file} not found.")
     text = file.read_text(encoding="utf-8")
     try:
-        data = _reader(file)(text)
+        data: Any = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
         if not isinstance(data, Mapping):
             raise ValueError("the file must hold a table with the key views.")
         return views_from_dict(data, file.parent)
@@ -117,14 +81,9 @@ def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
 
 
 def save_views(views: Iterable[Augmentation], path: str | os.PathLike[str]) -> None:
-    """Write views to a .toml or .json file that `load_views` reads.
+    """Write built-in views to a .toml or .json file that `load_views` reads.
 
-    Parameters
-    ----------
-    views : iterable of Augmentation
-        Built-in views.
-    path : path
-        The file. Pools in its folder or below are referred to by relative paths, so that the folder can move.
+    Pools in the file's folder or below are referred to by relative paths, so that the folder can move.
 
     Examples
     --------
@@ -135,8 +94,7 @@ def save_views(views: Iterable[Augmentation], path: str | os.PathLike[str]) -> N
     ...     [view.name for view in load_views(Path(folder) / "views.toml")]
     ['identity', 'noise(0.1)']
     """
-    file = Path(path)
-    _reader(file)  # refuses other kinds of file
+    file = _checked(path)
     described = [_describe(view, file.parent) for view in views]
     if file.suffix == ".json":
         text = json.dumps({"views": described}, indent=2) + "\n"
@@ -147,9 +105,16 @@ def save_views(views: Iterable[Augmentation], path: str | os.PathLike[str]) -> N
         temporary.write_text(text, encoding="utf-8")
 
 
+def _checked(path: str | os.PathLike[str]) -> Path:
+    if Path(path).suffix not in (".toml", ".json"):
+        raise ValueError(f"views are kept in .toml or .json files; got {path}.")
+    return Path(path)
+
+
 def _describe(view: Augmentation, root: Path | None = None) -> dict[str, Any]:
+    """Class and parameters of a view; paths of pools are relative to `root`."""
     kind = type(view).__name__
-    if not isinstance(view, BuiltIn) or kind not in MODULE_OF:
+    if not isinstance(view, BuiltIn) or kind not in _KINDS:
         raise TypeError(
             f"view {view.name} ({kind}) is not a built-in view and cannot be written to a file; "
             f"keep the Python code that makes it."
@@ -170,32 +135,28 @@ def _plain(value: Any, view: BuiltIn, root: Path | None) -> Any:
                 f"view {view.name} has a pool in memory, which a file of views cannot hold: make it with "
                 f"Pool.save(rows, path) and use that pool."
             )
-        return {"path": _relative(value.path, root), "sha256": value.sha256}
-    if isinstance(value, BuiltIn):
+        path = value.path
+        if root is not None:
+            path, folder = path.resolve(), root.resolve()
+            path = path.relative_to(folder) if path.is_relative_to(folder) else path
+        return {"path": path.as_posix(), "sha256": value.sha256}
+    if isinstance(value, Augmentation):
         return _describe(value, root)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, tuple):
         return [_plain(part, view, root) for part in value]
     return value
 
 
-def _relative(path: Path, root: Path | None) -> str:
-    if root is None:
-        return path.as_posix()
-    full, folder = path.resolve(), root.resolve()
-    return (full.relative_to(folder) if full.is_relative_to(folder) else full).as_posix()
-
-
 def _build(entry: Any, root: Path) -> BuiltIn:
+    """The view that an entry describes."""
     if not isinstance(entry, Mapping) or "view" not in entry:
         raise ValueError(f'each view needs the key "view" with the name of its class; got {entry!r}.')
     kind = entry["view"]
-    if kind not in MODULE_OF:
-        raise ValueError(f"unknown view {kind!r}; there are {', '.join(sorted(MODULE_OF))}.")
-    view_class = getattr(import_module(f"vbtta.augment.{MODULE_OF[kind]}"), kind)
+    if kind not in _KINDS:
+        raise ValueError(f"unknown view {kind!r}; there are {', '.join(sorted(_KINDS))}.")
+    view_class = _KINDS[kind]
     known = {item.name for item in fields(view_class) if item.init}
     parameters = {key: value for key, value in entry.items() if key != "view"}
     unknown = sorted(set(parameters) - known)
@@ -206,10 +167,9 @@ def _build(entry: Any, root: Path) -> BuiltIn:
     if "views" in parameters:
         parameters["views"] = tuple(_build(link, root) for link in parameters["views"])
     try:
-        view: BuiltIn = view_class(**parameters)
+        return view_class(**parameters)
     except TypeError as error:
         raise ValueError(f"view {kind}: {error}") from error
-    return view
 
 
 def _build_pool(described: Any, root: Path) -> Pool:
@@ -218,13 +178,6 @@ def _build_pool(described: Any, root: Path) -> Pool:
     if not isinstance(described, Mapping) or "path" not in described:
         raise ValueError(f"a pool is described by path and sha256; got {described!r}.")
     return Pool.load(root / described["path"], described.get("sha256"))
-
-
-def _reader(file: Path) -> Any:
-    readers = {".toml": tomllib.loads, ".json": json.loads}
-    if file.suffix not in readers:
-        raise ValueError(f"views are kept in .toml or .json files; got {file}.")
-    return readers[file.suffix]
 
 
 def _toml(value: Any) -> str:

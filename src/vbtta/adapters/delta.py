@@ -1,9 +1,9 @@
-r"""Delta-method variance: what an augmentation's spread becomes on its way through a smooth network.
+r"""Delta-method variance of a view's outputs, from the derivative of a smooth network.
 
     g = Df Sigma Df^T
 
 with Df the Jacobian of f at the mean of the draws and Sigma the covariance of the augmentation (docs/method,
-"Delta method"). For a linear network it equals the variance over draws; for small noise it comes close.
+"Delta method"). For a linear network it equals the variance over draws; for small noise it is close to it.
 """
 
 __all__ = ["delta_variance", "noise_variance"]
@@ -29,15 +29,11 @@ def delta_variance(function: Callable[[Tensor], Tensor], centre: Tensor, draws: 
     Parameters
     ----------
     function : callable
-        From a batch (B, ...) to outputs (B, C); rows must not influence each other, as in evaluation mode.
+        From a batch (B, ...) to outputs (B, C); rows must be independent, as in evaluation mode.
     centre : tensor (B, ...)
         Mean of the draws.
     draws : iterable of M tensors (B, ...)
         At least two.
-
-    Returns
-    -------
-    tensor (B, C)
 
     Examples
     --------
@@ -45,15 +41,10 @@ def delta_variance(function: Callable[[Tensor], Tensor], centre: Tensor, draws: 
     >>> delta_variance(lambda batch: batch.sum(1, keepdim=True), x, [x - 1, x + 1])
     tensor([[8.]])
     """
-    total: Tensor | None = None
-    n_draws = 0
-    for draw in draws:
-        square = _push_forward(function, centre, draw - centre).double() ** 2  # (B, C)
-        total = square if total is None else total + square
-        n_draws += 1
-    if total is None or n_draws < 2:
-        raise ValueError(f"the delta method needs at least 2 draws of a view; got {n_draws}. Raise draws=")
-    return (total / (n_draws - 1)).to(centre.dtype)
+    squares = [_jacobian_product(function, centre, draw - centre).double() ** 2 for draw in draws]  # (B, C) each
+    if len(squares) < 2:
+        raise ValueError(f"the delta method needs at least 2 draws of a view; got {len(squares)}. Raise draws=")
+    return (torch.stack(squares).sum(0) / (len(squares) - 1)).to(centre.dtype)
 
 
 def noise_variance(function: Callable[[Tensor], Tensor], centre: Tensor, std: float) -> Tensor:
@@ -61,38 +52,31 @@ def noise_variance(function: Callable[[Tensor], Tensor], centre: Tensor, std: fl
 
     Parameters
     ----------
-    function : callable
-        From a batch (B, ...) to outputs (B, C); rows must not influence each other.
-    centre : tensor (B, ...)
-        The inputs without noise.
+    function, centre
+        As in :func:`delta_variance`; the centre is the input without noise.
     std : float
         Standard deviation of the noise.
-
-    Returns
-    -------
-    tensor (B, C)
 
     Examples
     --------
     >>> noise_variance(lambda batch: 3 * batch, torch.ones(1, 1), 0.1)
     tensor([[0.0900]])
     """
-    pulled: Any = torch.func.vjp(function, centre)
-    outputs, pull_back = pulled
+    derivative: Any = torch.func.vjp(function, centre)
+    outputs, vector_product = derivative
     columns = []
     for c in range(outputs.shape[1]):
-        only = torch.zeros_like(outputs)
-        only[:, c] = 1
-        (slope,) = pull_back(only)  # row b holds the gradient of its own output c
-        columns.append((slope.double() ** 2).flatten(1).sum(1))
+        unit = torch.zeros_like(outputs)
+        unit[:, c] = 1
+        (gradient,) = vector_product(unit)  # row b holds the gradient of its own output c
+        columns.append((gradient.double() ** 2).flatten(1).sum(1))
     return (std**2 * torch.stack(columns, dim=1)).to(centre.dtype)
 
 
-def _push_forward(function: Callable[[Tensor], Tensor], centre: Tensor, change: Tensor) -> Tensor:
+def _jacobian_product(function: Callable[[Tensor], Tensor], centre: Tensor, change: Tensor) -> Tensor:
     """The Jacobian at `centre` times a change of the inputs: (B, C)."""
-    with warnings.catch_warnings():
-        # the first derivative of a process makes torch compile rules with an interface it warns about
+    with warnings.catch_warnings():  # the first derivative of a process warns about torch's own compiled rules
         warnings.filterwarnings("ignore", message=".*torch.jit.script.*", category=DeprecationWarning)
-        pushed: Any = torch.func.jvp(function, (centre,), (change,))
-    tangent: Tensor = pushed[1]
+        product: Any = torch.func.jvp(function, (centre,), (change,))
+    tangent: Tensor = product[1]
     return tangent

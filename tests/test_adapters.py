@@ -12,7 +12,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClas
 from sklearn.svm import SVC
 from torch import nn
 
-from vbtta.models import Model, as_model, log_probability
+from vbtta.adapters import Predictor, as_predictor, log_probability
 
 
 class TwoHeads(nn.Module):
@@ -34,7 +34,7 @@ def test_torch_module_keeps_every_submodules_mode(batch):
     network.train()
     network[1].eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    model = as_model(network)
+    model = as_predictor(network)
     with model.ready():
         first, second = model(batch), model(batch)
     np.testing.assert_array_equal(first, second)  # dropout is off
@@ -45,7 +45,7 @@ def test_torch_module_keeps_every_submodules_mode(batch):
 
 def test_mode_is_restored_after_an_error():
     network = nn.Sequential(nn.Linear(3, 4)).train()
-    model = as_model(network)
+    model = as_predictor(network)
     with pytest.raises(RuntimeError), model.ready():
         model(np.zeros((2, 7)))
     assert network.training
@@ -55,7 +55,7 @@ def test_an_exported_module_is_a_model_and_what_surrounds_it_is_evaluated(batch)
     network = nn.Linear(3, 4).eval()
     example = torch.tensor(batch, dtype=torch.float32)
     exported = torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)).module()
-    model = as_model(nn.Sequential(exported, nn.Dropout(0.5)))
+    model = as_predictor(nn.Sequential(exported, nn.Dropout(0.5)))
     with model.ready():
         np.testing.assert_allclose(model(batch), network(example).detach().numpy(), atol=1e-6)
     assert model.module[1].training
@@ -64,19 +64,19 @@ def test_an_exported_module_is_a_model_and_what_surrounds_it_is_evaluated(batch)
 def test_dict_and_tuple_inputs_and_outputs(batch):
     network = TwoHeads()
     mask = np.ones((5, 1))
-    by_name = as_model(network, "logits")
+    by_name = as_predictor(network, "logits")
     expected = network(torch.tensor(batch, dtype=torch.float32), torch.ones(5, 1))["logits"].detach().numpy()
     np.testing.assert_allclose(by_name(by_name.prepare({"x": batch, "mask": mask})), expected)
     np.testing.assert_allclose(by_name(by_name.prepare((batch, mask))), expected)
-    np.testing.assert_allclose(as_model(network, lambda raw: raw["logits"])((batch, mask)), expected)
+    np.testing.assert_allclose(as_predictor(network, lambda raw: raw["logits"])((batch, mask)), expected)
     with pytest.raises(ValueError, match="choose one with output="):
-        as_model(network)((batch, mask))
+        as_predictor(network)((batch, mask))
     with pytest.raises(ValueError, match="'logits', 'features'"):
-        as_model(network, "logit")((batch, mask))
+        as_predictor(network, "logit")((batch, mask))
 
 
 def test_labels_of_a_batch_are_left_out_and_optional_arguments_are_not_guessed(batch):
-    plain = as_model(nn.Linear(3, 2))
+    plain = as_predictor(nn.Linear(3, 2))
     assert plain.prepare([batch, np.arange(5)]).shape == (5, 3)
 
     class Optional(nn.Linear):
@@ -84,26 +84,26 @@ def test_labels_of_a_batch_are_left_out_and_optional_arguments_are_not_guessed(b
             return super().forward(x)
 
     with pytest.raises(ValueError, match="give the inputs as a dict"):
-        as_model(Optional(3, 2)).prepare([batch, np.arange(5)])
+        as_predictor(Optional(3, 2)).prepare([batch, np.arange(5)])
 
 
 def test_wrong_shapes_are_named(batch):
     with pytest.raises(ValueError, match=r"returned shape \(5, 3, 1\) for a batch of 5 rows"):
-        as_model(lambda x: x[:, :, None])(batch)
+        as_predictor(lambda x: x[:, :, None])(batch)
     with pytest.raises(ValueError, match=r"shape \(4, 3\) for a batch of 5 rows"):
-        as_model(lambda x: x[1:])(batch)
+        as_predictor(lambda x: x[1:])(batch)
     with pytest.raises(ValueError, match="real numbers"):
-        as_model(lambda x: np.array(["a"] * len(x)))(batch)
+        as_predictor(lambda x: np.array(["a"] * len(x)))(batch)
 
 
 def test_a_module_on_no_or_several_devices_is_refused():
     with pytest.raises(ValueError, match="meta device"):
-        as_model(nn.Linear(3, 2, device="meta"))
+        as_predictor(nn.Linear(3, 2, device="meta"))
 
 
 def test_autocast_runs_in_lower_precision(batch):
     network = nn.Linear(3, 2)
-    exact, rough = as_model(network), as_model(network, autocast=torch.bfloat16)
+    exact, rough = as_predictor(network), as_predictor(network, autocast=torch.bfloat16)
     with exact.ready():
         expected = exact(batch)
     with rough.ready():
@@ -115,28 +115,28 @@ def test_autocast_runs_in_lower_precision(batch):
 def test_estimators_give_logs_decisions_or_predictions(batch):
     X, y = make_classification(60, 4, n_classes=3, n_informative=3, n_redundant=0, random_state=0)
     logistic = LogisticRegression().fit(X, y)
-    model = as_model(logistic)
+    model = as_predictor(logistic)
     assert model.output_kind == "log_probability"
     np.testing.assert_allclose(np.exp(model(X)), logistic.predict_proba(X))
     np.testing.assert_array_equal(model.classes, [0, 1, 2])
-    forest = as_model(RandomForestClassifier(5, random_state=0).fit(X, y))
+    forest = as_predictor(RandomForestClassifier(5, random_state=0).fit(X, y))
     assert np.isfinite(forest(X)).all()  # probabilities of exactly 0 are floored
-    assert as_model(RidgeClassifier().fit(X, y)).output_kind == "decision"
+    assert as_predictor(RidgeClassifier().fit(X, y)).output_kind == "decision"
     binary = RidgeClassifier().fit(X, y == 0)
-    two = as_model(binary)(X)
+    two = as_predictor(binary)(X)
     np.testing.assert_allclose(two[:, 1] - two[:, 0], binary.decision_function(X))
     X, y = make_regression(30, 3, random_state=0)
     line = LinearRegression().fit(X, y)
-    np.testing.assert_allclose(as_model(line)(X)[:, 0], line.predict(X))
+    np.testing.assert_allclose(as_predictor(line)(X)[:, 0], line.predict(X))
     with pytest.raises(ValueError, match="methods \\['predict'\\]"):
-        as_model(line, "predict_proba")
+        as_predictor(line, "predict_proba")
 
 
 def test_estimators_that_cannot_be_used_say_why():
     X, y = make_classification(60, 4, n_classes=3, n_informative=3, n_redundant=0, random_state=0)
     with pytest.raises(ValueError, match="not fitted"):
-        as_model(LogisticRegression())
-    pairs = as_model(SVC(decision_function_shape="ovo").fit(X[y < 4], (y + 2 * (X[:, 0] > 0))))
+        as_predictor(LogisticRegression())
+    pairs = as_predictor(SVC(decision_function_shape="ovo").fit(X[y < 4], (y + 2 * (X[:, 0] > 0))))
     with pytest.raises(ValueError, match="ovr"):
         pairs(X)
 
@@ -145,7 +145,7 @@ def test_tables_keep_their_column_names():
     pandas = pytest.importorskip("pandas")
     X, y = make_regression(30, 3, random_state=0)
     table = pandas.DataFrame(X, columns=["a", "b", "c"])
-    model = as_model(LinearRegression().fit(table, y))
+    model = as_predictor(LinearRegression().fit(table, y))
     ready = model.prepare(table)
     assert isinstance(ready, np.ndarray)
     model(ready)  # a missing name would be a warning, which is an error here
@@ -174,50 +174,50 @@ def test_onnx_session(tmp_path, batch):
     runtime = pytest.importorskip("onnxruntime")
     path = sum_session(tmp_path / "model.onnx", "rows")
     scale = np.arange(5.0)[:, None]
-    model = as_model(path, "total")
+    model = as_predictor(path, "total")
     for given in ({"x": batch, "scale": scale}, (batch, scale)):
         np.testing.assert_allclose(model(model.prepare(given)), batch * scale, atol=1e-6)
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(as_model(session, 1)((batch, scale)), 2 * batch, atol=1e-6)
-    difference = as_model(session, lambda outputs: outputs["twice"] - outputs["total"])
+    np.testing.assert_allclose(as_predictor(session, 1)((batch, scale)), 2 * batch, atol=1e-6)
+    difference = as_predictor(session, lambda outputs: outputs["twice"] - outputs["total"])
     np.testing.assert_allclose(difference((batch, scale)), (2 - scale) * batch, atol=1e-6)
     with pytest.raises(ValueError, match="choose one with output="):
-        as_model(session)((batch, scale))
+        as_predictor(session)((batch, scale))
     with pytest.raises(ValueError, match="dict of arrays"):
         model.prepare(batch)
     with pytest.raises(ValueError, match="lacks \\['scale'\\]"):
         model.prepare({"x": batch})
-    fixed = as_model(sum_session(tmp_path / "fixed.onnx", 4), "total")
+    fixed = as_predictor(sum_session(tmp_path / "fixed.onnx", 4), "total")
     with pytest.raises(ValueError, match="exactly 4 rows"):
         fixed((batch, scale))
     with pytest.raises(FileNotFoundError, match="no ONNX file"):
-        as_model(tmp_path / "absent.onnx")
+        as_predictor(tmp_path / "absent.onnx")
 
 
 def test_dispatch_refuses_what_is_no_model():
-    assert isinstance(as_model(lambda x: x), Model)
-    again = as_model(lambda x: x)
-    assert as_model(again) is again
+    assert isinstance(as_predictor(lambda x: x), Predictor)
+    again = as_predictor(lambda x: x)
+    assert as_predictor(again) is again
     with pytest.raises(ValueError, match="only once"):
-        as_model(again, 0)
+        as_predictor(again, 0)
     with pytest.raises(TypeError, match="not a class"):
-        as_model(LinearRegression)
+        as_predictor(LinearRegression)
     with pytest.raises(TypeError, match="must be a torch module"):
-        as_model(3)
+        as_predictor(3)
     with pytest.raises(ValueError, match="for torch modules"):
-        as_model(lambda x: x, device="cpu")
+        as_predictor(lambda x: x, device="cpu")
 
 
 def test_log_probability_of_tensors_and_arrays_agree():
     values = np.array([[0.0, 0.25, 0.75]])
     np.testing.assert_allclose(log_probability(torch.tensor(values)).numpy(), log_probability(values))
-    assert as_model(lambda x: x, log_probability).output_kind == "log_probability"
+    assert as_predictor(lambda x: x, log_probability).output_kind == "log_probability"
 
 
 @pytest.mark.parametrize(
     ("package", "module", "extra"),
     [
-        ("torch", "vbtta.delta", "torch"),
+        ("torch", "vbtta.adapters.delta", "torch"),
         ("torch", "vbtta.module", "torch"),
         ("sklearn", "vbtta.estimators", "cli"),
     ],
@@ -225,7 +225,7 @@ def test_log_probability_of_tensors_and_arrays_agree():
 def test_a_missing_extra_is_named(monkeypatch, package, module, extra):
     monkeypatch.setitem(sys.modules, package, None)
     for name in list(sys.modules):
-        if name in (module, "vbtta.models.torch") or name.startswith(f"{package}."):
+        if name in (module, "vbtta.adapters.torch") or name.startswith(f"{package}."):
             monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ImportError, match=rf'{package} is needed .* pip install "vbtta\[{extra}\]"'):
         importlib.import_module(module)
@@ -236,7 +236,7 @@ def test_a_missing_onnx_runtime_is_named(monkeypatch, tmp_path):
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r'pip install "vbtta\[onnx\]"'):
-        as_model(path)
+        as_predictor(path)
 
 
 class Named(nn.Module):
@@ -246,8 +246,8 @@ class Named(nn.Module):
 
 def test_keys_that_forward_does_not_take_are_left_out():
     batch = {"x": torch.ones(2, 1), "labels": torch.zeros(2)}
-    np.testing.assert_array_equal(as_model(Named())(batch), [[2.0], [2.0]])
-    whole = as_model(lambda batch: batch["x"])  # a function takes the dict as it is
+    np.testing.assert_array_equal(as_predictor(Named())(batch), [[2.0], [2.0]])
+    whole = as_predictor(lambda batch: batch["x"])  # a function takes the dict as it is
     np.testing.assert_array_equal(whole(batch), [[1.0], [1.0]])
 
 
@@ -256,4 +256,5 @@ def test_a_module_that_takes_a_dict_still_gets_all_of_it():
         def forward(self, batch):
             return batch["x"] + batch["labels"][:, None]
 
-    np.testing.assert_array_equal(as_model(Whole())({"x": torch.ones(2, 1), "labels": torch.ones(2)}), [[2.0], [2.0]])
+    batch = {"x": torch.ones(2, 1), "labels": torch.ones(2)}
+    np.testing.assert_array_equal(as_predictor(Whole())(batch), [[2.0], [2.0]])

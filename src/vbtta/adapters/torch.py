@@ -1,0 +1,167 @@
+"""A torch module as a predictor: evaluation mode, its device and precision; the module is left unchanged."""
+
+__all__ = ["TorchPredictor", "call_module", "evaluating", "precision"]
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from vbtta._support.extras import missing_extra
+from vbtta._support.tensors import Batch
+from vbtta.adapters.base import Adapter, Output, as_columns, select_output, to_outputs
+from vbtta.data.labels import Array
+
+try:
+    import torch
+    from torch import Tensor, nn
+except ModuleNotFoundError as error:
+    raise missing_extra("torch", "torch") from error
+
+
+class TorchPredictor(Adapter):
+    """A module called in evaluation mode, without gradients, on its own device.
+
+    A tuple is given as positional arguments, a dict as keyword arguments if `forward` has such parameters. Parts beyond
+    the arguments of `forward` (the labels that a DataLoader adds) are left out, as are keys that it does not name if it
+    has all that it needs.
+    """
+
+    def __init__(self, module: nn.Module, output: Output = None, *, device: Any = None, autocast: Any = None) -> None:
+        super().__init__(output)
+        self.module = module
+        self.device = device_of(module) if device is None else torch.device(device)
+        self.autocast = autocast
+        self.dtype = dtype_of(module)
+        self.required, self.accepted, self.needed, self.keywords = _signature(module)
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Evaluation mode and no gradients; every submodule's mode is restored afterwards."""
+        with evaluating(self.module), torch.no_grad():
+            yield
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Tensors on the module's device, floating-point ones in its precision; inputs only."""
+        if isinstance(batch, Mapping):
+            return {key: self.prepare(part) for key, part in batch.items()}
+        if isinstance(batch, tuple | list) and batch and not np.isscalar(batch[0]):
+            parts = tuple(self._tensor(part) for part in self._inputs(batch))
+            return parts[0] if len(parts) == 1 else parts
+        return self._tensor(batch)
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Outputs (B, C) as a tensor, differentiable where gradients are on."""
+        with precision(self.autocast, self.device):
+            raw = call_module(self.module, batch, self.needed, self.keywords)
+        chosen: Tensor = as_columns(select_output(raw, self.output), batch)
+        return chosen
+
+    def __call__(self, batch: Batch) -> Array:
+        """Outputs (B, C)."""
+        batch = self.prepare(batch)
+        return to_outputs(self.outputs(batch), batch)
+
+    def _inputs(self, batch: Any) -> Any:
+        """The parts of a batch that `forward` takes; parts after them are labels."""
+        if self.accepted is None or len(batch) <= self.required:
+            return batch
+        if self.required < self.accepted:
+            raise ValueError(
+                f"batches have {len(batch)} parts, and the module's forward has {self.required} required and "
+                f"{self.accepted - self.required} optional arguments: give the inputs as a dict by argument name, or "
+                f"without labels"
+            )
+        return batch[: self.accepted]
+
+    def _tensor(self, values: Any) -> Any:
+        if isinstance(values, np.ndarray | list | tuple):
+            array = np.ascontiguousarray(values)
+            values = torch.from_numpy(array if array.flags.writeable else array.copy())
+        if not isinstance(values, Tensor):
+            return values
+        return values.to(device=self.device, dtype=self.dtype if values.is_floating_point() else None)
+
+
+def call_module(module: nn.Module, batch: Batch, needed: set[str], keywords: set[str] | None) -> Any:
+    """Call a module with a batch: a tuple by position, a dict by name if its arguments have these names."""
+    if isinstance(batch, Mapping):
+        named = dict(batch) if keywords is None else {key: part for key, part in batch.items() if key in keywords}
+        if len(named) == len(batch) or (named and needed <= set(named)):
+            return module(**named)
+    if isinstance(batch, tuple):
+        return module(*batch)
+    if not isinstance(batch, Tensor) or batch.is_floating_point() or torch.compiler.is_compiling():
+        return module(batch)
+    try:
+        return module(batch)
+    except RuntimeError as error:
+        raise TypeError(
+            f"the module does not take {str(batch.dtype).removeprefix('torch.')} inputs; convert them, images as "
+            f"batch / 255 ({str(error).partition(chr(10))[0]})"
+        ) from error
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; the mode of every submodule is restored afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    if not any(mode for _, mode in modes):
+        yield
+        return
+    try:
+        try:
+            module.eval()
+        except NotImplementedError:  # exported modules refuse eval() and ignore their mode; their submodules may not
+            for part, _ in modes:
+                part.training = False
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def precision(autocast: Any, device: torch.device) -> AbstractContextManager[object]:
+    """Mixed precision for the module only: coordinates of views need full precision."""
+    if not autocast:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=autocast if isinstance(autocast, torch.dtype) else None)
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """The single device of a module's parameters and buffers."""
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    if any(device.type == "meta" for device in devices):
+        raise ValueError("the module is on the meta device and has no values: load its weights before using it")
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(
+            f"the module is spread over {names}: move it with module.to(device), or name the device of its inputs with "
+            f"as_predictor(module, device=...)"
+        )
+    return devices.pop() if devices else torch.device("cpu")
+
+
+def dtype_of(module: nn.Module) -> torch.dtype | None:
+    """Precision of a module's first floating-point parameter."""
+    return next((tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()), None)
+
+
+def _signature(module: nn.Module) -> tuple[int, int | None, set[str], set[str] | None]:
+    """Numbers of arguments that `forward` requires and accepts, names it needs and takes; None if it takes any."""
+    wrapped = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner: Any = module.module if wrapped else module
+    inner = getattr(inner, "_orig_mod", inner)  # of torch.compile
+    try:
+        parameters = list(inspect.signature(inner.forward).parameters.values())
+    except (TypeError, ValueError):  # scripted modules may have no signature
+        return 1, None, set(), None
+    kinds = {parameter.kind for parameter in parameters}
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = max(1, sum(p.default is p.empty for p in positional))
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    accepted = None if inspect.Parameter.VAR_POSITIONAL in kinds else max(1, len(positional))
+    needed = {p.name for p in parameters if p.name in named and p.default is p.empty}
+    return required, accepted, needed, None if inspect.Parameter.VAR_KEYWORD in kinds else named
