@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
-from vbtta.baselines import BASELINES, averaging, fit_baseline, pools, sgd, simplex
-from vbtta.labels import LabelSets
-from vbtta.predictions import ViewPredictions
+from vbtta.baselines import BASELINES, base, fit_baseline, solvers
+from vbtta.data.labels import LabelSets
+from vbtta.data.predictions import ViewPredictions
 
 NAMES = ["identity", "flip", "crop", "noise"]
 ALL = [(task, name) for task, names in BASELINES.items() for name in names]
@@ -88,14 +88,14 @@ def test_entropy_pool_by_hand_and_tau_is_the_best():
     p = np.array([[0.9, 0.1], [0.5, 0.5]])
     entropy = special.entr(p).sum(axis=1)
     weights = np.exp(-entropy / 0.3) / np.exp(-entropy / 0.3).sum()
-    np.testing.assert_allclose(np.exp(pools.entropy_pool(np.log(p)[None], 0.3))[0], weights @ p)
+    np.testing.assert_allclose(np.exp(base.entropy_pool(np.log(p)[None], 0.3))[0], weights @ p)
 
     views, labels = classification()
     fitted = fit_baseline("entropy", views, labels, task="classification")
     tau = fitted.rule.keywords["tau"]
 
     def likelihood(tau):
-        return pools.entropy_pool(views.mean, tau)[labels.instance, labels.value].sum()
+        return base.entropy_pool(views.outputs, tau)[labels.instance, labels.value].sum()
 
     assert all(likelihood(tau) >= likelihood(tau * factor) - 1e-9 for factor in (0.5, 0.9, 1.1, 2))
 
@@ -109,7 +109,7 @@ def test_one_step_of_aug_tta_by_hand():
     s = 1 / (1 + np.exp(-1))
     gradient = np.array([s - 1, 1 - s]) + 1e-4 * 0.5
     theta = np.array([0.5, 0.5]) - 0.01 * gradient
-    found = sgd.train_view_weights(np.array([[[2.0, 0.0], [0.0, 0.0]]]), np.array([[1.0, 0.0]]), epochs=1)
+    found = solvers.train_view_weights(np.array([[[2.0, 0.0], [0.0, 0.0]]]), np.array([[1.0, 0.0]]), epochs=1)
     np.testing.assert_allclose(found, theta / theta.sum(), rtol=1e-12)
 
 
@@ -147,9 +147,9 @@ def test_the_better_of_aug_and_class_tta_is_that_of_a_held_out_fifth():
         target = np.zeros((40, 3))
         np.add.at(target, (labels.instance, labels.value), 1)
         scores = []
-        for train in (sgd.train_view_weights, sgd.train_class_weights):
-            weights = train(views.mean[rest], target[rest])
-            log_proba = pools.logit_pool(views.mean[held], weights)
+        for train in (solvers.train_view_weights, solvers.train_class_weights):
+            weights = train(views.outputs[rest], target[rest])
+            log_proba = base.logit_pool(views.outputs[held], weights)
             right = target[held, log_proba.argmax(axis=1)].sum()
             scores.append((right, (target[held] * log_proba).sum(), weights))
         best = max(scores, key=lambda entry: entry[:2])[2]
@@ -162,7 +162,7 @@ def test_the_better_of_aug_and_class_tta_is_that_of_a_held_out_fifth():
 def test_greedy_takes_what_a_plain_search_takes():
     views, labels = classification(n=40, k=3)
     fitted = fit_baseline("greedy", views, labels, task="classification")
-    proba = special.softmax(views.mean, axis=2)
+    proba = special.softmax(views.outputs, axis=2)
     target = np.zeros((40, 3))
     np.add.at(target, (labels.instance, labels.value), 1)
 
@@ -194,7 +194,7 @@ def test_mixture_weights_are_certified_optimal(seed, n_views, n_labels):
     generator = np.random.default_rng(seed)
     log_likelihood = generator.normal(size=(n_labels, n_views)) * generator.choice([0.1, 1, 30])
     count = generator.integers(1, 4, n_labels).astype(float)
-    weights = simplex.mixture_weights(log_likelihood, count)
+    weights = solvers.mixture_weights(log_likelihood, count)
     assert weights.sum() == pytest.approx(1)
     assert (weights >= 0).all()
     likelihood = np.exp(log_likelihood - log_likelihood.max(axis=1, keepdims=True))
@@ -203,13 +203,13 @@ def test_mixture_weights_are_certified_optimal(seed, n_views, n_labels):
 
 
 def test_mixture_weights_with_equal_views():
-    weights = simplex.mixture_weights(np.log(np.full((5, 3), 0.2)), np.ones(5))
+    weights = solvers.mixture_weights(np.log(np.full((5, 3), 0.2)), np.ones(5))
     np.testing.assert_allclose(weights, 1 / 3)
 
 
 def test_bma_of_logits_by_hand():
     views, labels = classification(k=2, c=2)
-    odds = views.mean[:, :, 1] - views.mean[:, :, 0]  # two classes: logistic regression on log odds
+    odds = views.outputs[:, :, 1] - views.outputs[:, :, 0]  # two classes: logistic regression on log odds
     x, y = odds[labels.instance], labels.value
     bic, average = [], []
     for subset in ([0], [1], [0, 1]):
@@ -230,7 +230,7 @@ def test_bma_of_logits_by_hand():
 
 def test_bma_of_linear_models_by_hand():
     views, labels = regression(k=3)
-    x, y = views.mean[labels.instance, :, 0], labels.value[:, 0]
+    x, y = views.outputs[labels.instance, :, 0], labels.value[:, 0]
     bic, average = [], []
     for size in (1, 2, 3):
         for subset in itertools.combinations(range(3), size):
@@ -246,7 +246,7 @@ def test_bma_of_linear_models_by_hand():
 def test_bma_window_finds_what_all_subsets_find(monkeypatch):
     views, labels = regression(n=200)
     everything = fit_baseline("bma", views, labels, task="regression").weights
-    monkeypatch.setattr(averaging, "_ALL_SUBSETS_UP_TO", 0)
+    monkeypatch.setattr(solvers, "_ALL_SUBSETS_UP_TO", 0)
     np.testing.assert_allclose(fit_baseline("bma", views, labels, task="regression").weights, everything, atol=0.02)
 
 
@@ -278,7 +278,7 @@ def test_weights_by_output():
         fitted = fit_baseline(name, views, labels, task="regression")
         assert fitted.weights.shape == (4, 2)
         for output in range(2):
-            alone = ViewPredictions(views.mean[:, :, [output]], names=NAMES)
+            alone = ViewPredictions(views.outputs[:, :, [output]], names=NAMES)
             one = LabelSets.from_array(labels.value[:, output].reshape(60, 2))
             np.testing.assert_allclose(
                 fitted.weights[:, output], fit_baseline(name, alone, one, task="regression").weights
@@ -354,14 +354,14 @@ def test_used_views_are_enough_and_the_result_pickles(task, name):
     np.testing.assert_array_equal(point(fitted.predict(views.select(fitted.used))), whole)
     np.testing.assert_array_equal(point(pickle.loads(pickle.dumps(fitted)).predict(views)), whole)
     with pytest.raises(ValueError, match="are missing from the predictions"):
-        fitted.predict(ViewPredictions(views.mean[:, :1], names=["other"]))
+        fitted.predict(ViewPredictions(views.outputs[:, :1], names=["other"]))
 
 
 @pytest.mark.parametrize(("task", "name"), ALL)
 def test_one_view_is_that_view(task, name):
     views, labels = problem(task, k=1)
     fitted = fit_baseline(name, views, labels, task=task)
-    expected = special.softmax(views.mean[:, 0], axis=1) if task == "classification" else views.mean[:, 0]
+    expected = special.softmax(views.outputs[:, 0], axis=1) if task == "classification" else views.outputs[:, 0]
     if name not in ("bma", "nnls", "class_tta", "aug_or_class_tta"):  # those may rescale it
         np.testing.assert_allclose(point(fitted.predict(views)), expected, atol=1e-12)
 
@@ -393,7 +393,7 @@ def test_odd_data_give_finite_predictions(task, name, case):
 def test_unlabelled_instances_ids_and_classes():
     views, labels = classification()
     named = ViewPredictions(
-        views.mean, names=NAMES, classes=["ant", "bee", "cow"], ids=[f"image{i}" for i in range(60)]
+        views.outputs, names=NAMES, classes=["ant", "bee", "cow"], ids=[f"image{i}" for i in range(60)]
     )
     first = labels.instance < 20
     words = np.array(["ant", "bee", "cow"])[labels.value[first]]
@@ -402,7 +402,7 @@ def test_unlabelled_instances_ids_and_classes():
     part = fit_baseline("mixture_mle", views.take(np.arange(20)), labels.take(np.arange(20)), task="classification")
     np.testing.assert_allclose(fitted.weights, part.weights)
     assert set(fitted.predict(named).label) <= {"ant", "bee", "cow"}
-    other = ViewPredictions(views.mean, names=NAMES, classes=["ant", "bee", "dog"])
+    other = ViewPredictions(views.outputs, names=NAMES, classes=["ant", "bee", "dog"])
     with pytest.raises(ValueError, match="dog"):
         fitted.predict(other)
 
@@ -426,9 +426,9 @@ def test_errors_say_what_exists():
         fit_baseline("original", views.select(["flip"]), labels, task="classification")
     with pytest.raises(ValueError, match="labels are empty"):
         fit_baseline("uniform", views, LabelSets.from_array(np.full((60, 1), np.nan)), task="classification")
-    unnamed = fit_baseline("uniform", ViewPredictions(views.mean), labels, task="classification")
+    unnamed = fit_baseline("uniform", ViewPredictions(views.outputs), labels, task="classification")
     with pytest.raises(ValueError, match="generated names cannot be matched"):
-        unnamed.predict(ViewPredictions(views.mean[:, :2]))
+        unnamed.predict(ViewPredictions(views.outputs[:, :2]))
 
 
 @pytest.mark.parametrize(("task", "name"), [("regression", "uniform"), ("classification", "class_tta")])

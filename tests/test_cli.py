@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from vbtta import Policy, ViewPredictions
 from vbtta.augment import load_views
 from vbtta.cli.app import app
+from vbtta.cli.digits import _train_sklearn, split
 from vbtta.cli.files import read_labels, read_predictions
 from vbtta.cli.running import Talk, as_json_text
-from vbtta.cli.story import _train_sklearn, split
 
 CLASSES = np.array(["cat", "cow", "dog"])
 NAMES = ["identity", "flip", "blur"]
@@ -130,11 +130,9 @@ def test_the_examples_of_the_help_texts_run(here: Path) -> None:
     assert not list(here.glob("*.parts"))
 
 
-def test_the_demo_tells_its_story(tmp_path: Path) -> None:
+def test_the_demo_runs_from_training_to_report(tmp_path: Path) -> None:
     assert example("demo") == ["demo", "--out", "runs/demo"]
-    start = time.process_time()
     done = run("demo", "--out", tmp_path / "runs" / "demo", "--json")
-    assert time.process_time() - start < 60
     assert done.code == 0, done.err
     found = json.loads(done.out)
     weight = {view["name"]: view["weight"] for view in found["views"]}
@@ -198,18 +196,34 @@ def test_numbers_names_and_gaps_in_a_csv(tmp_path: Path) -> None:
     assert read_labels(path).sets.value.tolist() == ["NA", "None"]
 
 
+def test_an_id_column_in_another_order_is_paired_by_id(here: Path, tmp_path: Path) -> None:
+    views, truth, _ = problem(np.random.default_rng(0), 60)
+    ids = np.array([f"img{row}" for row in range(60)])
+    ViewPredictions(views.outputs, names=NAMES, classes=CLASSES, ids=ids).save(tmp_path / "preds.npz")
+    order = np.random.default_rng(1).permutation(60)
+    rows = [f"{ids[row]},{CLASSES[truth[row]]},w{row % 2}" for row in order]
+    (tmp_path / "labels.csv").write_text("\n".join(["item,label,worker", *rows]) + "\n")
+    args = ["fit", tmp_path / "preds.npz", tmp_path / "labels.csv", "--task", "classification"]
+    done = run(*args, "--out", tmp_path / "p.json")
+    assert done.code == 0, done.err
+    assert "60 labels, 2 annotators" in done.err
+    assert "long layout, paired by id" in done.err
+    sets = read_labels(tmp_path / "labels.csv").sets.align(60, ids)
+    np.testing.assert_array_equal(sets.value, CLASSES[truth])
+
+
 def test_predictions_in_parquet(here: Path, tmp_path: Path) -> None:
     views = ViewPredictions.load("preds.npz")
-    n, k, _ = views.mean.shape
+    n, k, _ = views.outputs.shape
     table = {"instance": np.repeat(np.arange(n), k), "view": np.tile(views.names, n)}
-    table |= {f"logit_{name}": views.mean[:, :, c].ravel() for c, name in enumerate(CLASSES)}
+    table |= {f"logit_{name}": views.outputs[:, :, c].ravel() for c, name in enumerate(CLASSES)}
     order = np.random.default_rng(0).permutation(n * k)
     pq.write_table(pa.table({name: column[order] for name, column in table.items()}), tmp_path / "p.parquet")
     found = read_predictions(tmp_path / "p.parquet")
     assert found.classes is not None
     assert found.ids is not None
     assert set(found.names) == set(views.names)
-    np.testing.assert_array_equal(found.select(NAMES).mean[np.argsort(found.ids)], views.mean)
+    np.testing.assert_array_equal(found.select(NAMES).outputs[np.argsort(found.ids)], views.outputs)
     fit = run("fit", tmp_path / "p.parquet", "long.csv", "--task", "classification", "-o", tmp_path / "p.json")
     assert fit.code == 0
     assert "paired by id" in fit.err
@@ -265,7 +279,7 @@ def test_predictions_in_parquet_come_out_as_they_should(here: Path, tmp_path: Pa
 def test_views_resume_view_by_view(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vbtta import collect
 
-    args = ["views", "--model", "pkg.mod:make", "--data", "inputs.npy", "--views", "views.toml", "--draws", "5"]
+    args = ["views", "--predictor", "pkg.mod:make", "--data", "inputs.npy", "--views", "views.toml", "--draws", "5"]
     args += ["--keep-draws", "3", "--out"]
     assert run(*args, tmp_path / "whole.npz").code == 0
     real, calls = collect.collect_views, []
@@ -287,7 +301,7 @@ def test_views_resume_view_by_view(here: Path, tmp_path: Path, monkeypatch: pyte
     views = ViewPredictions.load(tmp_path / "parts.npz")
     model = import_module("pkg.mod").make()
     direct = real(model, np.load("inputs.npy"), load_views("views.toml"), draws=5, keep_draws=3)
-    np.testing.assert_array_equal(views.mean, direct.mean)
+    np.testing.assert_array_equal(views.outputs, direct.outputs)
     np.testing.assert_array_equal(views.variance, direct.variance)
     np.testing.assert_array_equal(views.draws, direct.draws)
 
@@ -297,12 +311,12 @@ def test_weights_are_loaded_without_running_code(here: Path, tmp_path: Path) -> 
 
     import torch
 
-    args = ["views", "--model", "pkg.mod:module", "--data", "inputs.npy", "--views", "views.toml", "--out"]
+    args = ["views", "--predictor", "pkg.mod:module", "--data", "inputs.npy", "--views", "views.toml", "--out"]
     net = torch.nn.Linear(4, 3).double()
     torch.save(net.state_dict(), tmp_path / "good.pt")
     assert run(*args, tmp_path / "out.npz", "--weights", tmp_path / "good.pt").code == 0
     expected = net(torch.from_numpy(np.load("inputs.npy"))).detach().numpy()
-    np.testing.assert_allclose(ViewPredictions.load(tmp_path / "out.npz").mean[:, 0], expected)
+    np.testing.assert_allclose(ViewPredictions.load(tmp_path / "out.npz").outputs[:, 0], expected)
 
     class Evil:
         def __reduce__(self) -> Any:
@@ -344,17 +358,31 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
     test = ["--test", "test.npz", "test.csv"]
     told_off(2, "magic", "uniform", args=["compare", "preds.npz", "labels.csv", *test, "--methods", "magic"])
     made = ["--data", "inputs.npy", "--views", "views.toml", "--out", tmp_path / "v.npz"]
-    told_off(2, "pkg.nope", args=["views", "--model", "pkg.nope:make", *made])
-    told_off(2, "has no nope", args=["views", "--model", "pkg.mod:nope", *made])
+    told_off(2, "pkg.nope", args=["views", "--predictor", "pkg.nope:make", *made])
+    on_ray = [
+        "views",
+        "--predictor",
+        "pkg.mod:make",
+        "--data",
+        "x.parquet",
+        "--views",
+        "views.toml",
+        "--backend",
+        "ray",
+    ]
+    told_off(2, "--backend ray needs --key", args=[*on_ray, "--out", tmp_path / "parts"])
+    told_off(2, "has no nope", args=["views", "--predictor", "pkg.mod:nope", *made])
     told_off(2, "no such folder", args=["report", tmp_path / "nope"])
     told_off(2, "policy.json", args=["report", tmp_path])
 
     (tmp_path / "text.npz").write_text("not an archive")
     told_off(1, "text.npz is not an .npz file", args=fit(tmp_path / "text.npz", "labels.csv"))
-    np.savez(tmp_path / "pickled.npz", mean=np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "pickled.npz", outputs=np.array([{"a": 1}], dtype=object), allow_pickle=True)
     told_off(1, "pickled.npz", "never loaded", args=fit(tmp_path / "pickled.npz", "labels.csv"))
     (tmp_path / "unknown.csv").write_text("instance,annotator,label\n0,a,cat\n5000,a,dog\n")
     told_off(1, "unknown.csv", "5000", "60 instances", args=fit("preds.npz", tmp_path / "unknown.csv"))
+    (tmp_path / "ids.csv").write_text("id,label\nx7,cat\nx8,dog\n")
+    told_off(1, "by id (such as 'x7')", "add an array `ids`", args=fit("preds.npz", tmp_path / "ids.csv"))
     (tmp_path / "short.csv").write_text("label_1,label_2\ncat,\ndog,cat\n")
     told_off(1, "short.csv", "2 instances", "for 60", args=fit("preds.npz", tmp_path / "short.csv"))
     (tmp_path / "ragged.csv").write_text("label_1,label_2\ncat\n")
@@ -369,7 +397,7 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
 
     assert run(*fit("preds.npz", "labels.csv")).code == 0
     views = ViewPredictions.load("preds.npz")
-    ViewPredictions(views.mean, names=["identity", "crop", "zoom"], classes=CLASSES).save(tmp_path / "crop.npz")
+    ViewPredictions(views.outputs, names=["identity", "crop", "zoom"], classes=CLASSES).save(tmp_path / "crop.npz")
     result = ["--out", tmp_path / "o.csv"]
     told_off(1, "p.json does not fit", "'flip'", args=["predict", tmp_path / "crop.npz", "--policy", out, *result])
     told_off(1, "is not a policy", args=["predict", "preds.npz", "--policy", "labels.csv", *result])
@@ -382,8 +410,8 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
 def test_remedies_are_for_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     proba = rng.dirichlet(np.ones(3), size=(60, 2))
-    np.savez(tmp_path / "logits.npz", mean=np.log(proba))
-    np.savez(tmp_path / "proba.npz", mean=proba)
+    np.savez(tmp_path / "logits.npz", outputs=np.log(proba))
+    np.savez(tmp_path / "proba.npz", outputs=proba)
     classes = rng.integers(0, 3, size=60)
     (tmp_path / "numbers.csv").write_text("label\n" + "\n".join(map(str, classes)))
     (tmp_path / "words.csv").write_text("label\n" + "\n".join(np.array(["cat", "cow", "dog"])[classes]))
@@ -391,7 +419,7 @@ def test_remedies_are_for_files(tmp_path: Path) -> None:
     words = "add an array `classes` to the predictions file, 3 names"
     told_off(1, "is not a class number", words, args=["fit", tmp_path / "logits.npz", tmp_path / "words.csv", *end])
     numbers = ["fit", tmp_path / "proba.npz", tmp_path / "numbers.csv", *end]
-    told_off(1, "proba.npz holds probabilities (all rows of view", "store logits in `mean`", args=numbers)
+    told_off(1, "proba.npz holds probabilities (all rows of view", "store logits in `outputs`", args=numbers)
 
 
 def test_errors_name_the_file_that_was_asked_for(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,13 +428,13 @@ def test_errors_name_the_file_that_was_asked_for(here: Path, tmp_path: Path, mon
     def fit(views: str | Path, labels: str | Path, target: Path = out) -> list[str | Path]:
         return ["fit", views, labels, "--task", "classification", "--out", target]
 
-    mean = ViewPredictions.load("preds.npz").mean.copy()
+    mean = ViewPredictions.load("preds.npz").outputs.copy()
     mean[3, 1, 0] = np.nan
-    np.savez(tmp_path / "gaps.npz", mean=mean, names=NAMES)
-    told_off(1, f"{tmp_path / 'gaps.npz'}: mean must be finite", args=fit(tmp_path / "gaps.npz", "labels.csv"))
+    np.savez(tmp_path / "gaps.npz", outputs=mean, names=NAMES)
+    told_off(1, f"{tmp_path / 'gaps.npz'}: outputs must be finite", args=fit(tmp_path / "gaps.npz", "labels.csv"))
     columns = {"instance": [0, 0], "view": ["identity", "flip"], "output": [1.0, float("nan")]}
     pq.write_table(pa.table(columns), tmp_path / "gaps.parquet")
-    told_off(1, "gaps.parquet: mean must be finite", args=fit(tmp_path / "gaps.parquet", "labels.csv"))
+    told_off(1, "gaps.parquet: outputs must be finite", args=fit(tmp_path / "gaps.parquet", "labels.csv"))
     for header in ("instance,annotator,label", "label_1,label_2", "label_1,label_2\n,", "label"):
         (tmp_path / "header.csv").write_text(header + "\n")
         told_off(1, "header.csv holds no labels", args=fit("preds.npz", tmp_path / "header.csv"))
@@ -468,10 +496,10 @@ def test_results_and_remarks_go_separate_ways(here: Path, tmp_path: Path) -> Non
 
 
 def test_the_demo_needs_no_torch() -> None:
-    story = split(0)
-    network, kind = _train_sklearn(*story.train, seed=0)
+    digits = split(0)
+    network, kind = _train_sklearn(*digits.train, seed=0)
     assert "scikit-learn" in kind
-    images, classes = story.test
+    images, classes = digits.test
     assert (network(images).argmax(axis=1) == classes).mean() > 0.8
     assert np.isfinite(network(images)).all()
 

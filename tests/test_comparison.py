@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 import vbtta
 from vbtta import metrics
 from vbtta.baselines import BASELINES, fit_baseline
-from vbtta.comparison import compare
-from vbtta.comparison.running import _difference
-from vbtta.comparison.scores import HeldOut, bootstrap, columns, evaluate
-from vbtta.labels import LabelSets
-from vbtta.predictions import CategoricalPrediction, ContinuousPrediction, ViewPredictions
+from vbtta.comparison import HeldOut, _difference, bootstrap, columns, compare, resampled
+from vbtta.data.labels import LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import CategoricalPrediction, ContinuousPrediction
 
 NAMES = ["identity", "flip", "crop"]
 
@@ -100,12 +99,12 @@ def test_bootstrap_is_the_metric_of_resampled_instances(seed):
         expected = [metrics.accuracy(*arguments), None, metrics.brier(*arguments), metrics.ece(*arguments)]
         expected[1] = metrics.nll(np.log(arguments[1][np.arange(len(labels)), arguments[0]]), arguments[2])
         np.testing.assert_allclose(replicates[r, 0], expected, atol=1e-12)
-    assert evaluate(found, test).shape == (1, 4)
+    assert resampled(found, test, np.ones((1, len(rows)))).shape == (1, 1, 4)
 
 
 def test_bootstrap_does_not_depend_on_the_block_size(monkeypatch):
     whole = run("classification", methods=["original", "uniform"])
-    monkeypatch.setattr("vbtta.comparison.scores._CELLS", 700)
+    monkeypatch.setattr("vbtta.comparison._CELLS", 700)
     np.testing.assert_allclose(
         whole.against_best.low, run("classification", methods=["original", "uniform"]).against_best.low
     )
@@ -132,7 +131,7 @@ class _View:
         self.view = view
 
     def predict(self, predictions):
-        return predictions.mean[:, self.view]
+        return predictions.outputs[:, self.view]
 
 
 @pytest.fixture(scope="module")
@@ -194,8 +193,8 @@ def test_plain_arrays_get_a_residual_density():
     outcome = compare(
         views, y, test, target, task="regression", methods={"mine": _View(1), "same": _view}, resamples=10
     )
-    variance = np.mean((y[:, 0] - views.mean[:, 1]) ** 2)
-    residual = target[:, 0, 0] - test.mean[:, 1, 0]
+    variance = np.mean((y[:, 0] - views.outputs[:, 1]) ** 2)
+    residual = target[:, 0, 0] - test.outputs[:, 1, 0]
     expected = np.mean(0.5 * np.log(2 * np.pi * variance) + 0.5 * residual**2 / variance)
     assert outcome["mine", "nll"] == pytest.approx(expected)
     np.testing.assert_allclose(outcome.values[0], outcome.values[1])
@@ -216,7 +215,7 @@ def test_plain_probabilities():
 
 def test_without_identity_original_is_left_out_with_a_note():
     views, labels = classification()
-    unnamed = ViewPredictions(views.mean)
+    unnamed = ViewPredictions(views.outputs)
     outcome = compare(
         unnamed,
         labels,
@@ -335,12 +334,12 @@ def test_bars_in_names_do_not_break_the_table():
 def test_passes_are_counted_by_the_draws_that_predictions_tell():
     (views, labels), (test, y) = regression(0), regression(1)
     prints = dict.fromkeys(NAMES, "-/raw") | {NAMES[1]: "-/raw/16"}
-    test = ViewPredictions(test.mean, names=NAMES, fingerprints=prints)
+    test = ViewPredictions(test.outputs, names=NAMES, fingerprints=prints)
     outcome = compare(views, labels, test, y, task="regression", methods=["original", "uniform"], resamples=10)
     assert outcome.forward_passes.tolist() == [1, 18]
 
 
-def test_the_function_is_public_and_its_package_does_not_hide_it():
+def test_the_function_is_public_and_its_module_does_not_hide_it():
     views, y = regression()
     outcome = vbtta.compare(views, y, views, y, task="regression", methods=["uniform"], resamples=10)
     assert outcome.methods == ("uniform",)

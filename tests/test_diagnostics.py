@@ -322,7 +322,7 @@ def test_drift_is_seen_where_there_is_some_and_only_there():
     policy = fit_policy(predictions, y, task="regression", model="mixture", guard=False)
     same, _ = ages(1, n=1000)
     assert not drift_of(policy, predictions, same).drifted
-    apart = ViewPredictions(same.mean + np.array([0, 1.0, 0])[:, None], names=NAMES)
+    apart = ViewPredictions(same.outputs + np.array([0, 1.0, 0])[:, None], names=NAMES)
     found = drift_of(policy, predictions, apart)
     assert found.drifted
     assert {check.signal for check in found.checks} == {"predicted deviation", "disagreement", "prediction"}
@@ -330,7 +330,7 @@ def test_drift_is_seen_where_there_is_some_and_only_there():
     policy = fit_policy(views, labels, task="classification", model="mixture", guard=False)
     same, _ = crowd(1, n=1000)
     assert not drift_of(policy, views, same).drifted
-    duller = drift_of(policy, views, ViewPredictions(0.5 * same.mean, names=NAMES))
+    duller = drift_of(policy, views, ViewPredictions(0.5 * same.outputs, names=NAMES))
     shift = {check.signal: check.shift for check in duller.checks}
     assert duller.drifted
     assert shift["confidence"] < -0.2
@@ -343,9 +343,9 @@ def test_a_diagnosis_reads_as_text_and_as_json(rng):
     predictions, y = crowd(n=300)
     labels = LabelSets.from_array(y, annotators="columns")
     policy = fit_policy(predictions, labels, task="classification", model="latent", guard=False)
-    draws = predictions.mean[:30, :, None] + rng.normal(size=(30, 3, 40, 4)) * np.array([0, 1, 1])[:, None, None]
+    draws = predictions.outputs[:30, :, None] + rng.normal(size=(30, 3, 40, 4)) * np.array([0, 1, 1])[:, None, None]
     draws[:, 2] = np.exp(draws[:, 2])
-    incoming = ViewPredictions(predictions.mean * 0.3, names=NAMES)
+    incoming = ViewPredictions(predictions.outputs * 0.3, names=NAMES)
     found = diagnose(policy, predictions, labels, draws, incoming=incoming)
     text = str(found)
     assert text == found.summary()
@@ -378,7 +378,7 @@ def test_a_diagnosis_without_labels_or_draws_says_what_is_missing():
 def test_draws_are_taken_from_the_predictions(rng):
     predictions, y = ages(n=100)
     kept = ViewPredictions(
-        predictions.mean, names=NAMES, draws=predictions.mean[:20, :, None] + rng.normal(size=(20, 3, 30, 1))
+        predictions.outputs, names=NAMES, draws=predictions.outputs[:20, :, None] + rng.normal(size=(20, 3, 30, 1))
     )
     policy = fit_policy(predictions, y, task="regression", model="latent", guard=False)
     assert diagnose(policy, kept).normality.tested.tolist() == [20, 20, 20]

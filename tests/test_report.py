@@ -15,8 +15,8 @@ import pytest
 
 from vbtta import LabelSets, Policy, ViewPredictions, compare, diagnose, fit_policy, select_views
 from vbtta.report import Examples, comparison_document, diagnosis_document, render_report, write_report
+from vbtta.report.documents import gain_in_words, headline
 from vbtta.report.figures import Drawing, quality_figures
-from vbtta.report.words import gain_in_words, headline
 
 EVIL = "<script>alert(1)</script>"
 ODD = '"><img src=x onerror=alert(2)> $\\frac{1}{2}$ & \x07'
@@ -187,7 +187,7 @@ def test_confidence_in_a_label_is_that_of_its_annotator() -> None:
     confidence, right = (_shown(drawing, rf"{words} ([\d.]+)") for words in ("mean confidence", "labels that agree"))
     assert confidence == pytest.approx(right, abs=0.03)
     assert confidence < 0.8  # half of the labels are one annotator's, who is wrong every other time
-    assert "what the fit thinks the annotator makes of them" in drawing.caption
+    assert "the annotator's estimated error rates" in drawing.caption
 
 
 def _shown(drawing: Drawing, pattern: str) -> float:

@@ -1,7 +1,7 @@
 """Metrics: arrays in, one float out, every label weighted by its count.
 
-The plural functions give one number a label, the singular ones their weighted mean; only the calibration
-error is no mean of single labels. Errors, CRPS and coverage are averaged over outputs, where there are several.
+The plural functions give one number a label, the singular ones their weighted mean; only the calibration error is no
+mean over labels. Errors, CRPS and coverage are averaged over outputs, where there are several.
 """
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "covered",
     "crps",
     "ece",
+    "entropy",
     "hits",
     "interval_coverage",
     "mae",
@@ -23,8 +24,9 @@ __all__ = [
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
-from vbtta.labels import Array
+from vbtta.data.labels import Array
 
 _SUM_TOLERANCE = 1e-6
 
@@ -139,17 +141,11 @@ def brier(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -> f
 
 
 def ece(
-    y: ArrayLike,
-    proba: ArrayLike,
-    weights: ArrayLike | None = None,
-    *,
-    bins: int = 15,
-    adaptive: bool = False,
+    y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None, *, bins: int = 15, adaptive: bool = False
 ) -> float:
-    """ECE: the expected calibration error of the most probable class.
+    """Expected calibration error of the most probable class: sum_b (n_b / n) |accuracy_b - confidence_b|.
 
-    sum_b (n_b / n) |accuracy_b - confidence_b| over bins of the confidence: of equal width (a, b], or with
-    `adaptive` of equal mass.
+    Bins of the confidence have equal width (a, b], or with `adaptive` equal mass.
 
     Examples
     --------
@@ -157,12 +153,19 @@ def ece(
     0.45
     """
     times = _weights(weights, len(np.asarray(y)))
-    gap, home = calibration_gaps(y, proba, times, bins=bins, adaptive=adaptive)
-    per_bin = np.bincount(home, weights=times * gap, minlength=bins)
-    return float(np.abs(per_bin).sum() / times.sum())
+    gap, bin_index = calibration_gaps(y, proba, times, bins=bins, adaptive=adaptive)
+    return float(np.abs(np.bincount(bin_index, weights=times * gap, minlength=bins)).sum() / times.sum())
 
 
-# -- one number a label -------------------------------------------------------------------------
+def entropy(proba: Array) -> Array:
+    """Entropy in nats along the last axis; zero probabilities contribute nothing.
+
+    Examples
+    --------
+    >>> entropy(np.array([[0.5, 0.5], [1.0, 0.0]])).round(2)
+    array([0.69, 0.  ])
+    """
+    return np.asarray(special.entr(proba).sum(axis=-1))
 
 
 def squared_errors(y: ArrayLike, mean: ArrayLike) -> Array:
@@ -173,8 +176,8 @@ def squared_errors(y: ArrayLike, mean: ArrayLike) -> Array:
     >>> squared_errors([[1.0, 0.0], [3.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]])
     array([0., 2.])
     """
-    target, guess = _same_shape(y=y, mean=mean)
-    return _over_outputs((target - guess) ** 2)
+    target, mean = _same_shape(y=y, mean=mean)
+    return _over_outputs((target - mean) ** 2)
 
 
 def absolute_errors(y: ArrayLike, mean: ArrayLike) -> Array:
@@ -185,8 +188,8 @@ def absolute_errors(y: ArrayLike, mean: ArrayLike) -> Array:
     >>> absolute_errors([1.0, 3.0], [1.0, 1.0])
     array([0., 2.])
     """
-    target, guess = _same_shape(y=y, mean=mean)
-    return _over_outputs(np.abs(target - guess))
+    target, mean = _same_shape(y=y, mean=mean)
+    return _over_outputs(np.abs(target - mean))
 
 
 def covered(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> Array:
@@ -224,17 +227,11 @@ def brier_scores(y: ArrayLike, proba: ArrayLike) -> Array:
     array([0.02, 1.28])
     """
     position, table = _classes(y, proba)
-    chosen = table[np.arange(len(position)), position]
-    return np.asarray((table**2).sum(axis=1) - 2 * chosen + 1)
+    return np.asarray((table**2).sum(axis=1) - 2 * table[np.arange(len(position)), position] + 1)
 
 
 def calibration_gaps(
-    y: ArrayLike,
-    proba: ArrayLike,
-    weights: ArrayLike | None = None,
-    *,
-    bins: int = 15,
-    adaptive: bool = False,
+    y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None, *, bins: int = 15, adaptive: bool = False
 ) -> tuple[Array, Array]:
     """Hit minus confidence of every label, (J,), and the bin of its confidence, (J,) in 0..bins-1.
 
@@ -242,8 +239,8 @@ def calibration_gaps(
 
     Examples
     --------
-    >>> gap, home = calibration_gaps([0, 1], [[0.9, 0.1], [0.8, 0.2]], bins=4)
-    >>> gap.round(1), home
+    >>> gap, bin_index = calibration_gaps([0, 1], [[0.9, 0.1], [0.8, 0.2]], bins=4)
+    >>> gap.round(1), bin_index
     (array([ 0.1, -0.8]), array([3, 3]))
     """
     if bins < 1:
@@ -254,20 +251,17 @@ def calibration_gaps(
     if not adaptive:  # the k-th bin is (k/bins, (k+1)/bins]
         return gap, np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence, side="left")
     times = _weights(weights, len(position))
-    _, which = np.unique(confidence, return_inverse=True)
-    mass = np.bincount(which, weights=times)
+    _, rank = np.unique(confidence, return_inverse=True)
+    mass = np.bincount(rank, weights=times)
     share = (np.cumsum(mass) - 0.5 * mass) / mass.sum()
-    return gap, np.minimum((share * bins).astype(np.intp), bins - 1)[which]
-
-
-# -- checks -------------------------------------------------------------------------------------
+    return gap, np.minimum((share * bins).astype(np.intp), bins - 1)[rank]
 
 
 def _average(values: Array, weights: ArrayLike | None, name: str = "the values") -> float:
     if np.isnan(values).any():
         raise ValueError(f"{name} must be numbers; got NaN for label {int(np.argmax(np.isnan(values)))}")
     times = _weights(weights, len(values))
-    counted = times > 0  # infinite values of labels that do not count would make NaN
+    counted = times > 0  # 0 times infinity is NaN
     return float(np.dot(values[counted], times[counted]) / times.sum())
 
 
@@ -289,16 +283,16 @@ def _over_outputs(values: Array) -> Array:
 
 
 def _same_shape(**arrays: ArrayLike) -> list[Array]:
-    found = {name: np.asarray(values, dtype=np.float64) for name, values in arrays.items()}
-    shape = found["y"].shape
+    checked = {name: np.asarray(values, dtype=np.float64) for name, values in arrays.items()}
+    shape = checked["y"].shape
     if len(shape) not in (1, 2):
         raise ValueError(f"y must be (J,) or (J, C); got shape {shape}")
-    for name, values in found.items():
+    for name, values in checked.items():
         if values.shape != shape:
             raise ValueError(f"{name} must be shaped like y, {shape}; got {values.shape}")
         if np.isnan(values).any():
             raise ValueError(f"{name} has NaN in it; leave out labels without a value")
-    return list(found.values())
+    return list(checked.values())
 
 
 def _classes(y: ArrayLike, proba: ArrayLike) -> tuple[Array, Array]:

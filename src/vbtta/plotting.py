@@ -1,7 +1,7 @@
-"""One house style: every figure is a function of arrays and returns a matplotlib Figure.
+"""Figures in one style: every figure is a function of arrays and returns a matplotlib Figure.
 
-Colours can be told apart with colour-blind eyes. Text and axes are drawn in a placeholder that :func:`to_svg` turns
-into the page's own text colour, so the same figure works on light and dark pages.
+The colours are safe for colour-blind readers. Text and axes are drawn in a placeholder colour, which :func:`to_svg`
+replaces by the page's text colour, so the same figure works on light and dark pages.
 """
 
 __all__ = [
@@ -32,48 +32,35 @@ import numpy as np
 
 from vbtta._support.extras import require
 from vbtta._support.files import atomic_path
-from vbtta.labels import Array
+from vbtta.data.labels import Array
 
 Draw = TypeVar("Draw", bound=Callable[..., Any])
 
 COLOURS = ("#2a86c8", "#d55e00", "#009e73", "#b86bb0", "#c98f00", "#56b4e9")
 _INK, _FAINT, _GREY = "#010101", "#020202", "#8a8f98"
 _WIDTH = 4.8  # inches: readable on a phone
-_MOST_BARS = 40
-_MOST_POINTS = 1500
+_MAX_BARS = 40
+_MAX_POINTS = 1500
+_POINTS: dict[str, Any] = {"color": COLOURS[0], "markersize": 4, "capsize": 2, "linewidth": 1.2}
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "http://www.w3.org/1999/xlink"
 
 
 def _style() -> AbstractContextManager[Any]:
-    """The house style, and nothing of the user's own settings."""
+    """Matplotlib's defaults with this style; the user's own settings are ignored."""
     matplotlib = require("matplotlib", "cli")
-    style = {
-        **{f"{part}color": _INK for part in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")},
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.axisbelow": True,
-        "font.size": 9,
-        "axes.labelsize": 9,
-        "legend.fontsize": 8,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
-        "axes.linewidth": 0.8,
-        "grid.color": _FAINT,
-        "grid.linewidth": 0.8,
-        "legend.frameon": False,
-        "lines.linewidth": 1.4,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "vbtta",
-        "text.parse_math": False,
-        "text.usetex": False,
-    }
+    off = ("axes.spines.right", "axes.spines.top", "legend.frameon", "text.parse_math", "text.usetex")
+    sizes = {"font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8}
+    lines = {"axes.linewidth": 0.8, "grid.linewidth": 0.8, "lines.linewidth": 1.4, "axes.axisbelow": True}
+    other = {"grid.color": _FAINT, "svg.fonttype": "none", "svg.hashsalt": "vbtta"}
+    ink = {f"{part}color": _INK for part in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")}
+    style = {**ink, **dict.fromkeys(off, False), **sizes, **lines, **other}
     context: AbstractContextManager[Any] = matplotlib.rc_context({**matplotlib.rcParamsDefault, **style})
     return context
 
 
 def styled(draw: Draw) -> Draw:
-    """Make a function draw in the house style; it returns a matplotlib Figure."""
+    """Make a function draw in this style; it returns a matplotlib Figure."""
 
     @functools.wraps(draw)
     def run(*args: Any, **options: Any) -> Any:
@@ -86,7 +73,7 @@ def styled(draw: Draw) -> Draw:
 @styled
 def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
     """Weights of the views (K,), the largest on top, with their intervals (K, 2); marks carry the ids view-k."""
-    order = np.argsort(-values, kind="stable")[:_MOST_BARS]
+    order = np.argsort(-values, kind="stable")[:_MAX_BARS]
     figure, axes = _axes(0.9 + 0.22 * len(order))
     place = np.arange(len(order))[::-1]
     right = max(0.05, 1.04 * float(max(values.max(), interval.max())))
@@ -94,12 +81,10 @@ def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
         low, high = interval[k]
         axes.barh(spot, values[k], height=0.62, color=COLOURS[0] if values[k] >= 0.01 else _GREY)
         axes.plot([low, high], [spot, spot], color=_INK, linewidth=1.1, solid_capstyle="butt")
-        axes.barh(spot, right, height=1, alpha=0, zorder=5, gid=f"view-{k}")  # unseen, for the pointer to rest on
+        axes.barh(spot, right, height=1, alpha=0, zorder=5, gid=f"view-{k}")  # invisible, for the tooltip
     axes.set_yticks(place, [_clean(names[k]) for k in order])
     axes.set_xlim(0, right)
-    axes.set_xlabel("weight, with 90 % interval")
-    axes.grid(axis="x")
-    return figure
+    return _finish(figure, "weight, with 90 % interval", grid="x")
 
 
 @styled
@@ -112,11 +97,9 @@ def weight_history(names: Sequence[str], history: Array) -> Any:
         axes.plot(step, history[:, k], color=_GREY, linewidth=0.8, alpha=0.7)
     for colour, k in zip(COLOURS, order, strict=False):
         axes.plot(step, history[:, k], color=colour, linewidth=1.6, label=_clean(names[k]))
-    _steps(axes, len(history))
-    axes.set_ylabel("weight")
     axes.set_ylim(0, None)
     figure.legend(loc="outside lower center", ncols=3, handlelength=1.2, columnspacing=1.0)
-    return figure
+    return _finish(figure, "update", "weight", n_steps=len(history))
 
 
 @styled
@@ -124,23 +107,17 @@ def bound_history(bound: Array) -> Any:
     """The bound after every update (T,)."""
     figure, axes = _axes(2.4)
     axes.plot(np.arange(1, len(bound) + 1), bound, color=COLOURS[0], linewidth=1.6)
-    _steps(axes, len(bound))
-    axes.set_ylabel("bound (nats)")
-    axes.grid(axis="y")
-    return figure
+    return _finish(figure, "update", "bound (nats)", grid="y", n_steps=len(bound))
 
 
 @styled
 def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     """Held-out log score of the best sets of views against what they cost, with standard errors: (P,) each."""
     figure, axes = _axes(2.8)
-    axes.errorbar(cost, score, yerr=error, fmt="o-", color=COLOURS[0], markersize=4, capsize=2, linewidth=1.2)
+    axes.errorbar(cost, score, yerr=error, fmt="o-", **_POINTS)
     axes.plot(cost[chosen], score[chosen], "o", color=COLOURS[1], markersize=8, label="chosen")
-    axes.set_xlabel("cost of the views")
-    axes.set_ylabel("held-out log score")
-    axes.grid(axis="y")
     axes.legend()
-    return figure
+    return _finish(figure, "cost of the views", "held-out log score", grid="y")
 
 
 @styled
@@ -148,77 +125,62 @@ def differences(names: Sequence[str], value: Array, low: Array, high: Array, lab
     """Differences of methods from a reference with their intervals, in the order given from the top: (M,) each."""
     figure, axes = _axes(0.9 + 0.22 * len(names))
     place = np.arange(len(names))[::-1]
-    reach = np.maximum([value - low, high - value], 0)
     axes.axvline(0, color=_INK, linewidth=0.8)
-    axes.errorbar(value, place, xerr=reach, fmt="o", color=COLOURS[0], markersize=4, capsize=2, linewidth=1.2)
+    axes.errorbar(value, place, xerr=np.maximum([value - low, high - value], 0), fmt="o", **_POINTS)
     axes.set_yticks(place, [_clean(name) for name in names])
-    axes.set_xlabel(label)
-    axes.grid(axis="x")
-    return figure
+    return _finish(figure, label, grid="x")
 
 
 @styled
 def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> Any:
     """How often predictions of a confidence are right: (J,) confidences, 0 or 1, and how often each counts."""
     figure, axes = _axes(3.2)
-    home = np.minimum((confidence * bins).astype(np.intp), bins - 1)
-    total = np.bincount(home, weights=times, minlength=bins)
+    bin_index = np.minimum((confidence * bins).astype(np.intp), bins - 1)
+    total = np.bincount(bin_index, weights=times, minlength=bins)
     used = np.flatnonzero(total)
-    mean = np.bincount(home, weights=times * confidence, minlength=bins)[used] / total[used]
-    right = np.bincount(home, weights=times * hit, minlength=bins)[used] / total[used]
-    smooth = (right * total[used] + 1) / (total[used] + 2)  # a bin of one label is no certainty
+    mean = np.bincount(bin_index, weights=times * confidence, minlength=bins)[used] / total[used]
+    right = np.bincount(bin_index, weights=times * hit, minlength=bins)[used] / total[used]
+    smooth = (right * total[used] + 1) / (total[used] + 2)  # rule of succession: one label leaves an error, too
     error = np.sqrt(smooth * (1 - smooth) / total[used])
     axes.bar((used + 0.5) / bins, total[used] / total.sum(), width=0.9 / bins, color=_GREY, alpha=0.4)
-    axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.errorbar(mean, right, yerr=error, fmt="o-", color=COLOURS[0], markersize=4, capsize=2, linewidth=1.2)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel("confidence (bars: share of labels)")
-    axes.set_ylabel("share that is right")
-    return figure
+    _unit_square(axes)
+    axes.errorbar(mean, right, yerr=error, fmt="o-", **_POINTS)
+    return _finish(figure, "confidence (bars: share of labels)", "share that is right")
 
 
 @styled
 def residuals(predicted: Array, residual: Array) -> Any:
     """Label minus prediction against the prediction: (J,) each; a regular sample of many."""
     figure, axes = _axes(2.8)
-    kept = np.linspace(0, len(predicted) - 1, min(len(predicted), _MOST_POINTS)).astype(np.intp)
+    kept = np.linspace(0, len(predicted) - 1, min(len(predicted), _MAX_POINTS)).astype(np.intp)
     axes.axhline(0, color=_INK, linewidth=0.8)
     axes.plot(predicted[kept], residual[kept], ".", color=COLOURS[0], markersize=3, alpha=0.6)
-    axes.set_xlabel("predicted mean")
-    axes.set_ylabel("label minus prediction")
-    return figure
+    return _finish(figure, "predicted mean", "label minus prediction")
 
 
 @styled
 def coverage(levels: Array, covered: Array) -> Any:
     """Share of labels inside their intervals against the level of the intervals: (L,) each."""
     figure, axes = _axes(2.8)
-    axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    _unit_square(axes)
     axes.plot(levels, covered, "o-", color=COLOURS[0], markersize=4, linewidth=1.2)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel("level of the interval")
-    axes.set_ylabel("share of labels inside")
-    return figure
+    return _finish(figure, "level of the interval", "share of labels inside")
 
 
 @styled
 def annotators(names: Sequence[str], value: Array, interval: Array, label: str, truth: Array | None = None) -> Any:
-    """What is thought of every annotator (U,), with intervals (U, 2), next to the truth where it is known."""
-    shown = slice(0, _MOST_BARS)
-    figure, axes = _axes(1.0 + 0.24 * min(len(names), _MOST_BARS))
-    place = np.arange(len(names[shown]))[::-1]
-    reach = np.maximum([value[shown] - interval[shown, 0], interval[shown, 1] - value[shown]], 0)
-    axes.errorbar(value[shown], place, xerr=reach, fmt="o", color=COLOURS[0], markersize=5, capsize=2, label="estimate")
+    """Estimates for every annotator (U,), with intervals (U, 2), next to the truth where it is known."""
+    names, value, (low, high) = names[:_MAX_BARS], value[:_MAX_BARS], interval[:_MAX_BARS].T
+    figure, axes = _axes(1.0 + 0.24 * len(names))
+    place = np.arange(len(names))[::-1]
+    reach = np.maximum([value - low, high - value], 0)
+    axes.errorbar(value, place, xerr=reach, fmt="o", color=COLOURS[0], markersize=5, capsize=2, label="estimate")
     if truth is not None:
-        axes.plot(truth[shown], place, "D", color=COLOURS[1], markersize=5, fillstyle="none", label="truth")
+        axes.plot(truth[:_MAX_BARS], place, "D", color=COLOURS[1], markersize=5, fillstyle="none", label="truth")
         figure.legend(loc="outside lower center", ncols=2)
-    axes.set_yticks(place, [_clean(name) for name in names[shown]])
+    axes.set_yticks(place, [_clean(name) for name in names])
     axes.set_ylim(-0.6, len(place) - 0.4)
-    axes.set_xlabel(label)
-    axes.grid(axis="x")
-    return figure
+    return _finish(figure, label, grid="x")
 
 
 def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None = None) -> str:
@@ -228,11 +190,11 @@ def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None 
     ----------
     figure : matplotlib Figure
     alt : str
-        What the figure says, for those who cannot see it.
+        Text alternative.
     prefix : str
         Put before all ids, which must differ within a page.
     titles : mapping, optional
-        By the id of a mark (gid), what shows when the pointer rests on it.
+        Tooltips by the id of a mark (gid).
 
     Examples
     --------
@@ -244,7 +206,7 @@ def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None 
 
     buffer = StringIO()
     with _style(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # letters that the measuring font lacks
+        warnings.simplefilter("ignore", UserWarning)  # missing glyphs
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _LINK)
@@ -266,13 +228,13 @@ def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None 
 
 
 def save_svg(figure: Any, path: str | os.PathLike[str]) -> None:
-    """Write a figure as a file of its own, on white, the same bytes for the same figure; atomically."""
+    """Write a figure to a file, on white, atomically; the same figure gives the same bytes."""
     with _style(), atomic_path(path) as temporary:
         figure.savefig(temporary, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
 
 
 def _rewrite(element: Any, prefix: str) -> None:
-    """Ids of its own, and the page's colour instead of the placeholders."""
+    """Prefix the ids, and replace the placeholders by the page's colour."""
     for key, value in list(element.attrib.items()):
         if key == "id":
             element.set(key, f"{prefix}-{value}")
@@ -288,14 +250,26 @@ def _axes(height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _steps(axes: Any, n_steps: int) -> None:
-    axes.set_xlabel("update")
+def _finish(figure: Any, xlabel: str, ylabel: str = "", *, grid: str = "", n_steps: int = 0) -> Any:
+    """Labels, grid lines across an axis, and a logarithmic axis for many steps."""
+    axes = figure.axes[0]
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    if grid:
+        axes.grid(axis=grid)
     if n_steps > 30:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(require("matplotlib.ticker", "cli").FormatStrFormatter("%d"))
+    return figure
+
+
+def _unit_square(axes: Any) -> None:
+    axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
 
 
 def _clean(text: str, longest: int = 40) -> str:
-    """A name without characters that XML or matplotlib cannot hold, and not too long."""
+    """A name without characters that XML or matplotlib cannot represent, shortened."""
     kept = "".join(letter if letter.isprintable() else "\ufffd" for letter in str(text))
     return kept if len(kept) <= longest or longest < 2 else kept[: longest - 1] + "…"

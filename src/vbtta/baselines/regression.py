@@ -1,6 +1,9 @@
-"""Regression baselines: a linear rule for the mean, and one normal residual density around it."""
+"""Regression baselines: a linear rule for the mean, and one normal residual density around it. A new one goes in here.
 
-__all__ = ["REGRESSION", "RegressionData", "residual_variance"]
+Every method gives the weights of the views, (K,), or (K, C) where they differ by output.
+"""
+
+__all__ = ["REGRESSION", "RegressionData", "residual_variance", "weighted_sum"]
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize
 
-from vbtta.baselines.averaging import average_linear
-from vbtta.labels import Array
+from vbtta.baselines.solvers import average_linear
+from vbtta.data.labels import Array
 
 
 class RegressionData(NamedTuple):
@@ -24,20 +27,21 @@ class RegressionData(NamedTuple):
 def residual_variance(residual: Array, y: Array, count: Array) -> Array:
     """Mean squared residual of every output, (C,): the maximum-likelihood variance about the prediction.
 
-    Kept above a trillionth of the labels' own mean square, so that a perfect fit still has a density.
+    Kept above 1e-12 times the labels' own mean square, so that a perfect fit still has a density.
     """
     share = count / count.sum()
     floor = np.maximum(1e-12 * (share @ y**2), np.finfo(np.float64).tiny)
     return np.asarray(np.maximum(share @ residual**2, floor))
 
 
+def weighted_sum(outputs: Array, weights: Array) -> Array:
+    """sum_k w_k f_k with weights (K,) or (K, C): (N, C)."""
+    return np.asarray((outputs * (weights if weights.ndim == 2 else weights[:, None])).sum(axis=1))
+
+
 def _original(data: RegressionData) -> Array:
     assert data.identity is not None
     return np.asarray(np.eye(data.outputs.shape[1])[data.identity])
-
-
-def _uniform(data: RegressionData) -> Array:
-    return np.full(data.outputs.shape[1], 1 / data.outputs.shape[1])
 
 
 def _best_view(data: RegressionData) -> Array:
@@ -47,29 +51,26 @@ def _best_view(data: RegressionData) -> Array:
     return np.asarray(np.eye(n_views)[int(np.argmin(score))])
 
 
-def _nnls(data: RegressionData) -> Array:
-    """Non-negative least squares for every output: no intercept, weights need not sum to 1."""
-    root = np.sqrt(data.times)
-    columns = [
-        optimize.nnls(data.outputs[:, :, c] * root[:, None], data.y[:, c] * root)[0] for c in range(data.y.shape[1])
-    ]
-    return _by_output(columns)
+def _by_output(solve: Callable[[Array, Array, Array], Array]) -> Callable[[RegressionData], Array]:
+    """Solve for every output alone, from (J, K) outputs, (J,) labels and their counts."""
+
+    def fit(data: RegressionData) -> Array:
+        columns = [solve(data.outputs[:, :, c], data.y[:, c], data.times) for c in range(data.y.shape[1])]
+        return np.asarray(columns[0]) if len(columns) == 1 else np.stack(columns, axis=1)
+
+    return fit
 
 
-def _bma(data: RegressionData) -> Array:
-    columns = [average_linear(data.outputs[:, :, c], data.y[:, c], data.times) for c in range(data.y.shape[1])]
-    return _by_output(columns)
+def _nnls(outputs: Array, y: Array, times: Array) -> Array:
+    """Non-negative least squares: no intercept, weights need not sum to 1."""
+    root = np.sqrt(times)
+    return np.asarray(optimize.nnls(outputs * root[:, None], y * root)[0])
 
 
 REGRESSION: dict[str, Callable[[RegressionData], Array]] = {
     "original": _original,
-    "uniform": _uniform,
+    "uniform": lambda data: np.full(data.outputs.shape[1], 1 / data.outputs.shape[1]),
     "best_view": _best_view,
-    "bma": _bma,
-    "nnls": _nnls,
+    "bma": _by_output(average_linear),
+    "nnls": _by_output(_nnls),
 }
-
-
-def _by_output(columns: list[Array]) -> Array:
-    """One weight a view, or with several outputs one a view and output."""
-    return np.asarray(columns[0]) if len(columns) == 1 else np.stack(columns, axis=1)

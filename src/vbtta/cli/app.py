@@ -1,9 +1,8 @@
-"""The typer application: its commands, its version, and how it ends."""
+"""The typer application: its commands, its version and its exit codes."""
 
 __all__ = ["app"]
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,6 @@ from vbtta.cli.diagnose import diagnose
 from vbtta.cli.fit import fit
 from vbtta.cli.predict import predict
 from vbtta.cli.report import report
-from vbtta.cli.reproduce import reproduce
 from vbtta.cli.running import complain
 from vbtta.cli.views import views
 
@@ -24,18 +22,11 @@ from vbtta.cli.views import views
 class _OneLineErrors(TyperGroup):
     """Wrong use is one line on the error stream and exit code 2, without a usage box around it."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Run the command and, in standalone mode, end the process."""
+        standalone_mode = options.get("standalone_mode", True)
         try:
-            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            code = super().main(*args, **{**options, "standalone_mode": False})
         except Exception as error:
             if not standalone_mode or not hasattr(error, "format_message"):
                 raise
@@ -72,5 +63,5 @@ def _options(
     pass
 
 
-for _command in (demo, views, fit, predict, compare, diagnose, report, reproduce):
+for _command in (demo, views, fit, predict, compare, diagnose, report):
     app.command()(_command)

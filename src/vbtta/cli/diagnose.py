@@ -5,29 +5,26 @@ __all__ = ["diagnose"]
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from vbtta.cli.options import Annotators, PredictionsFile, Seed
-from vbtta.cli.running import Debug, Json, Quiet, Talk, command, existing, writable
+from vbtta.cli import running
 
 
-@command
+@running.command
 def diagnose(
-    predictions: PredictionsFile,
-    policy: Annotated[Path, typer.Option("--policy", "-p", help="The policy (.json) that vbtta fit wrote.")],
+    predictions: running.PredictionsFile,
+    policy: running.PolicyFile,
     labels: Annotated[
-        Path | None, typer.Option("--labels", help="Labels of the predictions, for more checks (.csv or .parquet).")
+        Path | None, Option(help="Labels of the predictions, for more checks (.csv or .parquet).")
     ] = None,
-    incoming: Annotated[
-        Path | None, typer.Option("--incoming", help="Predictions for new inputs, to be compared with the others.")
-    ] = None,
-    refit: Annotated[bool, typer.Option(help="Fit again without each view and under other priors.")] = True,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the findings (.json).")] = None,
-    columns_are_annotators: Annotators = False,
-    seed: Seed = 0,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    incoming: Annotated[Path | None, Option(help="Predictions for new inputs, to be compared with the others.")] = None,
+    refit: Annotated[bool, Option(help="Fit again without each view and under other priors.")] = True,
+    out: Annotated[Path | None, Option("--out", "-o", help="Write the findings (.json).")] = None,
+    columns_are_annotators: running.Annotators = False,
+    seed: running.Seed = 0,
+    as_json: running.Json = False,
+    quiet: running.Quiet = False,
+    debug: running.Debug = False,
 ) -> None:
     """Check a policy's assumptions on the predictions it was fitted to.
 
@@ -35,15 +32,14 @@ def diagnose(
 
         vbtta diagnose preds.npz --policy policy.json --labels labels.csv
     """
-    talk = Talk(as_json, quiet)
-    writable(out, ".json")
-    from vbtta.cli.compare import write_json
+    talk = running.Talk(as_json, quiet)
+    running.writable(out, ".json")
     from vbtta.cli.files import read_pair, read_predictions
     from vbtta.diagnostics import diagnose as check
     from vbtta.policy import Policy
     from vbtta.report.documents import diagnosis_document
 
-    rule = Policy.load(existing(policy, "a policy (.json)"))
+    rule = Policy.load(running.existing(policy, "a policy (.json)"))
     if labels is None:
         views, sets = read_predictions(predictions), None
     else:
@@ -56,8 +52,8 @@ def diagnose(
         except ValueError as error:
             raise ValueError(f"{policy} does not fit {path}: {error}") from error
     talk.note("checking ...")
-    found = check(rule, views, sets, incoming=new, refit=refit, seed=seed)
-    document = diagnosis_document(found)
+    diagnosis = check(rule, views, sets, incoming=new, refit=refit, seed=seed)
+    document = diagnosis_document(diagnosis)
     if out is not None:
-        write_json(out, document)
-    talk.result(document, found.summary() + ("" if out is None else f"\n\nwrote {out}"))
+        running.write_json(out, document)
+    talk.result(document, diagnosis.summary() + ("" if out is None else f"\n\nwrote {out}"))

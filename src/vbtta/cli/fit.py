@@ -5,47 +5,33 @@ __all__ = ["fit"]
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from vbtta.cli.options import (
-    Address,
-    Annotators,
-    Backend,
-    BackendOption,
-    Engine,
-    LabelsFile,
-    Model,
-    PredictionsFile,
-    Seed,
-    TaskOption,
-    Workers,
-)
-from vbtta.cli.running import Debug, Json, Quiet, Talk, UsageError, command, writable
+from vbtta.cli import running
+from vbtta.cli.running import UsageError
 
 
-@command
+@running.command
 def fit(
-    predictions: PredictionsFile,
-    labels: LabelsFile,
-    task: TaskOption,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the policy (.json).")],
-    report: Annotated[Path | None, typer.Option("--report", help="Write a page about the policy (.html) too.")] = None,
+    predictions: running.PredictionsFile,
+    labels: running.LabelsFile,
+    task: Annotated[running.Task, Option(help="What the labels are.")],
+    out: Annotated[Path, Option("--out", "-o", help="Where to write the policy (.json).")],
+    report: Annotated[Path | None, Option(help="Write a page about the policy (.html) too.")] = None,
     model: Annotated[
-        Model, typer.Option("--model", help="What is assumed; auto compares held-out scores.")
-    ] = Model.auto,
-    engine: Annotated[Engine, typer.Option("--engine", help="How it is inferred.")] = Engine.auto,
-    guard: Annotated[bool, typer.Option(help="Fall back to the identity view where the views are worse.")] = True,
-    budget: Annotated[
-        int | None, typer.Option("--budget", min=1, help="Use at most so many views, the best ones.")
-    ] = None,
-    columns_are_annotators: Annotators = False,
-    seed: Seed = 0,
-    backend: BackendOption = Backend.local,
-    workers: Workers = None,
-    address: Address = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+        running.Model, Option(help="What is assumed; auto compares held-out scores.")
+    ] = running.Model.auto,
+    engine: Annotated[running.Engine, Option(help="How it is inferred.")] = running.Engine.auto,
+    guard: Annotated[bool, Option(help="Fall back to the identity view where the views are worse.")] = True,
+    budget: Annotated[int | None, Option(min=1, help="Use at most so many views, the best ones.")] = None,
+    columns_are_annotators: running.Annotators = False,
+    seed: running.Seed = 0,
+    backend: running.BackendOption = running.Backend.local,
+    workers: running.Workers = None,
+    address: running.Address = None,
+    as_json: running.Json = False,
+    quiet: running.Quiet = False,
+    debug: running.Debug = False,
 ) -> None:
     """Infer how much weight each view deserves from predictions and labels.
 
@@ -53,54 +39,47 @@ def fit(
 
         vbtta fit preds.npz labels.csv --task classification --out policy.json --report report.html
     """
-    talk = Talk(as_json, quiet)
-    writable(out, ".json")
-    writable(report, ".html")
+    talk = running.Talk(as_json, quiet)
+    running.writable(out, ".json")
+    running.writable(report, ".html")
+    options: dict[str, Any] = {"task": task.value, "model": model.value, "guard": guard, "seed": seed}
+    if backend is running.Backend.ray:
+        if budget is not None or engine is running.Engine.advi or report is not None:
+            raise UsageError(
+                "--budget, --engine advi and --report need all data in memory; leave them out, or use --backend local"
+            )
+        where = {"workers": workers, "address": address, "columns_are_annotators": columns_are_annotators}
+        policy = _on_cluster(predictions, labels, talk, {**options, **where})
+        policy.save(out)
+        return _show(talk, policy, out, None)
     from vbtta.cli.files import digest, read_pair
     from vbtta.fit import fit_policy
     from vbtta.report.documents import provenance
     from vbtta.report.html import write_report
     from vbtta.select import select_views
 
-    if backend is Backend.ray and (budget is not None or engine is Engine.advi or report is not None):
-        raise UsageError(
-            "--budget, --engine advi and --report need all data in memory; leave them out, or use --backend local"
-        )
-    if backend is Backend.ray:
-        options = {"task": task.value, "model": model.value, "guard": guard, "seed": seed}
-        where = {"workers": workers, "address": address, "columns_are_annotators": columns_are_annotators}
-        policy = _on_cluster(predictions, labels, talk, {**options, **where})
-        policy.save(out)
-        _say(talk, policy, out, None)
-        return
     views, sets = read_pair(predictions, labels, task.value, talk, columns_are_annotators=columns_are_annotators)
-    if budget is not None and engine is Engine.advi:
+    if budget is not None and engine is running.Engine.advi:
         raise UsageError("--budget compares many fits, which ADVI is too slow for; leave out --engine advi")
     talk.note("fitting ...")
-    if budget is None:
-        policy = fit_policy(
-            views, sets, task=task.value, model=model.value, engine=engine.value, guard=guard, seed=seed
-        )
-    else:
-        policy = select_views(
-            views, sets, budget=budget, task=task.value, model=model.value, engine=engine.value, guard=guard, seed=seed
-        )
+    chosen = {**options, "engine": engine.value} | ({} if budget is None else {"budget": budget})
+    policy = (fit_policy if budget is None else select_views)(views, sets, **chosen)
     policy.save(out)
     if report is not None:
         files = {path.name: digest(path) for path in (predictions, labels)}
-        options = {"task": task.value, "model asked for": model.value, "guard": guard, "seed": seed}
-        write_report(report, policy, predictions=views, labels=sets, circumstances=provenance(policy, files, options))
-    _say(talk, policy, out, report)
+        recorded = {"model asked for" if key == "model" else key: value for key, value in options.items()}
+        write_report(report, policy, predictions=views, labels=sets, circumstances=provenance(policy, files, recorded))
+    return _show(talk, policy, out, report)
 
 
-def _on_cluster(predictions: Path, labels: Path, talk: Talk, options: dict[str, Any]) -> Any:
-    """The same by Ray; labels in parquet files are read by the workers."""
+def _on_cluster(predictions: Path, labels: Path, talk: running.Talk, options: dict[str, Any]) -> Any:
+    """The fit by Ray; labels in parquet files are read by the workers."""
     from vbtta.cli.files import read_labels
-    from vbtta.scale import fit_policy
+    from vbtta.ray import fit_policy
 
-    for path, what in ((predictions, "predictions"), (labels, "labels")):
+    for path, content in ((predictions, "predictions"), (labels, "labels")):
         if not path.exists():
-            raise UsageError(f"{path}: no such file; give the path of the {what} (.parquet, or a folder of them)")
+            raise UsageError(f"{path}: no such file; give the path of the {content} (.parquet, or a folder of them)")
     in_parquet = labels.is_dir() or labels.suffix == ".parquet"
     named = options["columns_are_annotators"]
     given = labels if in_parquet else read_labels(labels, columns_are_annotators=named).sets
@@ -108,16 +87,14 @@ def _on_cluster(predictions: Path, labels: Path, talk: Talk, options: dict[str, 
     return fit_policy(predictions, given, **options)
 
 
-def _say(talk: Talk, policy: Any, out: Path, report: Path | None) -> None:
-    """The policy in words."""
-    from vbtta.report.documents import policy_document
-    from vbtta.report.words import headline
+def _show(talk: running.Talk, policy: Any, out: Path, report: Path | None) -> None:
+    """Print the policy: sentences and a table of the weights."""
+    from vbtta.report.documents import headline, policy_document
 
-    rows = [
-        [view["name"], f"{view['weight']:.3f}", f"{view['low']:.3f}", f"{view['high']:.3f}"]
-        for view in sorted(policy_document(policy)["views"], key=lambda view: -view["weight"])
-    ]
-    words = "\n".join(headline(policy))
-    text = f"{words}\n\n{talk.table(['view', 'weight', '5 %', '95 %'], rows)}\n\nwrote {out}"
+    document = policy_document(policy)
+    views = sorted(document["views"], key=lambda view: -view["weight"])
+    rows = [[view["name"], *(f"{view[key]:.3f}" for key in ("weight", "low", "high"))] for view in views]
+    table = talk.table(["view", "weight", "5 %", "95 %"], rows)
+    text = "\n".join([*headline(policy), "", table, "", f"wrote {out}"])
     written = {"policy": str(out), "report": None if report is None else str(report)}
-    talk.result({**policy_document(policy), "written": written}, text if report is None else f"{text} and {report}")
+    talk.result({**document, "written": written}, text if report is None else f"{text} and {report}")

@@ -1,24 +1,24 @@
-"""Finished parts of long work, kept beside the output until it is whole."""
+"""Finished parts of long work, kept beside the output until it is complete."""
 
-__all__ = ["Parts", "ScoredParts", "fingerprint"]
+__all__ = ["Parts", "ScoredParts", "fingerprint", "write_arrays"]
 
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vbtta._support.files import atomic_path
-from vbtta.comparison.running import Scored
-from vbtta.labels import Array
+from vbtta.comparison import Scored
+from vbtta.data.labels import Array
 
 
 def fingerprint(*parts: Any) -> str:
-    """Sixteen digits that differ where any of the parts does; arrays count with all their bytes."""
+    """Sixteen hexadecimal digits of a hash of the parts; arrays count with all their bytes."""
     state = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -30,16 +30,14 @@ def fingerprint(*parts: Any) -> str:
     return state.hexdigest()[:16]
 
 
-class Parts:
-    """A folder of arrays beside an output; parts of other data or options are not found there.
+def write_arrays(path: Path, members: Mapping[str, Array]) -> None:
+    """Write an .npz file of plain arrays, atomically."""
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, allow_pickle=False, **members)
 
-    Parameters
-    ----------
-    output : Path or None
-        The file that the work will make; without one nothing is kept.
-    key : str
-        Fingerprint of all that the result depends on.
-    """
+
+class Parts:
+    """A folder of arrays beside an output (None: nothing is kept); the key is a fingerprint of data and options."""
 
     def __init__(self, output: Path | None, key: str) -> None:
         self.folder = None if output is None else output.with_name(f"{output.name}.parts")
@@ -53,17 +51,15 @@ class Parts:
         with np.load(path, allow_pickle=False) as members:
             return {key: members[key] for key in members.files}
 
-    def save(self, name: str, members: dict[str, Array]) -> None:
+    def save(self, name: str, members: Mapping[str, Array]) -> None:
         """Keep a part."""
         path = self._path(name)
-        if path is None:
-            return
-        path.parent.mkdir(exist_ok=True)
-        with atomic_path(path) as temporary, open(temporary, "wb") as file:
-            np.savez(file, allow_pickle=False, **members)
+        if path is not None:
+            path.parent.mkdir(exist_ok=True)
+            write_arrays(path, members)
 
     def clear(self) -> None:
-        """Remove all parts: the output is whole."""
+        """Remove all parts: the output is complete."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -74,42 +70,21 @@ class Parts:
         return self.folder / f"{self.key}-{fingerprint(name)[:8]}-{plain}.npz"
 
 
-class ScoredParts(MutableMapping[str, Scored]):
-    """Scored methods of a comparison, kept as parts.
+class ScoredParts(dict[str, Scored]):
+    """Scored methods of a comparison, kept as parts; those kept before are read at the start."""
 
-    Parameters
-    ----------
-    parts : Parts
-    """
-
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, names: Iterable[str]) -> None:
+        super().__init__()
         self.parts = parts
-        self.known: dict[str, Scored] = {}
+        for name in names:
+            members = parts.load(name)
+            if members is not None:
+                columns = {str(metric): members[f"metric_{metric}"] for metric in members["order"]}
+                views = tuple(str(view) for view in members["views"])
+                super().__setitem__(name, Scored(columns, views, float(members["seconds"])))
 
-    def __getitem__(self, name: str) -> Scored:
-        if name not in self.known:
-            found = self.parts.load(name)
-            if found is None:
-                raise KeyError(name)
-            views = tuple(str(view) for view in found.pop("views"))
-            seconds = float(found.pop("seconds"))
-            order = [str(metric) for metric in found.pop("order")]
-            self.known[name] = Scored({metric: found[f"metric_{metric}"] for metric in order}, views, seconds)
-        return self.known[name]
-
-    def __setitem__(self, name: str, value: Scored) -> None:
-        self.known[name] = value
-        members = {f"metric_{metric}": table for metric, table in value.columns.items()}
-        order = np.array(list(value.columns))
-        self.parts.save(
-            name, {**members, "order": order, "views": np.array(value.views), "seconds": np.array(value.seconds)}
-        )
-
-    def __delitem__(self, name: str) -> None:
-        del self.known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.known)
-
-    def __len__(self) -> int:
-        return len(self.known)
+    def __setitem__(self, name: str, score: Scored) -> None:
+        super().__setitem__(name, score)
+        members = {f"metric_{metric}": table for metric, table in score.columns.items()}
+        members |= {"order": np.array(list(score.columns)), "views": np.array(score.views)}
+        self.parts.save(name, {**members, "seconds": np.array(score.seconds)})

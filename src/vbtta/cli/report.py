@@ -5,20 +5,20 @@ __all__ = ["report"]
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from vbtta.cli.running import Debug, Json, Quiet, Talk, UsageError, command, existing, writable
+from vbtta.cli import running
 
 
-@command
+@running.command
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN-FOLDER", help="The folder with the files of a run.")],
+    folder: Annotated[Path, Argument(metavar="RUN-FOLDER", help="The folder with the files of a run.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write the page; by default report.html in the folder.")
+        Path | None, Option("--out", "-o", help="Where to write the page; by default report.html in the folder.")
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    as_json: running.Json = False,
+    quiet: running.Quiet = False,
+    debug: running.Debug = False,
 ) -> None:
     """Make a self-contained HTML page from a folder with policy.json.
 
@@ -29,18 +29,18 @@ def report(
 
         vbtta report run-folder
     """
-    talk = Talk(as_json, quiet)
+    talk = running.Talk(as_json, quiet)
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; give the one that holds policy.json")
+        raise running.UsageError(f"{folder}: no such folder; give the one that holds policy.json")
     target = folder / "report.html" if out is None else out
-    writable(target, ".html")
-    existing(folder / "policy.json", "a policy that vbtta fit wrote, called policy.json")
+    running.writable(target, ".html")
+    running.existing(folder / "policy.json", "a policy that vbtta fit wrote, called policy.json")
     used = write_run_report(folder, target, talk)
     talk.result({"written": str(target), "used": used}, f"wrote {target} from {', '.join(used)}")
 
 
-def write_run_report(folder: Path, target: Path, talk: Talk) -> list[str]:
-    """Write the page of a run; says which files it is made of."""
+def write_run_report(folder: Path, target: Path, talk: running.Talk) -> list[str]:
+    """Write the page of a run; the names of the files that it was made from."""
     from vbtta.cli.files import digest, read_pair
     from vbtta.policy import Policy
     from vbtta.report.documents import provenance
@@ -49,24 +49,20 @@ def write_run_report(folder: Path, target: Path, talk: Talk) -> list[str]:
     policy = Policy.load(folder / "policy.json")
     used = [folder / "policy.json"]
     parts: dict[str, Any] = {}
-    for name, prefix in (("calibration", ""), ("test", "test_")):
+    for prefix in ("", "test_"):
         views = _first(folder, f"{prefix}predictions", ".npz", ".parquet")
         labels = _first(folder, f"{prefix}labels", ".csv", ".parquet")
         if views is not None and labels is not None:
             pair = read_pair(views, labels, policy.task, talk)
             used += [views, labels]
-            parts |= {"test": pair} if name == "test" else {"predictions": pair[0], "labels": pair[1]}
-    for name in ("comparison", "diagnosis"):
-        path = folder / f"{name}.json"
-        if path.is_file():
-            parts[name] = _read_json(path)
-            used.append(path)
+            parts |= {"test": pair} if prefix else {"predictions": pair[0], "labels": pair[1]}
+    readers = {"comparison.json": _read_json, "diagnosis.json": _read_json, "examples.npz": _read_examples}
+    for name, read in readers.items():
+        if (folder / name).is_file():
+            parts[name.partition(".")[0]] = read(folder / name)
+            used.append(folder / name)
     run = _read_json(folder / "run.json") if (folder / "run.json").is_file() else {}
-    if (folder / "examples.npz").is_file():
-        parts["examples"] = _examples(folder / "examples.npz")
-        used.append(folder / "examples.npz")
-    files = {path.name: digest(path) for path in used}
-    circumstances = provenance(policy, files, run.get("options"))
+    circumstances = provenance(policy, {path.name: digest(path) for path in used}, run.get("options"))
     try:
         write_report(target, policy, story=run.get("story"), circumstances=circumstances, **parts)
     except (KeyError, TypeError, AttributeError) as error:
@@ -78,19 +74,19 @@ def _first(folder: Path, name: str, *suffixes: str) -> Path | None:
     return next((folder / f"{name}{suffix}" for suffix in suffixes if (folder / f"{name}{suffix}").is_file()), None)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Any:
     import json
 
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); make it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ValueError(f"{path} holds no object; make it again")
-    return found
+    return document
 
 
-def _examples(path: Path) -> Any:
+def _read_examples(path: Path) -> Any:
     import zipfile
 
     import numpy as np

@@ -1,36 +1,42 @@
-"""What all commands share: options, the way they talk, and the way they fail."""
+"""Shared by all commands: options, output, files to write, and errors."""
 
-__all__ = [
-    "Debug",
-    "Json",
-    "Quiet",
-    "Talk",
-    "UsageError",
-    "as_json_text",
-    "command",
-    "complain",
-    "existing",
-    "writable",
-]
+__all__ = ["Talk", "UsageError", "as_json_text", "command", "complain", "existing", "writable", "write_json"]
 
 import functools
 import json
-import math
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-_RESUMED = ("compare", "views")  # keep what they finished, where they have somewhere to write
+_RESUMABLE = ("compare", "views")  # keep finished parts beside --out
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on the error stream but errors.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Task = StrEnum("Task", ["classification", "regression"])
+Model = StrEnum("Model", ["auto", "mixture", "latent"])
+Engine = StrEnum("Engine", ["auto", "em", "advi"])
+Backend = StrEnum("Backend", ["local", "ray"])
+
+_PREDICTIONS = "Predictions under all views: .npz, .parquet, or a folder that --backend ray wrote."
+_LABELS = "Labels: .csv or .parquet, wide (label_1, label_2, ...) or long (instance, annotator, label)."
+_PEOPLE = "Numbered label columns of a wide table are always the same people."
+PredictionsFile = Annotated[Path, Argument(metavar="PREDICTIONS", help=_PREDICTIONS)]
+LabelsFile = Annotated[Path, Argument(metavar="LABELS", help=_LABELS)]
+PolicyFile = Annotated[Path, Option("--policy", "-p", help="The policy (.json) that vbtta fit wrote.")]
+Annotators = Annotated[bool, Option("--columns-are-annotators", help=_PEOPLE)]
+Seed = Annotated[int, Option(min=0, help="Decides draws, folds and the bootstrap.")]
+BackendOption = Annotated[Backend, Option(help="Where the work is done: in this process, or by Ray on a cluster.")]
+Workers = Annotated[int | None, Option(min=1, help="Workers of --backend ray; by default one a core.")]
+Address = Annotated[str | None, Option(help="Of the Ray cluster; by default the one here, else a new one.")]
+Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Say nothing on the error stream but errors.")]
+Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error.")]
 
 
 class UsageError(Exception):
@@ -38,22 +44,14 @@ class UsageError(Exception):
 
 
 class Talk:
-    """Results go to standard output, everything else to the error stream.
-
-    Parameters
-    ----------
-    as_json : bool
-        Whether the result is printed as one JSON document instead of text.
-    quiet : bool
-        Whether remarks are left out.
-    """
+    """Results go to standard output, as text or one JSON document; remarks, unless quiet, to the error stream."""
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         self.as_json, self.quiet = as_json, quiet
 
     @property
     def progress(self) -> bool:
-        """Whether somebody looks at the error stream."""
+        """Whether the error stream is a terminal and remarks are wanted."""
         return not self.quiet and sys.stderr.isatty()
 
     def note(self, text: str) -> None:
@@ -65,32 +63,21 @@ class Talk:
         """Print the result: the document with --json, else the text."""
         print(as_json_text(document) if self.as_json else text.rstrip("\n"))
 
-    def track(self, items: Sequence[Any], what: str) -> Any:
+    def track(self, items: Sequence[Any], title: str) -> Any:
         """Iterate with a progress bar on the error stream."""
         if not self.progress or len(items) < 2:
             return iter(items)
         from rich.console import Console
         from rich.progress import track
 
-        return track(items, description=what, console=Console(stderr=True), transient=True)
+        return track(items, description=title, console=Console(stderr=True), transient=True)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         """A table for the terminal; the first column is text, the others are numbers."""
-        from io import StringIO
+        from vbtta.comparison import aligned
 
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for place, title in enumerate(header):
-            table.add_column(Text(title), justify="right" if place else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*(Text(_printable(cell)) for cell in row))
-        stream = StringIO()
-        Console(file=stream, width=1000, color_system=None).print(table)
-        return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+        first, *rest = aligned([[_printable(cell) for cell in row] for row in (header, *rows)], gap="   ")
+        return "\n".join([first, "─" * len(first), *rest])
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -98,23 +85,20 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(*args: Any, debug: bool = False, **options: Any) -> None:
-        quiet = bool(options.get("quiet"))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("default")
-                warnings.showwarning = functools.partial(_show_warning, quiet)
+                warnings.showwarning = functools.partial(_show_warning, bool(options.get("quiet")))
                 function(*args, debug=debug, **options)
             sys.stdout.flush()
         except typer.Exit:
             raise
         except KeyboardInterrupt:
-            kept = "; what is finished is kept, the same command goes on from there"
-            keeps = function.__name__ == "reproduce" or (
-                function.__name__ in _RESUMED and options.get("out") is not None
-            )
-            complain(f"interrupted{kept if keeps else ''}")
+            kept = function.__name__ in _RESUMABLE and options.get("out") is not None
+            rest = "; what is finished is kept, the same command goes on from there" if kept else ""
+            complain(f"interrupted{rest}")
             raise typer.Exit(130) from None
-        except BrokenPipeError:  # the reader of our output went away, as `head` does
+        except BrokenPipeError:  # the reader of the output ended, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except Exception as error:
@@ -127,8 +111,35 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def as_json_text(document: dict[str, Any]) -> str:
-    """JSON, which knows no infinity: what is undefined is null."""
-    return json.dumps(_finite(document), allow_nan=False, indent=2)
+    """JSON, with null for numbers that are not finite."""
+    from vbtta._support.plain import finite
+
+    return json.dumps(finite(document), allow_nan=False, indent=2)
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a document atomically."""
+    from vbtta._support.files import atomic_path
+
+    with atomic_path(path) as temporary:
+        temporary.write_text(as_json_text(document) + "\n", encoding="utf-8")
+
+
+def write_table(path: Path, table: dict[str, Any]) -> None:
+    """Write columns as parquet or CSV, by the name's ending, atomically."""
+    from vbtta._support.extras import require
+    from vbtta._support.files import atomic_path
+
+    with atomic_path(path) as temporary:
+        if path.suffix == ".parquet":
+            require("pyarrow.parquet", "cli").write_table(require("pyarrow", "cli").table(table), temporary)
+            return
+        import csv
+
+        with open(temporary, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(table)
+            writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
 
 
 def complain(message: str) -> None:
@@ -136,12 +147,12 @@ def complain(message: str) -> None:
     print(f"vbtta: error: {' '.join(_printable(message).split())}", file=sys.stderr, flush=True)
 
 
-def existing(path: Path, what: str) -> Path:
+def existing(path: Path, content: str) -> Path:
     """A file that was named and must be there."""
     if not path.exists():
-        raise UsageError(f"{path}: no such file; give the path of {what}")
+        raise UsageError(f"{path}: no such file; give the path of {content}")
     if path.is_dir():
-        raise UsageError(f"{path} is a folder; give the path of {what}")
+        raise UsageError(f"{path} is a folder; give the path of {content}")
     return path
 
 
@@ -151,13 +162,12 @@ def writable(path: Path | None, *suffixes: str) -> None:
         return
     if suffixes and path.suffix not in suffixes:
         raise UsageError(f"{path}: the name must end in {' or '.join(suffixes)}")
-    folder = path.parent
-    if not folder.is_dir():
-        raise OSError(f"cannot write {path}: the folder {folder} does not exist; create it first")
+    if not path.parent.is_dir():
+        raise OSError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir():
         raise OSError(f"cannot write {path}: it is a folder; give the name of a file")
-    if not os.access(folder, os.W_OK):
-        raise OSError(f"cannot write {path}: no permission to write in {folder}; choose another folder")
+    if not os.access(path.parent, os.W_OK):
+        raise OSError(f"cannot write {path}: no permission to write in {path.parent}; choose another folder")
 
 
 def _message(error: Exception) -> str:
@@ -170,19 +180,11 @@ def _message(error: Exception) -> str:
     return text if known and text else f"{type(error).__name__}: {text}; --debug shows where"
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _show_warning(quiet: bool, message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
     if not quiet and issubclass(category, UserWarning):
         print(f"vbtta: warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
 def _printable(text: str) -> str:
-    """Text without control characters: names come from files, and a terminal obeys them."""
+    """Text without control characters: names come from files, and a terminal would obey escape sequences."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)

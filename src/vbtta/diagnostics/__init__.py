@@ -18,6 +18,5 @@ __all__ = [
 
 from vbtta.diagnostics.checks import predictive_checks, prior_sensitivity
 from vbtta.diagnostics.diagnosis import Diagnosis, diagnose
-from vbtta.diagnostics.drift import drift_of
 from vbtta.diagnostics.normality import anderson_darling, henze_zirkler, holm, normality_of, shapiro_wilk
-from vbtta.diagnostics.views import effective_views, influence_of, overlap_of
+from vbtta.diagnostics.views import drift_of, effective_views, influence_of, overlap_of

@@ -1,29 +1,34 @@
-"""`diagnose`: all checks of one policy in one object that a person can read."""
+"""`diagnose`: all checks of one policy in one object, with a summary in words."""
 
-__all__ = ["Diagnosis", "diagnose"]
+__all__ = ["Diagnosis", "diagnose", "listing"]
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from vbtta._support.extras import require
-from vbtta._support.plain import to_plain
+from vbtta._support.plain import finite, to_plain
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics.checks import PredictiveCheck, Sensitivity, predictive_checks, prior_sensitivity
-from vbtta.diagnostics.drift import Drift, drift_of
 from vbtta.diagnostics.normality import Normality, normality_of
-from vbtta.diagnostics.summary import summary_of
-from vbtta.diagnostics.views import Influence, Overlap, effective_views, influence_of, overlap_of
-from vbtta.labels import Array, LabelSets
+from vbtta.diagnostics.views import Drift, Influence, Overlap, drift_of, effective_views, influence_of, overlap_of
+from vbtta.inference.em import EM
 from vbtta.policy import Guard, Policy
-from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM
+
+_SMALL_P = 0.01  # p-values below are reported, given that several are looked at
+_RARE = 0.001  # probability of so many rejections among Gaussian draws
+_SENSITIVE = 0.2  # total variation of weights that depend on a prior
+_ALIKE = 0.9  # overlap of redundant views
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What :func:`diagnose` found; print it, or look at the parts. Parts that lacked their data are None.
+    """The findings of :func:`diagnose`; print it, or look at the parts. Parts that lacked their data are None.
 
     Attributes
     ----------
@@ -70,27 +75,28 @@ class Diagnosis:
         return f"Diagnosis({self.task}: {len(self.names)} views, {self.effective_views:.1f} effective)"
 
     def summary(self) -> str:
-        """The findings in words, those that ask for attention marked with an exclamation mark."""
-        return summary_of(self)
+        """The findings in words, one line each; those that need attention start with an exclamation mark."""
+        parts = (_views, _noise, _overlap, _influence, _predictive, _sensitivity, _normality, _drift)
+        return "\n".join(line for part in parts for line in part(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """All findings as JSON knows them; what is undefined is None."""
-        return {field.name: _json(to_plain(getattr(self, field.name))) for field in fields(self)}
+        """All findings as plain data for JSON; undefined numbers are None."""
+        return {field.name: finite(to_plain(getattr(self, field.name))) for field in fields(self)}
 
     def plot(self) -> Any:
         """A matplotlib Figure: QQ plots of the stochastic views' draws; needs draws."""
-        if self.normality is None or not self.normality.tested.any():
+        part = self.normality
+        if part is None or not part.tested.any():
             raise ValueError(
                 "there are no draws of stochastic views; pass draws= to diagnose, or collect_views(keep_draws=...)"
             )
-        found = self.normality
-        shown = np.flatnonzero(found.tested)
+        shown = np.flatnonzero(part.tested)
         figure = require("matplotlib.figure", "cli").Figure(figsize=(2.6 * len(shown), 2.8), layout="constrained")
         for place, k in enumerate(shown):
             axes = figure.add_subplot(1, len(shown), place + 1)
-            axes.plot(found.qq_normal, found.qq_normal, color="0.6", linewidth=0.8)
-            axes.plot(found.qq_normal, found.qq_draws[k], ".", markersize=3)
-            axes.set_title(found.names[k], fontsize=9)
+            axes.plot(part.qq_normal, part.qq_normal, color="0.6", linewidth=0.8)
+            axes.plot(part.qq_normal, part.qq_draws[k], ".", markersize=3)
+            axes.set_title(part.names[k], fontsize=9)
             axes.set_xlabel("normal quantile", fontsize=8)
         return figure
 
@@ -123,10 +129,6 @@ def diagnose(
     seed : int
         For folds and simulations.
 
-    Returns
-    -------
-    Diagnosis
-
     Examples
     --------
     >>> from vbtta.fit import fit_policy
@@ -134,10 +136,10 @@ def diagnose(
     >>> truth = rng.normal(size=300)
     >>> outputs = truth[:, None, None] + rng.normal(size=(300, 2, 1)) * [[0.5], [0.6]]
     >>> views = ViewPredictions(outputs, names=["identity", "flip"])
-    >>> found = diagnose(fit_policy(views, truth, task="regression"), views, truth)
-    >>> found
+    >>> diagnosis = diagnose(fit_policy(views, truth, task="regression"), views, truth)
+    >>> diagnosis
     Diagnosis(regression: 2 views, 2.0 effective)
-    >>> print(found.summary().splitlines()[0])
+    >>> print(diagnosis.summary().splitlines()[0])
     2 of 2 views are kept; they count as 2.0 equal ones.
     """
     drawn = predictions.draws if draws is None else np.asarray(draws)
@@ -167,10 +169,127 @@ def diagnose(
     )
 
 
-def _json(value: Any) -> Any:
-    """Numbers that JSON does not know become None."""
-    if isinstance(value, dict):
-        return {key: _json(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_json(entry) for entry in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+def listing(items: Sequence[str], most: int = 6) -> str:
+    """The items with commas, and how many more there are.
+
+    Examples
+    --------
+    >>> listing(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
+
+
+def _views(diagnosis: Diagnosis) -> list[str]:
+    names, weights = diagnosis.names, diagnosis.weights
+    kept = np.flatnonzero(weights)
+    lines = [f"{len(kept)} of {len(names)} views are kept; they count as {diagnosis.effective_views:.1f} equal ones."]
+    for k in kept[np.argsort(-weights[kept], kind="stable")][:8]:
+        low, high = diagnosis.weight_interval[k]
+        lines.append(f"  {names[k]}: {weights[k]:.3f} (90 % interval {low:.3f} to {high:.3f})")
+    if not diagnosis.converged:
+        lines.append("! The fit did not converge: raise EM(max_steps=...).")
+    mark = "! " if diagnosis.guard.fell_back else ""
+    return [*lines, f"{mark}Against the identity view alone: {diagnosis.guard.reason}."]
+
+
+def _noise(diagnosis: Diagnosis) -> list[str]:
+    annotators = diagnosis.annotators
+    if annotators is None:
+        return ["Label noise is not modelled."]
+    if hasattr(annotators, "accuracy"):
+        accuracies = [
+            f"{name} {value:.2f} ({low:.2f} to {high:.2f})"
+            for name, value, (low, high) in zip(
+                annotators.names, annotators.accuracy, annotators.accuracy_interval, strict=True
+            )
+        ]
+        return [f"Estimated accuracy of the labels: {listing(accuracies)}."]
+    deviations = [
+        f"{name} {np.mean(noise):.3g} (bias {np.mean(bias):+.3g})"
+        for name, noise, bias in zip(annotators.names, annotators.noise, annotators.bias, strict=True)
+    ]
+    return [f"Estimated standard deviation of the annotators: {listing(deviations)}."]
+
+
+def _overlap(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.overlap is None or len(diagnosis.overlap.names) < 2:
+        return []
+    names, _, matrix = diagnosis.overlap
+    pairs = sorted(((matrix[a, b], a, b) for a in range(len(names)) for b in range(a)), reverse=True)
+    if pairs[0][0] < _ALIKE:
+        value, a, b = pairs[0]
+        return [f"No two views explain the same labels; nearest are {names[b]} and {names[a]} (overlap {value:.2f})."]
+    alike = [f"{names[b]} and {names[a]} ({value:.2f})" for value, a, b in pairs if value >= _ALIKE]
+    return [f"Views that explain the same labels (overlap): {listing(alike)}."]
+
+
+def _influence(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.influence is None:
+        return []
+    names, _, score, error = diagnosis.influence
+    text = [f"{names[k]} ({score[k]:+.4f} per input)" for k in range(len(names))]
+    missed = [text[k] for k in np.argsort(score, kind="stable") if score[k] < -2 * error[k]]
+    harmful = [text[k] for k in np.flatnonzero(diagnosis.weights > 0) if score[k] > 2 * error[k] > 0]
+    lines = ["No single view is missed: held-out scores do not fall beyond two standard errors without it."]
+    if missed:
+        lines = [f"Held-out scores fall beyond two standard errors without {listing(missed)}."]
+    return [*lines, f"! Held-out scores rise without {listing(harmful)}."] if harmful else lines
+
+
+def _predictive(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.predictive is None:
+        return []
+    lines = [
+        f"! {check.statistic[0].upper()}{check.statistic[1:]}: observed {check.observed:.4g}, the model expects "
+        f"{check.expected:.4g} ({check.low:.4g} to {check.high:.4g})."
+        for check in diagnosis.predictive
+        if check.p_value < _SMALL_P
+    ]
+    return lines or [f"Simulated label sets look like the observed ones in all {len(diagnosis.predictive)} respects."]
+
+
+def _sensitivity(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.sensitivity:
+        return []
+    prior, factor, distance = max(diagnosis.sensitivity, key=lambda change: change.distance)
+    verdict = "! The weights depend on a prior" if distance > _SENSITIVE else "The weights do not depend on the priors"
+    return [f"{verdict}: {100 * distance:.0f} % of the weight moves at most, with {prior} times {factor:.2g}."]
+
+
+def _normality(diagnosis: Diagnosis) -> list[str]:
+    part = diagnosis.normality
+    if part is None:
+        return ["Normality of the draws was not tested: there are none (collect_views(keep_draws=...))."]
+    tests = {
+        "Henze-Zirkler": part.henze_zirkler,
+        "Anderson-Darling": part.anderson_darling,
+        "Shapiro-Wilk": part.shapiro_wilk,
+    }
+    lines = []
+    for k in np.flatnonzero(part.tested):
+        n = int(part.tested[k])
+        shares = {name: share[k] for name, share in tests.items() if not np.isnan(share[k])}
+        # binomial probability of so many or more rejections
+        chance = min(float(special.bdtrc(round(share * n) - 1, n, part.level)) for share in shares.values())
+        few = "" if len(shares) == 3 else "; too few draws for Henze-Zirkler, which needs two more than outputs"
+        lines.append(
+            f"{'! ' if chance < _RARE else ''}{part.names[k]}: draws are not Gaussian for so many of {n} inputs: "
+            f"{', '.join(f'{100 * share:.0f} % ({name})' for name, share in shares.items())}; "
+            f"{100 * part.level:.0f} % is expected by chance{few}."
+        )
+    return lines or ["Normality of the draws was not tested: no view's draws vary."]
+
+
+def _drift(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.drift is None:
+        return []
+    drifted = diagnosis.drift.drifted
+    return [
+        "! Incoming views differ from calibration time:" if drifted else "Incoming views look as before:",
+        *(
+            f"  {check.signal}: {check.reference:.4g} then, {check.incoming:.4g} now ({check.shift:+.2f} standard "
+            f"deviations, p = {check.p_value:.2g})"
+            for check in diagnosis.drift.checks
+        ),
+    ]

@@ -1,6 +1,6 @@
-"""What each view contributes: how many count, which explain the same labels, what is lost without one."""
+"""Contributions of the views: how many count, which explain the same labels, the loss without each, and drift."""
 
-__all__ = ["Influence", "Overlap", "effective_views", "influence_of", "overlap_of", "some_labelled"]
+__all__ = ["Drift", "Influence", "Overlap", "drift_of", "effective_views", "influence_of", "overlap_of"]
 
 import warnings
 from dataclasses import replace
@@ -9,14 +9,18 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from vbtta.crossval import cross_validated_scores
-from vbtta.engines import fit_model
-from vbtta.labels import Array, LabelSets
+from vbtta.crossval import cross_validate
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.diagnostics.normality import holm
+from vbtta.distributions import CategoricalPrediction
+from vbtta.fit import fit_model, quick_fit
+from vbtta.inference.em import EM
+from vbtta.metrics import entropy
 from vbtta.policy import ConvergenceWarning, Policy
-from vbtta.predictions import ViewPredictions
-from vbtta.specs import EM
 
-_MOST_INSTANCES = 4_000  # of a check that fits many times
+_MAX_INSTANCES = 4_000  # of a check that fits many times
+_MIN_SHIFT = 0.1  # standard deviations: smaller shifts are significant in large samples, and harmless
 
 
 class Overlap(NamedTuple):
@@ -28,12 +32,31 @@ class Overlap(NamedTuple):
 
 
 class Influence(NamedTuple):
-    """What leaving out one view changes; zero for views without weight."""
+    """Changes when one view is left out; zero for views without weight."""
 
     names: tuple[str, ...]
     bound: Array  # (K,): bound without the view minus the bound with it
     score: Array  # (K,): the same of the cross-validated log score of an instance, on average
     standard_error: Array  # (K,): of `score`
+
+
+class DriftCheck(NamedTuple):
+    """A signal at calibration time and now."""
+
+    signal: str
+    reference: float  # mean at calibration time
+    incoming: float  # mean now
+    shift: float  # difference in standard deviations of calibration time
+    p_value: float  # Kolmogorov-Smirnov, Holm-corrected
+
+
+class Drift(NamedTuple):
+    """Whether incoming views differ from those of calibration time."""
+
+    drifted: bool
+    checks: tuple[DriftCheck, ...]
+    n_reference: int
+    n_incoming: int
 
 
 def effective_views(weights: Array) -> float:
@@ -44,7 +67,7 @@ def effective_views(weights: Array) -> float:
     >>> effective_views(np.array([0.5, 0.5, 0.0]))
     2.0
     """
-    return float(np.exp(special.entr(weights).sum()))
+    return float(np.exp(entropy(weights)))
 
 
 def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> Overlap:
@@ -54,22 +77,23 @@ def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
     probability of these labels under the calibrated view alone, label noise included, has overlap
     sum_i r_ik r_il / sqrt(sum_i r_ik^2 sum_i r_il^2).
     """
-    fitted = policy.fitted or policy.names
+    names = policy.fitted or policy.names
     used = np.flatnonzero(policy.posterior.weights > 0)
     labels = labels.align(len(predictions), predictions.ids)
-    log_share = np.stack(
-        [_alone(policy, k).score(predictions, labels) + np.log(policy.posterior.weights[k]) for k in used], axis=1
-    )  # (N+, K)
-    share = special.softmax(log_share, axis=1)
+    log_share = []
+    for k in used:
+        alone = replace(policy, posterior=policy.posterior.keep(np.array([k])), fitted=(names[k],), steps=())
+        log_share.append(alone.score(predictions, labels) + np.log(policy.posterior.weights[k]))
+    share = special.softmax(np.stack(log_share, axis=1), axis=1)  # (N+, K)
     gram = share.T @ share
     size = np.sqrt(np.diagonal(gram))
     size = np.where(size > 0, size, 1.0)
-    return Overlap(tuple(fitted[k] for k in used), share.mean(axis=0), gram / np.outer(size, size))
+    return Overlap(tuple(names[k] for k in used), share.mean(axis=0), gram / np.outer(size, size))
 
 
-def some_labelled(labels: LabelSets, seed: int) -> Array:
+def labelled_sample(labels: LabelSets, seed: int) -> Array:
     """Rows of labelled instances, all or a random choice of them, ascending."""
-    return np.sort(np.random.default_rng(seed).permutation(labels.labelled)[:_MOST_INSTANCES])
+    return np.sort(np.random.default_rng(seed).permutation(labels.labelled)[:_MAX_INSTANCES])
 
 
 def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets, *, seed: int = 0) -> Influence:
@@ -81,32 +105,70 @@ def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets
         raise ValueError(f"influence refits by EM; the policy was fitted by {type(policy.engine).__name__}")
     engine = replace(policy.engine, keep_states=False)
     labels = labels.align(len(predictions), predictions.ids)
-    some = some_labelled(labels, seed)
-    inside, given = predictions.select(policy.names).take(some), labels.take(some)
+    rows = labelled_sample(labels, seed)
+    views, given = predictions.select(policy.names).take(rows), labels.take(rows)
     fitted = policy.fitted or policy.names
+
+    def bound_and_scores(names: list[str]) -> tuple[float, Array]:
+        part = views.select(names)
+        bound = fit_model(part, given, policy.model, engine).elbo
+        return bound, cross_validate(quick_fit(policy.model, engine, seed), part, given, seed=seed).scores
+
     bound, score, error = np.zeros((3, len(policy.names)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # differences are what is asked for
-        whole_bound, whole_scores = _bound_and_scores(inside.select(fitted), given, policy, engine, seed)
+        warnings.simplefilter("ignore", ConvergenceWarning)  # only differences matter
+        full_bound, full_scores = bound_and_scores(list(fitted))
         for k, name in enumerate(policy.names):
             if policy.weights[k] == 0 or len(fitted) == 1:
                 continue
-            rest = inside.select([other for other in fitted if other != name])
-            found_bound, scores = _bound_and_scores(rest, given, policy, engine, seed)
-            change = scores - whole_scores
-            bound[k], score[k] = found_bound - whole_bound, change.mean()
+            reduced_bound, scores = bound_and_scores([other for other in fitted if other != name])
+            change = scores - full_scores
+            bound[k], score[k] = reduced_bound - full_bound, change.mean()
             error[k] = change.std(ddof=1) / np.sqrt(len(change))
     return Influence(policy.names, bound, score, error)
 
 
-def _alone(policy: Policy, view: np.intp | int) -> Policy:
-    """The policy with one of its fitted views only, calibrated as it is there."""
-    name = (policy.fitted or policy.names)[view]
-    return replace(policy, posterior=policy.posterior.keep(np.array([view])), fitted=(name,), steps=())
+def view_signals(policy: Policy, predictions: ViewPredictions) -> dict[str, Array]:
+    """Signals of every input that need no label: by name, (N,) each.
+
+    Classes: confidence of the prediction, weight of the views that vote for the predicted class, mutual information
+    of label and view. Numbers: predicted standard deviation, and the views' disagreement (weighted standard deviation
+    of their outputs), both on average over outputs, and the prediction itself.
+    """
+    prediction = policy.predict(predictions)
+    used = np.flatnonzero(policy.weights > 0)
+    outputs = np.asarray(predictions.select([policy.names[k] for k in used]).outputs, dtype=np.float64)  # (N, K, C)
+    weights = policy.weights[used]
+    if isinstance(prediction, CategoricalPrediction):
+        chosen = prediction.proba.argmax(axis=1)
+        return {
+            "confidence": prediction.proba.max(axis=1),
+            "agreement": (outputs.argmax(axis=2) == chosen[:, None]) @ weights,
+            "mutual information": prediction.mutual_information,
+        }
+    centre = np.einsum("k,nkc->nc", weights, outputs)
+    between = np.sqrt(np.einsum("k,nkc->nc", weights, (outputs - centre[:, None]) ** 2))
+    signals = {"predicted deviation": np.sqrt(prediction.variance).mean(axis=1), "disagreement": between.mean(axis=1)}
+    for c in range(prediction.mean.shape[1]):
+        signals["prediction" if prediction.mean.shape[1] == 1 else f"prediction {c}"] = prediction.mean[:, c]
+    return signals
 
 
-def _bound_and_scores(
-    predictions: ViewPredictions, labels: LabelSets, policy: Policy, engine: EM, seed: int
-) -> tuple[float, Array]:
-    bound = fit_model(predictions, labels, policy.model, engine, task=policy.task).elbo
-    return bound, cross_validated_scores(predictions, labels, policy.model, engine, task=policy.task, seed=seed)
+def drift_of(policy: Policy, reference: ViewPredictions, incoming: ViewPredictions, *, level: float = 0.01) -> Drift:
+    """Compare incoming views with those of calibration time, signal by signal; no labels needed.
+
+    Drift is reported where a signal's distribution differs at the level, corrected for their number, and its mean has
+    shifted by a tenth of a standard deviation or more, or its spread by as much.
+    """
+    from scipy import stats
+
+    before, now = view_signals(policy, reference), view_signals(policy, incoming)
+    p_values = holm([stats.ks_2samp(before[name], now[name], method="asymp").pvalue for name in before])
+    checks, drifted = [], False
+    for (name, then), p_value in zip(before.items(), p_values, strict=True):
+        scale = max(float(then.std()), 1e-12 * max(1.0, float(np.abs(then).max())))
+        shift = float(now[name].mean() - then.mean()) / scale
+        spread_change = abs(float(now[name].std()) / scale - 1)
+        checks.append(DriftCheck(name, float(then.mean()), float(now[name].mean()), shift, float(p_value)))
+        drifted |= bool(p_value < level) and max(abs(shift), spread_change) >= _MIN_SHIFT
+    return Drift(drifted, tuple(checks), len(reference), len(incoming))

@@ -1,8 +1,7 @@
-"""Comparisons, diagnoses and their circumstances as plain data, for JSON files and for the page."""
+"""Policies, comparisons and diagnoses as plain data for JSON files, and as sentences."""
 
-__all__ = ["comparison_document", "diagnosis_document", "policy_document", "provenance"]
+__all__ = ["comparison_document", "diagnosis_document", "headline", "policy_document", "provenance"]
 
-import math
 import platform
 import time
 from collections.abc import Mapping
@@ -11,37 +10,41 @@ from typing import Any
 
 import numpy as np
 
+from vbtta._support.plain import finite, to_plain
 from vbtta._version import __version__
 from vbtta.comparison import Comparison
 from vbtta.diagnostics import Diagnosis
-from vbtta.policy import Policy
-from vbtta.specs import spec_to_dict
+from vbtta.diagnostics.diagnosis import listing
+from vbtta.models.base import record_to_dict
+from vbtta.models.parts.label_noise import AnnotatorAccuracy
+from vbtta.policy import KEPT, Policy
 
 _UNKNOWN = {"options": "not recorded", "seed": "not recorded"}
+_METRICS = {"nll": "negative log-likelihood", "mse": "squared error"}
+_REFERENCES = {"original": "without augmentation", "uniform": "with equal weights"}
 
 
 def comparison_document(outcome: Comparison) -> dict[str, Any]:
     """A comparison without the fitted methods."""
-    references = {"original": outcome.against_original, "best": outcome.against_best}
     return {
         "task": outcome.task,
         "metrics": list(outcome.metrics),
         "level": outcome.level,
         "n_instances": outcome.n_instances,
         "n_labels": outcome.n_labels,
-        "references": {name: one.reference for name, one in references.items() if one is not None},
+        "references": {name: difference.reference for name, difference in outcome.references.items()},
         "notes": list(outcome.notes),
-        "methods": [_finite(record) for record in outcome.to_records()],
+        "methods": finite(outcome.to_records()),
     }
 
 
-def diagnosis_document(found: Diagnosis) -> dict[str, Any]:
+def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
     """A diagnosis in words and in numbers."""
-    return {"summary": found.summary().splitlines(), "findings": found.to_dict()}
+    return {"summary": diagnosis.summary().splitlines(), "findings": diagnosis.to_dict()}
 
 
 def policy_document(policy: Policy) -> dict[str, Any]:
-    """What a fit found, in short."""
+    """The result of a fit, in short."""
     interval = policy.weight_interval(0.9)
     return {
         "task": policy.task,
@@ -55,21 +58,14 @@ def policy_document(policy: Policy) -> dict[str, Any]:
             {"name": name, "weight": float(weight), "low": float(low), "high": float(high)}
             for name, weight, (low, high) in zip(policy.names, policy.weights, interval, strict=True)
         ],
-        "annotators": _people(policy.annotators),
+        "annotators": to_plain(policy.annotators),
     }
 
 
-def _people(known: Any) -> dict[str, Any] | None:
-    """What is known of the annotators, field by field, as plain data."""
-    if known is None:
-        return None
-    return {field: np.asarray(value).tolist() for field, value in known._asdict().items() if value is not None}
-
-
 def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What it takes to get the same result again: versions, options, hashes of the data, and when it was done.
+    """Versions, options, hashes of the data and time: what it takes to get the same result again.
 
-    Without options the seed and the rest are not recorded, and that is said.
+    Without options these and the seed are marked as not recorded.
     """
     versions = {"vbtta": __version__, "python": platform.python_version()}
     for name in ("numpy", "scipy", "torch", "matplotlib"):
@@ -81,21 +77,88 @@ def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, A
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": f"{platform.system()} {platform.machine()}",
         "versions": versions,
-        "model": _short(spec_to_dict(policy.model)),
-        "engine": _short(spec_to_dict(policy.engine)),
+        "model": _short(record_to_dict(policy.model)),
+        "engine": _short(record_to_dict(policy.engine)),
         "options": {key: str(value) for key, value in (options or _UNKNOWN).items()},
         "files": dict(files),
     }
+
+
+def headline(policy: Policy, comparison: Mapping[str, Any] | None = None) -> list[str]:
+    """The first sentences of a report."""
+    sentences = views_in_words(policy)
+    if policy.guard.fell_back:
+        sentences.append("The views were worse than none, so the policy uses the unaugmented input only.")
+    if not policy.converged:
+        sentences.append("The fit has not converged: its numbers are provisional.")
+    if comparison is not None:
+        sentences += gain_in_words(comparison)
+    return [*sentences, *annotators_in_words(policy), f"Against the identity view alone: {policy.guard.reason}."]
+
+
+def views_in_words(policy: Policy) -> list[str]:
+    """Which views were kept, those of any weight, and which suppressed."""
+    order = [(policy.names[k], policy.weights[k]) for k in np.argsort(-policy.weights, kind="stable")]
+    kept = [f"{name} ({100 * weight:.0f} %)" for name, weight in order if weight > 0]
+    light = [name for name, weight in order if 0 < weight < KEPT]
+    lost = [name for name, weight in order if weight == 0]
+    sentences = [f"{len(kept)} of {len(order)} views are kept; the heaviest: {', '.join(kept[:3])}."]
+    if light:
+        sentences.append(f"Of little weight (below {100 * KEPT:.0f} %): {listing(light, 8)}.")
+    if lost:
+        sentences.append(f"Suppressed (no weight): {listing(lost, 8)}.")
+    return sentences
+
+
+def gain_in_words(comparison: Mapping[str, Any], method: str = "vbtta") -> list[str]:
+    """The policy's gain over no augmentation, and over the plain average of all views."""
+    records = {record["method"]: record for record in comparison["methods"]}
+    sentences: list[str] = []
+    for metric in ("accuracy" if comparison["task"] == "classification" else "mse", "nll"):
+        known = {name: records[name][metric] for name in _REFERENCES if name in records}
+        record = records.get(method)
+        if not known or record is None or record[metric] is None:
+            continue
+        against = ", ".join(f"{_value(metric, value)} {_REFERENCES[name]}" for name, value in known.items())
+        title = _METRICS.get(metric, metric)
+        text = f"Test {title}: {_value(metric, record[metric])} with the policy, {against}"
+        if record.get(f"{metric}_minus_original") is not None:
+            ends = [record[f"{metric}_minus_original{end}"] for end in ("", "_low", "_high")]
+            change, low, high = (f"{100 * end:+.1f} points" if metric == "accuracy" else f"{end:+.3g}" for end in ends)
+            text += (
+                f"; the change against no augmentation is {change} ({100 * comparison['level']:g} % interval {low} to "
+                f"{high}, {'beyond chance' if ends[1] > 0 or ends[2] < 0 else 'which may be chance'})"
+            )
+        sentences.append(text + ".")
+    return sentences
+
+
+def annotators_in_words(policy: Policy, truth: Mapping[str, float] | None = None) -> list[str]:
+    """Estimated quality of the annotators, next to the truth where it is known."""
+    annotators = policy.annotators
+    if annotators is None or not annotators.names:
+        return []
+    if isinstance(annotators, AnnotatorAccuracy):
+        shown = [
+            f"{name} {100 * value:.0f} % right ({100 * low:.0f} to {100 * high:.0f} %"
+            + (f"; in truth {100 * truth[name]:.0f} %)" if truth and name in truth else ")")
+            for name, value, (low, high) in zip(
+                annotators.names, annotators.accuracy, annotators.accuracy_interval, strict=True
+            )
+        ]
+    else:
+        shown = [
+            f"{name} errs by {np.mean(noise):.3g} with a bias of {np.mean(bias):+.3g}"
+            for name, noise, bias in zip(annotators.names, annotators.noise, annotators.bias, strict=True)
+        ]
+    return [f"Annotators: {listing(shown, 8)}."]
+
+
+def _value(metric: str, value: float) -> str:
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
 def _short(spec: Any) -> str:
     if not isinstance(spec, Mapping):
         return str(spec)
     return ", ".join(f"{key}={value}" for key, value in spec.items() if value is not None)
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity: an undefined number is null."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
-    }

@@ -1,4 +1,4 @@
-"""Which figures a page has, each with its caption and the words for those who cannot see it."""
+"""The figures of a page, each with its caption and a text alternative."""
 
 __all__ = ["Drawing", "annotator_figures", "comparison_figures", "fit_figures", "quality_figures"]
 
@@ -8,18 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vbtta import metrics, plotting
-from vbtta.labels import LabelSets
+from vbtta.comparison import by_label
+from vbtta.data.labels import LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.diagnostics.checks import annotator_places
+from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, variance_factor
+from vbtta.models.parts.annotators import AnnotatorNoise
+from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import Policy
-from vbtta.predictions import CategoricalPrediction, ViewPredictions
-from vbtta.report.expected import by_label, expected_labels
 
-_MOST = 3000  # labelled inputs that are looked at, a regular sample where there are more
+_MAX_INPUTS = 3000  # labelled inputs that are shown, a regular sample where there are more
 _LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
-_BY_ANNOTATOR = {
-    "classes": ", from the predicted classes and what the fit thinks the annotator makes of them",
-    "numbers": ": those of the truth, moved by the annotator's bias and widened by the annotator's noise, as the fit "
-    "sees them",
-}
 
 
 class Drawing(NamedTuple):
@@ -29,143 +28,156 @@ class Drawing(NamedTuple):
     caption: str
 
 
+def _drawing(name: str, figure: Any, alt: str, caption: str, titles: Mapping[str, str] | None = None) -> Drawing:
+    return Drawing(plotting.to_svg(figure, alt, name.replace("_", "-"), titles), caption)
+
+
 def fit_figures(policy: Policy) -> dict[str, Drawing]:
     """Weights, their history, the bound's history, and the cost-quality curve where views were selected."""
-    names, weights, interval = policy.names, policy.weights, policy.weight_interval(0.9)
+    names, weights, interval, n_steps = policy.names, policy.weights, policy.weight_interval(0.9), policy.n_steps
     titles = {
         f"view-{k}": f"{names[k]}: {weights[k]:.4f} (90 % interval {interval[k, 0]:.4f} to {interval[k, 1]:.4f})"
         for k in range(len(names))
     }
-    order = np.argsort(-weights, kind="stable")
-    alt = "Weights: " + ", ".join(f"{names[k]} {weights[k]:.3f}" for k in order[:10])
-    found = {
-        "weights": Drawing(
-            plotting.to_svg(plotting.weights(names, weights, interval), alt, "weights", titles),
-            "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a "
-            "bar for its numbers.",
-        )
-    }
-    if policy.n_steps > 1:
-        figure = plotting.weight_history(names, policy.history.weights)
-        found["weight_history"] = Drawing(
-            plotting.to_svg(figure, f"Weights over {policy.n_steps} updates", "weight-history"),
+    heaviest = np.argsort(-weights, kind="stable")[:10]
+    alt = "Weights: " + ", ".join(f"{names[k]} {weights[k]:.3f}" for k in heaviest)
+    caption = (
+        "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a bar for "
+    )
+    caption += "its numbers."
+    drawings = {"weights": _drawing("weights", plotting.weights(names, weights, interval), alt, caption, titles)}
+    if n_steps > 1:
+        bound, history = policy.history
+        alt, caption = (
+            f"Weights over {n_steps} updates",
             "Weights after every update of the fit, from equal weights on.",
         )
-        first, last = policy.history.elbo[0], policy.history.elbo[-1]
-        alt = f"The bound over {policy.n_steps} updates, from {first:.4g} to {last:.4g}"
-        found["bound_history"] = Drawing(
-            plotting.to_svg(plotting.bound_history(policy.history.elbo), alt, "bound-history"),
-            "The bound on the log evidence after every update; it never falls.",
-        )
+        figure = plotting.weight_history(names, history)
+        drawings["weight_history"] = _drawing("weight_history", figure, alt, caption)
+        alt = f"The bound over {n_steps} updates, from {bound[0]:.4g} to {bound[-1]:.4g}"
+        caption = "The bound on the log evidence after every update; it never falls."
+        drawings["bound_history"] = _drawing("bound_history", plotting.bound_history(bound), alt, caption)
     if policy.selection is not None:
         curve = policy.selection.curve
         chosen = [point.views for point in curve].index(policy.selection.chosen.views)
-        cost, score, error = (
-            np.array([getattr(point, name) for point in curve]) for name in ("cost", "score", "standard_error")
-        )
+        cost, score, error = np.array([(point.cost, point.score, point.standard_error) for point in curve]).T
         alt = f"Cost and quality of {len(curve)} sets of views; the chosen one costs {curve[chosen].cost:g}"
-        found["cost_curve"] = Drawing(
-            plotting.to_svg(plotting.cost_curve(cost, score, error, chosen), alt, "cost-curve"),
-            f"What more views buy. Bars are standard errors of the difference from all views; budget "
-            f"{policy.selection.budget:g}.",
-        )
-    return found
+        caption = "Held-out score against cost. Bars are standard errors of the difference from all views; budget "
+        caption += f"{policy.selection.budget:g}."
+        figure = plotting.cost_curve(cost, score, error, chosen)
+        drawings["cost_curve"] = _drawing("cost_curve", figure, alt, caption)
+    return drawings
 
 
 def comparison_figures(comparison: Mapping[str, Any]) -> dict[str, Drawing]:
     """Differences in log-likelihood from no augmentation, else from the best baseline."""
-    records = [record for record in comparison["methods"] if record["nll"] is not None]
     against = next((name for name in ("original", "best") if name in comparison["references"]), None)
-    if against is None or not records:
+    if against is None:
         return {}
-    reference = comparison["references"][against]
-    key = f"nll_minus_{against}"
-    records = [r for r in sorted(records, key=lambda r: r["nll"]) if r["method"] != reference and r[key] is not None]
+    reference, key = comparison["references"][against], f"nll_minus_{against}"
+    known = [record for record in comparison["methods"] if record["nll"] is not None and record[key] is not None]
+    records = [r for r in sorted(known, key=lambda record: record["nll"]) if r["method"] != reference]
     if not records:
         return {}
-    value, low, high = (np.array([record[key + end] for record in records]) for end in ("", "_low", "_high"))
     names = [record["method"] for record in records]
+    value, low, high = (np.array([record[key + end] for record in records]) for end in ("", "_low", "_high"))
+    changes = ", ".join(f"{name} {change:+.3f}" for name, change in zip(names, value, strict=True))
     figure = plotting.differences(names, value, low, high, f"NLL minus that of {reference} (less is better)")
-    alt = f"NLL minus that of {reference}: " + ", ".join(
-        f"{name} {change:+.3f}" for name, change in zip(names, value, strict=True)
+    caption = (
+        f"Negative log-likelihood on test labels against {reference}, with {100 * comparison['level']:g} % paired "
     )
-    level = 100 * comparison["level"]
-    return {
-        "differences": Drawing(
-            plotting.to_svg(figure, alt, "differences"),
-            f"Negative log-likelihood on test labels against {reference}, with {level:g} % paired bootstrap intervals.",
-        )
-    }
+    alt, caption = f"NLL minus that of {reference}: {changes}", caption + "bootstrap intervals."
+    return {"differences": _drawing("differences", figure, alt, caption)}
+
+
+def _expected_labels(policy: Policy, truth: Prediction, labels: LabelSets) -> Prediction:
+    """The distribution of every label given that of its input's truth, a row a label; noise must be modelled.
+
+    An annotator the fit did not meet is unbiased and otherwise like the average of those it met.
+    """
+    annotators = policy.annotators
+    assert annotators is not None
+    annotator = annotator_places(annotators.names, labels)
+    if isinstance(truth, CategoricalPrediction):
+        assert isinstance(annotators, AnnotatorAccuracy)
+        matrices = np.concatenate(
+            [annotators.confusion, annotators.confusion.mean(axis=0, keepdims=True)]
+        )  # (U + 1, C, C)
+        proba = np.empty_like(truth.proba)
+        for place in np.unique(annotator):
+            proba[annotator == place] = truth.proba[annotator == place] @ matrices[place]
+        return CategoricalPrediction(proba, np.zeros(len(proba)), truth.classes)
+    assert isinstance(annotators, AnnotatorNoise)
+    C = annotators.bias.shape[1]
+    bias = np.concatenate([annotators.bias, np.zeros((1, C))])[annotator]  # (J, C)
+    variance = annotators.noise**2 + annotators.bias_error**2
+    variance = np.concatenate([variance, variance.mean(axis=0, keepdims=True)])[annotator]  # (J, C)
+    noise = variance[:, None] / variance_factor(truth.dof)[:, None]  # (J, K, C), as scales
+    return ContinuousPrediction(
+        truth.weights, truth.dof, truth.location + bias[:, None], truth.scale + noise[..., None] * np.eye(C)
+    )
 
 
 def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, where: str) -> dict[str, Drawing]:
     """Reliability of class probabilities, or residuals and interval coverage of numbers.
 
-    Where noise is modelled, labels are compared with what the policy expects of who gave them, and not with what it
-    thinks the truth is; test labels that name nobody are taken as the truth.
+    Where noise is modelled, labels are compared with the predicted labels of their annotators, not with the predicted
+    truth; test labels without annotators are taken as the truth.
     """
     labels = labels.align(len(views), views.ids)
     rows = labels.labelled
     if not len(rows):
         return {}
     noisy = policy.annotators is not None and (labels.annotator is not None or where == "calibration labels")
-    if len(rows) > _MOST:
-        rows = rows[np.linspace(0, len(rows) - 1, _MOST).astype(np.intp)]
-        where = f"{where} of {_MOST:,} inputs"
+    if len(rows) > _MAX_INPUTS:
+        rows = rows[np.linspace(0, len(rows) - 1, _MAX_INPUTS).astype(np.intp)]
+        where = f"{where} of {_MAX_INPUTS:,} inputs"
     where += ", taken as the truth" if policy.annotators is not None and not noisy else ""
     labels = labels.take(rows)
     prediction = by_label(policy.predict(views.take(rows)), labels.instance)
     if noisy:
-        prediction = expected_labels(policy, prediction, labels)
+        prediction = _expected_labels(policy, prediction, labels)
     if isinstance(prediction, CategoricalPrediction):
         y = labels.categorical(prediction.proba.shape[1], views.classes)
-        confidence = prediction.proba.max(axis=1)
-        hit = (prediction.proba.argmax(axis=1) == y).astype(np.float64)
+        confidence, hit = prediction.proba.max(axis=1), metrics.hits(y, prediction.proba)
         right = float(np.average(hit, weights=labels.count))
+        through = ", from the predicted classes and the annotator's estimated error rates" if noisy else ""
         alt = f"Reliability: mean confidence {confidence.mean():.3f}, share of labels that agree {right:.3f}"
+        caption = f"Reliability on {where}: how often the most probable label was given, against its probability"
+        caption += f"{through}. Points on the dashed line mean calibrated confidence."
         figure = plotting.reliability(confidence, hit, labels.count)
-        return {
-            "reliability": Drawing(
-                plotting.to_svg(figure, alt, "reliability"),
-                f"Reliability on {where}: how often the most probable label was given, against its probability"
-                f"{_BY_ANNOTATOR['classes'] if noisy else ''}. Points on the broken line mean honest confidence.",
-            )
-        }
-    y = labels.continuous(prediction.mean.shape[1])
+        return {"reliability": _drawing("reliability", figure, alt, caption)}
     mean = prediction.mean
-    figure = plotting.residuals(mean.ravel(), (y - mean).ravel())
-    alt = f"Residuals: root mean square {np.sqrt(np.mean((y - mean) ** 2)):.4g}"
-    less = "label minus prediction" + (" and the annotator's bias" if noisy else "")
-    found = {"residuals": Drawing(plotting.to_svg(figure, alt, "residuals"), f"Residuals on {where}: {less}.")}
+    y = labels.continuous(mean.shape[1])
     covered = [metrics.interval_coverage(y, *prediction.interval(float(q)), labels.count) for q in _LEVELS]
+    through = bias = ""
+    if noisy:
+        through = ": those of the truth, moved by the annotator's bias and widened by the annotator's noise"
+        bias = " and the annotator's bias"
+    alt, caption = f"Residuals: root mean square {np.sqrt(np.mean((y - mean) ** 2)):.4g}", f"Residuals on {where}: "
+    figure = plotting.residuals(mean.ravel(), (y - mean).ravel())
+    drawings = {"residuals": _drawing("residuals", figure, alt, f"{caption}label minus prediction{bias}.")}
     alt = f"Coverage: intervals of 90 % hold {100 * covered[8]:.1f} % of the labels"
-    found["coverage"] = Drawing(
-        plotting.to_svg(plotting.coverage(_LEVELS, np.array(covered)), alt, "coverage"),
-        f"Interval coverage on {where}: how many lie in the intervals predicted for them"
-        f"{_BY_ANNOTATOR['numbers'] if noisy else ''}. Points on the broken line mean honest intervals.",
-    )
-    return found
+    caption = f"Interval coverage on {where}: how many lie in the intervals predicted for them{through}. "
+    caption += "Points on the dashed line mean calibrated intervals."
+    figure = plotting.coverage(_LEVELS, np.array(covered))
+    return {**drawings, "coverage": _drawing("coverage", figure, alt, caption)}
 
 
 def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) -> dict[str, Drawing]:
-    """How skilled the annotators are thought to be."""
-    people = policy.annotators
-    if people is None or not people.names:
+    """Estimated skill of the annotators."""
+    annotators = policy.annotators
+    if annotators is None or not annotators.names:
         return {}
     known = None
-    if hasattr(people, "accuracy"):
-        value, interval, label = people.accuracy, people.accuracy_interval, "share of labels that are right"
-        if truth and all(name in truth for name in people.names):
-            known = np.array([truth[name] for name in people.names])
+    if isinstance(annotators, AnnotatorAccuracy):
+        value, interval, label = annotators.accuracy, annotators.accuracy_interval, "share of labels that are right"
+        if truth and all(name in truth for name in annotators.names):
+            known = np.array([truth[name] for name in annotators.names])
     else:
-        value, interval = people.noise.mean(axis=1), people.noise_interval.mean(axis=1)
+        value, interval = annotators.noise.mean(axis=1), annotators.noise_interval.mean(axis=1)
         label = "standard deviation of labels around the truth"
-    alt = f"Annotators, {label}: " + ", ".join(
-        f"{name} {number:.3g}" for name, number in zip(people.names[:10], value[:10], strict=True)
-    )
-    figure = plotting.annotators(people.names, value, interval, label, known)
-    return {
-        "annotators": Drawing(
-            plotting.to_svg(figure, alt, "annotators"), "What the fit thinks of every annotator, with 90 % intervals."
-        )
-    }
+    values = ", ".join(f"{name} {number:.3g}" for name, number in zip(annotators.names[:10], value[:10], strict=True))
+    figure = plotting.annotators(annotators.names, value, interval, label, known)
+    caption = "Estimates of the fit for every annotator, with 90 % intervals."
+    return {"annotators": _drawing("annotators", figure, f"Annotators, {label}: {values}", caption)}

@@ -1,0 +1,580 @@
+"""Does it help? Methods x metrics on a test set, with paired bootstrap intervals.
+
+Every metric is a function of sums over instances, so a resample of instances is a matrix product: a mean over labels
+is one column of sums divided by the resampled number of labels, the calibration error one column a bin.
+"""
+
+__all__ = ["Comparison", "Difference", "compare"]
+
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vbtta import metrics
+from vbtta._support.checks import between, whole_number
+from vbtta._support.extras import require
+from vbtta._support.fingerprints import draws_of
+from vbtta.baselines import BASELINES, fit_baseline
+from vbtta.baselines.base import normal_prediction
+from vbtta.baselines.regression import residual_variance
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction
+from vbtta.fit import fit_policy
+
+METRICS = {
+    "classification": ("accuracy", "nll", "brier", "ece"),
+    "regression": ("mse", "mae", "nll", "crps", "coverage"),
+}
+POLICIES: dict[str, Literal["auto", "mixture", "latent"]] = {
+    "vbtta": "auto",
+    "vbtta-mixture": "mixture",
+    "vbtta-latent": "latent",
+}
+COVERAGE_LEVEL = 0.9
+_WITH_TEMPERATURE = ("original", "uniform", "greedy")
+_BINS = 15
+_CELLS = 1 << 22  # of the largest block of resampled counts
+
+
+class Difference(NamedTuple):
+    """Every method minus one of them, with intervals."""
+
+    reference: str
+    value: Array  # (methods, metrics)
+    low: Array  # (methods, metrics)
+    high: Array  # (methods, metrics)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Methods x metrics on one test set; made by :func:`vbtta.comparison.compare`.
+
+    Attributes
+    ----------
+    methods, metrics : tuples of str
+    values : (methods, metrics) array
+    against_original, against_best : Difference or None
+        Differences from the identity view alone, and from the baseline with the best test NLL, with paired
+        bootstrap intervals.
+    fit_seconds : (methods,) array
+        0 for methods that were fitted already.
+    views_used : (methods,) int array
+    forward_passes : (methods,) int array
+        Model evaluations an input: draws summed over the views used.
+    n_instances : int
+        Test instances with a label.
+    n_labels : float
+    level : float
+        Of the intervals.
+    notes : tuple of str
+    fitted : dict
+        The fitted methods by name.
+    """
+
+    task: str
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...]
+    values: Array
+    against_original: Difference | None
+    against_best: Difference | None
+    fit_seconds: Array
+    views_used: Array
+    forward_passes: Array
+    n_instances: int
+    n_labels: float
+    level: float
+    notes: tuple[str, ...]
+    fitted: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.task}: {len(self.methods)} methods on {self.n_instances:,} instances)"
+
+    def __str__(self) -> str:
+        """The values as a plain table, the best likelihood first, with the difference from no augmentation."""
+        reference = None if self.against_original is None else self.against_original.reference
+        titles = [metric_title(metric) for metric in self.metrics]
+        header, rows = table_cells(self.to_records(), self.metrics, titles, reference)
+        return "\n".join([repr(self), *aligned([header, *rows])])
+
+    def __getitem__(self, key: tuple[str, str]) -> float:
+        """One value by method and metric: ``comparison["uniform", "nll"]``."""
+        method, metric = key
+        for name, known in ((method, self.methods), (metric, self.metrics)):
+            if name not in known:
+                raise KeyError(f"{name!r} is not in the comparison; there are {', '.join(known)}")
+        return float(self.values[self.methods.index(method), self.metrics.index(metric)])
+
+    @property
+    def references(self) -> dict[str, Difference]:
+        """The differences that there are, by "original" and "best"."""
+        pairs = (("original", self.against_original), ("best", self.against_best))
+        return {name: difference for name, difference in pairs if difference is not None}
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """One dictionary of plain values a method, for JSON."""
+        records: list[dict[str, Any]] = []
+        for m, method in enumerate(self.methods):
+            record: dict[str, Any] = {"method": method}
+            for s, metric in enumerate(self.metrics):
+                record[metric] = float(self.values[m, s])
+                for name, difference in self.references.items():
+                    for end, table in zip(("", "_low", "_high"), difference[1:], strict=True):
+                        record[f"{metric}_minus_{name}{end}"] = float(table[m, s])
+            record["fit_seconds"] = float(self.fit_seconds[m])
+            record["views_used"] = int(self.views_used[m])
+            record["forward_passes"] = int(self.forward_passes[m])
+            records.append(record)
+        return records
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame, one row a method, columns as in :meth:`to_records`."""
+        return require("pandas", "cli").DataFrame(self.to_records()).set_index("method")
+
+    def to_markdown(self) -> str:
+        """The values, best in bold, then the differences with their intervals."""
+        records, titles = self.to_records(), [metric_title(metric) for metric in self.metrics]
+        best = {metric: best_methods(records, metric) for metric in self.metrics}
+        rows = [
+            [
+                record["method"],
+                *(_bold(f"{record[metric]:.4f}", record["method"] in best[metric]) for metric in self.metrics),
+                *(str(record["views_used"]), str(record["forward_passes"]), f"{record['fit_seconds']:.2f}"),
+            ]
+            for record in records
+        ]
+        parts = [_markdown_table(["method", *titles, "views", "passes", "fit (s)"], rows)]
+        for name, difference in self.references.items():
+            parts.append(
+                f"Minus `{difference.reference}`, with {100 * self.level:g} % paired bootstrap intervals "
+                "(bold where they exclude 0):"
+            )
+            significant = (difference.low > 0) | (difference.high < 0)
+            rows = [
+                [method, *(_bold(change_text(records[m], metric, name), significant[m, s])
+                           for s, metric in enumerate(self.metrics))]
+                for m, method in enumerate(self.methods) if method != difference.reference
+            ]  # fmt: skip
+            parts.append(_markdown_table(["method", *titles], rows))
+        return "\n\n".join([*parts, " ".join(closing_sentences(self.n_labels, self.n_instances, self.notes))]) + "\n"
+
+    def plot(self, metric: str = "nll", against: str = "best") -> Any:
+        """A matplotlib Figure: every method's difference in one metric, with its interval.
+
+        Parameters
+        ----------
+        metric : str
+        against : "best" or "original"
+        """
+        differences = self.references
+        if metric not in self.metrics:
+            raise ValueError(f"metric must be one of {', '.join(self.metrics)}; got {metric!r}")
+        if against not in differences:
+            raise ValueError(f"against must be one of {', '.join(differences) or 'none here'}; got {against!r}")
+        s = self.metrics.index(metric)
+        order = np.argsort(-metric_loss(metric, self.values[:, s]), kind="stable")  # the best on top
+        reference, *tables = differences[against]
+        value, low, high = (table[order, s] for table in tables)
+        figure = require("matplotlib.figure", "cli").Figure(figsize=(7, 1.2 + 0.28 * len(order)), layout="constrained")
+        axes = figure.add_subplot()
+        # A percentile interval need not hold the estimate (the calibration error's is biased upwards).
+        reach = np.maximum([value - low, high - value], 0)
+        place = np.arange(len(order))
+        axes.errorbar(value, place, xerr=reach, fmt="o", color="tab:blue", capsize=3, markersize=4)
+        axes.axvline(0, color="0.5", linewidth=0.8)
+        axes.set_yticks(place, [f"{self.methods[m]}  ({self.values[m, s]:.4g})" for m in order])
+        better = {"accuracy": "larger", "coverage": "nearer the level"}.get(metric, "smaller")
+        axes.set_xlabel(f"{metric_title(metric)} minus {reference} ({better} is better)")
+        return figure
+
+
+def compare(
+    train_predictions: ViewPredictions,
+    train_labels: LabelSets | ArrayLike,
+    test_predictions: ViewPredictions,
+    test_labels: LabelSets | ArrayLike,
+    *,
+    task: str,
+    methods: Sequence[Any] | Mapping[str, Any] | None = None,
+    draws: int | Mapping[str, int] | None = None,
+    resamples: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+    store: "MutableMapping[str, Scored] | None" = None,
+) -> Comparison:
+    """Compare ways to aggregate views: fitted on one sample, scored on another.
+
+    Classification: accuracy, negative log-likelihood, Brier score and expected calibration error; regression: squared
+    and absolute error, negative log-likelihood, CRPS and the coverage of 90 % intervals. Every test label counts as
+    often as its count. Differences have percentile intervals from a paired bootstrap over test instances.
+
+    Parameters
+    ----------
+    train_predictions, test_predictions : ViewPredictions
+    train_labels, test_labels : LabelSets or array
+    task : "classification" or "regression"
+    methods : list or dict, optional
+        Names of baselines (see :func:`vbtta.baselines.fit_baseline`), "vbtta" (:func:`vbtta.fit.fit_policy` with its
+        defaults), "vbtta-mixture", "vbtta-latent"; functions of (predictions, labels) that return an object with
+        `predict`; or such objects. Their `predict` returns a Prediction or an array, (N, C) probabilities or means;
+        means get a normal density of the calibration residuals' mean square. By default all names.
+    draws : int or dict, optional
+        Draws of every view, or by name (1 where absent), for the number of forward passes; by default those recorded
+        in the predictions.
+    resamples : int
+        Of the bootstrap.
+    level : float
+        Of the intervals.
+    seed : int
+        For the bootstrap and the policies' folds.
+    store : mapping, optional
+        Filled with the scores of every method as soon as they are known. Methods found there are not fitted again (and
+        are not in `Comparison.fitted`), so an interrupted comparison of the same data can be continued.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.normal(size=400)
+    >>> outputs = y[:, None, None] + rng.normal(size=(400, 3, 1))
+    >>> views = ViewPredictions(outputs, names=["identity", "flip", "crop"])
+    >>> train, test = np.arange(200), np.arange(200, 400)
+    >>> outcome = compare(views.take(train), y[train], views.take(test), y[test],
+    ...                   task="regression", methods=["original", "uniform"])
+    >>> outcome
+    Comparison(regression: 2 methods on 200 instances)
+    >>> outcome["uniform", "mse"] < outcome["original", "mse"]
+    True
+    >>> outcome.against_original.high[1, 0] < 0  # the interval excludes 0
+    np.True_
+    """
+    if task not in METRICS:
+        raise ValueError(f"task must be one of {', '.join(METRICS)}; got {task!r}")
+    between("level", level, 0.01, 0.99)
+    resamples = whole_number("resamples", resamples, least=1)
+    labels = _labels(train_labels, train_predictions)
+    test = held_out(test_predictions, _labels(test_labels, test_predictions), task)
+    chosen, notes = entries(methods, task, seed), []
+    if "identity" not in train_predictions.names:
+        kept = [entry for entry in chosen if entry.baseline not in ("original", "original+t")]
+        if len(kept) < len(chosen) or methods is None:
+            notes.append("no view is named identity, so original is left out")
+        chosen = kept
+    if not chosen:
+        raise ValueError("no method is left to compare: no view is named 'identity', which 'original' needs")
+
+    store = {} if store is None else store
+    fitted: dict[str, Any] = {}
+    for entry in chosen:
+        if entry.name in store:
+            continue
+        start = time.perf_counter()
+        method = fit(entry, train_predictions, labels)
+        seconds = time.perf_counter() - start if method is not entry.method else 0.0
+        at_test = predict(entry, method, test_predictions, (train_predictions, labels), task)
+        store[entry.name] = Scored(columns(at_test, test), views_used(method, train_predictions), seconds)
+        fitted[entry.name] = method
+
+    names, scored = [entry.name for entry in chosen], [store[entry.name] for entry in chosen]
+    sums = [score.columns for score in scored]
+    values = resampled(sums, test, np.ones((1, test.n_instances)))[0]
+    replicates = bootstrap(sums, test, resamples=resamples, seed=seed)
+    loss = values[:, METRICS[task].index("nll")]
+    original = next((m for m, entry in enumerate(chosen) if entry.baseline == "original"), None)
+    baselines = [m for m, entry in enumerate(chosen) if entry.baseline is not None]
+    best = min(baselines, key=lambda m: loss[m]) if baselines else None
+    if best is not None:
+        notes.append(f"the baseline with the best test NLL is {names[best]}, chosen with hindsight")
+    return Comparison(
+        task=task,
+        methods=tuple(names),
+        metrics=METRICS[task],
+        values=values,
+        against_original=_difference(names, values, replicates, original, level),
+        against_best=_difference(names, values, replicates, best, level),
+        fit_seconds=np.array([score.seconds for score in scored]),
+        views_used=np.array([len(score.views) for score in scored]),
+        forward_passes=np.array(
+            [sum(_draws(draws, view, test_predictions) for view in score.views) for score in scored]
+        ),
+        n_instances=test.n_instances,
+        n_labels=float(test.times.sum()),
+        level=level,
+        notes=tuple(notes),
+        fitted=fitted,
+    )
+
+
+class Scored(NamedTuple):
+    """The scores of a fitted method."""
+
+    columns: dict[str, Array]  # per-instance sums by metric
+    views: tuple[str, ...]  # that it needs
+    seconds: float  # of its fit
+
+
+class Entry(NamedTuple):
+    """A method: its name in the table, how to fit it (or the fitted object), and its baseline's name, if any."""
+
+    name: str
+    method: Any
+    baseline: str | None
+
+
+class HeldOut(NamedTuple):
+    """The labels of the test instances that have one."""
+
+    row: Array  # (J,) of the predictions
+    instance: Array  # (J,) 0..N-1, labelled instances only
+    y: Array  # (J,) class positions or (J, C) values
+    times: Array  # (J,) how often each label was given
+    n_instances: int
+
+
+def default_methods(task: str) -> list[str]:
+    """Every baseline of a task, temperature-scaled ones where calibration alone may be the gain, and the policies."""
+    scaled = [f"{name}+t" for name in _WITH_TEMPERATURE] if task == "classification" else []
+    return [*BASELINES[task], *scaled, *POLICIES]
+
+
+def entries(methods: Sequence[Any] | Mapping[str, Any] | None, task: str, seed: int) -> list[Entry]:
+    """The methods to run, each under a name of its own."""
+    if methods is None:
+        methods = default_methods(task)
+    if isinstance(methods, str) or not len(methods):
+        raise ValueError(f"methods must be a list or a dict of methods; got {methods!r}")
+    named = methods.items() if isinstance(methods, Mapping) else [(None, method) for method in methods]
+    chosen = [_entry(name, method, task, seed) for name, method in named]
+    names = [entry.name for entry in chosen]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"methods {twice} occur more than once; give a dict of names and methods")
+    return chosen
+
+
+def fit(entry: Entry, predictions: ViewPredictions, labels: LabelSets) -> Any:
+    """The fitted method: an object with `predict` is fitted already."""
+    if hasattr(entry.method, "predict"):
+        return entry.method
+    fitted = entry.method(predictions, labels)
+    if not hasattr(fitted, "predict"):
+        raise TypeError(f"method {entry.name!r} must return something with .predict; got {type(fitted).__name__}")
+    return fitted
+
+
+def predict(
+    entry: Entry, fitted: Any, predictions: ViewPredictions, train: tuple[ViewPredictions, LabelSets], task: str
+) -> Prediction:
+    """A prediction with a distribution: plain means get a normal density of their calibration residuals."""
+    prediction = fitted.predict(predictions)
+    shape = (len(predictions), predictions.outputs.shape[2])
+    if isinstance(prediction, CategoricalPrediction | ContinuousPrediction):
+        outputs = prediction.proba if isinstance(prediction, CategoricalPrediction) else prediction.location[:, 0]
+        if isinstance(prediction, CategoricalPrediction) != (task == "classification"):
+            raise TypeError(f"method {entry.name!r} gives a {type(prediction).__name__}, which is not for {task}")
+        if outputs.shape != shape:
+            raise ValueError(f"method {entry.name!r} must predict {shape} outputs; got {outputs.shape}")
+        return prediction
+    mean = _plain(prediction, shape, entry.name)
+    if task == "classification":
+        classes = np.arange(shape[1]) if predictions.classes is None else predictions.classes
+        return CategoricalPrediction(mean, np.zeros(len(mean)), classes)
+    views, labels = train
+    y = labels.continuous(shape[1])
+    at_train = _plain(fitted.predict(views), (len(views), shape[1]), entry.name)
+    return normal_prediction(mean, residual_variance(y - at_train[labels.instance], y, labels.count))
+
+
+def views_used(fitted: Any, predictions: ViewPredictions) -> tuple[str, ...]:
+    """The views a fitted method needs, by name: all of them where it does not say."""
+    if hasattr(fitted, "used"):
+        return tuple(fitted.used)
+    weights, names = getattr(fitted, "weights", None), tuple(getattr(fitted, "names", predictions.names))
+    if weights is None or len(weights) != len(names):
+        return predictions.names
+    needed = np.flatnonzero(np.abs(np.asarray(weights)).reshape(len(names), -1).sum(axis=1))
+    return tuple(names[k] for k in needed)
+
+
+def _entry(name: Any, method: Any, task: str, seed: int) -> Entry:
+    if isinstance(method, str):
+        label = method if name is None else str(name)
+        if method in POLICIES:
+            return Entry(label, partial(fit_policy, task=task, model=POLICIES[method], seed=seed), None)
+        if (method.removesuffix("+t") if task == "classification" else method) in BASELINES[task]:
+            return Entry(label, partial(fit_baseline, method, task=task), method)
+        known = ", ".join([*BASELINES[task], *POLICIES])
+        raise ValueError(f"there is no {task} method {method!r}; there are {known}")
+    if not hasattr(method, "predict") and not callable(method):
+        raise TypeError(
+            f"a method is a name, a function of (predictions, labels) or an object with .predict; got "
+            f"{type(method).__name__}"
+        )
+    if name is None:
+        name = getattr(method, "name", None) or getattr(method, "__name__", None) or type(method).__name__
+    return Entry(str(name), method, None)
+
+
+def _plain(values: Any, shape: tuple[int, int], name: str) -> Array:
+    array = np.asarray(values, dtype=np.float64)
+    array = array[:, None] if array.ndim == 1 and shape[1] == 1 else array
+    if array.shape != shape:
+        raise ValueError(f"method {name!r} must predict an array of shape {shape}; got {array.shape}")
+    return array
+
+
+def _labels(labels: LabelSets | ArrayLike, predictions: ViewPredictions) -> LabelSets:
+    sets = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+    return sets.align(len(predictions), predictions.ids)
+
+
+def _draws(draws: int | Mapping[str, int] | None, view: str, predictions: ViewPredictions) -> int:
+    if draws is None:
+        return draws_of(predictions.fingerprints.get(view, "")) or 1
+    return whole_number("draws", draws.get(view, 1) if isinstance(draws, Mapping) else draws, least=1)
+
+
+def held_out(predictions: ViewPredictions, labels: LabelSets, task: str) -> HeldOut:
+    """The labels of test predictions, aligned with them already."""
+    if not len(labels):
+        raise ValueError("test_labels are empty; a comparison needs at least one test label")
+    n_outputs = predictions.outputs.shape[2]
+    y = labels.categorical(n_outputs, predictions.classes) if task == "classification" else labels.continuous(n_outputs)
+    rows, instance = np.unique(labels.instance, return_inverse=True)
+    return HeldOut(labels.instance, instance, y, labels.count, len(rows))
+
+
+def by_label(prediction: Prediction, instance: Array) -> Prediction:
+    """A prediction of inputs as a prediction of their labels: one row a label, with its instance given (J,)."""
+    if isinstance(prediction, CategoricalPrediction):
+        information = prediction.mutual_information[instance]
+        return CategoricalPrediction(prediction.proba[instance], information, prediction.classes)
+    weights, location, scale = prediction.weights, prediction.location, prediction.scale
+    return ContinuousPrediction(weights[instance], prediction.dof, location[instance], scale[instance])
+
+
+def columns(prediction: Prediction, test: HeldOut) -> dict[str, Array]:
+    """Per-instance sums of every metric's scores, by metric: (N, 1), or (N, bins) for the calibration error."""
+    y, at_labels = test.y, by_label(prediction, test.row)
+    if isinstance(at_labels, CategoricalPrediction):
+        proba = at_labels.proba
+        gap, bin_index = metrics.calibration_gaps(y, proba, bins=_BINS)
+        return {
+            "accuracy": _sums(metrics.hits(y, proba), test),
+            "nll": _sums(-np.log(np.maximum(proba[np.arange(len(y)), y], np.finfo(np.float64).tiny)), test),
+            "brier": _sums(metrics.brier_scores(y, proba), test),
+            "ece": _sums(gap, test, bin_index),
+        }
+    return {
+        "mse": _sums(metrics.squared_errors(y, at_labels.mean), test),
+        "mae": _sums(metrics.absolute_errors(y, at_labels.mean), test),
+        "nll": _sums(-at_labels.log_prob(y), test),
+        "crps": _sums(at_labels.crps(y).mean(axis=1), test),
+        "coverage": _sums(metrics.covered(y, *at_labels.interval(COVERAGE_LEVEL)), test),
+    }
+
+
+def _sums(scores: Array, test: HeldOut, bin_index: Array | None = None) -> Array:
+    width = 1 if bin_index is None else _BINS
+    cell = test.instance * width + (0 if bin_index is None else bin_index)
+    flat = np.bincount(cell, weights=scores * test.times, minlength=test.n_instances * width)
+    return flat.reshape(test.n_instances, width)
+
+
+def bootstrap(sums: Sequence[Mapping[str, Array]], test: HeldOut, *, resamples: int, seed: int) -> Array:
+    """The metrics of every method on resampled instances, the same for all of them: (resamples, methods, metrics)."""
+    generator = np.random.default_rng(seed)
+    size = test.n_instances
+    at_once = max(1, _CELLS // size)
+    parts = []
+    for first in range(0, resamples, at_once):
+        rows = min(at_once, resamples - first)
+        drawn = generator.integers(0, size, (rows, size)) + size * np.arange(rows)[:, None]
+        multiplicity = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size)
+        parts.append(resampled(sums, test, multiplicity.astype(np.float64)))
+    return np.concatenate(parts)
+
+
+def resampled(sums: Sequence[Mapping[str, Array]], test: HeldOut, multiplicity: Array) -> Array:
+    """Metrics where instance n occurs multiplicity[r, n] times: (R, methods, metrics)."""
+    total = multiplicity @ np.bincount(test.instance, weights=test.times, minlength=test.n_instances)  # (R,)
+    tables = [table for method in sums for table in method.values()]
+    ends = np.cumsum([table.shape[1] for table in tables])[:-1]
+    blocks = np.split(multiplicity @ np.concatenate(tables, axis=1), ends, axis=1)
+    values = [block[:, 0] if block.shape[1] == 1 else np.abs(block).sum(axis=1) for block in blocks]
+    return (np.stack(values, axis=1) / total[:, None]).reshape(len(multiplicity), len(sums), -1)
+
+
+def _difference(
+    names: list[str], values: Array, replicates: Array, reference: int | None, level: float
+) -> Difference | None:
+    if reference is None:
+        return None
+    tails = [0.5 - 0.5 * level, 0.5 + 0.5 * level]
+    low, high = np.quantile(replicates - replicates[:, [reference]], tails, axis=0)
+    return Difference(names[reference], values - values[reference], low, high)
+
+
+def metric_loss(metric: str, value: Array) -> Array:
+    """A metric turned so that less is better."""
+    if metric == "coverage":
+        return np.abs(value - COVERAGE_LEVEL)
+    return -value if metric == "accuracy" else value
+
+
+def metric_title(metric: str) -> str:
+    """The heading of a metric's column."""
+    if metric == "coverage":
+        return f"coverage ({100 * COVERAGE_LEVEL:g} %)"
+    return metric if metric in ("accuracy", "brier") else metric.upper()
+
+
+def best_methods(records: Sequence[Mapping[str, Any]], metric: str) -> list[str]:
+    """The methods with the best value of a metric, as printed; records as in :meth:`Comparison.to_records`."""
+    known = [record for record in records if record[metric] is not None]
+    loss = metric_loss(metric, np.array([record[metric] for record in known])).round(4)
+    return [record["method"] for record, value in zip(known, loss, strict=True) if value == loss.min()]
+
+
+def change_text(record: Mapping[str, Any], metric: str, reference: str) -> str:
+    """Difference of a method from "original" or "best" with its interval; empty where it is unknown."""
+    value, low, high = (record.get(f"{metric}_minus_{reference}{end}") for end in ("", "_low", "_high"))
+    return "" if value is None else f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def table_cells(
+    records: Sequence[Mapping[str, Any]], names: Sequence[str], titles: Sequence[str], original: str | None
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a table of metrics, the best likelihood first, with the difference from `original`."""
+    header = ["method", *titles, *(["NLL minus original"] if original else []), "views", "fit (s)"]
+    rows = []
+    for record in sorted(records, key=lambda record: (record["nll"] is None, record["nll"])):
+        values = ["-" if record[metric] is None else f"{record[metric]:.4f}" for metric in names]
+        change = "" if record["method"] == original else change_text(record, "nll", "original")
+        cost = [str(record["views_used"]), f"{record['fit_seconds']:.2f}"]
+        rows.append([record["method"], *values, *([change] if original else []), *cost])
+    return header, rows
+
+
+def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
+    """Lines of a plain table: the first column to the left, the others to the right."""
+    width = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [gap.join([first.ljust(width[0]), *map(str.rjust, rest, width[1:])]) for first, *rest in rows]
+
+
+def closing_sentences(n_labels: float, n_instances: int, notes: Sequence[str]) -> list[str]:
+    """The size of the test set, and the notes."""
+    return [f"{n_labels:,g} labels of {n_instances:,} test instances.", *(f"{n[0].upper()}{n[1:]}." for n in notes)]
+
+
+def _bold(text: str, wanted: bool) -> str:
+    return f"**{text}**" if wanted else text
+
+
+def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
