@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.provenance import provenance
+from reproduction.provenance import provenance
 from vbtta._support.files import atomic_path
 
 _ON_REQUEST = ("quality", "cifar10n")  # need trained networks and have commands of their own

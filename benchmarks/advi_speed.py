@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks.em import toy
 from benchmarks.exact_mixture import standard_problem
+from benchmarks.problems import posed
 from benchmarks.pymc_fit import seconds
 from vbtta import ADVI, EM, ConvergenceWarning, GaussianMixture, LabelSets, ViewPredictions, fit_policy
-from vbtta.infer.accelerate import ascend as ascend_em
-from vbtta.infer.mixture import mixture_problem
+from vbtta.inference.em import ascend as ascend_em
 
 __all__ = ["growth", "mixed", "run", "timing"]
 
@@ -52,14 +52,14 @@ def run(quick: bool = False) -> dict[str, Any]:
 
 def growth(quick: bool) -> dict[str, Any]:
     """Exponents of a step's time in J and K, and in J where a step sees a batch."""
-    from vbtta.infer.advi.ascent import ascend
-    from vbtta.infer.advi.continuous import MixtureDensity
-    from vbtta.infer.advi.densities import UnconstrainedDensity
+    from vbtta.inference.advi import ascend_draws as ascend
+    from vbtta.inference.unconstrained import UnconstrainedDensity
+    from vbtta.models.gaussian_mixture.density import MixtureDensity
 
     def step(n_labels: int, n_views: int, batch: int | None = None, steps: int = 3) -> float:
         """Seconds of one step of the ascent, all of it: draws, batch, density, gradient, Adam."""
         predictions, labels, _ = mixed(np.random.default_rng(0), np.full(n_views, 1 / n_views), n_labels)
-        problem, first = mixture_problem(predictions, labels, _MODEL, annotators=False)
+        problem, first = posed(predictions, labels, _MODEL, noise="none")
         density = UnconstrainedDensity(MixtureDensity(problem, first, "normal"))
         engine = ADVI(steps=steps, batch_size=batch)
         ascend(density, engine, 0, n_labels)
@@ -136,7 +136,7 @@ def _in_process(quick: bool) -> dict[str, float]:
     repeats = 3 if quick else 15
 
     def engine() -> Any:
-        problem, first = mixture_problem(predictions, labels, _MODEL, annotators=False)
+        problem, first = posed(predictions, labels, _MODEL, noise="none")
         return ascend_em(problem, first, EM())
 
     def policy(how: EM | ADVI) -> Any:
@@ -199,7 +199,7 @@ def save(path: Path, predictions: ViewPredictions, labels: LabelSets) -> None:
     """The problem for both sides: raw for ours, in standard units and with the same priors for PyMC."""
     np.savez(
         path,
-        predictions=predictions.mean,
+        predictions=predictions.outputs,
         instance=labels.instance,
         value=labels.value,
         **standard_problem(predictions, labels)._asdict(),

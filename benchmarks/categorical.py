@@ -10,9 +10,9 @@ import numpy as np
 from scipy import special
 
 from benchmarks.em import fastest
+from benchmarks.problems import posed
 from vbtta import EM, CategoricalMixture, LabelSets, ViewPredictions
-from vbtta.infer.accelerate import ascend
-from vbtta.infer.categorical_mixture import categorical_problem
+from vbtta.inference.em import ascend
 
 
 def run(quick: bool = False) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def run(quick: bool = False) -> dict[str, Any]:
 def fit_against_softmax(n_inputs: int, n_views: int, n_classes: int) -> dict[str, float]:
     """A default fit, three labels an input: time per step against one softmax over (N, K, C), and its steps."""
     predictions, labels = crowd(n_inputs, n_views, n_classes)
-    softmax_seconds = fastest(lambda: special.softmax(predictions.mean, axis=2), repeats=3)
-    problem, first = categorical_problem(predictions, labels, CategoricalMixture(), noise="confusion")
+    softmax_seconds = fastest(lambda: special.softmax(predictions.outputs, axis=2), repeats=3)
+    problem, first = posed(predictions, labels, CategoricalMixture(), noise="confusion")
     start = time.perf_counter()
     ascent = ascend(problem, first, EM())
     seconds = time.perf_counter() - start
@@ -49,7 +49,7 @@ def memory_of_many_classes(n_inputs: int, n_views: int, n_classes: int) -> dict[
     """Peak memory of a fit, its logits included, in units of the logits."""
     predictions, labels = crowd(n_inputs, n_views, n_classes)
     tracemalloc.start()
-    problem, first = categorical_problem(predictions, labels, CategoricalMixture(), noise="none")
+    problem, first = posed(predictions, labels, CategoricalMixture(), noise="none")
     ascent = ascend(problem, first, EM())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -57,7 +57,7 @@ def memory_of_many_classes(n_inputs: int, n_views: int, n_classes: int) -> dict[
         "N": n_inputs,
         "C": n_classes,
         "steps": len(ascent.bounds),
-        "logits_of_memory": 1 + peak / predictions.mean.nbytes,
+        "logits_of_memory": 1 + peak / predictions.outputs.nbytes,
         "limit": 4.0,
     }
 
@@ -67,7 +67,7 @@ def probit_against_softmax(n_inputs: int, n_views: int, n_classes: int) -> dict[
     predictions, labels = crowd(n_inputs, n_views, n_classes)
     seconds = {}
     for link in ("softmax", "probit"):
-        problem, first = categorical_problem(predictions, labels, CategoricalMixture(link=link), noise="none")
+        problem, first = posed(predictions, labels, CategoricalMixture(link=link), noise="none")
         # a fresh but equal state each time: the problem remembers the last one it looked at
         seconds[link] = fastest(lambda p=problem, s=first: p.evaluate(s._replace(weights=s.weights.copy())), repeats=3)  # type: ignore[misc]
     return {**seconds, "ratio": seconds["probit"] / seconds["softmax"], "limit": 100.0}

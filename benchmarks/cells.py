@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 import vbtta
 from benchmarks.train_models import BENCHMARKS, PARTS, Prepared, is_ready, prepare
 from vbtta._support.files import atomic_path
-from vbtta.comparison.methods import default_methods, entries, fit, predict, views_used
-from vbtta.comparison.scores import HeldOut, columns, held_out
-from vbtta.labels import LabelSets
+from vbtta.comparison import HeldOut, columns, default_methods, entries, fit, held_out, predict, views_used
+from vbtta.data.labels import LabelSets
+from vbtta.data.predictions import ViewPredictions
 from vbtta.policy import Policy
-from vbtta.predictions import ViewPredictions
 from vbtta.select import select_views
 
 __all__ = [
@@ -47,9 +46,9 @@ HALF = "vbtta-half"  # select_views with half of the views
 _CALIBRATION = 1000
 # Whose columns of labels are people: simulated ones, and the two sources of ages. CIFAR-10N's are many people's.
 _ANNOTATED = ("mnist1000", "utkface")
-_SHARED = ("labels.py", "predictions.py", "mixtures.py", "metrics.py", "comparison")
+_SHARED = ("data", "distributions.py", "metrics.py", "comparison.py")
 _BASELINES = (*_SHARED, "baselines")
-_POLICIES = (*_SHARED, "specs", "infer", "policy", "engines.py", "crossval.py", "fit.py", "select.py")
+_POLICIES = (*_SHARED, "models", "inference", "policy.py", "crossval.py", "fit.py", "select.py")
 
 
 class Task(NamedTuple):
@@ -144,7 +143,7 @@ def data_hashes(name: str, seed: int, cache: str) -> dict[str, str]:
 def _run(task: Task, method: str, test: HeldOut) -> Cell:
     chosen: Any = method
     if method == HALF:
-        budget = task.calibration.mean.shape[1] // 2
+        budget = task.calibration.outputs.shape[1] // 2
         chosen = {HALF: partial(select_views, budget=budget, task=task.kind, seed=task.seed)}
     [entry] = entries(chosen if method == HALF else [chosen], task.kind, task.seed)
     start = time.perf_counter()
@@ -209,7 +208,7 @@ def _source_digest(parts: tuple[str, ...]) -> str:
 def _digest_task(task: Task) -> str:
     digest = hashlib.sha256(json.dumps([task.name, task.seed, task.kind, task.calibration.names]).encode())
     people = np.zeros(0) if task.labels.annotator is None else task.labels.annotator
-    for array in (task.calibration.mean, task.labels.value, people, task.test.mean, task.test_truth):
+    for array in (task.calibration.outputs, task.labels.value, people, task.test.outputs, task.test_truth):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 

@@ -21,10 +21,11 @@ import numpy as np
 
 from benchmarks.cells import Cell, Task, data_hashes, load_task, run_cells, tasks
 from benchmarks.pooled import Pooled, pool
-from benchmarks.provenance import provenance
+from reproduction.provenance import provenance
 from vbtta._support.files import atomic_path
+from vbtta.distributions import CategoricalPrediction
 from vbtta.fit import fit_policy
-from vbtta.predictions import CategoricalPrediction
+from vbtta.models.parts.label_noise import AnnotatorAccuracy
 
 __all__ = ["main", "run"]
 
@@ -72,10 +73,11 @@ def label_quality(task: Task) -> dict[str, float]:
     """How right the consensus and the majority of the labels are, and how right the annotators are thought to be."""
     policy = fit_policy(task.calibration, task.labels, task=task.kind, seed=task.seed)
     given = task.labels.value.reshape(len(task.truth), -1)  # (N, 3)
-    votes = np.stack([(given == c).sum(axis=1) for c in range(task.calibration.mean.shape[2])], axis=1)
+    votes = np.stack([(given == c).sum(axis=1) for c in range(task.calibration.outputs.shape[2])], axis=1)
     most = votes == votes.max(axis=1, keepdims=True)
     found = policy.consensus(task.calibration, task.labels)
     assert isinstance(found, CategoricalPrediction)
+    assert isinstance(policy.annotators, AnnotatorAccuracy)
     return {
         "consensus": float(np.mean(found.proba.argmax(axis=1) == task.truth)),
         "majority": float(np.mean(most[np.arange(len(most)), task.truth] / most.sum(axis=1))),  # ties at random

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from benchmarks.problems import posed
 from vbtta import EM, GaussianMixture, LabelSets, ViewPredictions
-from vbtta.infer.accelerate import ascend
-from vbtta.infer.mixture import MixtureProblem, mixture_problem
+from vbtta.inference.em import ascend
+from vbtta.models.gaussian_mixture.em import MixtureProblem
 
 
 def run(quick: bool = False) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def passes_saved(predictions: ViewPredictions, labels: LabelSets) -> dict[str, A
 
 
 def _passes_saved(predictions: ViewPredictions, labels: LabelSets, tol: float) -> dict[str, float]:
-    problem, first = mixture_problem(predictions, labels, GaussianMixture(), annotators=False)
+    problem, first = posed(predictions, labels, GaussianMixture(), noise="none")
     plain = ascend(problem, first, EM(max_steps=5000, accelerate=False, tol=tol))
     target = plain.bounds[-1] - 1e-6 * abs(plain.bounds[-1])
     watched = CountingProblem(problem.data, problem.prior, None)
@@ -136,7 +137,7 @@ def random_problem(n_labels: int, n_views: int) -> tuple[MixtureProblem, Any]:
     rng = np.random.default_rng(0)
     f = rng.normal(size=(n_labels, n_views, 1))
     labels = LabelSets.from_array(f[:, 0, 0] + 0.3 * rng.normal(size=n_labels))
-    return mixture_problem(ViewPredictions(f), labels, GaussianMixture(v=0.1), annotators=False)
+    return posed(ViewPredictions(f), labels, GaussianMixture(v=0.1), noise="none")
 
 
 def fastest(work: Callable[[], Any], repeats: int = 5) -> float:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.problems import posed
 from vbtta import GaussianMixture, LabelSets, ViewPredictions
-from vbtta.infer.mixture import mixture_problem
 
 __all__ = ["StandardProblem", "sample_weights", "standard_problem"]
 
@@ -31,10 +31,10 @@ class StandardProblem(NamedTuple):
 
 def standard_problem(predictions: ViewPredictions, labels: LabelSets) -> StandardProblem:
     """What the engines make of data with one output."""
-    problem, _ = mixture_problem(predictions, labels, GaussianMixture(), annotators=False)
+    problem, _ = posed(predictions, labels, GaussianMixture(), noise="none")
     prior, standard = problem.prior, problem.data.standard
     return StandardProblem(
-        standard.apply(predictions.mean)[labels.instance, :, 0],
+        standard.apply(predictions.outputs)[labels.instance, :, 0],
         standard.apply(labels.continuous(1))[:, 0],
         prior.beta,
         prior.nu,

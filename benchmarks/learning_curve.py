@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.provenance import provenance
 from benchmarks.train_models import Part, Prepared, is_ready, prepare
+from reproduction.provenance import provenance
 from vbtta import metrics
 from vbtta._support.extras import require
 from vbtta._support.files import atomic_path
 from vbtta.baselines import fit_baseline
+from vbtta.data.labels import Array, LabelSets
 from vbtta.fit import fit_policy
-from vbtta.labels import Array, LabelSets
 from vbtta.plotting import COLOURS
 from vbtta.policy import GuardWarning
 

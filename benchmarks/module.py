@@ -11,13 +11,14 @@ import torch
 import ttach
 from torch import nn
 
+from reproduction.nets import build
 from vbtta.augment import Augmentation, as_views
-from vbtta.experiments.nets import build
-from vbtta.infer.calibration import Calibration
-from vbtta.infer.categorical_posterior import CategoricalPosterior
+from vbtta.inference.em import EM
+from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
+from vbtta.models.categorical_mixture.spec import CategoricalMixture
+from vbtta.models.parts.calibration import Calibration
 from vbtta.module import TTAModule
 from vbtta.policy import History, Policy
-from vbtta.specs import EM, CategoricalMixture
 
 _CLASSES, _SIZE = 10, 32
 _REPEATS = {1: 40, 32: 31, 256: 5}
@@ -105,12 +106,9 @@ def policy_of(views: list[Augmentation], n_used: int) -> Policy:
         class_weights=None,
         calibration=Calibration(np.zeros(len(views)), np.zeros(_CLASSES)),
         noise=None,
-        noise_counts=None,
-        named=False,
         information=None,
     )
     return Policy(
-        task="classification",
         names=tuple(view.name for view in views),
         model=CategoricalMixture(),
         engine=EM(),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.cells import HALF, Cell
-from vbtta.comparison.scores import METRICS, HeldOut, resampled
+from vbtta.comparison import METRICS, HeldOut, resampled
 
 __all__ = ["Pooled", "Verdict", "pool", "verdicts"]
 

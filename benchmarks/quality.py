@@ -30,9 +30,9 @@ from benchmarks.cells import (
     tasks,
 )
 from benchmarks.pooled import Pooled, pool, verdicts
-from benchmarks.provenance import provenance
 from benchmarks.quality_report import figure, markdown
 from benchmarks.train_models import prepare_all
+from reproduction.provenance import provenance
 from vbtta._support.files import atomic_path
 
 __all__ = ["main", "run"]

@@ -1,6 +1,6 @@
 """Small networks on real data and their view predictions, cached for the quality benchmark.
 
-    python benchmarks/train_models.py --data DATA --cache .cache --seeds 0 1 2 --jobs 2
+    python -m benchmarks.train_models --data DATA --cache .cache --seeds 0 1 2 --jobs 2
 
 Each data set and seed gets a folder ``<name>-seed<seed>`` in the cache with ``dev.npz``, ``calibration.npz``
 and ``test.npz`` (ViewPredictions; ids are rows of the source file) and ``labels.npz`` (columns
@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reproduction.datasets import ImageData, load_cifar10, load_cifar10n, load_food101, load_mnist, load_utkface
+from reproduction.training import ImageNetwork, TrainingConfig, train
 from vbtta._support.files import atomic_path
 from vbtta.augment import images, views_to_dict
 from vbtta.augment.base import BuiltIn, Chain
 from vbtta.augment.sets import standard_images
-from vbtta.datasets import ImageData, load_cifar10, load_cifar10n, load_food101, load_mnist, load_utkface
-from vbtta.experiments.training import ImageNetwork, TrainingConfig, train
-from vbtta.predictions import ViewPredictions
+from vbtta.data.predictions import ViewPredictions
 
 __all__ = ["BENCHMARKS", "PARTS", "Part", "Prepared", "image_views", "is_ready", "prepare", "prepare_all"]
 
@@ -291,7 +291,7 @@ def _annotate(rng: np.random.Generator, labels: NDArray[np.int64], accuracies: S
 def _summary(prepared: Prepared) -> str:
     """Score of the identity view on dev; the test part stays closed here."""
     dev = prepared.parts["dev"]
-    identity = dev.predictions.select(["identity"]).mean[:, 0]  # (N, C)
+    identity = dev.predictions.select(["identity"]).outputs[:, 0]  # (N, C)
     if prepared.task == "classification":
         return f"dev accuracy {np.mean(identity.argmax(axis=1) == dev.labels['clean']):.4f}"
     return f"dev mean absolute error {np.abs(identity[:, 0] - dev.labels['clean']).mean():.3f}"

@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
+
 from benchmarks import cells, cifar10n, quality
 from benchmarks.pooled import Pooled, pool, verdicts
 from benchmarks.quality_report import figure, markdown
 from benchmarks.train_models import Part, Prepared
-
 from vbtta import ViewPredictions, compare
 
 METHODS = ["original", "uniform", "mixture_mle", "vbtta"]  # enough for every kind of verdict

@@ -171,7 +171,7 @@ def import_order() -> str:
     """The layers of pyproject.toml as a drawing, topmost first, with each module's first line."""
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     layers = [layer.strip("()") for layer in contract["contracts"][0]["layers"]]
-    first, second = layers.index("diagnostics"), layers.index("scale") if "scale" in layers else layers.index("module")
+    first, second = layers.index("diagnostics"), layers.index("ray") if "ray" in layers else layers.index("module")
     rows = []
     for place, layer in enumerate(layers):
         floor = 3 if place < second else 2 if place < first else 1

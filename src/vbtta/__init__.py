@@ -12,30 +12,27 @@ from typing import TYPE_CHECKING, Any
 from vbtta._version import __version__
 
 if TYPE_CHECKING:
+    from vbtta.adapters import as_predictor
     from vbtta.baselines import fit_baseline
     from vbtta.collect import collect_views, measure_cost
     from vbtta.comparison import compare
+    from vbtta.data.labels import LabelSets
+    from vbtta.data.predictions import ViewPredictions
     from vbtta.diagnostics import diagnose
     from vbtta.estimators import VBTTAClassifier, VBTTARegressor
     from vbtta.fit import fit_policy
-    from vbtta.infer.advi.ascent import DivergenceError
-    from vbtta.labels import LabelSets
-    from vbtta.models import as_model
+    from vbtta.inference.advi import ADVI, DivergenceError
+    from vbtta.inference.em import EM
+    from vbtta.models.categorical_latent.spec import CategoricalLatent
+    from vbtta.models.categorical_mixture.spec import CategoricalMixture
+    from vbtta.models.gaussian_latent.spec import GaussianLatent
+    from vbtta.models.gaussian_mixture.spec import GaussianMixture
+    from vbtta.models.ordinal.spec import OrdinalMixture
+    from vbtta.models.pyro.spec import PyroModel
+    from vbtta.models.ranking.spec import RankingMixture
     from vbtta.module import TTAModule
     from vbtta.policy import ConvergenceWarning, GuardWarning, Policy
-    from vbtta.predictions import ViewPredictions
     from vbtta.select import select_views
-    from vbtta.specs import (
-        ADVI,
-        EM,
-        CategoricalLatent,
-        CategoricalMixture,
-        GaussianLatent,
-        GaussianMixture,
-        OrdinalMixture,
-        PyroModel,
-        RankingMixture,
-    )
 
 __all__ = [
     "ADVI",
@@ -57,7 +54,7 @@ __all__ = [
     "VBTTARegressor",
     "ViewPredictions",
     "__version__",
-    "as_model",
+    "as_predictor",
     "collect_views",
     "compare",
     "diagnose",
@@ -68,25 +65,25 @@ __all__ = [
 ]
 
 _HOME = {
-    "ADVI": "specs",
-    "EM": "specs",
-    "CategoricalLatent": "specs",
-    "CategoricalMixture": "specs",
+    "ADVI": "inference.advi",
+    "EM": "inference.em",
+    "CategoricalLatent": "models.categorical_latent.spec",
+    "CategoricalMixture": "models.categorical_mixture.spec",
     "ConvergenceWarning": "policy",
-    "DivergenceError": "infer.advi.ascent",
-    "GaussianLatent": "specs",
-    "GaussianMixture": "specs",
+    "DivergenceError": "inference.advi",
+    "GaussianLatent": "models.gaussian_latent.spec",
+    "GaussianMixture": "models.gaussian_mixture.spec",
     "GuardWarning": "policy",
-    "LabelSets": "labels",
-    "OrdinalMixture": "specs",
+    "LabelSets": "data.labels",
+    "OrdinalMixture": "models.ordinal.spec",
     "Policy": "policy",
-    "PyroModel": "specs",
-    "RankingMixture": "specs",
+    "PyroModel": "models.pyro.spec",
+    "RankingMixture": "models.ranking.spec",
     "TTAModule": "module",
     "VBTTAClassifier": "estimators",
     "VBTTARegressor": "estimators",
-    "ViewPredictions": "predictions",
-    "as_model": "models",
+    "ViewPredictions": "data.predictions",
+    "as_predictor": "adapters",
     "collect_views": "collect",
     "compare": "comparison",
     "diagnose": "diagnostics",
