@@ -2,7 +2,7 @@
 
 The model is a function ``(predictions, labels, prior) -> None``. It gets tensors of doubles in standard units:
 
-* `predictions`: ``mean`` (n, K, C) and ``variance`` (n, K, C) or None, of labelled inputs;
+* `predictions`: ``outputs`` (n, K, C) and ``variance`` (n, K, C) or None, of labelled inputs;
 * `labels`: ``value`` (j, C), or (j,) class positions; ``instance`` (j,), the row of `predictions` each belongs to;
   ``annotator`` (j,), ``count`` (j,), and ``n_annotators``;
 * `prior`: ``prior.sample(predictions)`` draws weights and calibration under the priors of the views' model and
@@ -37,7 +37,7 @@ from vbtta.models.pyro.spec import PyroModel
 class PyroPredictions(NamedTuple):
     """Predictions of labelled inputs."""
 
-    mean: Tensor  # (n, K, C)
+    outputs: Tensor  # (n, K, C)
     variance: Tensor | None  # (n, K, C)
     rows: Units
 
@@ -138,7 +138,7 @@ class PyroDensity:
     def log_likelihood(self, values: Values, units: Units) -> Tensor:
         """Log joint density of some units and their share of the prior, all particles at once where possible: (M,)."""
         arguments = self._arguments(units)
-        share = len(arguments[0].mean) / self.n_units
+        share = len(arguments[0].outputs) / self.n_units
         with pyro.validation_enabled(False):
             if self._vectorise:
                 try:
