@@ -214,8 +214,8 @@ def test_scores_predictions_and_kept_views():
     assert kept.weight_interval(0.9).shape == (2, 2)
     scale = kept.gain / posterior.pool[:2].sum()
     assert scale > 1
-    relative = [np.sqrt(np.diagonal(p.doubt.covariance))[:2] / p.pool[:2] for p in (posterior, kept)]
-    np.testing.assert_allclose(*relative)  # a pool twice as large is in doubt twice as much
+    relative = [np.sqrt(np.diagonal(p.uncertainty.covariance))[:2] / p.pool[:2] for p in (posterior, kept)]
+    np.testing.assert_allclose(*relative)  # a pool twice as large is in uncertainty twice as much
     with pytest.raises(ValueError, match="outside"):
         posterior.consensus(views, LabelSets.from_array(np.full(60, 3)), nobody[:60])
 

@@ -10,7 +10,7 @@ from scipy import integrate, special, stats
 
 from problems import posed, random_problem
 from vbtta import EM, GaussianMixture, LabelSets, ViewPredictions, fit_policy
-from vbtta.inference.em import ascend, hastened_weights
+from vbtta.inference.em import ascend, extrapolated_weights
 from vbtta.inference.linalg import inverse_and_log_det
 
 
@@ -421,14 +421,14 @@ def test_a_hastened_update_follows_several_plain_ones() -> None:
         return share.mean(axis=0), share.T @ share
 
     after, overlap = update(weights)
-    hastened = hastened_weights(weights, after, overlap)
+    hastened = extrapolated_weights(weights, after, overlap)
     expected = after
     for _ in range(4):
         expected, _ = update(expected)
     moved = np.abs(expected - weights)[2:]
     assert (moved > 4 * np.abs(after - weights)[2:]).all()
     np.testing.assert_allclose(hastened[2:], expected[2:], atol=0.15 * moved.min())  # others make one step
-    assert hastened_weights(np.full(4, 0.25), np.array([0.26, 0.25, 0.25, 0.24]), overlap)[0] == 0.26  # no creeping
+    assert extrapolated_weights(np.full(4, 0.25), np.array([0.26, 0.25, 0.25, 0.24]), overlap)[0] == 0.26  # no creeping
 
 
 @pytest.mark.parametrize("size", [1e-170, 1.0, 1e160])

@@ -1,4 +1,4 @@
-"""The latent pool: a convex problem with the right answer, and honest doubt."""
+"""The latent pool: a convex problem with the right answer, and honest uncertainty."""
 
 import numpy as np
 import pytest

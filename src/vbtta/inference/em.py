@@ -1,6 +1,14 @@
-"""How a model is inferred."""
+"""The EM engine: plain steps, and SQUAREM extrapolation that is kept only where it does not lower the bound.
 
-__all__ = ["EM", "Ascent", "Problem", "ascend", "hastened_weights", "vanishing_weights"]
+When EM converges slowly, the weights that shrink to zero are extrapolated by a quadratic model of the bound. On six
+problems SQUAREM alone needs 13 to 14 % more passes (benchmarks/em.py). Other weights are left to SQUAREM: one that runs
+ahead of its view's calibration can end at zero where it should not.
+
+R. Varadhan and C. Roland, "Simple and globally convergent methods for accelerating the convergence
+of any EM algorithm", Scandinavian Journal of Statistics 35 (2008).
+"""
+
+__all__ = ["EM", "Ascent", "Fit", "Problem", "ascend", "extrapolated_weights", "fit_problem", "vanishing_weights"]
 
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -54,11 +62,11 @@ class EM:
         return f" did not converge in {self.max_steps} steps; raise EM(max_steps=...) or tol"
 
 
-_VANISHING = (1e-2, 1e-4, 1e-6)  # weights below which zero is tried at the end
-_LONGEST = 1e6  # leap, in updates
-_CREEPING = 3e-3  # change of every weight below which fading ones are hastened
-_FADING = 0.5  # of an equal share: the weights of useless views, which EM lowers ever more slowly
-_HASTE = 4  # more updates
+TRIM_THRESHOLDS = (1e-2, 1e-4, 1e-6)  # weights below which zero is tried at the end
+_MAX_STRETCH = 1e6  # of an extrapolation, in updates
+_SLOW_CHANGE = 3e-3  # change of every weight below which vanishing ones are extrapolated
+_SMALL_SHARE = 0.5  # of an equal share, below which a shrinking weight counts as vanishing
+_EXTRA_UPDATES = 4
 S = TypeVar("S")
 T = TypeVar("T")
 P = TypeVar("P")
@@ -66,11 +74,11 @@ P_co = TypeVar("P_co", covariant=True)
 
 
 class Problem(Protocol[S, T, P_co]):
-    """What an ascent needs to know of a model and its data."""
+    """A model with its data, as an ascent sees it."""
 
     @property
     def n_labels(self) -> float:
-        """J, which the tolerance is per."""
+        """J, the number of labels: the tolerance is per label."""
         ...
 
     def evaluate(self, state: S) -> tuple[float, T]:
@@ -81,7 +89,7 @@ class Problem(Protocol[S, T, P_co]):
         """The next state; it does not lower the bound."""
         ...
 
-    def hasten(self, before: S, after: S, statistics: T) -> S:
+    def extrapolate(self, before: S, after: S, statistics: T) -> S:
         """A state beyond the plain update from `before` to `after`, or `after`; its bound may be lower."""
         ...
 
@@ -132,7 +140,7 @@ class Fit(NamedTuple, Generic[P]):
 
 
 class Ascent(NamedTuple):
-    """Where an ascent ended and how it got there."""
+    """End and history of an ascent."""
 
     state: Any
     statistics: Any
@@ -165,30 +173,30 @@ def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent:
     u = x2 - 2 x1 + x0, a = |r|/|u|, or at a shorter step. x' is accepted if its bound is at least x1's, else x2 is
     taken, which EM guarantees; one more plain update steadies it. So no accepted update falls.
     """
-    climb = _Climb(problem, start, engine)
-    while not (climb.full or climb.converged):
-        before, origin, origin_state = climb.bound, problem.weights(climb.state), climb.state
-        climb.step()
-        if engine.accelerate and not climb.full:
-            climb.leap(origin_state)
-        if engine.accelerate and not climb.full:
-            climb.step()
-        moved = float(np.abs(problem.weights(climb.state) - origin).max())
-        gain = climb.bound - before
+    ascender = _Ascender(problem, start, engine)
+    while not (ascender.full or ascender.converged):
+        before, origin, origin_state = ascender.bound, problem.weights(ascender.state), ascender.state
+        ascender.step()
+        if engine.accelerate and not ascender.full:
+            ascender.squarem(origin_state)
+        if engine.accelerate and not ascender.full:
+            ascender.step()
+        moved = float(np.abs(problem.weights(ascender.state) - origin).max())
+        gain = ascender.bound - before
         if engine.tol > 0 and gain <= engine.tol * problem.n_labels and moved <= np.sqrt(engine.tol):
-            climb.converged = not climb.trim()
-    return climb.summary()
+            ascender.converged = not ascender.trim()
+    return ascender.summary()
 
 
-class _Climb(Generic[S, T]):
-    """Where an ascent stands, and the moves it can make."""
+class _Ascender(Generic[S, T]):
+    """The current state of an ascent and its moves."""
 
     def __init__(self, problem: Problem[S, T, Any], start: S, engine: EM) -> None:
         self.problem, self.engine = problem, engine
         self.converged = False
         self.passes = 0
         self.history: list[tuple[float, Array, Any]] = []
-        self._accept(start, *self._look(start))
+        self._accept(start, *self._evaluate(start))
 
     @property
     def full(self) -> bool:
@@ -196,11 +204,11 @@ class _Climb(Generic[S, T]):
         return len(self.history) >= self.engine.max_steps
 
     def step(self) -> None:
-        """An update, hastened where that does not lower the bound."""
+        """An update, with vanishing weights extrapolated where that does not lower the bound."""
         plain, state = self._next()
         self._take(plain, state)
 
-    def leap(self, origin: S) -> None:
+    def squarem(self, origin: S) -> None:
         """Extrapolate from the state before the last update through this one, or take the next update."""
         problem = self.problem
         plain, second = self._next()
@@ -209,11 +217,11 @@ class _Climb(Generic[S, T]):
         u = problem.pack(second) - middle - r
         length = float(np.linalg.norm(r)) / max(float(np.linalg.norm(u)), 1e-300)
         for stretch in (length, 1 + 0.25 * (length - 1)):
-            if not 1 < stretch < _LONGEST:
+            if not 1 < stretch < _MAX_STRETCH:
                 continue
-            with np.errstate(all="ignore"):  # a leap may land where numbers end; then it is not taken
+            with np.errstate(all="ignore"):  # an extrapolation may overflow; then it is rejected
                 state = problem.unpack(first_vector + 2 * stretch * r + stretch**2 * u, second)
-                value, sums = self._look(state)
+                value, sums = self._evaluate(state)
             if np.isfinite(value) and value >= self.bound:
                 return self._accept(state, value, sums)
         return self._take(plain, second)
@@ -221,14 +229,14 @@ class _Climb(Generic[S, T]):
     def trim(self) -> bool:
         """Put vanishing weights to zero where that does not lower the bound; whether it did."""
         for state in self.problem.trimmed(self.state):
-            value, sums = self._look(state)
+            value, sums = self._evaluate(state)
             if value >= self.bound:
                 self._accept(state, value, sums)
                 return True
         return False
 
     def summary(self) -> Ascent:
-        """What the ascent came to."""
+        """End and history so far."""
         bounds, weights, states = zip(*self.history, strict=True)
         return Ascent(
             state=self.state,
@@ -243,17 +251,17 @@ class _Climb(Generic[S, T]):
     def _next(self) -> tuple[S, S]:
         """The plain update and the one to try first."""
         plain = self.problem.update(self.state, self.statistics)
-        return plain, self.problem.hasten(self.state, plain, self.statistics) if self.engine.accelerate else plain
+        return plain, self.problem.extrapolate(self.state, plain, self.statistics) if self.engine.accelerate else plain
 
     def _take(self, plain: S, state: S) -> None:
         """Accept a state if its bound is not lower, else the plain update, whose bound never is."""
-        value, sums = self._look(state)
+        value, sums = self._evaluate(state)
         if state is not plain and not value >= self.bound:
             state = plain
-            value, sums = self._look(plain)
+            value, sums = self._evaluate(plain)
         self._accept(state, value, sums)
 
-    def _look(self, state: S) -> tuple[float, T]:
+    def _evaluate(self, state: S) -> tuple[float, T]:
         self.passes += 1
         return self.problem.evaluate(state)
 
@@ -262,29 +270,29 @@ class _Climb(Generic[S, T]):
         self.history.append((bound, self.problem.weights(state), state if self.engine.keep_states else None))
 
 
-def hastened_weights(before: Array, after: Array, overlap: Array) -> Array:
-    """Several updates of fading weights from one pass, where all creep; else the one there is.
+def extrapolated_weights(before: Array, after: Array, overlap: Array) -> Array:
+    """Several updates of vanishing weights from one pass, where all change slowly; else the plain update.
 
     The bound is concave in the weights w. Its gradient there is m_k / w_k with m = sum_j p_j, p the responsibilities,
     and at w_k a_k, to first order, (2 m - S a)_k / w_k with S = sum_j p_j p_j^T. An update multiplies weights by their
     gradient over J: the first takes a_k from 1 to m_k / (J w_k), which `after` says, the next ones follow.
     """
-    fading = (before > 0) & (after < _FADING / len(after))
-    if not fading.any() or np.abs(after - before).max() > _CREEPING:
+    vanishing = (before > 0) & (after < _SMALL_SHARE / len(after))
+    if not vanishing.any() or np.abs(after - before).max() > _SLOW_CHANGE:
         return after
     first = after / np.maximum(before, 1e-300)  # (K,): m / (J w)
     shares = overlap / np.maximum(overlap.sum(axis=1, keepdims=True), 1e-300)  # S / m
     relative = first
-    for _ in range(_HASTE):
+    for _ in range(_EXTRA_UPDATES):
         relative = relative * first * np.maximum(2 - shares @ relative, 0.3)
-    weights = np.where(fading, before * relative, after)
+    weights = np.where(vanishing, before * relative, after)
     return np.asarray(weights / weights.sum())
 
 
 def vanishing_weights(weights: Array) -> list[Array]:
     """Weights with the small ones at zero, boldest first: EM alone takes them there in infinitely many steps."""
     candidates: list[Array] = []
-    for limit in _VANISHING:
+    for limit in TRIM_THRESHOLDS:
         kept = np.where(weights < limit, 0, weights)
         kept = kept / kept.sum() if kept.any() else weights
         if np.count_nonzero(kept) < np.count_nonzero(weights) and not any(np.array_equal(kept, c) for c in candidates):

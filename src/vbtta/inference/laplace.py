@@ -1,12 +1,12 @@
-"""Intervals for weights on the simplex, from the likelihood; never [0, 0]."""
+"""Weight intervals from the likelihood, never [0, 0], and Laplace approximations of latent pools."""
 
 __all__ = [
     "PROFILE_GRID",
-    "PoolDoubt",
+    "PoolUncertainty",
     "WeightInformation",
     "eliminate",
-    "pool_doubt",
     "pool_intervals",
+    "pool_uncertainty",
     "pool_weights",
     "solve",
     "weight_intervals",
@@ -30,7 +30,7 @@ class WeightInformation(NamedTuple):
     profile: Array  # (K, G): log likelihood where view k takes a weight of the grid from all the others
 
 
-class PoolDoubt(NamedTuple):
+class PoolUncertainty(NamedTuple):
     """Laplace approximation of a latent pool v with its prior weakened, for intervals."""
 
     centre: Array  # (K,): the mode
@@ -39,7 +39,7 @@ class PoolDoubt(NamedTuple):
     stiffness: Array  # (K,): curvature there
 
     @classmethod
-    def none(cls, n_views: int) -> "PoolDoubt":
+    def none(cls, n_views: int) -> "PoolUncertainty":
         """No information."""
         return cls(np.zeros(n_views), np.zeros((n_views, n_views)), np.zeros(n_views), np.full(n_views, 1e300))
 
@@ -48,9 +48,9 @@ class PoolDoubt(NamedTuple):
         """Whether it came from the end of a fit."""
         return bool((self.stiffness < 1e300).any())
 
-    def take(self, views: Array) -> "PoolDoubt":
+    def take(self, views: Array) -> "PoolUncertainty":
         """Some of the views."""
-        return PoolDoubt(
+        return PoolUncertainty(
             self.centre[views], self.covariance[np.ix_(views, views)], self.slope[views], self.stiffness[views]
         )
 
@@ -91,7 +91,7 @@ def weight_intervals(estimate: Array, known: WeightInformation, level: float) ->
     return np.asarray(np.clip(bounds, 0, 1))
 
 
-def pool_intervals(estimate: Array, uncertainty: PoolDoubt, level: float) -> Array:
+def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) -> Array:
     """Intervals (K, 2) of the weights v / sum v at a level, by Laplace; they hold the estimate (K,) too.
 
     Normal where a weight is free, the half-line's quantile where it is zero.
@@ -155,7 +155,7 @@ def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:
     return pool, np.linalg.solve(inner, linear[K:] - cross.T @ pool)
 
 
-def pool_doubt(quadratic: Array, linear: Array, n_views: int, shrinkage: float, centre: float) -> PoolDoubt:
+def pool_uncertainty(quadratic: Array, linear: Array, n_views: int, shrinkage: float, centre: float) -> PoolUncertainty:
     """Quadratic approximation of the energy around its mode, with the prior precision of v lowered to 1/gain^2.
 
     That much prior keeps the approximation proper where labels say nothing of the pool.
@@ -172,7 +172,7 @@ def pool_doubt(quadratic: Array, linear: Array, n_views: int, shrinkage: float, 
     covariance[np.ix_(inside, inside)] = np.linalg.inv(quadratic[np.ix_(free, free)])[: len(inside), : len(inside)]
     slope, stiffness = np.zeros(K), np.ones(K)
     slope[pool == 0], stiffness[pool == 0] = pinned_forces(quadratic, linear, np.concatenate([pool, offset]), free)
-    return PoolDoubt(pool, covariance, slope, stiffness)
+    return PoolUncertainty(pool, covariance, slope, stiffness)
 
 
 def pinned_forces(quadratic: Array, linear: Array, u: Array, free: Array) -> tuple[Array, Array]:

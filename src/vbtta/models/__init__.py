@@ -1,1 +1,1 @@
-"""."""
+"""Statistical models, one folder each; `base.py` is their registry."""

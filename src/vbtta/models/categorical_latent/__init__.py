@@ -1,1 +1,1 @@
-"""."""
+"""Class labels from one weighted sum of the views' logits."""

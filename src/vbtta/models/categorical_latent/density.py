@@ -11,7 +11,7 @@ from torch import Tensor
 from vbtta.data.labels import Array
 from vbtta.inference.advi import AdviTask
 from vbtta.inference.guide import N_DRAWS, Guide
-from vbtta.inference.laplace import PoolDoubt
+from vbtta.inference.laplace import PoolUncertainty
 from vbtta.inference.unconstrained import Sample, Units, Values
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.categorical_latent import em
@@ -73,7 +73,7 @@ def _posterior(guide: Guide, problem: LatentClassProblem) -> SampledLatentClassP
         pool=draws["pool"].mean(axis=0),
         offset=draws["offset"].mean(axis=0),
         noise=fitted_noise(draws, problem.noise),
-        doubt=PoolDoubt.none(K)._replace(covariance=covariance),
+        uncertainty=PoolUncertainty.none(K)._replace(covariance=covariance),
         guide=guide,
         kept=np.arange(K),
     )

@@ -11,7 +11,7 @@ from scipy import special
 from vbtta.data.labels import Array
 from vbtta.inference import laplace
 from vbtta.inference.em import EM, Ascent, ascend
-from vbtta.inference.laplace import PoolDoubt, pool_weights
+from vbtta.inference.laplace import PoolUncertainty, pool_weights
 from vbtta.inference.linalg import Reader
 from vbtta.models.base import InMemory, Source
 from vbtta.models.categorical_latent.posterior import LatentClassPosterior
@@ -90,16 +90,16 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
 
     def posterior(self, state: LatentClassState) -> LatentClassPosterior:
         """The fitted model without its data; without intervals of the weights."""
-        doubt = PoolDoubt.none(self.data.n_views)
-        return LatentClassPosterior(self.spec.link, state.pool, state.offset, state.noise, doubt)
+        uncertainty = PoolUncertainty.none(self.data.n_views)
+        return LatentClassPosterior(self.spec.link, state.pool, state.offset, state.noise, uncertainty)
 
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> LatentClassPosterior:
         """The posterior at the end of an ascent, with what intervals for the weights need, at hardly any cost."""
         state: LatentClassState = ascent.state
         weak = min(self.shrinkage, 1 / state.centre**2)  # prior precision that remains
         quadratic, linear = self._expansion(state, ascent.statistics.sums, weak=weak)
-        doubt = laplace.pool_doubt(quadratic, linear, self.data.n_views, self.shrinkage, state.centre)
-        return replace(self.posterior(state), doubt=doubt)
+        uncertainty = laplace.pool_uncertainty(quadratic, linear, self.data.n_views, self.shrinkage, state.centre)
+        return replace(self.posterior(state), uncertainty=uncertainty)
 
     def log_laplace_evidence(self, state: LatentClassState, statistics: Statistics[PoolSums]) -> float:
         """Log evidence of lambda: (v, o) integrated out around their mode, weights at 0 over the half-line."""

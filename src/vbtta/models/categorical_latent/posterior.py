@@ -9,7 +9,7 @@ import numpy as np
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, view_information
-from vbtta.inference.laplace import PoolDoubt, pool_intervals, pool_weights
+from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
 from vbtta.models.base import Pooling
 from vbtta.models.categorical_latent.steps import pool_proba
 from vbtta.models.parts.calibration import Calibration
@@ -27,7 +27,7 @@ class LatentClassPosterior:
     pool: Array  # (K,): v
     offset: Array  # (C,)
     noise: FittedNoise | None
-    doubt: PoolDoubt
+    uncertainty: PoolUncertainty
 
     @property
     def weights(self) -> Array:
@@ -46,7 +46,7 @@ class LatentClassPosterior:
 
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights by Laplace: normal where free, the half-line's quantile at zero."""
-        return pool_intervals(self.weights, self.doubt, level)
+        return pool_intervals(self.weights, self.uncertainty, level)
 
     def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
         """Class probabilities for inputs whose views are those of positive weight, in order.
@@ -67,13 +67,16 @@ class LatentClassPosterior:
 
     def keep(self, views: Array) -> "LatentClassPosterior":
         """The same with only some of the views, scaled to the gain of all; the doubts are scaled too."""
-        pool, doubt = self.pool[views], self.doubt.take(views)
+        pool, uncertainty = self.pool[views], self.uncertainty.take(views)
         scale = self.gain / pool.sum() if pool.sum() > 0 else 1.0
-        if doubt.known:  # of v times the scale
-            doubt = PoolDoubt(
-                doubt.centre * scale, doubt.covariance * scale**2, doubt.slope / scale, doubt.stiffness / scale**2
+        if uncertainty.known:  # of v times the scale
+            uncertainty = PoolUncertainty(
+                uncertainty.centre * scale,
+                uncertainty.covariance * scale**2,
+                uncertainty.slope / scale,
+                uncertainty.stiffness / scale**2,
             )
-        return replace(self, pool=pool * scale, doubt=doubt)
+        return replace(self, pool=pool * scale, uncertainty=uncertainty)
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorAccuracy | None:
         """Accuracies and confusion matrices of the annotators."""

@@ -1,1 +1,1 @@
-"""."""
+"""Class labels from a mixture of calibrated views."""

@@ -1,1 +1,1 @@
-"""."""
+"""Continuous labels around one weighted average of the views."""

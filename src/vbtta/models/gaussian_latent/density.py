@@ -10,7 +10,7 @@ import torch
 from vbtta.data.labels import Array
 from vbtta.inference.advi import AdviTask
 from vbtta.inference.guide import N_DRAWS, Guide, match_wishart, precision_draws
-from vbtta.inference.laplace import PoolDoubt
+from vbtta.inference.laplace import PoolUncertainty
 from vbtta.inference.unconstrained import Units, Values
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.gaussian_latent import em
@@ -63,7 +63,7 @@ def _posterior(guide: Guide, problem: LatentProblem) -> SampledLatentPosterior:
     return SampledLatentPosterior(
         state=LatentState(mean[:K], mean[K:], dof[0], inverse_scale[0], people),
         standard=problem.data.standard,
-        doubt=PoolDoubt.none(K),
+        uncertainty=PoolUncertainty.none(K),
         covariance=np.cov(both.T).reshape(K + C, K + C),
         guide=guide,
         kept=np.arange(K),

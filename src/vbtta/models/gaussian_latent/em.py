@@ -1,10 +1,4 @@
-"""Continuous outputs pooled inside the model: y = sum_k v_k f_k + b + noise, v >= 0 (docs/method, "Pooling").
-
-    v_k ~ Normal(1/K, 1/lambda) on v_k >= 0,   b ~ Normal(0, I / beta),   Lambda ~ Wishart(nu, V)
-
-Given Lambda the mode in (v, b) is a small convex problem on the second moments of (f, 1, y), which are
-formed once. The weights are w = v / sum v; the sum is the gain.
-"""
+"""EM for the latent pool of continuous labels: a convex problem for the pool, closed forms for the rest."""
 
 __all__ = ["LatentProblem", "pose"]
 
@@ -18,7 +12,7 @@ from vbtta.data.labels import Array
 from vbtta.inference import laplace
 from vbtta.inference.blocks import Block
 from vbtta.inference.em import Ascent
-from vbtta.inference.laplace import PoolDoubt, pool_weights
+from vbtta.inference.laplace import PoolUncertainty, pool_weights
 from vbtta.inference.linalg import (
     Reader,
     from_log_cholesky,
@@ -101,8 +95,8 @@ class LatentProblem:
             people = annotators.update(people, statistics.annotators, self.annotator_prior)
         return LatentState(pool, offset, self.prior.nu + moments.n, self.prior.inverse_scale + outer, people)
 
-    def hasten(self, before: LatentState, after: LatentState, statistics: Sums) -> LatentState:
-        """Nothing to hasten: the update holds Newton's weights."""
+    def extrapolate(self, before: LatentState, after: LatentState, statistics: Sums) -> LatentState:
+        """The update itself: it holds Newton's weights."""
         return after
 
     def pack(self, state: LatentState) -> Array:
@@ -142,7 +136,7 @@ class LatentProblem:
     def posterior(self, state: LatentState) -> "LatentPosterior":
         """What remains when the data are gone; without uncertainty of the pool."""
         K, size = self.data.n_views, self.data.n_views + self.data.n_outputs
-        return LatentPosterior(state, self.data.standard, PoolDoubt.none(K), np.zeros((size, size)))
+        return LatentPosterior(state, self.data.standard, PoolUncertainty.none(K), np.zeros((size, size)))
 
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> "LatentPosterior":
         """The posterior at the end, with the Laplace approximation of the pool, which predictions need too."""
@@ -153,7 +147,7 @@ class LatentProblem:
         covariance[np.ix_(free, free)] = np.linalg.inv(quadratic[np.ix_(free, free)])
         return replace(
             self.posterior(state),
-            doubt=laplace.pool_doubt(quadratic, linear, K, self.prior.shrinkage, 1.0),
+            uncertainty=laplace.pool_uncertainty(quadratic, linear, K, self.prior.shrinkage, 1.0),
             covariance=covariance,
         )
 

@@ -1,4 +1,4 @@
-"""The continuous latent pool as a problem to climb and as a posterior to predict from."""
+"""The fitted latent pool for continuous labels, and its predictions."""
 
 __all__ = ["LatentPosterior", "SampledLatentPosterior"]
 
@@ -9,7 +9,7 @@ import numpy as np
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction
-from vbtta.inference.laplace import PoolDoubt, pool_intervals, pool_weights
+from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
 from vbtta.models.base import Pooling
 from vbtta.models.gaussian_latent.steps import LatentState
 from vbtta.models.parts.annotators import AnnotatorNoise, annotator_noise, pool_truth, score_labels
@@ -23,7 +23,7 @@ class LatentPosterior:
 
     state: LatentState
     standard: Standard
-    doubt: PoolDoubt
+    uncertainty: PoolUncertainty
     covariance: Array  # (K + C, K + C): of (v, b) by Laplace; zero for weights held at 0
 
     @property
@@ -38,7 +38,7 @@ class LatentPosterior:
 
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights."""
-        return pool_intervals(self.weights, self.doubt, level)
+        return pool_intervals(self.weights, self.uncertainty, level)
 
     def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
         """The predictive distribution for inputs whose views are those of positive weight, in order: one Student-t."""
@@ -47,11 +47,13 @@ class LatentPosterior:
         mean = self.standard.apply(predictions.outputs)  # (N, K, C)
         location = np.einsum("k,nkc->nc", state.pool[used], mean) + state.offset
         K = len(used)
-        doubt = np.einsum("nkc,kl,nld->ncd", mean, self.covariance[:K, :K][np.ix_(used, used)], mean, optimize=True)
+        uncertainty = np.einsum(
+            "nkc,kl,nld->ncd", mean, self.covariance[:K, :K][np.ix_(used, used)], mean, optimize=True
+        )
         cross = np.einsum("nkc,kd->ncd", mean, self.covariance[:K, K:][used])
-        doubt += cross + cross.swapaxes(1, 2) + self.covariance[K:, K:]
+        uncertainty += cross + cross.swapaxes(1, 2) + self.covariance[K:, K:]
         dof = state.dof + 1 - C
-        scale = state.inverse_scale / dof + (dof - 2) / dof * doubt
+        scale = state.inverse_scale / dof + (dof - 2) / dof * uncertainty
         units = self.standard.scale
         return ContinuousPrediction(
             np.ones((len(mean), 1)),
@@ -79,7 +81,7 @@ class LatentPosterior:
         return replace(
             self,
             state=self.state._replace(pool=pool),
-            doubt=self.doubt.take(views),
+            uncertainty=self.uncertainty.take(views),
             covariance=self.covariance[np.ix_(inside, inside)],
         )
 

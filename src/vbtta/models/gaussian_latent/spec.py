@@ -1,4 +1,4 @@
-"""The record that users write."""
+"""Options of the latent pool for continuous labels."""
 
 __all__ = ["GaussianLatent"]
 

@@ -1,1 +1,1 @@
-"""."""
+"""Continuous labels as a mixture of calibrated views."""

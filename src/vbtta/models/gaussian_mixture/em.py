@@ -1,11 +1,4 @@
-"""Continuous outputs: a mixture of calibrated views by closed-form variational EM (docs/method, eqs. 1 to 12).
-
-    z_ij ~ Categorical(w),   y_ij | z_ij = k ~ Normal(f_ik + H_ik theta_k, (Omega_ik^1/2 Lambda_k Omega_ik^1/2)^-1)
-    theta_k ~ Normal(0, I / beta),   Lambda_k ~ Wishart(nu, V),   V the inverse scale
-
-A step needs, for every view, the second moments of (f, 1, e) under the responsibilities, e the residual
-at the current calibration: enough for theta, the residual at the new one and Lambda without another pass.
-"""
+"""EM for the mixture of continuous labels: closed forms for every factor, with or without annotators."""
 
 __all__ = ["MixtureProblem", "pose"]
 
@@ -16,7 +9,7 @@ import numpy as np
 
 from vbtta.data.labels import Array
 from vbtta.inference.blocks import Block
-from vbtta.inference.em import EM, Ascent, ascend, hastened_weights, vanishing_weights
+from vbtta.inference.em import EM, Ascent, ascend, extrapolated_weights, vanishing_weights
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
 from vbtta.models.base import Source
@@ -87,11 +80,11 @@ class MixtureProblem:
             people = annotators.update(people, statistics.annotators, self.annotator_prior)
         return MixtureFactors(self._step(state.views, statistics.views), people)
 
-    def hasten(self, before: MixtureFactors, after: MixtureFactors, statistics: Sums) -> MixtureFactors:
-        """More of the weights' update where they creep; a Dirichlet's do not."""
+    def extrapolate(self, before: MixtureFactors, after: MixtureFactors, statistics: Sums) -> MixtureFactors:
+        """Extrapolate vanishing weights; under a Dirichlet none vanishes."""
         if after.views.weight_counts is not None:
             return after
-        weights = hastened_weights(before.views.weights, after.views.weights, statistics.views.overlap)
+        weights = extrapolated_weights(before.views.weights, after.views.weights, statistics.views.overlap)
         if weights is after.views.weights:
             return after
         return after._replace(views=after.views._replace(weights=weights))

@@ -1,4 +1,4 @@
-"""Component families of a continuous mixture that are not normal, as mixtures of normals of different scale."""
+"""The fitted mixture of views for continuous labels, and its predictions."""
 
 __all__ = ["MixtureFactors", "MixturePosterior", "SampledMixturePosterior", "laplace_nodes"]
 

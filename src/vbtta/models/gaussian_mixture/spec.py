@@ -1,4 +1,4 @@
-"""The record that users write."""
+"""Options of the mixture for continuous labels."""
 
 __all__ = ["GaussianMixture"]
 

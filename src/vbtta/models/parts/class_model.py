@@ -127,7 +127,7 @@ class ClassProblem(ABC, Generic[StateT, SumsT]):
         self._last["evaluation"] = state, statistics
         return bound, statistics
 
-    def hasten(self, before: StateT, after: StateT, statistics: Statistics[SumsT]) -> StateT:
+    def extrapolate(self, before: StateT, after: StateT, statistics: Statistics[SumsT]) -> StateT:
         """The update itself: it holds Newton's weights."""
         return after
 
