@@ -428,10 +428,7 @@ def test_permuted_views_permute_weights(case: Case) -> None:
 
 
 @every(CASES)
-def test_counts_equal_repeats(case: Case, request: pytest.FixtureRequest) -> None:
-    if case.task in ("ordinal", "ranking"):
-        reason = "scores are standardised over rows of labels, whatever their counts"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+def test_counts_equal_repeats(case: Case) -> None:
     predictions, labels = case.problem()
     times = np.arange(len(labels)) % 3 + 1
     counted = replace(labels, count=times.astype(np.float64))

@@ -68,7 +68,7 @@ def pose(source: InMemory, spec: OrdinalMixture, seed: int) -> AdviTask[Posterio
     levels = tuple(spec.levels or ())
     position = class_positions(labels.value.reshape(len(labels)), len(levels), np.asarray(levels))
     values = np.asarray(predictions.outputs[labels.instance], dtype=np.float64)  # (J, K, 1)
-    units = score_of(values, within=False)
+    units = score_of(values, labels.count, within=False)
     density = OrdinalDensity(units.apply(values)[:, :, 0], position, labels.count, len(levels), spec)
 
     def finish(guide: Guide) -> Posterior:

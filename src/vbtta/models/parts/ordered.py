@@ -29,10 +29,12 @@ class Score(NamedTuple):
         return np.asarray((values - self.location) / self.scale, dtype=np.float64)
 
 
-def score_of(values: Array, *, within: bool) -> Score:
-    """Mean and standard deviation of scores (n, K, L); with `within`, only the deviation within a list."""
-    spread = float(np.sqrt(np.var(values, axis=2).mean()) if within else np.std(values))
-    return Score(0.0 if within else float(np.mean(values)), spread if spread > 0 else 1.0)
+def score_of(values: Array, count: Array, *, within: bool) -> Score:
+    """Mean and standard deviation of scores (J, K, L) of labels with counts; with `within`, those within a list."""
+    location = 0.0 if within else float(np.average(values.mean(axis=(1, 2)), weights=count))
+    squares = np.var(values, axis=2).mean(axis=1) if within else ((values - location) ** 2).mean(axis=(1, 2))
+    spread = float(np.sqrt(np.average(squares, weights=count)))
+    return Score(location, spread if spread > 0 else 1.0)
 
 
 @dataclass(frozen=True)

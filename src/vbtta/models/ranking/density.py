@@ -38,7 +38,7 @@ def pose(source: InMemory, spec: RankingMixture, seed: int) -> AdviTask[Posterio
     predictions, labels = source
     orders = labels.rankings(predictions.outputs.shape[2])
     values = np.asarray(predictions.outputs[labels.instance], dtype=np.float64)  # (J, K, L)
-    units = score_of(values, within=True)
+    units = score_of(values, labels.count, within=True)
     density = RankingDensity(units.apply(values), orders, labels.count, spec)
 
     def finish(guide: Guide) -> Posterior:
