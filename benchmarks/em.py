@@ -100,7 +100,7 @@ def _passes_saved(predictions: ViewPredictions, labels: LabelSets, tol: float) -
 
 
 def passes_to_converge(draws: int) -> dict[str, Any]:
-    """Mean passes over draws of six problems, with vanishing weights extrapolated and with SQUAREM alone; that must save a tenth.
+    """Mean passes over draws of six problems, with vanishing weights extrapolated and by SQUAREM alone; must save 10 %.
 
     Passes of one draw change by up to a factor of two with the slightest change of the path, so many are averaged.
     """

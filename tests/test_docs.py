@@ -4,9 +4,12 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import sys
 import tomllib
 import warnings
@@ -501,3 +504,38 @@ def test_the_readme_installs_what_its_commands_need() -> None:
     assert 'pip install ".[cli]"' in text
     extras = {name for names in re.findall(r'"\.\[([\w,]+)\]"', text) for name in names.split(",")}
     assert extras <= set(project["optional-dependencies"])
+
+
+NEW_LINK = """
+import sys
+import numpy as np
+from vbtta import ADVI, CategoricalLatent, CategoricalMixture, Policy, ViewPredictions, fit_policy
+rng = np.random.default_rng(0)
+truth = rng.normal(size=300)
+label = (rng.random(300) < 1 - np.exp(-np.exp(truth))).astype(int)
+difference = truth[:, None] + np.array([0.2, 0.3, 2.0]) * rng.normal(size=(300, 3))
+views = ViewPredictions(np.stack([np.zeros((300, 3)), difference], axis=2), names=["identity", "a", "b"])
+for model in (CategoricalMixture, CategoricalLatent):
+    record = model(link="cloglog", noise="none")
+    policy = fit_policy(views, label, task="classification", model=record, guard=False)
+    assert (np.diff(policy.history.elbo) >= -1e-9).all()
+    assert policy.weights[2] < 0.15
+    policy.save("policy.json")
+    assert np.array_equal(Policy.load("policy.json").predict(views).proba, policy.predict(views).proba)
+record = CategoricalMixture(link="cloglog", noise="none")
+engine = ADVI(steps=300, particles=2, learning_rate=0.05)
+assert fit_policy(views, label, task="classification", model=record, engine=engine, guard=False).weights[2] < 0.25
+"""
+
+
+def test_the_diff_of_a_new_link_applies_and_works(tmp_path: Path) -> None:
+    """The page that adds a link shows the whole change: EM and ADVI fit both models with it."""
+    [diff] = re.findall(
+        r"```diff\n(.*?\n)```", (DOCS / "contribute/extend.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    assert len(diff.splitlines()) < 60
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "apply"], input=diff, text=True, cwd=tmp_path, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    subprocess.run([sys.executable, "-c", NEW_LINK], cwd=tmp_path, env=environment, check=True)

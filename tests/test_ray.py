@@ -510,7 +510,7 @@ def test_commands(machines: Machines, tmp_path: Path, monkeypatch: pytest.Monkey
     said = json.loads(run(*views, "--out", "preds", "--backend", "ray", "--key", "a", "--workers", "1", "--json"))
     assert (said["inputs"], said["parts"], said["parts_found"]) == (300, 1, 0)
     run(*views, "--out", "preds.npz")
-    fit = ["--task", "regression", "--predictor", "mixture", "--json", "--out"]
+    fit = ["--task", "regression", "--model", "mixture", "--json", "--out"]
     on_cluster = ["--backend", "ray", "--workers", "1"]
     found = json.loads(run("fit", "preds", "labels.parquet", *fit, "ray.json", *on_cluster))
     expected = json.loads(run("fit", "preds.npz", "labels.parquet", *fit, "local.json"))

@@ -60,6 +60,7 @@ def not_run(text: str) -> list[str]:
             or (language == "text" and follows)
             or (language == "sh" and all(line.startswith(_BY_HAND) for line in source.splitlines()))
             or (language == "" and _ARROW in source)
+            or (language == "diff" and source.startswith("diff --git"))  # the tests apply it
         )
         if not allowed:
             found.append(match[0])

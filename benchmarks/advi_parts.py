@@ -1,0 +1,105 @@
+"""ADVI's own ascent against Pyro's automatic guide, in whole fits of the same steps and particles.
+
+The ratio is of processor times; fits take turns and the fastest counts. Errors are those against a long fit: Pyro's
+gradients keep the score of Q, whose noise does not vanish at the posterior.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyro
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoMultivariateNormal, init_to_value
+
+from benchmarks.advi_speed import mixed
+from benchmarks.em import classes
+from vbtta import ADVI, CategoricalMixture, GaussianMixture
+from vbtta.inference import advi
+from vbtta.inference.em import Fit
+from vbtta.inference.guide import constrain
+from vbtta.models.base import InMemory, pose_density
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """Both ascents on small and medium problems of numbers and classes."""
+    found: dict[str, Any] = {"versions": {"torch": torch.__version__, "pyro": pyro.__version__}, "least_ratio": 1.5}
+    for size, n, K, steps in (("small", 250, 3, 600), ("medium", 4000, 8, 150)):
+        numbers = mixed(np.random.default_rng(0), np.full(K, 1 / K), n)[:2]
+        problems = {
+            "numbers": (*numbers, GaussianMixture(concentration=1.0)),
+            "classes": (*classes(0, n // 2, K), CategoricalMixture(concentration=1.0, noise="none")),
+        }
+        for name, problem in problems.items():
+            found[f"{name}_{size}"] = compare(*problem, 20 if quick else steps, 1 if quick else 4)
+    return found
+
+
+def compare(predictions: Any, labels: Any, model: Any, steps: int, rounds: int) -> dict[str, Any]:
+    """Seconds, gaps of the bound and errors of the weights; a fit of eight times the steps is the reference."""
+
+    def fit_with(n_steps: int, seed: int) -> Fit[Any]:
+        engine = ADVI(steps=n_steps, learning_rate=0.05)
+        source = InMemory(predictions, labels)
+        return advi.fit_density(
+            lambda: pose_density(model, source, seed), engine, seed=seed, n_labels=labels.total, progress=False
+        )
+
+    reference = fit_with(8 * steps, 99)
+    rows: dict[str, Any] = {"own": [], "autoguide": []}
+    for seed in range(rounds):
+        for name, ascend in (("own", advi.ascend_draws), ("autoguide", autoguide_ascend)):
+            with mock.patch("vbtta.inference.advi.ascend_draws", ascend):
+                start = time.process_time()
+                fit = fit_with(steps, seed)
+                seconds = time.process_time() - start
+            error = float(abs(fit.posterior.weights - reference.posterior.weights).max())
+            rows[name].append((seconds, reference.bound - fit.bound, error))
+    found: dict[str, Any] = {"steps": steps}
+    for name, values in rows.items():
+        times, gaps, errors = zip(*values, strict=True)
+        found[name] = {"seconds": min(times), "bound_gap": float(np.mean(gaps)), "weight_error": float(np.mean(errors))}
+    return {**found, "ratio": found["autoguide"]["seconds"] / found["own"]["seconds"]}
+
+
+def autoguide_ascend(density: Any, engine: ADVI, seed: int, n_labels: float, *, progress: bool) -> advi.AdviAscent:
+    """The ascent by Pyro: AutoMultivariateNormal, Trace_ELBO with all particles at once, the same Adam and cosine."""
+    likelihood, first_site = density.density.log_likelihood, density.sites[0]
+
+    def model() -> None:
+        values = density.density.prior(pyro.sample)
+        if values[first_site.name].ndim == len(first_site.shape):  # a trace without particles
+            values = {name: value[None] for name, value in values.items()}
+        pyro.factor("labels", likelihood(values, slice(None)).squeeze())
+
+    pyro.clear_param_store()
+    pyro.set_rng_seed(seed)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        first = {name: torch.tensor(value[0]) for name, value in constrain(density.sites, density.start[None]).items()}
+        scale = min(0.1, 1 / math.sqrt(n_labels))
+        guide = AutoMultivariateNormal(model, init_loc_fn=init_to_value(values=first), init_scale=scale)
+        settings: dict[str, Any] = {
+            "optimizer": torch.optim.Adam,
+            "optim_args": {"lr": engine.learning_rate, "betas": (0.9, 0.99)},
+            "lr_lambda": lambda step: advi._step_length((step + 0.5) / engine.steps),
+        }
+        scheduler = pyro.optim.PyroLRScheduler(torch.optim.lr_scheduler.LambdaLR, settings)
+        loss = Trace_ELBO(num_particles=engine.particles, vectorize_particles=True, max_plate_nesting=0)
+        svi, bounds, means = SVI(model, guide, scheduler, loss), [], []
+        with pyro.validation_enabled(False):
+            guide()
+            for _ in range(engine.steps):
+                means.append(guide.loc.detach().numpy().copy())
+                bounds.append(-svi.step())
+                scheduler.step()
+        factor = (guide.scale[..., None] * guide.scale_tril).detach().numpy()
+        return advi.AdviAscent(guide.loc.detach().numpy(), factor, np.array(bounds), np.array(means), [], True)
+    finally:
+        torch.set_default_dtype(default)
