@@ -84,7 +84,7 @@ def autoguide_ascend(density: Any, engine: ADVI, seed: int, n_labels: float, *, 
     try:
         first = {name: torch.tensor(value[0]) for name, value in constrain(density.sites, density.start[None]).items()}
         scale = min(0.1, 1 / math.sqrt(n_labels))
-        guide = AutoMultivariateNormal(model, init_loc_fn=init_to_value(values=first), init_scale=scale)
+        guide: Any = AutoMultivariateNormal(model, init_loc_fn=init_to_value(values=first), init_scale=scale)
         settings: dict[str, Any] = {
             "optimizer": torch.optim.Adam,
             "optim_args": {"lr": engine.learning_rate, "betas": (0.9, 0.99)},
