@@ -14,8 +14,7 @@ from unittest import mock
 import numpy as np
 import pyro
 import torch
-from pyro.infer import SVI, Trace_ELBO
-from pyro.infer.autoguide import AutoMultivariateNormal, init_to_value
+from pyro import infer as untyped_infer
 
 from benchmarks.advi_speed import mixed
 from benchmarks.em import classes
@@ -24,6 +23,8 @@ from vbtta.inference import advi
 from vbtta.inference.em import Fit
 from vbtta.inference.guide import constrain
 from vbtta.models.base import InMemory, pose_density
+
+infer: Any = untyped_infer
 
 
 def run(quick: bool = False) -> dict[str, Any]:
@@ -84,15 +85,18 @@ def autoguide_ascend(density: Any, engine: ADVI, seed: int, n_labels: float, *, 
     try:
         first = {name: torch.tensor(value[0]) for name, value in constrain(density.sites, density.start[None]).items()}
         scale = min(0.1, 1 / math.sqrt(n_labels))
-        guide: Any = AutoMultivariateNormal(model, init_loc_fn=init_to_value(values=first), init_scale=scale)
+        guide: Any = infer.autoguide.AutoMultivariateNormal(
+            model, init_loc_fn=infer.autoguide.init_to_value(values=first), init_scale=scale
+        )
         settings: dict[str, Any] = {
             "optimizer": torch.optim.Adam,
             "optim_args": {"lr": engine.learning_rate, "betas": (0.9, 0.99)},
             "lr_lambda": lambda step: advi._step_length((step + 0.5) / engine.steps),
         }
         scheduler = pyro.optim.PyroLRScheduler(torch.optim.lr_scheduler.LambdaLR, settings)
-        loss = Trace_ELBO(num_particles=engine.particles, vectorize_particles=True, max_plate_nesting=0)
-        svi, bounds, means = SVI(model, guide, scheduler, loss), [], []
+        loss = infer.Trace_ELBO(num_particles=engine.particles, vectorize_particles=True, max_plate_nesting=0)
+        svi: Any = infer.SVI(model, guide, scheduler, loss)
+        bounds, means = [], []
         with pyro.validation_enabled(False):
             guide()
             for _ in range(engine.steps):

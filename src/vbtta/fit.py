@@ -18,7 +18,6 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.advi import ADVI, fit_density
 from vbtta.inference.em import EM, Fit, fit_problem
 from vbtta.models.base import Engine, InMemory, LabelFacts, Model, Posterior, load, models_of, pose, pose_density
-from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.pyro.spec import PyroModel
 from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Policy
 
@@ -229,21 +228,6 @@ def quick_fit(model: Model, engine: Engine, seed: int) -> Callable[[ViewPredicti
     return lambda predictions, labels: fit_model(predictions, labels, model, quick, seed=seed, intervals=False)
 
 
-def _fit_without_labels(
-    predictions: ViewPredictions, model: CategoricalMixture, engine: ADVI, *, seed: int, progress: bool
-) -> Policy:
-    """Weights of a classifier's views from their agreement and confidence alone."""
-    plain = replace(model, noise="none", calibrate=False, weights="view", link="softmax")
-    fit = fit_density(
-        lambda: load(plain, "density").pose_unsupervised(predictions, plain),
-        engine,
-        seed=seed,
-        n_labels=float(len(predictions)),
-        progress=progress,
-    )
-    return replace(policy_of(fit, plain, engine, predictions, ()), unsupervised=True)
-
-
 def policy_of(
     fit: Fit[Posterior], model: Model, engine: Engine, predictions: ViewPredictions, annotator_names: tuple[str, ...]
 ) -> Policy:
@@ -271,26 +255,26 @@ def policy_of(
 def _unsupervised(
     predictions: ViewPredictions, task: str, model: Any, engine: Engine | str, seed: int, progress: bool
 ) -> Policy:
-    """Weights without labels."""
+    """Weights of a classifier's views from their agreement and confidence alone."""
     if task != "classification":
         raise ValueError(f"labels=None is for task='classification'; task={task!r} needs labels")
-    model = CategoricalMixture() if model in ("auto", "mixture") else model
-    if not isinstance(model, CategoricalMixture):
-        raise ValueError(f"labels=None fits a CategoricalMixture; got model={model!r}")
-    for option, only in (("link", ("softmax",)), ("noise", (None, "none")), ("weights", ("view",))):
-        if getattr(model, option) not in only:
-            raise ValueError(
-                f"labels=None cannot fit {option}={getattr(model, option)!r}; leave it out, or pass labels"
-            )
+    record = model_record("mixture" if isinstance(model, str) and model == "auto" else model, task).without_labels()
     if not len(predictions):
         raise ValueError("predictions are empty: without labels at least one input is needed")
-    how = ADVI() if engine in ("auto", "advi") else engine
-    if not isinstance(how, ADVI):
+    engine = ADVI() if engine in ("auto", "advi") else engine
+    if not isinstance(engine, ADVI):
         raise ValueError(f"labels=None needs engine='advi'; got {engine!r}")
     predictions.check_finite()
-    policy = _fit_without_labels(predictions, model, how, seed=seed, progress=progress)
+    fit = fit_density(
+        lambda: load(record, "density").pose_unsupervised(predictions, record),
+        engine,
+        seed=seed,
+        n_labels=float(len(predictions)),
+        progress=progress,
+    )
     reason = "unsupervised: without labels nothing can be compared with the identity view"
-    return replace(policy, guard=Guard(False, False, 0.0, 0.0, reason))
+    policy = policy_of(fit, record, engine, predictions, ())
+    return replace(policy, unsupervised=True, guard=Guard(False, False, 0.0, 0.0, reason))
 
 
 def model_record(model: Model | Callable[..., None] | str, task: str) -> Model:

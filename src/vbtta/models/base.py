@@ -99,6 +99,10 @@ class Model:
         """The model with the options that labels decide, where they were left open."""
         return self
 
+    def without_labels(self) -> Self:
+        """The model as it is fitted without labels; most need them."""
+        raise ValueError(f"labels=None fits a CategoricalMixture; got model={self!r}")
+
     def settle(self, source: "Source") -> Self:
         """The resolved model with the options that the data decide, where they were left open."""
         return self

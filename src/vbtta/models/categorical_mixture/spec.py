@@ -2,8 +2,8 @@
 
 __all__ = ["CategoricalMixture"]
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from vbtta._support.checks import one_of, positive
 from vbtta.models.parts.class_model import ClassModel
@@ -63,3 +63,12 @@ class CategoricalMixture(ClassModel):
         super().__post_init__()
         one_of("weights", self.weights, ("view", "view_class"))
         positive(concentration=self.concentration, class_concentration=self.class_concentration, xi_scale=self.xi_scale)
+
+    def without_labels(self) -> Self:
+        """Uncalibrated softmax views with one weight each."""
+        for option, allowed in (("link", ("softmax",)), ("noise", (None, "none")), ("weights", ("view",))):
+            if getattr(self, option) not in allowed:
+                raise ValueError(
+                    f"labels=None cannot fit {option}={getattr(self, option)!r}; leave it out, or pass labels"
+                )
+        return replace(self, noise="none", calibrate=False)
