@@ -482,7 +482,7 @@ def test_ordinal_recovers_cut_points_and_weights(tmp_path: Path) -> None:
     y = np.digitize(f[np.arange(N), z] + 0.8 * rng.normal(size=N), cuts) + 1
     predictions = ViewPredictions(f[:, :, None], names=["identity", "flip", "crop"])
     policy = fit_policy(predictions, y, task="ordinal", engine=QUICK)
-    found = policy.posterior.cut_points  # type: ignore[attr-defined]
+    found = policy.cut_points  # type: ignore[attr-defined]
     np.testing.assert_allclose(found.value, cuts, atol=0.35)
     assert (found.interval[:, 0] < found.value).all()
     assert found.noise == pytest.approx(0.8, abs=0.2)

@@ -263,3 +263,19 @@ def test_words_are_the_sorted_outputs_of_a_network_without_names():
     assert (named.predict(X) == np.array(["ant", "bee", "cat"])[plain.predict(X)]).all()
     with pytest.raises(ValueError, match=r"2 different words, and the estimator 3 outputs .* 0\.\.2"):
         VBTTAClassifier(net, VIEWS, **options).fit(X, np.where(y == 0, "ant", "bee"))
+
+
+def test_groups_reach_the_guard() -> None:
+    """Two groups are two draws, too few to hold any out, whatever the number of rows."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(60, 2))
+    target = inputs[:, 0] + 0.1 * rng.normal(size=60)
+    estimator = Ridge().fit(inputs, target)
+    options = {"model": "latent", "random_state": 0}
+    plain = VBTTARegressor(estimator, [Identity(), GaussianNoise(0.1)], **options).fit(inputs, target)
+    groups = np.repeat(["a", "b"], 30)
+    for cv in ("frozen", 3):
+        grouped = VBTTARegressor(estimator, [Identity(), GaussianNoise(0.1)], cv=cv, **options)
+        grouped.fit(inputs, target, groups=groups)
+        assert "groups" in grouped.policy_.guard.reason
+    assert plain.policy_.guard.checked

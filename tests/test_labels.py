@@ -264,7 +264,9 @@ def test_a_long_frame_finds_its_columns(rng: np.random.Generator, key: str) -> N
 
 def test_frames_that_are_no_matrix_of_labels(rng: np.random.Generator) -> None:
     people = pd.DataFrame({"id": [3, 4], "ann": [1.0, 2.0], "bob": [1.0, 2.0]})
-    with pytest.raises(ValueError, match=r"column 'id': use LabelSets\.from_table, or .*set_index"):
+    with pytest.raises(
+        ValueError, match=r"column 'id', which looks like ids: make it the index, as labels\.set_index\('id'\)"
+    ):
         LabelSets.from_array(people)
     labels = LabelSets.from_array(people.set_index("id"))
     assert labels.annotator_names == ("ann", "bob")
@@ -360,3 +362,42 @@ def test_weights_stay_with_their_instances(rng: np.random.Generator, suffix: str
     (tmp_path / "two.csv").write_text("id,label,instance_weight\na,1,1\na,2,3\n")
     with pytest.raises(ValueError, match=r"two\.csv: instance_weight differs between labels"):
         LabelSets.load(tmp_path / "two.csv")
+
+
+def test_an_index_that_pandas_sorted_still_holds_ids() -> None:
+    """pivot_table, groupby and sort_index give an index 0..N-1 of ids, which pairs by id and not by row."""
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(30)
+    value = rng.normal(size=30)
+    frame = pd.DataFrame({"instance": ids, "annotator": "ann", "label": value})
+    for labels in (
+        frame.pivot_table(index="instance", columns="annotator", values="label"),
+        frame.groupby("instance").label.mean(),
+        pd.Series(value, index=ids).sort_index(),
+        frame.set_index("instance")[["label"]].rename(columns={"label": "ann"}),
+    ):
+        aligned = LabelSets.from_array(labels).align(30, ids)
+        np.testing.assert_allclose(aligned.value[:, 0] if aligned.value.ndim == 2 else aligned.value, value)
+    by_row = LabelSets.from_array(pd.Series(value)).align(30, ids)  # pandas' default index says nothing
+    np.testing.assert_allclose(by_row.value[:, 0] if by_row.value.ndim == 2 else by_row.value, value)
+
+
+def test_columns_that_look_like_ids_are_not_ignored() -> None:
+    names = [f"img{i}" for i in range(4)]
+    with pytest.raises(ValueError, match="'image_id' is not used: rename it to 'instance'"):
+        LabelSets.from_table(pd.DataFrame({"image_id": names, "label": [0, 1, 0, 1]}))
+    with pytest.raises(ValueError, match="'file' is not used"):
+        LabelSets.from_table(pd.DataFrame({"file": names, "label_1": [0, 1, 0, 1], "label_2": [0, 1, 1, 1]}))
+    with pytest.raises(ValueError, match="column 'image_id', which looks like ids"):
+        LabelSets.from_array(pd.DataFrame({"image_id": [3, 1, 2, 0], "rating": [0.1, 0.2, 0.3, 0.4]}))
+    with pytest.raises(ValueError, match="column 'index', which looks like ids"):
+        LabelSets.from_array(pd.Series([0.1, 0.2], name="rating").reset_index())
+    assert LabelSets.from_array(pd.DataFrame({"david": [0, 1], "ann": [1, 1]})).annotator_names == ("david", "ann")
+
+
+def test_weights_with_a_default_index_are_refused_where_labels_have_ids() -> None:
+    labels = LabelSets.from_array(pd.Series([0.0, 1.0], index=["b", "a"]))
+    with pytest.raises(ValueError, match="default index but the labels have ids"):
+        labels.with_weights(pd.Series([1.0, 2.0]))
+    weighted = labels.with_weights(pd.Series([1.0, 2.0], index=["b", "a"]))
+    assert weighted.align(2, np.array(["a", "b"])).count.tolist() == [2.0, 1.0]

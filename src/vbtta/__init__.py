@@ -94,7 +94,12 @@ _HOME = {
 }
 
 
+_MODULES = ("augment", "distributions", "metrics")  # public modules, loaded on first use
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"vbtta.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'vbtta' has no attribute {name!r}")
     value = getattr(import_module(f"vbtta.{_HOME[name]}"), name)

@@ -38,6 +38,7 @@ def collect_views(
     progress: bool = False,
     ids: ArrayLike | None = None,
     classes: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
 ) -> ViewPredictions:
     """Predict every input under every view.
 
@@ -65,8 +66,9 @@ def collect_views(
         Determines the draws, together with the view's name, the draw and the row.
     progress : bool
         Whether to show progress on the standard error stream.
-    ids, classes : arrays, optional
-        Identifiers of the N inputs, and the classes of the C outputs (estimators know theirs).
+    ids, classes, groups : arrays, optional
+        Identifiers of the N inputs, the classes of the C outputs (estimators know theirs), and which inputs belong
+        together.
 
     Examples
     --------
@@ -104,6 +106,7 @@ def collect_views(
         np.concatenate(variances) if variances else None,
         names=[view.name for view in view_list],
         ids=ids,
+        groups=groups,
         classes=adapted.classes if classes is None else classes,
         draws=np.concatenate(single_draws) if single_draws else None,
         fingerprints={view.name: prediction_fingerprint(view, adapted.output_kind, draws) for view in view_list},

@@ -1,6 +1,6 @@
 """Held-out log scores by K-fold cross-validation, with groups of rows kept together."""
 
-__all__ = ["CrossValidated", "compare_scores", "cross_validate", "n_units", "sampled", "split"]
+__all__ = ["MIN_UNITS", "CrossValidated", "compare_scores", "cross_validate", "n_units", "sampled", "split"]
 
 import warnings
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.policy import ConvergenceWarning, Policy
 
 _FOLDS = 5
+MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
 _MAX_INSTANCES = 20_000  # enough to choose between models
 
 Folds = list[tuple[Array, Array]]  # training and held-out rows

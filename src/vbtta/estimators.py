@@ -87,8 +87,11 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             self._check_is_fitted()
             self.estimator_ = self.estimator
             predictions = self._collect(self.estimator_, inputs)
+            rows = np.arange(len(predictions))
         else:
-            predictions, labels, weight = self._out_of_fold(inputs, labels, groups, weight)
+            predictions, labels, weight, rows = self._out_of_fold(inputs, labels, groups, weight)
+        if groups is not None:
+            predictions = predictions.with_groups(np.asarray(groups)[rows])
         predictions = self._set_classes(predictions, labels)
         options = {"task": self._task, "engine": self.engine, "seed": self.seed_}
         model = self.model
@@ -171,7 +174,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _out_of_fold(
         self, inputs: Any, labels: LabelSets, groups: Any, weight: Array
-    ) -> tuple[ViewPredictions, LabelSets, Array]:
+    ) -> tuple[ViewPredictions, LabelSets, Array, Array]:
         """Views of every labelled input from an estimator fitted without it; `estimator_` is fitted to all."""
         if not hasattr(self.estimator, "fit"):
             raise ValueError(
@@ -195,7 +198,8 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("cv must hold every labelled input out exactly once, as KFold does")
         self.estimator_ = self._fit_copy(inputs, labels, np.flatnonzero(labelled), weight)
         order = np.argsort(rows)
-        return parts[0].concat(parts[1:]).take(order), labels.take(rows[order]), weight[rows[order]]
+        rows = rows[order]
+        return parts[0].concat(parts[1:]).take(order), labels.take(rows), weight[rows], rows
 
     def _fit_copy(self, inputs: Any, labels: LabelSets, rows: Array, weight: Array) -> Any:
         """A copy of the estimator fitted to some rows; an input with several labels is repeated."""

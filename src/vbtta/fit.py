@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import whole_number
-from vbtta.crossval import CrossValidated, compare_scores, cross_validate, n_units
+from vbtta._support.checks import one_of, whole_number
+from vbtta.crossval import MIN_UNITS, CrossValidated, compare_scores, cross_validate, n_units
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.advi import ADVI, fit_density
@@ -22,7 +22,6 @@ from vbtta.models.pyro.spec import PyroModel
 from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Policy
 
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
-_MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
 
 
 class Sample(Protocol):
@@ -117,6 +116,7 @@ def fit_policy(
     """
     models_of(task)
     whole_number("seed", seed, least=0)
+    one_of("guard", guard, (True, False))
     if not isinstance(predictions, ViewPredictions):
         raise TypeError(
             f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
@@ -146,7 +146,7 @@ def fit_sample(
     choice = isinstance(model, str) and model == "auto"
     record = model_record("mixture" if choice else model, task)
     engine = _engine(engine, record)
-    enough = sample.n_units >= _MIN_UNITS
+    enough = sample.n_units >= MIN_UNITS
     scores: CrossValidated | None = None
     if choice and enough and isinstance(engine, EM):
         _report(progress, "choosing between mixture and latent pool")
@@ -161,7 +161,7 @@ def fit_sample(
         _SLOW: isinstance(engine, ADVI),
         "no view is named 'identity', so there is nothing to compare with": "identity" not in policy.names,
         "identity is the only view": policy.names == ("identity",),
-        f"fewer than {_MIN_UNITS} labelled instances, or groups of them": not enough,
+        f"fewer than {MIN_UNITS} labelled instances, or groups of them": not enough,
     }
     for reason, applies in skipped.items():
         if applies:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import shown, whole_number
-from vbtta.crossval import CrossValidated, compare_scores, cross_validate, n_units
+from vbtta.crossval import MIN_UNITS, CrossValidated, compare_scores, cross_validate, n_units
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy, model_record, quick_fit
@@ -19,7 +19,6 @@ from vbtta.inference.em import EM
 from vbtta.models.base import InMemory, Model
 from vbtta.policy import Policy, Selection, SelectionPoint
 
-_MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
 _SEARCH_INSTANCES = 4_000  # at most: a search fits a hundred times or more
 _MIN_TRIED = 4  # views tried in a step
 _PATIENCE = 3  # additions in a row that gain nothing before the search ends
@@ -89,9 +88,9 @@ def select_views(
     price = _prices(cost, predictions.names)
     _check_budget(budget, price)
     n_held_out = n_units(labels, predictions.groups)
-    if n_held_out < _MIN_UNITS:
+    if n_held_out < MIN_UNITS:
         raise ValueError(
-            f"views are selected by held-out scores, which need at least {_MIN_UNITS} labelled inputs or groups of "
+            f"views are selected by held-out scores, which need at least {MIN_UNITS} labelled inputs or groups of "
             f"them; got {n_held_out}. Use fit_policy and Policy.prune"
         )
     options = {"seed": 0, "guard": True, **fit_options}

@@ -24,6 +24,7 @@ from vbtta._support.checks import shown, whole_number
 
 Array = NDArray[Any]
 
+_ID_LIKE = re.compile(r"(^|[_\s-])(id|index)$", re.IGNORECASE)
 _SYNONYMS = {"instance": ("instance", "id", "item"), "annotator": ("annotator", "worker")}  # names of columns
 _WIDE = re.compile(r"label_(.+)")
 _MOST_WEIGHTS = 1 << 27  # a gigabyte
@@ -106,10 +107,11 @@ class LabelSets:
             reserved = [name for name in names if name in ("label", *_SYNONYMS["instance"])]
             if reserved and missing is None and annotators is None and any(map(_is_label, names)):
                 return cls.from_table(Y)
+            reserved += [name for name in names if isinstance(name, str) and _ID_LIKE.search(name)]
             if reserved:
                 raise ValueError(
-                    f"Y has a column {reserved[0]!r}: use LabelSets.from_table, or make ids the index of the labels, "
-                    "as Y.set_index('id')"
+                    f"the labels have a column {reserved[0]!r}, which looks like ids: make it the index, as "
+                    f"labels.set_index({reserved[0]!r}), or name it 'instance' and use LabelSets.from_table"
                 )
             annotators = _people_of(names) if annotators is None else annotators
         index = _index_of(Y, "Y")
@@ -344,13 +346,18 @@ class LabelSets:
     def with_weights(self, weights: ArrayLike) -> Self:
         """The same labels with weights of the instances, in place of earlier ones.
 
-        An instance of weight 2 counts like its labels given twice.
+        For a given noise model, an instance of weight 2 counts like its labels given twice.
 
         Parameters
         ----------
         weights : (n_instances,) array or Series
-            Positive numbers; a Series is paired with `ids` by its index.
+            Positive numbers, in the order of `ids` where there are ids; a Series is paired with them by its index.
         """
+        if self.ids is not None and hasattr(weights, "to_numpy") and _index_of(weights, "instance_weights") is None:
+            raise ValueError(
+                "instance_weights has a default index but the labels have ids; give it the ids as index, or pass an "
+                "array in the order of labels.ids"
+            )
         values = np.asarray(by_index(weights, self.ids, "instance_weights", "the labels"))
         if values.shape != (self.n_instances,) or values.dtype.kind not in "iuf":
             raise ValueError(f"instance_weights must be {self.n_instances} numbers; got shape {values.shape}")
@@ -581,6 +588,12 @@ def long_labels(
             f"{where} has no labels: give columns label_1, label_2, ... (wide) or instance, annotator, label (long); "
             f"it has {', '.join(list(table)[:8])}"
         )
+    known = {"label", "count", "instance_weight", *_SYNONYMS["annotator"], *endings}
+    if key is None and (unused := [name for name in table if name not in known]):
+        raise ValueError(
+            f"{where} has no column of ids (instance, id or item), and its column {unused[0]!r} is not used: rename it "
+            "to 'instance' if it holds ids, or leave it out to pair by row"
+        )
     cells = [table[name] for name in endings or ["label"]]
     absent = np.stack([is_absent(column) for column in cells], axis=1)  # (N, M)
     rows, column = np.nonzero(~absent)
@@ -647,14 +660,16 @@ def _is_frame(values: object) -> bool:
 
 
 def _index_of(values: Any, name: str) -> Array | None:
-    """The index of a Series or DataFrame as ids; None where there is none, or it counts the rows from 0."""
+    """The index of a Series or DataFrame as ids; None where there is none, or it is pandas' default."""
     index = getattr(values, "index", None)
     if index is None or callable(index) or not hasattr(values, "to_numpy"):
         return None
     if getattr(index, "nlevels", 1) > 1:
         raise ValueError(f"{name} has an index of several levels; use LabelSets.from_table({name}.reset_index())")
     ids = _id_values(np.asarray(index), f"the index of {name}")
-    return None if ids.dtype.kind in "iu" and np.array_equal(ids, np.arange(len(ids))) else ids
+    # an index made by pivot_table, groupby or sort_index can count from 0 as well, and holds ids
+    default = type(index).__name__ == "RangeIndex" and index.name is None
+    return None if default and np.array_equal(ids, np.arange(len(ids))) else ids
 
 
 def _by_id(index: Array | None, rows: Array, n_rows: int) -> tuple[Array | None, Array, int]:

@@ -129,6 +129,11 @@ class ViewPredictions:
         prints = {name: text for name, text in self.fingerprints.items() if name in wanted}
         return self._part(**parts, names=tuple(wanted), generated_names=False, fingerprints=prints)
 
+    def with_groups(self, groups: ArrayLike) -> Self:
+        """The same predictions with other groups: (N,) integers or strings, or a Series by id."""
+        values = by_index(groups, self.ids, "groups", "the predictions")
+        return self._part(groups=_keys(values, len(self), "groups", distinct=False))
+
     def _part(self, **changes: Any) -> Self:
         """A copy with other rows or views; what was valid stays so, and only rows of mapped files are checked."""
         part = copy.copy(self)
