@@ -1,5 +1,7 @@
 """VBTTAClassifier and VBTTARegressor keep scikit-learn's contract, and leave frozen estimators as they are."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from vbtta import GaussianLatent, LabelSets, fit_policy
+from vbtta import GaussianLatent, GuardWarning, LabelSets, fit_policy
 from vbtta.augment import GaussianNoise, Identity
 from vbtta.collect import collect_views
 from vbtta.estimators import VBTTAClassifier, VBTTARegressor
@@ -272,10 +274,12 @@ def test_groups_reach_the_guard() -> None:
     target = inputs[:, 0] + 0.1 * rng.normal(size=60)
     estimator = Ridge().fit(inputs, target)
     options = {"model": "latent", "random_state": 0}
-    plain = VBTTARegressor(estimator, [Identity(), GaussianNoise(0.1)], **options).fit(inputs, target)
     groups = np.repeat(["a", "b"], 30)
-    for cv in ("frozen", 3):
+    for cv in ("frozen", GroupKFold(2)):
         grouped = VBTTARegressor(estimator, [Identity(), GaussianNoise(0.1)], cv=cv, **options)
         grouped.fit(inputs, target, groups=groups)
         assert "groups" in grouped.policy_.guard.reason
-    assert plain.policy_.guard.checked
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuardWarning)  # the views are noise
+            if cv == "frozen":
+                assert grouped.fit(inputs, target).policy_.guard.checked

@@ -230,8 +230,8 @@ def ascend_draws(
 ) -> AdviAscent:
     """Maximise the bound; if it is not finite, retry once with a tenth of the step length.
 
-    Pyro's SVI with AutoMultivariateNormal takes 2.1 times as long in a whole fit of 250 labels (1.0 to 1.5 of
-    thousands), is noisier, as it keeps the score of Q in the gradient, and has no batches here.
+    Written here for batches, Renyi bounds and gradients without the score of Q, whose noise does not vanish at the
+    posterior; benchmarks/advi_parts.py compares it with Pyro's SVI and AutoMultivariateNormal.
     """
     D = len(density.start)
     if D > _MAX_PARAMETERS:
