@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vbtta.models.ordinal.spec import OrdinalMixture
     from vbtta.models.pyro.spec import PyroModel
     from vbtta.models.ranking.spec import RankingMixture
+    from vbtta.models.stack.spec import Stack
     from vbtta.module import TTAModule
     from vbtta.policy import ConvergenceWarning, GuardWarning, Policy
     from vbtta.select import select_views
@@ -49,6 +50,7 @@ __all__ = [
     "Policy",
     "PyroModel",
     "RankingMixture",
+    "Stack",
     "TTAModule",
     "VBTTAClassifier",
     "VBTTARegressor",
@@ -79,6 +81,7 @@ _HOME = {
     "Policy": "policy",
     "PyroModel": "models.pyro.spec",
     "RankingMixture": "models.ranking.spec",
+    "Stack": "models.stack.spec",
     "TTAModule": "module",
     "VBTTAClassifier": "estimators",
     "VBTTARegressor": "estimators",

@@ -1,12 +1,24 @@
 """Held-out log scores by K-fold cross-validation, with groups of rows kept together."""
 
-__all__ = ["MIN_UNITS", "CrossValidated", "compare_scores", "cross_validate", "n_units", "sampled", "split"]
+__all__ = [
+    "MIN_UNITS",
+    "CrossValidated",
+    "Stacking",
+    "compare_scores",
+    "cross_validate",
+    "n_units",
+    "sampled",
+    "split",
+    "stack_scores",
+    "stacking_weights",
+]
 
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
@@ -22,9 +34,18 @@ Folds = list[tuple[Array, Array]]  # training and held-out rows
 class CrossValidated(NamedTuple):
     """Outcome of the fits to all folds."""
 
-    scores: Array  # (n,): of every held-out instance, in the order of the folds
+    scores: Array  # (n,): of every held-out instance, in the order of the folds; weighted where instances are
     units: Array | None  # (n,): the group of each, where there are groups
     weights: Array  # (K,): average over the folds
+    fold: Array  # (n,): the fold of each
+    importance: Array  # (n,): the weights of the instances, ones where there are none
+
+
+class Stacking(NamedTuple):
+    """Weights of stacked predictions."""
+
+    weights: Array  # (M,), on the simplex
+    covariance: Array  # (M, M) of the weights, from the curvature
 
 
 def cross_validate(
@@ -51,15 +72,71 @@ def cross_validate(
         weights.append(policy.weights)
     held_out = np.concatenate([held for _, held in folds])
     units = None if predictions.groups is None else predictions.groups[held_out]
-    return CrossValidated(np.concatenate(scores), units, np.mean(weights, axis=0))
+    fold = np.repeat(np.arange(len(folds)), [len(held) for _, held in folds])
+    importance = np.ones(len(held_out)) if labels.instance_weights is None else labels.instance_weights[held_out]
+    return CrossValidated(np.concatenate(scores), units, np.mean(weights, axis=0), fold, importance)
 
 
 def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, float]:
-    """Difference of two total scores, one minus the other, and its standard error; groups count as one draw each."""
+    """Mean difference of two scores per instance, one minus the other, and its standard error.
+
+    Groups count as one draw each.
+    """
     difference = one.scores - other.scores
+    n_instances = len(difference)
     if one.units is not None:
         difference = np.bincount(np.unique(one.units, return_inverse=True)[1], difference)
-    return float(difference.sum()), float(np.sqrt(len(difference)) * difference.std(ddof=1))
+    error = np.sqrt(len(difference)) * difference.std(ddof=1)
+    return float(difference.sum() / n_instances), float(error / n_instances)
+
+
+def stack_scores(members: list[CrossValidated], prior_count: float) -> tuple[Stacking, CrossValidated]:
+    """Stacking weights from held-out scores, and the stack's own held-out scores.
+
+    An instance is scored with the weights that the other folds give, so that the score is honest.
+    """
+    first = members[0]
+    scores = np.stack([member.scores for member in members], axis=1) / first.importance[:, None]  # (n, M)
+    sizes = first.importance
+    if first.units is not None:  # rows of a group are no independent evidence: together they count as one
+        sizes = sizes * (len(np.unique(first.units)) / len(first.units))
+    held_out = np.empty(len(scores))
+    for fold in np.unique(first.fold):
+        inside = first.fold == fold
+        weights = stacking_weights(scores[~inside], sizes[~inside], prior_count).weights
+        held_out[inside] = special.logsumexp(scores[inside] + np.log(weights), axis=1)
+    return stacking_weights(scores, sizes, prior_count), first._replace(scores=held_out * first.importance)
+
+
+def stacking_weights(scores: Array, sizes: Array, prior_count: float) -> Stacking:
+    """The mode of the weights w of M predictive distributions, by Newton's method on the simplex.
+
+        sum_i s_i ln sum_m w_m exp(l_im) + c sum_m ln w_m
+
+    l_im are log scores (n, M), s_i sizes (n,) and c the prior's count. The objective is concave and self-concordant.
+    """
+    n_members = scores.shape[1]
+    relative = np.exp(scores - scores.max(axis=1, keepdims=True))  # (n, M)
+    weights = np.full(n_members, 1 / n_members)
+    to_zero_sum = np.eye(n_members)[:, 1:] - np.eye(n_members)[:, :1]  # (M, M - 1): directions that keep the sum
+
+    def objective(weights: Array) -> float:
+        return float(sizes @ np.log(relative @ weights) + prior_count * np.log(weights).sum())
+
+    for _ in range(100):
+        ratio = relative / (relative @ weights)[:, None]
+        gradient = to_zero_sum.T @ (ratio.T @ sizes + prior_count / weights)
+        curvature = (ratio * sizes[:, None]).T @ ratio + np.diag(prior_count / weights**2)
+        covariance = to_zero_sum @ np.linalg.solve(to_zero_sum.T @ curvature @ to_zero_sum, to_zero_sum.T)
+        step = covariance @ (ratio.T @ sizes + prior_count / weights)
+        decrement = float(gradient @ step[1:])
+        if decrement < 1e-10:
+            break
+        fraction, before = min(1.0, 0.9 / max(float((-step / weights).max()), 1e-300)), objective(weights)
+        while objective(weights + fraction * step) < before:
+            fraction /= 2
+        weights = weights + fraction * step
+    return Stacking(weights / weights.sum(), covariance)
 
 
 def n_units(labels: LabelSets, groups: Array | None) -> int:

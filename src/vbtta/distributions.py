@@ -10,6 +10,7 @@ __all__ = [
     "view_information",
 ]
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -47,6 +48,16 @@ class ContinuousPrediction:
     dof: Array
     location: Array
     scale: Array
+
+    @classmethod
+    def pool(cls, parts: "Sequence[ContinuousPrediction]", shares: Array) -> "ContinuousPrediction":
+        """The average of several distributions of the same inputs, with shares (N, M)."""
+        return cls(
+            np.concatenate([part.weights * shares[:, m, None] for m, part in enumerate(parts)], axis=1),
+            np.concatenate([part.dof for part in parts]),
+            np.concatenate([part.location for part in parts], axis=1),
+            np.concatenate([part.scale for part in parts], axis=1),
+        )
 
     def __repr__(self) -> str:
         return f"ContinuousPrediction(N={self.location.shape[0]}, C={self.location.shape[2]})"
@@ -131,6 +142,16 @@ class CategoricalPrediction:
     proba: Array
     mutual_information: Array
     classes: Array
+
+    @classmethod
+    def pool(cls, parts: "Sequence[CategoricalPrediction]", shares: Array) -> "CategoricalPrediction":
+        """The average of several distributions of the same inputs, with shares (N, M).
+
+        What remains open given part and view is the average of what remains open given the view.
+        """
+        proba = sum(shares[:, m, None] * part.proba for m, part in enumerate(parts))
+        left_open = sum(shares[:, m] * (part.entropy - part.mutual_information) for m, part in enumerate(parts))
+        return cls(proba, np.maximum(entropy(proba) - left_open, 0), parts[0].classes)
 
     def __repr__(self) -> str:
         return f"CategoricalPrediction(N={self.proba.shape[0]}, C={self.proba.shape[1]})"

@@ -10,16 +10,25 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from vbtta._support.checks import one_of, whole_number
-from vbtta.crossval import MIN_UNITS, CrossValidated, compare_scores, cross_validate, n_units
+from vbtta.crossval import (
+    MIN_UNITS,
+    CrossValidated,
+    compare_scores,
+    cross_validate,
+    n_units,
+    stack_scores,
+)
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.advi import ADVI, fit_density
 from vbtta.inference.em import EM, Fit, fit_problem
 from vbtta.models.base import Engine, InMemory, LabelFacts, Model, Posterior, load, models_of, pose, pose_density
 from vbtta.models.pyro.spec import PyroModel
-from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Policy
+from vbtta.models.stack.spec import Stack, default_stack
+from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Policy, stack_policies
 
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
 
@@ -34,6 +43,13 @@ class Sample(Protocol):
     @property
     def n_units(self) -> int:
         """Number of labelled instances, or of groups of them."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the views."""
+
+    def settle(self, model: Model) -> Model:
+        """A resolved model with the options that the data decide."""
 
     def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
         """One resolved model on all views, or on the identity alone."""
@@ -53,6 +69,13 @@ class _InMemory:
     def n_units(self) -> int:
         return n_units(self.labels, self.predictions.groups)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.predictions.names
+
+    def settle(self, model: Model) -> Model:
+        return model.settle(InMemory(self.predictions, self.labels))
+
     def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
         return fit_model(self._views(alone), self.labels, model, engine, seed=seed, progress=progress)
 
@@ -70,7 +93,7 @@ def fit_policy(
     task: str,
     model: Model | Callable[..., None] | Literal["auto", "mixture", "latent"] = "auto",
     engine: Engine | Literal["auto", "em", "advi"] = "auto",
-    guard: bool = True,
+    guard: bool | Literal["hard"] = True,
     seed: int = 0,
     progress: bool = False,
 ) -> Policy:
@@ -88,13 +111,15 @@ def fit_policy(
         Numbers; classes, whose logits the predictions are; ordered levels, from one score an input and view; rankings
         of the C items that the predictions score (:meth:`LabelSets.from_rankings`). The last two are fitted by ADVI.
     model : "auto", "mixture", "latent", a model record or a function
-        What is assumed. "auto" takes the pool with the better cross-validated log score (with ADVI the mixture). A
-        function is a Pyro model of the labels, as in :class:`PyroModel`.
+        What is assumed. "auto" is a :class:`Stack` of mixture, latent pool and the raw network, weighted by their
+        held-out log scores (with ADVI, and for levels and rankings, the mixture). A function is a Pyro model of the
+        labels, as in :class:`PyroModel`.
     engine : "auto", "em", "advi" or an engine record
         How it is inferred; "auto" is EM where the model has one.
-    guard : bool
-        Whether to compare, by cross-validated log score, with the same model on the identity view alone, and fall
-        back to that where the views are worse by more than one standard error.
+    guard : bool or "hard"
+        Whether to compare, by cross-validated log score, with the raw network: the identity view with one temperature
+        or scale. `policy.guard` states the difference and the probability that the views help. "hard" takes the raw
+        network where that is below one half.
     seed : int
         Decides the folds, and the draws of ADVI.
     progress : bool
@@ -116,7 +141,7 @@ def fit_policy(
     """
     models_of(task)
     whole_number("seed", seed, least=0)
-    one_of("guard", guard, (True, False))
+    one_of("guard", guard, (True, False, "hard"))
     if not isinstance(predictions, ViewPredictions):
         raise TypeError(
             f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
@@ -138,62 +163,84 @@ def fit_sample(
     task: str,
     model: Model | Callable[..., None] | str,
     engine: Engine | str,
-    guard: bool,
+    guard: bool | str,
     seed: int,
     progress: bool,
 ) -> Policy:
     """:func:`fit_policy` for data in memory or on a cluster."""
-    choice = isinstance(model, str) and model == "auto"
-    record = model_record("mixture" if choice else model, task)
+    automatic = isinstance(model, str) and model == "auto"
+    record = model_record(model, task)
+    if automatic and not isinstance(_engine(engine, record), EM):
+        record = model_record("mixture", task)  # held-out scores by ADVI would take too many fits
     engine = _engine(engine, record)
-    enough = sample.n_units >= MIN_UNITS
-    scores: CrossValidated | None = None
-    if choice and enough and isinstance(engine, EM):
-        _report(progress, "choosing between mixture and latent pool")
-        record, scores = _choose([kind() for kind in models_of(task).values()], sample, engine, seed)
-    else:
-        record = record.resolve(sample.labels)
+    record = record.resolve(sample.labels)
+    stack = record.as_stack()
+    if stack is not None:
+        return _fit_stack(stack, sample, engine, guard, seed, progress)
     _report(progress, f"fitting {type(record).__name__}")
     policy = sample.fit(record, engine, alone=False, seed=seed, progress=progress)
     if not guard:
         return policy
-    skipped = {
+    raw = models_of(task)["mixture"].raw_network()
+    reason = _obstacle(sample, engine, raw)
+    if reason or raw is None:
+        return replace(policy, guard=Guard(False, False, 0.0, 0.0, reason))
+    _report(progress, "comparing with the raw network")
+    raw, settled = raw.resolve(sample.labels), sample.settle(record)
+    scores = sample.scores(settled, engine, alone=False, seed=seed)
+    verdict = _verdict(scores, sample.scores(raw, engine, alone=True, seed=seed), guard)
+    if not verdict.fell_back:
+        return replace(policy, guard=verdict)
+    return sample.fit(raw, engine, alone=True, seed=seed, progress=False).among(policy.names, guard=verdict)
+
+
+def _obstacle(sample: Sample, engine: Engine, raw: Model | None) -> str:
+    """Why the views cannot be compared with the raw network; empty where they can."""
+    reasons = {
+        "no raw network: the model has no temperature or scale of its own": raw is None,
         _SLOW: isinstance(engine, ADVI),
-        "no view is named 'identity', so there is nothing to compare with": "identity" not in policy.names,
-        "identity is the only view": policy.names == ("identity",),
-        f"fewer than {MIN_UNITS} labelled instances, or groups of them": not enough,
+        "no view is named 'identity', so there is nothing to compare with": "identity" not in sample.names,
+        "identity is the only view": sample.names == ("identity",),
+        f"fewer than {MIN_UNITS} labelled instances, or groups of them": sample.n_units < MIN_UNITS,
     }
-    for reason, applies in skipped.items():
-        if applies:
-            return replace(policy, guard=Guard(False, False, 0.0, 0.0, reason))
-    _report(progress, "comparing with the identity view alone")
-    return _guarded(policy, sample, scores, seed)
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
-def _choose(candidates: list[Model], sample: Sample, engine: Engine, seed: int) -> tuple[Model, CrossValidated]:
-    """The candidate with the better cross-validated log score, and its scores."""
-    models = [candidate.resolve(sample.labels) for candidate in candidates]
-    scores = [sample.scores(model, engine, alone=False, seed=seed) for model in models]
-    best = int(np.argmax([held_out.scores.sum() for held_out in scores]))
-    return models[best], scores[best]
+def _fit_stack(stack: Stack, sample: Sample, engine: Engine, guard: bool | str, seed: int, progress: bool) -> Policy:
+    """Fit all members and weigh them by their held-out scores; by equal shares where nothing can be held out."""
+    candidates = [(model, False) for model in stack.members]
+    if stack.raw is not None and "identity" in sample.names:
+        candidates.append((stack.raw, True))
+    policies, scores = [], []
+    for model, alone in candidates:
+        _report(progress, f"fitting {'the raw network' if alone else type(model).__name__}, with held-out scores")
+        settled = model if alone else sample.settle(model)
+        policy = sample.fit(settled, engine, alone=alone, seed=seed, progress=False)
+        policies.append(replace(policy, model=model).among(sample.names))
+        if sample.n_units >= MIN_UNITS:
+            scores.append(sample.scores(settled, engine, alone=alone, seed=seed))
+    weights, covariance = np.full(len(policies), 1 / len(policies)), np.zeros((len(policies), len(policies)))
+    reason = _obstacle(sample, engine, stack.raw) if guard else "not asked for"
+    verdict = Guard(False, False, 0.0, 0.0, reason)
+    if scores:
+        (weights, covariance), of_stack = stack_scores(scores, stack.prior_count)
+        verdict = verdict if reason else _verdict(of_stack, scores[-1], guard)
+    if verdict.fell_back:
+        return replace(policies[-1], guard=verdict)
+    return stack_policies(stack, engine, policies, weights, covariance, verdict)
 
 
-def _guarded(policy: Policy, sample: Sample, scores: CrossValidated | None, seed: int) -> Policy:
-    """The policy, or the identity's where the views are worse by more than one standard error."""
-    model, engine = policy.model, policy.engine
-    if scores is None:
-        scores = sample.scores(model, engine, alone=False, seed=seed)
-    total, error = compare_scores(scores, sample.scores(model, engine, alone=True, seed=seed))
-    worse = total < -error
-    verdict = "worse than" if worse else "not worse than"
-    reason = f"held-out log score {total:+.2f} (standard error {error:.2f}): {verdict} the identity view alone"
-    outcome = Guard(True, worse, total, error, reason)
-    if not worse:
-        return replace(policy, guard=outcome)
-    warnings.warn(
-        f"the views do not help ({reason}); the policy uses the identity view only", GuardWarning, stacklevel=4
-    )
-    return sample.fit(model, engine, alone=True, seed=0, progress=False).among(policy.names, guard=outcome)
+def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str) -> Guard:
+    """How much better the views are than the raw network, and whether to do without them."""
+    difference, error = compare_scores(views, raw)
+    ratio = difference / error if error > 0 else np.sign(difference) * np.inf if difference else 0.0
+    probability = float(special.ndtr(ratio))
+    reason = f"the views help with probability {probability:.2f}, by {difference:.3f} +- {error:.3f} nats per input"
+    verdict = Guard(True, guard == "hard" and probability < 0.5, difference, error, reason, probability)
+    if difference < -error or verdict.fell_back:
+        outcome = "the policy is the raw network" if verdict.fell_back else "guard='hard' would take the raw network"
+        warnings.warn(f"{reason}; {outcome}", GuardWarning, stacklevel=5)
+    return verdict
 
 
 def fit_model(
@@ -241,7 +288,7 @@ def policy_of(
         engine=engine,
         posterior=fit.posterior,
         history=History(fit.bounds, fit.weights),
-        elbo=fit.bound,
+        final_elbo=fit.bound,
         elbo_terms=fit.terms,
         converged=fit.converged,
         n_outputs=predictions.outputs.shape[2],
@@ -258,7 +305,7 @@ def _unsupervised(
     """Weights of a classifier's views from their agreement and confidence alone."""
     if task != "classification":
         raise ValueError(f"labels=None is for task='classification'; task={task!r} needs labels")
-    record = model_record("mixture" if isinstance(model, str) and model == "auto" else model, task).without_labels()
+    record = model_record("mixture" if model == "auto" else model, task).without_labels()
     if not len(predictions):
         raise ValueError("predictions are empty: without labels at least one input is needed")
     engine = ADVI() if engine in ("auto", "advi") else engine
@@ -279,6 +326,8 @@ def _unsupervised(
 
 def model_record(model: Model | Callable[..., None] | str, task: str) -> Model:
     """The record that is asked for, completed for the task."""
+    if isinstance(model, str) and model == "auto":
+        return default_stack(task)
     if isinstance(model, str):
         options = models_of(task)
         if model not in options:

@@ -1,15 +1,28 @@
 """What comes with a policy: its history, the guard's verdict, the choice of views; and what a fit warns of."""
 
-__all__ = ["KEPT", "ConvergenceWarning", "Guard", "GuardWarning", "History", "Policy", "Selection", "SelectionPoint"]
+__all__ = [
+    "KEPT",
+    "ConvergenceWarning",
+    "Guard",
+    "GuardWarning",
+    "History",
+    "Policy",
+    "Selection",
+    "SelectionPoint",
+    "StackedPosterior",
+    "stack_policies",
+]
 
 import json
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from vbtta._support.checks import between
 from vbtta._support.files import atomic_path
@@ -48,7 +61,7 @@ class ConvergenceWarning(UserWarning):
 
 
 class GuardWarning(UserWarning):
-    """The views were worse than no augmentation, and the fit fell back to the identity view.
+    """The views were worse than the network alone on held-out inputs.
 
     Examples
     --------
@@ -63,7 +76,7 @@ class GuardWarning(UserWarning):
     >>> predictions = ViewPredictions(views[:, :, None], names=["identity", *"abcdefgh"])
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always", GuardWarning)
-    ...     policy = fit_policy(predictions, truth, task="regression", model="mixture")
+    ...     policy = fit_policy(predictions, truth, task="regression", model="mixture", guard="hard")
     >>> [warning.category.__name__ for warning in caught], policy.guard.fell_back
     (['GuardWarning'], True)
     """
@@ -77,13 +90,14 @@ class History(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """Whether the views were checked against the identity view alone, and what came of it."""
+    """Whether the views were compared with the raw network on held-out inputs, and what came of it."""
 
     checked: bool
     fell_back: bool
-    difference: float  # cross-validated log score of the views minus the identity's, summed over instances
+    difference: float  # held-out log score of the views minus the raw network's, in nats per input
     standard_error: float
     reason: str
+    probability: float = 0.5  # that the views help, as far as the held-out scores tell
 
 
 class SelectionPoint(NamedTuple):
@@ -126,6 +140,11 @@ class Policy:
         What the weighted average is multiplied by in a latent pool; 1 in a mixture.
     model, engine
         What was assumed and how it was inferred.
+    members : tuple of Policy
+        The policies whose predictions are averaged, where the policy is a stack; else empty. A stack has no bound,
+        history or gain of its own: ask its members.
+    member_weights : (M,) array
+        Their shares, which sum to 1.
     elbo : float
         The bound at the end (docs/method, eqs. 10 and 24), in the labels' units: below the log evidence of the labels
         where all parameters have a prior that Q covers, else below their penalised log likelihood (temperatures and
@@ -166,7 +185,7 @@ class Policy:
     engine: Engine
     posterior: Posterior
     history: History
-    elbo: float
+    final_elbo: float
     elbo_terms: dict[str, float]
     converged: bool
     n_outputs: int
@@ -186,7 +205,33 @@ class Policy:
         used = int(np.count_nonzero(self.weights))
         shown += ", ..." if used > len(order) else ""
         task = f"unsupervised {self.task}" if self.unsupervised else self.task
-        return f"Policy({task}, {type(self.model).__name__}, {used} of {len(self.names)} views: {shown})"
+        return f"Policy({task}, {self.model_name}, {used} of {len(self.names)} views: {shown})"
+
+    @property
+    def model_name(self) -> str:
+        """The model's name; of a stack those of its members, with their shares."""
+        if not self.members:
+            return type(self.model).__name__
+        return " + ".join(
+            f"{share:.2f} {type(member.model).__name__}{' of identity' if member.fitted == ('identity',) else ''}"
+            for member, share in zip(self.members, self.member_weights, strict=True)
+        )
+
+    @property
+    def members(self) -> "tuple[Policy, ...]":
+        """The policies that are stacked; none unless the policy is a stack."""
+        return getattr(self.posterior, "members", ())
+
+    @property
+    def member_weights(self) -> Array:
+        """The shares of the members; a single 1 where the policy is no stack."""
+        return getattr(self.posterior, "member_weights", np.ones(1))
+
+    @property
+    def elbo(self) -> float:
+        """The bound at the end."""
+        self._refuse_stack("elbo")
+        return self.final_elbo
 
     @property
     def task(self) -> str:
@@ -207,12 +252,18 @@ class Policy:
     @property
     def gain(self) -> float:
         """What the weighted average is multiplied by."""
+        self._refuse_stack("gain")
         return self.posterior.gain
 
     @property
     def n_steps(self) -> int:
-        """Number of accepted updates."""
-        return len(self.history.elbo)
+        """Number of accepted updates, of all members together."""
+        return len(self.history.elbo) + sum(member.n_steps for member in self.members)
+
+    @property
+    def used_names(self) -> tuple[str, ...]:
+        """The views of positive weight, in the order of the fit: those that a prediction needs."""
+        return tuple(name for name, weight in zip(self._fitted, self.posterior.weights, strict=True) if weight > 0)
 
     @property
     def annotators(self) -> AnnotatorNoise | AnnotatorAccuracy | None:
@@ -255,6 +306,7 @@ class Policy:
 
     def at_step(self, step: int) -> Self:
         """The policy as it was at entry `step` of the history, from 1; needs ``keep_states=True`` of the engine."""
+        self._refuse_stack("at_step")
         if not self.steps:
             raise ValueError(
                 "states were not kept (or not saved); fit with keep_states=True, as in EM(keep_states=True)"
@@ -266,7 +318,7 @@ class Policy:
             self,
             posterior=self.steps[step - 1],
             history=History(self.history.elbo[:step], self.history.weights[:step]),
-            elbo=float(self.history.elbo[step - 1]),
+            final_elbo=float(self.history.elbo[step - 1]),
             elbo_terms={},
             converged=False,
             steps=self.steps[:step],
@@ -275,27 +327,35 @@ class Policy:
     def prune(self, min_weight: float = KEPT) -> Self:
         """The policy without the views of less weight, so that they need not be computed."""
         between("min_weight", min_weight, 0, 1)
-        known = self._fitted
         kept = np.flatnonzero(self.posterior.weights >= min_weight)
         if not len(kept):
             raise ValueError(f"min_weight must leave a view; the largest weight is {self.weights.max():.3f}")
-        return replace(
-            self, posterior=self.posterior.keep(kept), fitted=tuple(known[k] for k in kept), steps=(), elbo_terms={}
-        )
+        return self.restrict(kept)
+
+    def restrict(self, places: ArrayLike) -> Self:
+        """The policy with only some of the views of the fit, by position; their weights sum to one again."""
+        kept = np.asarray(places, dtype=np.intp)
+        fitted = tuple(self._fitted[k] for k in kept)
+        return replace(self, posterior=self.posterior.keep(kept), fitted=fitted, steps=(), elbo_terms={})
 
     def among(self, names: tuple[str, ...], **changes: Any) -> Self:
-        """The policy of some views as one of all `names`, the others with weight zero; with other fields changed."""
-        weights = np.zeros((self.n_steps, len(names)))
-        weights[:, [names.index(name) for name in self.names]] = self.history.weights
+        """The policy with `names` as its views, those that it does not know with weight zero; other fields changed."""
+        weights = np.zeros((len(self.history.weights), len(names)))
+        known = [name for name in names if name in self.names]
+        columns = [self.names.index(name) for name in known]
+        weights[:, [names.index(name) for name in known]] = self.history.weights[:, columns]
         history = self.history._replace(weights=weights)
         return replace(self, names=names, fitted=self.fitted or self.names, history=history, **changes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as human-readable JSON, atomically."""
-        data = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "vbtta": __version__,
+        data = {"format": _FORMAT, "version": _VERSION, "vbtta": __version__, **self._to_dict()}
+        with atomic_path(path) as temporary:
+            temporary.write_text(_json(data), encoding="utf-8")
+
+    def _to_dict(self) -> dict[str, Any]:
+        posterior = self.posterior.to_dict() if self.members else to_plain(self.posterior)
+        return {
             "task": self.task,
             "views": list(self.names),
             "weights": to_plain(self.weights),
@@ -306,18 +366,16 @@ class Policy:
             "annotators": list(self.annotator_names),
             "model": record_to_dict(self.model),
             "engine": record_to_dict(self.engine),
-            "elbo": self.elbo,
+            "elbo": None if self.members else self.final_elbo,
             "elbo_terms": self.elbo_terms,
             "converged": self.converged,
             "unsupervised": self.unsupervised,
             "guard": to_plain(self.guard),
             "selection": to_plain(self.selection),
             "fingerprints": self.fingerprints,
-            "posterior": to_plain(self.posterior),
+            "posterior": posterior,
             "history": to_plain(self.history),
         }
-        with atomic_path(path) as temporary:
-            temporary.write_text(_json(data), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -353,9 +411,9 @@ class Policy:
             names=from_plain(tuple[str, ...], data["views"]),
             model=model,
             engine=engine,
-            posterior=from_plain(posterior_type(model, engine), data["posterior"]),
+            posterior=_read_posterior(model, engine, data["posterior"]),
             history=from_plain(History, data["history"]),
-            elbo=from_plain(float, data["elbo"]),
+            final_elbo=np.nan if model.as_stack() else from_plain(float, data["elbo"]),
             elbo_terms={name: from_plain(float, value) for name, value in data["elbo_terms"].items()},
             converged=from_plain(bool, data["converged"]),
             n_outputs=from_plain(int, data["n_outputs"]),
@@ -378,14 +436,18 @@ class Policy:
 
     def _try_out(self) -> None:
         """Predict one input, so that a damaged posterior is found when it is read."""
-        needed = [name for name, weight in zip(self._fitted, self.posterior.weights, strict=True) if weight > 0]
-        zeros = np.zeros((1, len(needed), self.n_outputs))
+        zeros = np.zeros((1, len(self.used_names), self.n_outputs))
         with np.errstate(all="ignore"):
-            found = self.posterior.predict(ViewPredictions(zeros, zeros, names=needed))
+            found = self.posterior.predict(ViewPredictions(zeros, zeros, names=self.used_names))
             numbers = getattr(found, "proba", None)
             numbers = found.variance if numbers is None else numbers  # type: ignore[union-attr]
         if not np.all(np.isfinite(numbers) & (numbers >= 0)):
             raise ValueError("its posterior does not predict")
+
+    def _refuse_stack(self, name: str) -> None:
+        """A stack has no bound, steps or gain of its own."""
+        if self.members:
+            raise ValueError(f"a stack has no {name} of its own; ask policy.members, here {self.model_name}")
 
     def _of_posterior(self, name: str, needed: str) -> Any:
         """What some posteriors have and others have not."""
@@ -429,7 +491,7 @@ class Policy:
                 f"predictions have {len(predictions.names)} unnamed views but the policy was fitted to "
                 f"{len(self.names)}; name the views so that they can be matched"
             )
-        needed = [name for name, weight in zip(self._fitted, self.posterior.weights, strict=True) if weight > 0]
+        needed = self.used_names
         missing = [name for name in needed if name not in predictions.names]
         if missing:
             raise ValueError(f"the policy needs the views {missing}, which the predictions lack")
@@ -465,6 +527,143 @@ class Policy:
             return np.full(len(labels), place, dtype=np.intp)
         known = {name: place for place, name in enumerate(self.annotator_names)}
         return np.array([known.get(name, -1) for name in labels.annotator_names], dtype=np.intp)[labels.annotator]
+
+
+@dataclass(frozen=True, eq=False)
+class StackedPosterior:
+    """Policies of the same views whose predictive distributions are averaged (docs/method, "Stacking").
+
+    The label set of an input speaks for the members that predicted it: given labels, a member's share is its weight
+    times the probability that it gave them.
+    """
+
+    members: tuple[Policy, ...]
+    member_weights: Array  # (M,)
+    covariance: Array  # (M, M) of the member weights
+
+    @property
+    def weights(self) -> Array:
+        """Total weights of the views: (K,)."""
+        return np.asarray(self.member_weights @ [member.weights for member in self.members])
+
+    @property
+    def noise(self) -> FittedNoise | None:
+        """That of the heaviest member."""
+        return self._heaviest.label_noise
+
+    @property
+    def _heaviest(self) -> Policy:
+        return self.members[int(self.member_weights.argmax())]
+
+    def weight_interval(self, level: float) -> Array:
+        """Intervals (K, 2) of the total weights.
+
+        Distances to the members' limits are averaged, since the members saw the same labels; those of the members'
+        weights, from their covariance, are added in squares (method of variance estimates recovery, Zou and Donner).
+        """
+        by_member = np.stack([member.weights for member in self.members])  # (M, K)
+        limits = np.stack([member.weight_interval(level) for member in self.members])  # (M, K, 2)
+        normal_quantile = special.ndtri(0.5 + 0.5 * level)
+        spread = normal_quantile**2 * np.einsum("mk,mn,nk->k", by_member, self.covariance, by_member)
+        distance = np.einsum("m,mkl->kl", self.member_weights, limits - by_member[:, :, None])
+        away = np.sqrt(distance**2 + spread[:, None])
+        return np.clip(self.weights[:, None] + away * [-1.0, 1.0], 0, 1)
+
+    def predict(self, predictions: ViewPredictions) -> Prediction:
+        """The average of the members' predictive distributions."""
+        parts = [member.posterior.predict(predictions.select(member.used_names)) for member in self.members]
+        return self._pool(parts, np.tile(self.member_weights, (len(predictions), 1)))
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Prediction:
+        """The average of the members' consensus, those that predicted the labels better weighing more."""
+        parts = [
+            member.posterior.consensus(predictions.select(member.used_names), labels, annotator)
+            for member in self.members
+        ]
+        shares = np.tile(self.member_weights, (len(predictions), 1))
+        shares[labels.labelled] = special.softmax(self._log_joint(predictions, labels, annotator)[0], axis=1)
+        return self._pool(parts, shares)
+
+    def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
+        """Log score of every labelled input's label set: (N+,)."""
+        joint, importance = self._log_joint(predictions, labels, annotator)
+        return np.asarray(importance * special.logsumexp(joint, axis=1))
+
+    def _log_joint(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> tuple[Array, Array]:
+        """Log of weight times probability of the labels (N+, M), and the weights of the instances (N+,)."""
+        rows = labels.labelled
+        importance = np.ones(len(rows)) if labels.instance_weights is None else labels.instance_weights[rows]
+        scores = [
+            member.posterior.score(predictions.select(member.used_names), labels, annotator) for member in self.members
+        ]
+        return np.stack(scores, axis=1) / importance[:, None] + np.log(self.member_weights), importance
+
+    def _pool(self, parts: list[Any], shares: Array) -> Prediction:
+        return type(parts[0]).pool(parts, shares)  # type: ignore[no-any-return]
+
+    def keep(self, views: Array) -> Posterior:
+        """The same with only some of the views; members that use none of them go."""
+        names = tuple(self.members[0].names[k] for k in views)
+        places = [place for place, member in enumerate(self.members) if set(member.used_names) & set(names)]
+        members = (self.members[place] for place in places)
+        kept = tuple(
+            member.restrict([k for k, name in enumerate(member._fitted) if name in names]).among(names)
+            for member in members
+        )
+        weights = self.member_weights[places]
+        covariance = self.covariance[np.ix_(places, places)] / weights.sum() ** 2
+        return StackedPosterior(kept, weights / weights.sum(), covariance)
+
+    def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | AnnotatorAccuracy | None:
+        """What the heaviest member knows of the annotators."""
+        return self._heaviest.posterior.describe_annotators(names)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, members included."""
+        return {
+            "members": [member._to_dict() for member in self.members],
+            "member_weights": to_plain(self.member_weights),
+            "covariance": to_plain(self.covariance),
+        }
+
+
+def stack_policies(
+    model: Model, engine: Engine, members: Sequence[Policy], weights: Array, covariance: Array, guard: Guard
+) -> Policy:
+    """The stack of policies of the same views; members of little weight are dropped, and one alone is just that one."""
+    kept = np.flatnonzero(weights >= KEPT)
+    if len(kept) == 1:
+        return replace(members[kept[0]], guard=guard)
+    shares = weights[kept] / weights[kept].sum()
+    posterior = StackedPosterior(tuple(members[m] for m in kept), shares, covariance[np.ix_(kept, kept)])
+    first = members[0]
+    return replace(
+        first,
+        model=model,
+        engine=engine,
+        posterior=posterior,
+        history=History(np.zeros(0), np.zeros((0, len(first.names)))),
+        final_elbo=np.nan,
+        elbo_terms={},
+        converged=all(member.converged for member in posterior.members),
+        fitted=(),
+        guard=guard,
+        fingerprints={name: text for member in members for name, text in member.fingerprints.items()},
+        steps=(),
+    )
+
+
+def _read_posterior(model: Model, engine: Engine, data: dict[str, Any]) -> Any:
+    """What :meth:`Policy.save` made of a posterior."""
+    if not model.as_stack():
+        return from_plain(posterior_type(model, engine), data)
+    members = tuple(Policy._from_dict(member) for member in data["members"])
+    weights, covariance = np.asarray(data["member_weights"], float), np.asarray(data["covariance"], float)
+    if not members or weights.shape != (len(members),) or covariance.shape != (len(members), len(members)):
+        raise ValueError("its members and their weights do not match")
+    if (weights <= 0).any() or abs(weights.sum() - 1) > 1e-6 or len({member.names for member in members}) > 1:
+        raise ValueError("its members' weights are not positive shares, or their views differ")
+    return StackedPosterior(members, weights, covariance)
 
 
 def _no_constant(name: str) -> float:

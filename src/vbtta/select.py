@@ -237,9 +237,8 @@ class _Search:
         return tuple(name for name in self.predictions.names if name in views)
 
     def point(self, views: Views) -> SelectionPoint:
-        total, error = compare_scores(self._scored(views), self._scored(self.predictions.names))
-        n = len(self._scored(views).scores)
-        return SelectionPoint(views, self.cost(views), self.value(views), total / n, error / n)
+        difference = compare_scores(self._scored(views), self._scored(self.predictions.names))
+        return SelectionPoint(views, self.cost(views), self.value(views), *difference)
 
     def curve(self, chosen: Views) -> tuple[SelectionPoint, ...]:
         """The best set of every size, every set that no cheaper one matches, and the chosen one; cheapest first."""

@@ -29,7 +29,7 @@ __all__ = [
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from vbtta.models.parts.annotators import AnnotatorNoise, LabelFacts
 from vbtta.models.parts.class_data import CategoricalBlocks, categorical_data
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.models.parts.standard import ContinuousBlocks, continuous_data
+
+if TYPE_CHECKING:
+    from vbtta.models.stack.spec import Stack
 
 Engine = EM | ADVI
 
@@ -70,6 +73,7 @@ MODELS = {
     "OrdinalMixture": Entry("ordinal", "mixture", "ordinal", "", "OrdinalPosterior"),
     "RankingMixture": Entry("ranking", "mixture", "ranking", "", "RankingPosterior"),
     "PyroModel": Entry("", "", "pyro", "", ""),  # task and posterior are those of its `views`
+    "Stack": Entry("", "", "stack", "", ""),  # task and posteriors are those of its members
 }
 
 
@@ -77,6 +81,15 @@ class Model:
     """A statistical model as a frozen record of its options. The defaults here suit models without such options."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @classmethod
+    def raw_network(cls) -> "Model | None":
+        """The model of the network as it is, with one temperature or scale; None where there is none."""
+        return None
+
+    def as_stack(self) -> "Stack | None":
+        """The model if it is a stack of others, else None."""
+        return None
 
     @property
     def obstacle(self) -> str:
@@ -319,4 +332,4 @@ def _plain(value: Any) -> Any:
 def _rich(value: Any) -> Any:
     if isinstance(value, dict):
         return record_from_dict(value)
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_rich, value)) if isinstance(value, list) else value

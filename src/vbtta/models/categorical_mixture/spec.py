@@ -64,6 +64,11 @@ class CategoricalMixture(ClassModel):
         one_of("weights", self.weights, ("view", "view_class"))
         positive(concentration=self.concentration, class_concentration=self.class_concentration, xi_scale=self.xi_scale)
 
+    @classmethod
+    def raw_network(cls) -> "CategoricalMixture":
+        """One temperature: offsets are all but fixed at zero."""
+        return cls(offset_scale=1e-4)
+
     def without_labels(self) -> Self:
         """Uncalibrated softmax views with one weight each."""
         for option, allowed in (("link", ("softmax",)), ("noise", (None, "none")), ("weights", ("view",))):

@@ -72,6 +72,11 @@ class GaussianMixture(Model):
         positive(concentration=self.concentration, beta=self.beta, nu=self.nu, gamma=self.gamma)
         check_scale(self.v)
 
+    @classmethod
+    def raw_network(cls) -> "GaussianMixture":
+        """One residual scale: the shift is all but fixed at zero."""
+        return cls(link="shift", beta=1e8)
+
     @property
     def obstacle(self) -> str:
         """EM has normal components only."""

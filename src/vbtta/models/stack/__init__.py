@@ -1,0 +1,1 @@
+"""Several models whose predictions are averaged."""
