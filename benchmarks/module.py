@@ -114,7 +114,7 @@ def policy_of(views: list[Augmentation], n_used: int) -> Policy:
         engine=EM(),
         posterior=posterior,
         history=History(np.zeros(1), weights[None]),
-        elbo=0.0,
+        final_elbo=0.0,
         elbo_terms={},
         converged=True,
         n_outputs=_CLASSES,

@@ -82,7 +82,7 @@ def classification_policy(names, link="softmax", class_weights=None):
         engine=EM(),
         posterior=posterior,
         history=History(np.zeros(1), weights[None]),
-        elbo=0.0,
+        final_elbo=0.0,
         elbo_terms={},
         converged=True,
         n_outputs=CLASSES,
@@ -317,7 +317,7 @@ def test_bad_input_is_named(images, views):
         TTAModule(net, [as_view(lambda x: x / 0, name=names[0]), *views[1:]], policy)(images)
     with pytest.raises(ValueError, match="batch is on meta"):
         module(images.to("meta"))
-    module.offset = module.offset.to("meta")
+    module.pools[0].offset = module.pools[0].offset.to("meta")
     with pytest.raises(ValueError, match="move the TTAModule"):
         module(images)
 

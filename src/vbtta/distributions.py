@@ -149,8 +149,9 @@ class CategoricalPrediction:
 
         What remains open given part and view is the average of what remains open given the view.
         """
-        proba = sum(shares[:, m, None] * part.proba for m, part in enumerate(parts))
-        left_open = sum(shares[:, m] * (part.entropy - part.mutual_information) for m, part in enumerate(parts))
+        proba = np.sum([shares[:, m, None] * part.proba for m, part in enumerate(parts)], axis=0)
+        open_given_view = np.stack([part.entropy - part.mutual_information for part in parts], axis=1)
+        left_open = (shares * open_given_view).sum(axis=1)
         return cls(proba, np.maximum(entropy(proba) - left_open, 0), parts[0].classes)
 
     def __repr__(self) -> str:

@@ -71,10 +71,6 @@ class TTAModule(nn.Module):
     torch.Size([50, 1])
     """
 
-    scale: Tensor  # (K, C)
-    offset: Tensor  # (C,)
-    weights: Tensor  # (K, C)
-
     def __init__(
         self,
         network: Any,
@@ -99,20 +95,20 @@ class TTAModule(nn.Module):
             draws = max((draws_of(text) or 1 for text in policy.fingerprints.values()), default=1)
         self.max_batch = None if max_batch is None else whole_number("max_batch", max_batch, 1)
         self.draws, self.seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
-        pooling = policy.posterior.pooling()
-        self.kind, self.link = pooling.kind, pooling.link
         self.output_kind: OutputKind = _output_kind(output, policy.task)
-        self.by_class = policy.class_weights is not None
         self.network = adapter.module
         self.views = _used_views(as_views(views), policy, adapter.output_kind)
+        self.n_outputs = policy.n_outputs
+        members = policy.members or (policy,)
+        self.pools = nn.ModuleList(
+            _Pool(member, float(share), policy.used_names)
+            for member, share in zip(members, policy.member_weights, strict=True)
+        ).to(adapter.device)
         # transforms of other libraries may hold tensors, which must move with the module
         functions = (getattr(view, "function", None) for view in self.views)
         self.view_modules = nn.ModuleList(part for part in functions if isinstance(part, nn.Module))
         self._select, self._autocast = adapter.output, adapter.autocast
         self._needed, self._keywords = adapter.needed, adapter.keywords
-        for name in ("scale", "offset", "weights"):
-            values = torch.as_tensor(getattr(pooling, name), dtype=torch.float32, device=adapter.device)
-            self.register_buffer(name, values)
 
     def extra_repr(self) -> str:
         """Name the views and the output."""
@@ -129,12 +125,11 @@ class TTAModule(nn.Module):
             batch = self._in_precision(batch)
         training = not exporting and any(part.training for part in self.network.modules())
         with evaluating(self.network) if training else nullcontext():
-            total: Tensor | None = None
+            totals: list[Tensor | None] = [None] * len(self._pools)
             for views, outputs in self._outputs(batch, exporting):
-                part = self._pool(views, outputs)
-                total = part if total is None else total + part
-        assert total is not None
-        result = self._finish(total)
+                for place, pool in enumerate(self._pools):
+                    totals[place] = pool.add(totals[place], views, outputs)
+        result = self._finish([total for total in totals if total is not None])
         if running and result.device.type == "cpu" and not result.isfinite().all():  # on other devices: a costly wait
             raise ValueError(
                 f"the result is not finite: the network or one of the views {[view.name for view in self.views]} "
@@ -152,14 +147,14 @@ class TTAModule(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Views and pooling of the policy, so that a file of another policy's weights is refused."""
-        return {"views": [view.name for view in self.views], "kind": self.kind, "link": self.link}
+        return {"views": [view.name for view in self.views], "kinds": [pool.kind for pool in self._pools]}
 
     def set_extra_state(self, state: Any) -> None:
         """Compare with the policy of the file."""
         if state != self.get_extra_state():
             raise ValueError(
-                f"the weights belong to a policy with the views {state.get('views')} ({state.get('kind')}); this "
-                f"module has {[view.name for view in self.views]} ({self.kind})"
+                f"the weights belong to a policy with the views {state.get('views')} ({state.get('kinds')}); this "
+                f"module has {[view.name for view in self.views]} ({[pool.kind for pool in self._pools]})"
             )
 
     def _outputs(self, batch: Batch, exporting: bool) -> Iterator[tuple[list[int], Tensor]]:
@@ -199,7 +194,7 @@ class TTAModule(nn.Module):
         return max(1, self._max_rows() // max(n_rows, 1))
 
     def _max_rows(self) -> int:
-        return self.max_batch or (_ROWS_ON_CPU if self.offset.device.type == "cpu" else _ROWS_ELSEWHERE)
+        return self.max_batch or (_ROWS_ON_CPU if self._device.type == "cpu" else _ROWS_ELSEWHERE)
 
     def _call_jointly(self, tensors: list[Tensor], n_rows: int) -> Tensor:
         """Outputs of several views of one shape from one forward pass: (V, B, C)."""
@@ -213,50 +208,44 @@ class TTAModule(nn.Module):
         if isinstance(inputs, Tensor) and not torch.compiler.is_compiling() and n_rows > self._max_rows():
             parts = inputs.chunk(-(-n_rows // self._max_rows()))
             return torch.cat([self._call(part, part.shape[0]) for part in parts])
-        with precision(self._autocast, self.offset.device):
+        with precision(self._autocast, self._device):
             raw = call_module(self.network, inputs, self._needed, self._keywords)
         outputs: Tensor = select_output(raw, self._select)
         if outputs.ndim == 1:
             outputs = outputs[:, None]
         same_rows = torch.compiler.is_exporting() or outputs.shape[0] == n_rows
-        if outputs.ndim != 2 or outputs.shape[1] != len(self.offset) or not same_rows:
+        if outputs.ndim != 2 or outputs.shape[1] != self.n_outputs or not same_rows:
             raise ValueError(
                 f"the network returned shape {tuple(outputs.shape)} for {n_rows} rows; the policy was fitted to "
-                f"{len(self.offset)} outputs a row"
+                f"{self.n_outputs} outputs a row"
             )
         return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
-    def _pool(self, views: list[int], outputs: Tensor) -> Tensor:
-        """Contribution of some views (V, B, C) to the pool: (B, C)."""
-        scaled = outputs * _rows_of(self.scale, views)[:, None].to(outputs.dtype)
-        if self.kind == "mixture":
-            probability = class_probabilities(self.link, scaled + self.offset.to(outputs.dtype))
-            scaled = probability * _rows_of(self.weights, views)[:, None].to(outputs.dtype)
-        return scaled.sum(0)
+    def _finish(self, totals: list[Tensor]) -> Tensor:
+        """The prediction from the sums of all members: (B, C)."""
+        in_log = self.output_kind == "log_probability"
+        if in_log and len(totals) == 1 and self._pools[0].is_latent_softmax:
+            return torch.log_softmax(self._pools[0].utility(totals[0]), -1)
+        parts = [pool.share * pool.finish(totals[place]) for place, pool in enumerate(self._pools)]
+        result = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        return result.clamp_min(torch.finfo(result.dtype).tiny).log() if in_log else result
 
-    def _finish(self, total: Tensor) -> Tensor:
-        """The prediction from the pool of all views: (B, C)."""
-        if self.kind == "linear":
-            return total + self.offset.to(total.dtype)
-        if self.kind == "latent":
-            utility = total + self.offset.to(total.dtype)
-            if self.link == "softmax" and self.output_kind == "log_probability":
-                return torch.log_softmax(utility, -1)
-            total = class_probabilities(self.link, utility)
-        elif self.by_class:
-            total = total / total.sum(-1, keepdim=True)
-        if self.output_kind == "probability":
-            return total
-        return total.clamp_min(torch.finfo(total.dtype).tiny).log()
+    @property
+    def _pools(self) -> list["_Pool"]:
+        return list(self.pools)  # type: ignore[arg-type]
+
+    @property
+    def _device(self) -> torch.device:
+        return self._pools[0].offset.device
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse arrays and tensors of another device."""
         if isinstance(batch, np.ndarray):
             raise TypeError("TTAModule takes tensors; use torch.from_numpy(batch), or collect_views for arrays")
-        device = next((tensor.device for tensor in self.network.parameters()), self.offset.device)
-        if device != self.offset.device:
+        device = next((tensor.device for tensor in self.network.parameters()), self._device)
+        if device != self._device:
             raise ValueError(
-                f"the network is on {device} and its policy on {self.offset.device}: move the TTAModule, not the "
+                f"the network is on {device} and its policy on {self._device}: move the TTAModule, not the "
                 f"network inside it, with .to(device)"
             )
         if isinstance(batch, Tensor) and batch.device != device:
@@ -281,6 +270,56 @@ class TTAModule(nn.Module):
             raise ValueError("the network is in training mode; call .eval() on the TTAModule before exporting it")
 
 
+class _Pool(nn.Module):
+    """The point prediction of one policy as a running sum over its views: see :class:`vbtta.models.base.Pooling`."""
+
+    scale: Tensor  # (K, C)
+    offset: Tensor  # (C,)
+    weights: Tensor  # (K, C)
+
+    def __init__(self, policy: Policy, share: float, names: tuple[str, ...]) -> None:
+        super().__init__()
+        pooling = policy.posterior.pooling()
+        self.kind, self.link, self.share = pooling.kind, pooling.link, share
+        self.by_class = policy.class_weights is not None
+        # of the module's views: the row of the tables, or -1 for views that this policy does not use
+        self.row_of = [policy.used_names.index(name) if name in policy.used_names else -1 for name in names]
+        for name in ("scale", "offset", "weights"):
+            self.register_buffer(name, torch.as_tensor(getattr(pooling, name), dtype=torch.float32))
+
+    def add(self, total: Tensor | None, views: list[int], outputs: Tensor) -> Tensor | None:
+        """The sum (B, C) with some views' outputs (V, B, C) added."""
+        used = [place for place, view in enumerate(views) if self.row_of[view] >= 0]
+        if not used:
+            return total
+        rows = [self.row_of[views[place]] for place in used]
+        if len(used) < len(views):
+            outputs = _rows_of(outputs, used)
+        scaled = outputs * _rows_of(self.scale, rows)[:, None].to(outputs.dtype)
+        if self.kind == "mixture":
+            probability = class_probabilities(self.link, scaled + self.offset.to(outputs.dtype))
+            scaled = probability * _rows_of(self.weights, rows)[:, None].to(outputs.dtype)
+        part = scaled.sum(0)
+        return part if total is None else total + part
+
+    @property
+    def is_latent_softmax(self) -> bool:
+        """Whether log probabilities are a log-softmax."""
+        return self.kind == "latent" and self.link == "softmax"
+
+    def utility(self, total: Tensor) -> Tensor:
+        """The pooled outputs with the offsets: (B, C)."""
+        return total + self.offset.to(total.dtype)
+
+    def finish(self, total: Tensor) -> Tensor:
+        """Means or probabilities from the sum over all views: (B, C)."""
+        if self.kind == "linear":
+            return self.utility(total)
+        if self.kind == "latent":
+            return class_probabilities(self.link, self.utility(total))
+        return total / total.sum(-1, keepdim=True) if self.by_class else total
+
+
 def _output_kind(output: OutputKind | None, task: str) -> OutputKind:
     kinds: tuple[OutputKind, ...] = ("mean",) if task == "regression" else ("probability", "log_probability")
     if output is not None and output not in kinds:
@@ -297,8 +336,7 @@ def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> 
                 f"the policy was fitted to {len(policy.names)} unnamed views and got {len(views)}; fit it to named ones"
             )
         by_name = dict(zip(policy.names, views, strict=True))
-    fitted = policy.fitted or policy.names
-    needed = [name for name, weight in zip(fitted, policy.posterior.weights, strict=True) if weight > 0]
+    needed = policy.used_names
     missing = [name for name in needed if name not in by_name]
     if missing:
         raise ValueError(f"the policy needs the views {missing}, which are not among {list(by_name)}")

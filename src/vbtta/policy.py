@@ -33,7 +33,16 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import Prediction
 from vbtta.inference.guide import N_DRAWS
-from vbtta.models.base import Engine, Model, Posterior, posterior_type, record_from_dict, record_to_dict, task_of
+from vbtta.models.base import (
+    Engine,
+    Model,
+    Pooling,
+    Posterior,
+    posterior_type,
+    record_from_dict,
+    record_to_dict,
+    task_of,
+)
 from vbtta.models.ordinal.posterior import CutPoints
 from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise
@@ -252,7 +261,6 @@ class Policy:
     @property
     def gain(self) -> float:
         """What the weighted average is multiplied by."""
-        self._refuse_stack("gain")
         return self.posterior.gain
 
     @property
@@ -354,7 +362,8 @@ class Policy:
             temporary.write_text(_json(data), encoding="utf-8")
 
     def _to_dict(self) -> dict[str, Any]:
-        posterior = self.posterior.to_dict() if self.members else to_plain(self.posterior)
+        stacked: Any = self.posterior
+        posterior = stacked.to_dict() if self.members else to_plain(self.posterior)
         return {
             "task": self.task,
             "views": list(self.names),
@@ -445,9 +454,8 @@ class Policy:
             raise ValueError("its posterior does not predict")
 
     def _refuse_stack(self, name: str) -> None:
-        """A stack has no bound, steps or gain of its own."""
         if self.members:
-            raise ValueError(f"a stack has no {name} of its own; ask policy.members, here {self.model_name}")
+            raise _only_of_members(name, self.members)
 
     def _of_posterior(self, name: str, needed: str) -> Any:
         """What some posteriors have and others have not."""
@@ -547,6 +555,15 @@ class StackedPosterior:
         return np.asarray(self.member_weights @ [member.weights for member in self.members])
 
     @property
+    def gain(self) -> float:
+        """A stack has none."""
+        raise _only_of_members("gain", self.members)
+
+    def pooling(self) -> Pooling:
+        """A stack has one a member."""
+        raise _only_of_members("pooling", self.members)
+
+    @property
     def noise(self) -> FittedNoise | None:
         """That of the heaviest member."""
         return self._heaviest.label_noise
@@ -567,7 +584,7 @@ class StackedPosterior:
         spread = normal_quantile**2 * np.einsum("mk,mn,nk->k", by_member, self.covariance, by_member)
         distance = np.einsum("m,mkl->kl", self.member_weights, limits - by_member[:, :, None])
         away = np.sqrt(distance**2 + spread[:, None])
-        return np.clip(self.weights[:, None] + away * [-1.0, 1.0], 0, 1)
+        return np.asarray(np.clip(self.weights[:, None] + away * [-1.0, 1.0], 0, 1))
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The average of the members' predictive distributions."""
@@ -631,7 +648,7 @@ def stack_policies(
     model: Model, engine: Engine, members: Sequence[Policy], weights: Array, covariance: Array, guard: Guard
 ) -> Policy:
     """The stack of policies of the same views; members of little weight are dropped, and one alone is just that one."""
-    kept = np.flatnonzero(weights >= KEPT)
+    kept = np.flatnonzero(weights >= KEPT).tolist()
     if len(kept) == 1:
         return replace(members[kept[0]], guard=guard)
     shares = weights[kept] / weights[kept].sum()
@@ -664,6 +681,11 @@ def _read_posterior(model: Model, engine: Engine, data: dict[str, Any]) -> Any:
     if (weights <= 0).any() or abs(weights.sum() - 1) > 1e-6 or len({member.names for member in members}) > 1:
         raise ValueError("its members' weights are not positive shares, or their views differ")
     return StackedPosterior(members, weights, covariance)
+
+
+def _only_of_members(name: str, members: tuple[Policy, ...]) -> ValueError:
+    kinds = ", ".join(type(member.model).__name__ for member in members)
+    return ValueError(f"a stack has no {name} of its own; ask policy.members: {kinds}")
 
 
 def _no_constant(name: str) -> float:

@@ -80,10 +80,9 @@ def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
     names = policy.fitted or policy.names
     used = np.flatnonzero(policy.posterior.weights > 0)
     labels = labels.align(len(predictions), predictions.ids)
-    log_share = []
-    for k in used:
-        alone = replace(policy, posterior=policy.posterior.keep(np.array([k])), fitted=(names[k],), steps=())
-        log_share.append(alone.score(predictions, labels) + np.log(policy.posterior.weights[k]))
+    log_share = [
+        policy.restrict([k]).score(predictions, labels) + np.log(policy.posterior.weights[k]) for k in used.tolist()
+    ]
     share = special.softmax(np.stack(log_share, axis=1), axis=1)  # (N+, K)
     gram = share.T @ share
     size = np.sqrt(np.diagonal(gram))

@@ -4,7 +4,7 @@ __all__ = ["fit_policy"]
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,7 +31,7 @@ def fit_policy(
     task: str,
     model: Model | str = "auto",
     engine: EM | str = "auto",
-    guard: bool = True,
+    guard: bool | Literal["hard"] = True,
     seed: int = 0,
     progress: bool = False,
     names: Sequence[str] | None = None,
@@ -45,7 +45,8 @@ def fit_policy(
     Every worker keeps its blocks in memory. In a step the state of the fit goes out and sums over blocks come
     back, a few kilobytes; they are added in an order that depends on the number of blocks alone, which makes the
     answer that of :func:`vbtta.fit_policy`, whatever the number of workers. The parts of a worker that is
-    lost go to the others. Models are chosen, and the guard is checked, on 20,000 instances at most, here on the driver.
+    lost go to the others. Held-out scores, of the members of a stack and for the guard, are of 20,000 instances at
+    most, here on the driver.
 
     Parameters
     ----------
@@ -130,6 +131,15 @@ class _Remote:
     def n_units(self) -> int:
         """N+."""
         return self.calibration.n_instances
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the views."""
+        return self.calibration.views.names
+
+    def settle(self, model: Model) -> Model:
+        """Options that the data decide are decided where they are."""
+        return model.settle(RemoteViews(self.calibration, None))
 
     def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
         """One resolved model; the data stay where they are."""
