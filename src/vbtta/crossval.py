@@ -3,11 +3,13 @@
 __all__ = [
     "MIN_UNITS",
     "CrossValidated",
+    "Folds",
     "Stacking",
     "compare_scores",
     "cross_validate",
     "n_units",
     "sampled",
+    "score_folds",
     "split",
     "stack_scores",
     "stacking_weights",
@@ -36,7 +38,6 @@ class CrossValidated(NamedTuple):
 
     scores: Array  # (n,): of every held-out instance, in the order of the folds; weighted where instances are
     units: Array | None  # (n,): the group of each, where there are groups
-    weights: Array  # (K,): average over the folds
     fold: Array  # (n,): the fold of each
     importance: Array  # (n,): the weights of the instances, ones where there are none
 
@@ -63,18 +64,27 @@ def cross_validate(
     if folds is None:
         rows = labels.labelled
         folds = split(rows[sampled(len(rows), seed)], predictions.groups)
-    scores, weights = [], []
-    for train, held in folds:
+    policies = []
+    for train, _ in folds:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
-            policy = fit(predictions.take(train), labels.take(train))
-        scores.append(policy.score(predictions.take(held), labels.take(held)))
-        weights.append(policy.weights)
-    held_out = np.concatenate([held for _, held in folds])
+            policies.append(fit(predictions.take(train), labels.take(train)))
+    return score_folds(policies, predictions, labels, folds)
+
+
+def score_folds(
+    policies: list[Policy], predictions: ViewPredictions, labels: LabelSets, folds: Folds
+) -> CrossValidated:
+    """Held-out scores of policies fitted to the training rows of the folds, one each."""
+    held = [held for _, held in folds]
+    scores = [
+        policy.score(predictions.take(rows), labels.take(rows)) for policy, rows in zip(policies, held, strict=True)
+    ]
+    held_out = np.concatenate(held)
     units = None if predictions.groups is None else predictions.groups[held_out]
-    fold = np.repeat(np.arange(len(folds)), [len(held) for _, held in folds])
+    fold = np.repeat(np.arange(len(folds)), [len(rows) for rows in held])
     importance = np.ones(len(held_out)) if labels.instance_weights is None else labels.instance_weights[held_out]
-    return CrossValidated(np.concatenate(scores), units, np.mean(weights, axis=0), fold, importance)
+    return CrossValidated(np.concatenate(scores), units, fold, importance)
 
 
 def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, float]:

@@ -114,18 +114,19 @@ class SelectionPoint(NamedTuple):
 
     views: tuple[str, ...]
     cost: float
-    score: float  # cross-validated log score, mean over labelled instances
-    difference: float  # from the score of all views, with its standard error
-    standard_error: float
+    score: float  # held-out log score, mean over labelled instances
+    difference: float  # from the score of all views
+    standard_error: float  # of the difference
 
 
 class Selection(NamedTuple):
-    """The choice of views under a budget: cost and quality of the best sets found, cheapest first."""
+    """The choice of views under a budget: cost and quality of nested sets, cheapest first."""
 
     budget: float
     cost: dict[str, float]  # of every view
     chosen: SelectionPoint
     curve: tuple[SelectionPoint, ...]
+    stability: float  # mean Jaccard index of the sets that the folds chose: 1 where they all agree
 
 
 KEPT = 0.01  # a view of less weight counts for little

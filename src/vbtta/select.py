@@ -3,15 +3,16 @@
 __all__ = ["select_views"]
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import combinations
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import shown, whole_number
-from vbtta.crossval import MIN_UNITS, CrossValidated, compare_scores, cross_validate, n_units
+from vbtta.crossval import MIN_UNITS, CrossValidated, Folds, compare_scores, n_units, score_folds, split, stack_scores
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy, model_record, quick_fit
@@ -19,9 +20,8 @@ from vbtta.inference.em import EM
 from vbtta.models.base import InMemory, Model
 from vbtta.policy import Policy, Selection, SelectionPoint
 
-_SEARCH_INSTANCES = 4_000  # at most: a search fits a hundred times or more
-_MIN_TRIED = 4  # views tried in a step
-_PATIENCE = 3  # additions in a row that gain nothing before the search ends
+_MAX_INSTANCES = 4_000  # of the search, which fits some fifty times
+_SHRINK = 0.75  # share of the cost that is kept from one level to the next
 
 Views = tuple[str, ...]
 
@@ -37,13 +37,10 @@ def select_views(
 ) -> Policy:
     """Fit the best policy whose views together cost no more than a budget.
 
-    The model is chosen once, on all views, and so is its shrinkage. Sets of views are then compared by cross-validated
-    log score, each with its own fits: views are added one by one, the most useful for its cost first, and dropped again
-    where the rest does better without; from the other end, views are dropped from the full set in the order of their
-    weights. Views that gained little when they were tried last are not tried again at every step. The scores
-    in the curve are those that decided, so the chosen set's is optimistic: test the policy on other data. For the
-    same reason the views that the fit on all of them gives a weight are kept where the budget pays for them, unless
-    another set is better by two standard errors.
+    Recursive elimination: fit to all views, keep those with most weight for their cost, fit to these, and so on down to
+    one view. The search is repeated within every fold of a cross-validation, on its training rows alone, and what it
+    finds there is scored on the held-out rows. So the scores of the curve are honest: they include the luck of
+    the search. How much the sets of the folds have in common tells how stable the choice is.
 
     Parameters
     ----------
@@ -74,13 +71,14 @@ def select_views(
     >>> views = np.stack([truth + noise * rng.normal(size=100) for noise in (0.2, 0.2, 2.0)], axis=1)
     >>> predictions = ViewPredictions(views[:, :, None], names=["identity", "flip", "noise"])
     >>> policy = select_views(predictions, truth, budget=2, task="regression", model="latent")
-    >>> policy.selection.chosen.views
-    ('identity', 'flip')
+    >>> policy.selection.chosen.views, policy.selection.stability
+    (('identity', 'flip'), 1.0)
     """
     unknown = sorted(set(fit_options) - {"model", "engine", "guard", "seed", "progress"})
     if unknown:
         raise TypeError(f"select_views() got an unexpected keyword argument {unknown[0]!r}")
-    _check_model(task, fit_options.get("model", "auto"))
+    options = {"model": "auto", "seed": 0, "guard": True, **fit_options}
+    record = _searchable(task, options["model"])
     if labels is None:
         raise ValueError("labels must be given: views are selected by held-out scores; got None")
     labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
@@ -93,23 +91,12 @@ def select_views(
             f"views are selected by held-out scores, which need at least {MIN_UNITS} labelled inputs or groups of "
             f"them; got {n_held_out}. Use fit_policy and Policy.prune"
         )
-    options = {"seed": 0, "guard": True, **fit_options}
     options["seed"] = whole_number("seed", options["seed"], 0)
-    whole = fit_policy(predictions, labels, task=task, **{**options, "guard": False})
-    engine = whole.engine if isinstance(whole.engine, EM) else EM()
-    rows = np.sort(np.random.default_rng(options["seed"]).permutation(labels.labelled)[:_SEARCH_INSTANCES])
-    subsample = InMemory(predictions.take(rows), labels.take(rows))
-    settled = whole.model.settle(subsample)
-    scaled = settled != whole.model  # not where the caller fixed it
-    search = _Search(*subsample, settled, scaled, engine, int(options["seed"]), price, float(budget))
-    search.from_all()
-    search.from_none()
-    used = tuple(name for name, weight in zip(whole.names, whole.weights, strict=True) if weight > 0)
-    chosen = search.choose(used)
-    selection = Selection(float(budget), price, search.point(chosen), search.curve(chosen))
-    fixed = {**options, "model": whole.model}
-    policy = fit_policy(predictions.select(chosen), labels, task=task, **fixed)
-    if options["guard"] and "identity" in set(predictions.names) - set(chosen):
+    predictions.check_finite()
+    search = _Search.over(predictions, labels, record.resolve(labels), options, price, float(budget))
+    selection = search.run()
+    policy = fit_policy(predictions.select(selection.chosen.views), labels, task=task, **options)
+    if options["guard"] and "identity" in set(predictions.names) - set(selection.chosen.views):
         reason = "the view 'identity' was not chosen, so there is nothing to compare with"
         policy = replace(policy, guard=policy.guard._replace(reason=reason))
     return policy.among(
@@ -120,24 +107,111 @@ def select_views(
     )
 
 
-@dataclass
-class _Search:
-    """Sets of views with their cross-validated scores."""
+class _Level(NamedTuple):
+    """One set of views of an elimination, and the policies fitted to it."""
 
-    predictions: ViewPredictions
-    labels: LabelSets
-    model: Model  # for all views
-    scaled: bool  # whether its shrinkage is to suit the number of views
+    views: Views
+    policies: list[Policy]  # of the members; the raw network's last, where the identity is among the views
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Recursive elimination on all rows and within every fold."""
+
+    sample: InMemory
+    members: tuple[Model, ...]  # settled on all rows and views
+    free: tuple[bool, ...]  # of every member: whether its shrinkage is to suit the number of views
+    raw: Model | None
+    prior_count: float
     engine: EM
     seed: int
     price: dict[str, float]
     budget: float
-    scored: dict[Views, CrossValidated] = field(default_factory=dict)
-    last_gain: dict[str, float] = field(default_factory=dict)  # of adding a view, when that was tried last
 
-    def value(self, views: Views) -> float:
-        """Cross-validated score of a set."""
-        return float(self._scored(views).scores.mean())
+    @classmethod
+    def over(
+        cls,
+        predictions: ViewPredictions,
+        labels: LabelSets,
+        record: Model,
+        options: dict[str, Any],
+        price: dict[str, float],
+        budget: float,
+    ) -> Self:
+        """The search on a random sample of the labelled rows."""
+        rows = np.sort(np.random.default_rng(options["seed"]).permutation(labels.labelled)[:_MAX_INSTANCES])
+        sample = InMemory(predictions.take(rows).select(predictions.names), labels.take(rows))
+        stack = record.as_stack()
+        open_members = (record,) if stack is None else stack.members
+        members = tuple(model.settle(sample) for model in open_members)
+        free = tuple(settled != model for settled, model in zip(members, open_members, strict=True))
+        raw, prior_count = (None, 1.0) if stack is None else (stack.raw, stack.prior_count)
+        engine = options.get("engine")
+        engine = engine if isinstance(engine, EM) else EM()
+        return cls(sample, members, free, raw, prior_count, engine, int(options["seed"]), price, budget)
+
+    def run(self) -> Selection:
+        """The curve, and the largest affordable set unless a smaller one is better by two standard errors."""
+        predictions, labels = self.sample
+        levels = self.eliminate(*self.sample)
+        folds = split(np.random.default_rng(self.seed).permutation(len(predictions)), predictions.groups)
+        searches = [self.eliminate(predictions.take(train), labels.take(train)) for train, _ in folds]
+        depth = min(len(levels), *map(len, searches))
+        scores = [self._held_out([levels[place] for levels in searches], folds) for place in range(depth)]
+        points = []
+        for level, score in zip(levels, scores, strict=False):
+            difference, error = compare_scores(score, scores[0])
+            points.append(SelectionPoint(level.views, self.cost(level.views), score.scores.mean(), difference, error))
+        affordable = [place for place, point in enumerate(points) if self.fits(point.views)]
+        chosen = affordable[0]
+        for place in affordable[1:]:
+            lead, error = compare_scores(scores[place], scores[chosen])
+            chosen = place if lead > 2 * error else chosen
+        stability = _mean_jaccard([found[chosen].views for found in searches])
+        curve = tuple(sorted(points, key=lambda point: point.cost))
+        return Selection(self.budget, self.price, points[chosen], curve, stability)
+
+    def eliminate(self, predictions: ViewPredictions, labels: LabelSets) -> list[_Level]:
+        """Sets of views from all of them down to one, each the heaviest of the one before."""
+        views, levels = predictions.names, list[_Level]()
+        raw = None
+        if self.raw is not None and "identity" in views:
+            raw = quick_fit(self.raw, self.engine, self.seed)(predictions.select(["identity"]), labels)
+        while True:
+            policies = []
+            for model, free in zip(self.members, self.free, strict=True):
+                scaled = model.rescale(len(views) / len(predictions.names)) if free else model
+                policies.append(quick_fit(scaled, self.engine, self.seed)(predictions.select(views), labels))
+            weights = dict(zip(views, np.mean([policy.weights for policy in policies], axis=0).tolist(), strict=True))
+            levels.append(_Level(views, policies if raw is None or "identity" not in views else [*policies, raw]))
+            if len(views) == 1:
+                return levels
+            views = self._heaviest(views, weights)
+
+    def _heaviest(self, views: Views, weights: dict[str, float]) -> Views:
+        """The next set: what three quarters of the cost pay for, or the budget if that is met first."""
+        limit = _SHRINK * self.cost(views)
+        if not self.fits(views):
+            limit = max(limit, self.budget)
+        order = sorted(views, key=lambda name: -weights[name] / self.price[name])
+        kept: set[str] = set()
+        for name in order:
+            if sum(self.price[other] for other in kept) + self.price[name] <= limit * (1 + 1e-9):
+                kept.add(name)
+        kept = kept or {order[0]}
+        if len(kept) == len(views):
+            kept.discard(order[-1])
+        return tuple(name for name in views if name in kept)
+
+    def _held_out(self, found: list[_Level], folds: Folds) -> CrossValidated:
+        """Scores of the stack that every fold found, on the rows that it did not see."""
+        predictions, labels = self.sample
+        n_members = min(len(level.policies) for level in found)
+        scores = [
+            score_folds([level.policies[member] for level in found], predictions, labels, folds)
+            for member in range(n_members)
+        ]
+        return stack_scores(scores, self.prior_count)[1]
 
     def cost(self, views: Views) -> float:
         return sum(self.price[name] for name in views)
@@ -145,113 +219,11 @@ class _Search:
     def fits(self, views: Views) -> bool:
         return self.cost(views) <= self.budget * (1 + 1e-9)
 
-    def choose(self, used: Views) -> Views:
-        """The best set that the budget allows; the one the full fit uses, if it does, unless another is clearly better.
 
-        The best of many scores is optimistic: its lead must exceed two standard errors.
-        """
-        if self.fits(used):
-            self._scored(used)
-        best = max((views for views in self.scored if self.fits(views)), key=self.value)
-        if not self.fits(used):
-            return best
-        lead, error = compare_scores(self._scored(best), self._scored(used))
-        return best if lead > 2 * error else used
-
-    def from_all(self) -> None:
-        """Drop views from the full set, the lightest first."""
-        views = self.predictions.names
-        while len(views) > 1:
-            weights = self._weights(views)
-            idle = {name for name in views if weights[name] == 0} or {min(views, key=weights.__getitem__)}
-            views = self._ordered(set(views) - idle)
-        self._scored(views)
-
-    def from_none(self) -> None:
-        """Add views while the budget lasts, and drop those that have become superfluous."""
-        current: Views = ()
-        best_of_size: dict[int, float] = {}
-        best, without_gain = -np.inf, 0
-        while without_gain < _PATIENCE:
-            larger = self._best_addition(current)
-            if larger is None:
-                break
-            current = larger
-            best_of_size[len(current)] = max(self.value(current), best_of_size.get(len(current), -np.inf))
-            while len(current) > 2:
-                smaller = self._best_removal(current)
-                if self.value(smaller) <= best_of_size.get(len(smaller), -np.inf):
-                    break
-                current = smaller
-                best_of_size[len(current)] = self.value(current)
-            gained = self.value(current) > best
-            best, without_gain = max(best, self.value(current)), 0 if gained else without_gain + 1
-
-    def _best_addition(self, current: Views) -> Views | None:
-        """The set with the view added that gains most for its cost; None where the budget pays for no other.
-
-        Gains shrink as the set grows: views that gained most before are tried first, and the rest is skipped once the
-        best gain exceeds what the next one gained before.
-        """
-        added = {name: self._ordered({*current, name}) for name in self.predictions.names if name not in current}
-        names = [name for name, views in added.items() if self.fits(views)]
-        names.sort(key=lambda name: -self.last_gain.get(name, np.inf))
-        best, best_gain = None, -np.inf
-        for place, name in enumerate(names):
-            if place >= _MIN_TRIED and best_gain >= self.last_gain.get(name, np.inf):
-                break
-            gain = self._gain(added[name], current)
-            if current:
-                self.last_gain[name] = gain
-            if best is None or gain > best_gain:
-                best, best_gain = added[name], gain
-        return best
-
-    def _best_removal(self, current: Views) -> Views:
-        """The best set with one of the lightest views dropped."""
-        weights = self._weights(current)
-        lightest = sorted(current, key=weights.__getitem__)[:_MIN_TRIED]
-        return max((self._ordered(set(current) - {name}) for name in lightest), key=self.value)
-
-    def _gain(self, views: Views, before: Views) -> float:
-        """Gain in score for what it costs more; where nothing gains, the smallest loss."""
-        if not before:
-            return self.value(views)
-        gain = self.value(views) - self.value(before)
-        return gain / (self.cost(views) - self.cost(before)) if gain > 0 else gain
-
-    def _scored(self, views: Views) -> CrossValidated:
-        if views not in self.scored:
-            fit = quick_fit(self._model(len(views)), self.engine, self.seed)
-            self.scored[views] = cross_validate(fit, self.predictions.select(views), self.labels, seed=self.seed)
-        return self.scored[views]
-
-    def _model(self, size: int) -> Model:
-        """The model for a number of views: their weights differ from 1/K by as much, relative to it, as all views'."""
-        return self.model.rescale(size / len(self.predictions.names)) if self.scaled else self.model
-
-    def _weights(self, views: Views) -> dict[str, float]:
-        return dict(zip(views, self._scored(views).weights.tolist(), strict=True))
-
-    def _ordered(self, views: set[str]) -> Views:
-        return tuple(name for name in self.predictions.names if name in views)
-
-    def point(self, views: Views) -> SelectionPoint:
-        difference = compare_scores(self._scored(views), self._scored(self.predictions.names))
-        return SelectionPoint(views, self.cost(views), self.value(views), *difference)
-
-    def curve(self, chosen: Views) -> tuple[SelectionPoint, ...]:
-        """The best set of every size, every set that no cheaper one matches, and the chosen one; cheapest first."""
-        ranked = sorted(self.scored, key=lambda views: (self.cost(views), -self.value(views)))
-        kept = {chosen}
-        top = -np.inf
-        for views in ranked:
-            if self.value(views) > top:
-                kept.add(views)
-                top = self.value(views)
-        for size in {len(views) for views in ranked}:
-            kept.add(max((views for views in ranked if len(views) == size), key=self.value))
-        return tuple(self.point(views) for views in ranked if views in kept)
+def _mean_jaccard(sets: list[Views]) -> float:
+    """Mean share of views that two sets have in common."""
+    pairs = [(set(one), set(other)) for one, other in combinations(sets, 2)]
+    return float(np.mean([len(one & other) / len(one | other) for one, other in pairs]))
 
 
 def _prices(cost: Any, names: Views) -> dict[str, float]:
@@ -274,14 +246,15 @@ def _prices(cost: Any, names: Views) -> dict[str, float]:
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
-def _check_model(task: str, model: Any) -> None:
-    """A search fits a hundred times or more, which only closed forms can."""
-    record = model_record("mixture" if isinstance(model, str) and model == "auto" else model, task)
+def _searchable(task: str, model: Any) -> Model:
+    """The model's record; a search fits some fifty times, which only closed forms can."""
+    record = model_record(model, task)
     if record.obstacle:
         raise ValueError(
             f"views are selected by many fits, and {record.obstacle} has no closed form; use fit_policy and "
             "Policy.prune"
         )
+    return record
 
 
 def _check_budget(budget: float, price: dict[str, float]) -> None:

@@ -112,7 +112,7 @@ class ViewPredictions:
         return self._part(**parts, draws=None)
 
     def select(self, names: Iterable[str]) -> Self:
-        """Some of the views, in the order given."""
+        """Some of the views, in the order given; views that are selected by name have names from then on."""
         wanted = [names] if isinstance(names, str) else list(names)
         unknown = [name for name in wanted if name not in self.names]
         if unknown:
@@ -120,7 +120,7 @@ class ViewPredictions:
         if not wanted:
             raise ValueError("names must be at least one of the views; got none")
         if tuple(wanted) == self.names:
-            return self
+            return self._part(generated_names=False) if self.generated_names else self
         columns = [self.names.index(name) for name in _names(wanted, len(wanted))]
         parts = {
             name: None if (values := getattr(self, name)) is None else values[:, columns]
