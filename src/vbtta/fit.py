@@ -31,6 +31,7 @@ from vbtta.models.stack.spec import Stack, default_stack
 from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Policy, stack_policies
 
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
+_LIKELY = 0.9  # probability below which the gain from the views is called doubtful
 
 
 class Sample(Protocol):
@@ -188,7 +189,7 @@ def fit_sample(
     _report(progress, "comparing with the raw network")
     raw, settled = raw.resolve(sample.labels), sample.settle(record)
     scores = sample.scores(settled, engine, alone=False, seed=seed)
-    verdict = _verdict(scores, sample.scores(raw, engine, alone=True, seed=seed), guard)
+    verdict = _verdict(scores, sample.scores(raw, engine, alone=True, seed=seed), guard, warn=True)
     if not verdict.fell_back:
         return replace(policy, guard=verdict)
     return sample.fit(raw, engine, alone=True, seed=seed, progress=False).among(policy.names, guard=verdict)
@@ -224,22 +225,25 @@ def _fit_stack(stack: Stack, sample: Sample, engine: Engine, guard: bool | str, 
     verdict = Guard(False, False, 0.0, 0.0, reason)
     if scores:
         (weights, covariance), of_stack = stack_scores(scores, stack.prior_count)
-        verdict = verdict if reason else _verdict(of_stack, scores[-1], guard)
+        verdict = verdict if reason else _verdict(of_stack, scores[-1], guard, warn=False)
     if verdict.fell_back:
         return replace(policies[-1], guard=verdict)
     return stack_policies(stack, engine, policies, weights, covariance, verdict)
 
 
-def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str) -> Guard:
+def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str, *, warn: bool) -> Guard:
     """How much better the views are than the raw network, and whether to do without them."""
     difference, error = compare_scores(views, raw)
     ratio = difference / error if error > 0 else np.sign(difference) * np.inf if difference else 0.0
     probability = float(special.ndtr(ratio))
     reason = f"the views help with probability {probability:.2f}, by {difference:.3f} +- {error:.3f} nats per input"
+    if probability < _LIKELY:
+        reason += "; one pass of the network, with one temperature or scale, does about as well (guard='hard')"
     verdict = Guard(True, guard == "hard" and probability < 0.5, difference, error, reason, probability)
-    if difference < -error or verdict.fell_back:
-        outcome = "the policy is the raw network" if verdict.fell_back else "guard='hard' would take the raw network"
-        warnings.warn(f"{reason}; {outcome}", GuardWarning, stacklevel=5)
+    if verdict.fell_back:
+        warnings.warn(f"{reason}: the policy is the raw network", GuardWarning, stacklevel=5)
+    elif warn and difference < -error:
+        warnings.warn(reason, GuardWarning, stacklevel=5)
     return verdict
 
 

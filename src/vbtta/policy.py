@@ -238,6 +238,11 @@ class Policy:
         return getattr(self.posterior, "member_weights", np.ones(1))
 
     @property
+    def heaviest_member(self) -> "Policy":
+        """The member of most weight; the policy itself where it is no stack."""
+        return self.members[int(self.member_weights.argmax())] if self.members else self
+
+    @property
     def elbo(self) -> float:
         """The bound at the end."""
         self._refuse_stack("elbo")

@@ -112,7 +112,11 @@ def predictive_checks(
 
 
 def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> tuple[Sensitivity, ...]:
-    """Changes of the weights when every prior in turn is multiplied by 3 and divided by 3: one fit each."""
+    """Changes of the weights when every prior in turn is multiplied by 3 and divided by 3: one fit each.
+
+    Of a stack, its heaviest member is fitted.
+    """
+    policy = policy.heaviest_member
     if not isinstance(policy.engine, EM):
         raise ValueError(f"sensitivity refits by EM; the policy was fitted by {type(policy.engine).__name__}")
     labels = labels.align(len(predictions), predictions.ids)

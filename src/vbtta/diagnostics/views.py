@@ -98,8 +98,10 @@ def labelled_sample(labels: LabelSets, seed: int) -> Array:
 def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets, *, seed: int = 0) -> Influence:
     """Fit without each view of positive weight in turn: change of the bound and of held-out scores.
 
-    Negative changes speak for a view. Only models that EM fits; from 4,000 labelled instances at most.
+    Negative changes speak for a view. Only models that EM fits; from 4,000 labelled instances at most. Of a stack, its
+    heaviest member is fitted.
     """
+    policy = policy.heaviest_member
     if not isinstance(policy.engine, EM):
         raise ValueError(f"influence refits by EM; the policy was fitted by {type(policy.engine).__name__}")
     engine = replace(policy.engine, keep_states=False)
