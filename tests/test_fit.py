@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy import special
 
 from vbtta import (
     EM,
@@ -43,7 +44,7 @@ def test_the_guard_falls_back_where_every_view_hurts() -> None:
         predictions = ViewPredictions(f[:, :, None], names=names)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", GuardWarning)
-            policy = fit_policy(predictions, truth, task="regression", model="latent")
+            policy = fit_policy(predictions, truth, task="regression", model="latent", guard="hard")
         assert policy.guard.checked
         if policy.guard.fell_back:
             fell_back += 1
@@ -63,7 +64,7 @@ def test_the_guard_warns_when_it_falls_back() -> None:
         predictions = ViewPredictions(f[:, :, None], names=["identity", *(f"bad_{k}" for k in range(14))])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            policy = fit_policy(predictions, truth, task="regression", model="latent")
+            policy = fit_policy(predictions, truth, task="regression", model="latent", guard="hard")
         assert any(issubclass(w.category, GuardWarning) for w in caught) == policy.guard.fell_back
 
 
@@ -83,7 +84,7 @@ def test_the_guard_says_when_it_is_skipped(helpful) -> None:  # type: ignore[no-
     assert "identity" in unnamed.guard.reason
     few = fit_policy(predictions.take(slice(0, 4)), y[:4], task="regression")
     assert "fewer than 5" in few.guard.reason
-    assert isinstance(few.model, GaussianMixture)
+    np.testing.assert_allclose(few.member_weights, 1 / 3)
     assert fit_policy(predictions, y, task="regression", guard=False).guard.reason == "not asked for"
 
 
@@ -236,22 +237,27 @@ def test_numbers_whose_squares_are_none_are_refused(helpful, size: float) -> Non
         fit_policy(ViewPredictions(size * predictions.outputs), size * y, task="regression")
 
 
-def test_the_guard_falls_back_beyond_one_standard_error(helpful, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("shift", "guard", "falls", "warns"),
+    [(-0.9, True, False, False), (-1.1, True, False, True), (-0.1, "hard", True, True), (0.1, "hard", False, False)],
+)
+def test_the_guard_warns_beyond_one_standard_error_and_falls_back_if_asked(
+    helpful, monkeypatch: pytest.MonkeyPatch, shift, guard, falls, warns
+) -> None:  # type: ignore[no-untyped-def]
     predictions, y = helpful
-    spread = np.tile([1.0, -1.0], 150)  # 300 instances: a standard error of sqrt(300)
+    difference = np.tile([1.0, -1.0], 150) + shift / np.sqrt(300)  # 300 instances: a standard error of 1/sqrt(300)
 
-    for shift, falls in ((-0.9, False), (-1.1, True)):
-        difference = spread + shift / np.sqrt(300)
+    def scores(fit, views, *_, **__):  # type: ignore[no-untyped-def]
+        held_out = difference if len(views.names) > 1 else np.zeros(300)
+        return CrossValidated(held_out, None, np.zeros(300), np.ones(300))
 
-        def scores(fit, views, *_, difference=difference, **__):  # type: ignore[no-untyped-def]
-            held_out = difference if len(views.names) > 1 else np.zeros(300)
-            return CrossValidated(held_out, None, np.ones(len(views.names)))
-
-        monkeypatch.setattr("vbtta.fit.cross_validate", scores)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", GuardWarning)
-            policy = fit_policy(predictions, y, task="regression", model="mixture")
-        assert policy.guard.fell_back == falls
+    monkeypatch.setattr("vbtta.fit.cross_validate", scores)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", GuardWarning)
+        policy = fit_policy(predictions, y, task="regression", model="mixture", guard=guard)
+    assert policy.guard.fell_back == falls
+    assert bool(caught) == warns
+    assert policy.guard.probability == pytest.approx(special.ndtr(shift), abs=2e-3)
 
 
 @pytest.mark.parametrize("model", [GaussianMixture(), GaussianLatent(shrinkage=1e-3)])
@@ -343,7 +349,8 @@ def test_odd_data_give_finite_answers(case: str, model) -> None:  # type: ignore
         warnings.simplefilter("ignore", UserWarning)
         policy = fit_policy(predictions, y, task="regression", model=model)
     prediction = policy.predict(predictions)
-    for values in (policy.weights, policy.weight_interval(), policy.elbo, prediction.mean, prediction.variance):
+    bounds = [member.elbo for member in policy.members or [policy]]
+    for values in (policy.weights, policy.weight_interval(), bounds, prediction.mean, prediction.variance):
         assert np.isfinite(values).all()
     assert policy.weights.sum() == pytest.approx(1)
     assert np.isfinite(prediction.log_prob(np.nan_to_num(y))).all()
