@@ -25,7 +25,8 @@ from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.advi import ADVI, fit_density
 from vbtta.inference.em import EM, Fit, fit_problem
-from vbtta.models.base import Engine, InMemory, LabelFacts, Model, Posterior, load, models_of, pose, pose_density
+from vbtta.models.base import Engine, InMemory, Model, Posterior, load, models_of, pose, pose_density
+from vbtta.models.parts.annotators import LabelFacts
 from vbtta.models.pyro.spec import PyroModel
 from vbtta.models.stack.spec import Stack, default_stack
 from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Policy, stack_policies

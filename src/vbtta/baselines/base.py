@@ -1,7 +1,5 @@
 """A fitted baseline, and the rules that pool the logits (N, K, C) of K views into log probabilities (N, C)."""
 
-__all__ = ["TEMPERATURES", "Baseline", "Fitted", "Rule", "normal_prediction", "temperature", "used_views"]
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Classification baselines: from label counts to weights and a rule for pooling logits. A new one goes in here only."""
 
-__all__ = ["CLASSIFICATION", "ClassificationData"]
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Every method gives the weights of the views, (K,), or (K, C) where they differ by output.
 """
 
-__all__ = ["REGRESSION", "RegressionData", "residual_variance", "weighted_sum"]
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -16,8 +16,6 @@ subsets grow one view at a time from the best ones (their "window": weight at le
 at most five a size), until none of a size is in the window.
 """
 
-__all__ = ["average_linear", "average_logit", "mixture_weights", "train_class_weights", "train_view_weights"]
-
 import warnings
 from collections.abc import Callable
 from itertools import combinations

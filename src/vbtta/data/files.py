@@ -1,25 +1,5 @@
 """Files of predictions (npz, parquet) and labels (CSV, parquet), for library, command line and Ray."""
 
-__all__ = [
-    "Chunk",
-    "LabelFiles",
-    "Labels",
-    "columns_of",
-    "footers",
-    "open_chunks",
-    "parquet_files",
-    "prediction_table",
-    "read_labels",
-    "read_npz",
-    "read_predictions",
-    "read_table",
-    "renamed",
-    "views_of_schema",
-    "write_labels",
-    "write_predictions",
-    "write_table",
-]
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Decoding of image files."""
 
-__all__ = ["decode_images"]
-
 import io
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Posterior predictive checks of the label sets, and the sensitivity of the weights to the priors."""
 
-__all__ = ["PredictiveCheck", "Sensitivity", "annotator_places", "predictive_checks", "prior_sensitivity"]
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`diagnose`: all checks of one policy in one object, with a summary in words."""
 
-__all__ = ["Diagnosis", "diagnose", "listing"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Are the draws of a stochastic view Gaussian around their mean? Tests, shares of rejections, QQ data."""
 
-__all__ = ["Normality", "anderson_darling", "henze_zirkler", "holm", "normality_of", "qq_points", "shapiro_wilk"]
-
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Contributions of the views: how many count, which explain the same labels, the loss without each, and drift."""
 
-__all__ = ["Drift", "Influence", "Overlap", "drift_of", "effective_views", "influence_of", "overlap_of"]
-
 import warnings
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,18 +1,5 @@
 """Automatic differentiation variational inference: the engine's options, the stochastic ascent, and a whole fit."""
 
-__all__ = [
-    "ADVI",
-    "AdviAscent",
-    "AdviTask",
-    "DivergenceError",
-    "Fit",
-    "LogDensity",
-    "ascend_draws",
-    "bound_of",
-    "estimate_bound",
-    "fit_density",
-]
-
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -152,15 +139,12 @@ class LogDensity(Protocol):
     @property
     def n_units(self) -> int:
         """Number of independent units of data."""
-        ...
 
     def value_and_gradient(self, vectors: Array, units: Array | None = None) -> tuple[Array, Array]:
         """Values (M,) and gradients (M, D), from some units or all."""
-        ...
 
     def value(self, vectors: Array) -> Array:
         """Values (M,)."""
-        ...
 
 
 class AdviAscent(NamedTuple):

@@ -5,8 +5,6 @@ depends on the number of blocks alone, so whoever holds some of the blocks (a th
 belongs together and hand over the few sums that remain: the answer is the same to the last bit.
 """
 
-__all__ = ["Block", "Node", "block_size", "join", "map_blocks", "nodes", "plus", "products", "total"]
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor

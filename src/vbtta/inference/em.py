@@ -8,8 +8,6 @@ R. Varadhan and C. Roland, "Simple and globally convergent methods for accelerat
 of any EM algorithm", Scandinavian Journal of Statistics 35 (2008).
 """
 
-__all__ = ["EM", "Ascent", "Fit", "Problem", "ascend", "extrapolated_weights", "fit_problem", "vanishing_weights"]
-
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -79,52 +77,40 @@ class Problem(Protocol[S, T, P_co]):
     @property
     def n_labels(self) -> float:
         """J, the number of labels: the tolerance is per label."""
-        ...
 
     def evaluate(self, state: S) -> tuple[float, T]:
         """The bound at a state and the statistics for the next update: one pass over the data."""
-        ...
 
     def update(self, state: S, statistics: T) -> S:
         """The next state; it does not lower the bound."""
-        ...
 
     def extrapolate(self, before: S, after: S, statistics: T) -> S:
         """A state beyond the plain update from `before` to `after`, or `after`; its bound may be lower."""
-        ...
 
     def pack(self, state: S) -> Array:
         """The state as an unconstrained vector, in which extrapolation is meaningful."""
-        ...
 
     def unpack(self, vector: Array, like: S) -> S:
         """The state of a vector."""
-        ...
 
     def trimmed(self, state: S) -> list[S]:
         """States with vanishing weights set to zero, boldest first; empty where there are none."""
-        ...
 
     def weights(self, state: S) -> Array:
         """The weights of the views: (K,)."""
-        ...
 
     def bound_terms(self, state: S, statistics: T) -> dict[str, float]:
         """The bound, term by term, in the labels' units."""
-        ...
 
     @property
     def unit_change(self) -> float:
         """Difference between the bound in the labels' units and in standard units."""
-        ...
 
     def posterior(self, state: S) -> P_co:
         """What remains when the data are gone; without intervals of the weights."""
-        ...
 
     def finish(self, ascent: "Ascent", *, intervals: bool = True) -> P_co:
         """The posterior at the end of an ascent, with what intervals need unless they are unwanted."""
-        ...
 
 
 class Fit(NamedTuple, Generic[P]):

@@ -6,21 +6,6 @@ T is site by site: the identity, exp, the logistic function or stick-breaking. D
 are the same functions in NumPy, so that a saved policy predicts and has intervals without torch.
 """
 
-__all__ = [
-    "N_DRAWS",
-    "Guide",
-    "Site",
-    "constrain",
-    "draw_intervals",
-    "match_dirichlet",
-    "match_gamma",
-    "match_wishart",
-    "precision_draws",
-    "site_slices",
-    "unconstrained_size",
-    "weights_of",
-]
-
 from collections.abc import Collection
 from typing import NamedTuple
 

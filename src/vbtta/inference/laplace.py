@@ -1,17 +1,5 @@
 """Weight intervals from the likelihood, never [0, 0], and Laplace approximations of latent pools."""
 
-__all__ = [
-    "PROFILE_GRID",
-    "PoolUncertainty",
-    "WeightInformation",
-    "eliminate",
-    "pool_intervals",
-    "pool_uncertainty",
-    "pool_weights",
-    "solve",
-    "weight_intervals",
-]
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,18 +1,5 @@
 """Stacks of small symmetric matrices, and the divergences between the distributions they describe."""
 
-__all__ = [
-    "Reader",
-    "from_log_cholesky",
-    "inverse_and_log_det",
-    "kl_dirichlet",
-    "kl_gamma",
-    "kl_normal",
-    "kl_wishart",
-    "log_cholesky",
-    "wishart_log_det",
-    "wishart_log_normaliser",
-]
-
 from functools import cache
 
 import numpy as np

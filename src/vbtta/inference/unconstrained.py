@@ -4,8 +4,6 @@ A prior is a function of `sample(name, distribution)`. With `pyro.sample` it is 
 gives the log prior of many parameter vectors at once. These are the particles, the first axis of every tensor.
 """
 
-__all__ = ["Density", "Sample", "UnconstrainedDensity", "Units", "Values", "tensor"]
-
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -29,24 +27,19 @@ class Density(Protocol):
     @property
     def n_units(self) -> int:
         """Number of units: labels, or instances where the labels of an instance depend on each other."""
-        ...
 
     @property
     def width(self) -> int:
         """Entries of a temporary array per unit and particle."""
-        ...
 
     def prior(self, sample: Sample) -> Values:
         """Sample every site."""
-        ...
 
     def log_likelihood(self, values: Values, units: Units) -> Tensor:
         """Log likelihood of the given units under every particle: (M,)."""
-        ...
 
     def start(self) -> dict[str, Array]:
         """Start values of sites; the others start at their prior's mean."""
-        ...
 
 
 class UnconstrainedDensity:

@@ -5,27 +5,6 @@ A model is a folder: `spec.py` (the record that users write), `em.py` (a problem
 needs torch and loads on use). Models without a closed form have no `em.py`.
 """
 
-__all__ = [
-    "MODELS",
-    "Engine",
-    "Entry",
-    "InMemory",
-    "LabelFacts",
-    "LatentModel",
-    "Model",
-    "Pooling",
-    "Posterior",
-    "Source",
-    "load",
-    "models_of",
-    "pose",
-    "pose_density",
-    "posterior_type",
-    "record_from_dict",
-    "record_to_dict",
-    "task_of",
-]
-
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
@@ -147,20 +126,16 @@ class Source(Protocol):
     @property
     def has_variance(self) -> bool:
         """Whether predictions have variances over draws."""
-        ...
 
     @property
     def named(self) -> bool:
         """Whether labels name their annotators."""
-        ...
 
     def continuous(self, *, with_variance: bool) -> ContinuousBlocks:
         """Labelled instances in standard units."""
-        ...
 
     def categorical(self, *, noise: str, with_variance: bool, classes_last: bool) -> CategoricalBlocks:
         """Labelled instances with their logits and classes."""
-        ...
 
 
 class InMemory(NamedTuple):
@@ -217,40 +192,31 @@ class Posterior(Protocol):
     @property
     def weights(self) -> Array:
         """The weights of the views: (K,)."""
-        ...
 
     @property
     def gain(self) -> float:
         """Factor of the weighted average."""
-        ...
 
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights."""
-        ...
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution."""
-        ...
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Prediction:
         """The truth of every input given its labels."""
-        ...
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set: (N+,)."""
-        ...
 
     def keep(self, views: Array) -> "Posterior":
         """The same with only some of the views, an index array; their weights sum to one again."""
-        ...
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | AnnotatorAccuracy | None:
         """What the fit knows of the annotators."""
-        ...
 
     def pooling(self) -> Pooling:
         """The point prediction as plain arrays, without variances over draws."""
-        ...
 
 
 def task_of(model: Model) -> str:

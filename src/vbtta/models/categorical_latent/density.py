@@ -1,7 +1,5 @@
 """The latent pool for class labels as a log density, with the true class summed out."""
 
-__all__ = ["LatentClassDensity", "pose"]
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """EM for the latent pool of class labels: a closed form for the noise, Newton steps for pool and offsets."""
 
-__all__ = ["LatentClassProblem", "LatentClassState", "pose"]
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The fitted latent pool for class labels, and its predictions."""
 
-__all__ = ["LatentClassPosterior", "SampledLatentClassPosterior"]
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Options of the latent pool for class labels."""
 
-__all__ = ["CategoricalLatent"]
-
 from dataclasses import dataclass
 
 from vbtta._support.checks import positive

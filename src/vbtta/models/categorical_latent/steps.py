@@ -5,8 +5,6 @@ of the log evidence sum_i Cov_P F - Cov_q F: that of complete data, less that of
 nothing is missing, and every label counts.
 """
 
-__all__ = ["PoolSums", "pool_proba", "run_pool_pass"]
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The mixture of calibrated views for class labels as a log density, with the view and the true class summed out."""
 
-__all__ = ["CategoricalDensity", "UnsupervisedDensity", "pose", "pose_unsupervised", "pose_views"]
-
 from dataclasses import replace
 
 import numpy as np

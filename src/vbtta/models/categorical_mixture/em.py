@@ -1,7 +1,5 @@
 """EM for the categorical mixture: closed forms for weights and noise, Newton steps for calibration and weights."""
 
-__all__ = ["CategoricalProblem", "CategoricalState", "pose"]
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

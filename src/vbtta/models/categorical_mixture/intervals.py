@@ -1,7 +1,5 @@
 """Observed information of the views' weights under class labels, calibration eliminated."""
 
-__all__ = ["weight_information"]
-
 import numpy as np
 
 from vbtta.data.labels import Array

@@ -1,7 +1,5 @@
 """The fitted mixture of views for class labels, and its predictions."""
 
-__all__ = ["CategoricalPosterior", "SampledCategoricalPosterior"]
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Options of the mixture for class labels."""
 
-__all__ = ["CategoricalMixture"]
-
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 

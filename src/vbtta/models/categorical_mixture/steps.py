@@ -8,8 +8,6 @@ joint responsibility of view k and class c is q_ic w_k P_k(c) / P(c), with q_ic 
 With class weights w_kc the mixture is divided by its sum Z_i over the classes.
 """
 
-__all__ = ["Likelihood", "ViewShares", "ViewSums", "run_pass", "view_shares"]
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The latent pool for continuous labels as a log density."""
 
-__all__ = ["LatentDensity", "pose"]
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """EM for the latent pool of continuous labels: a convex problem for the pool, closed forms for the rest."""
 
-__all__ = ["LatentProblem", "pose"]
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 

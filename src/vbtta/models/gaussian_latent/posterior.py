@@ -1,7 +1,5 @@
 """The fitted latent pool for continuous labels, and its predictions."""
 
-__all__ = ["LatentPosterior", "SampledLatentPosterior"]
-
 from dataclasses import dataclass, replace
 
 import numpy as np

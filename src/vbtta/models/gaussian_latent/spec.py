@@ -1,14 +1,12 @@
 """Options of the latent pool for continuous labels."""
 
-__all__ = ["GaussianLatent"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from vbtta._support.checks import one_of, positive
-from vbtta.models.base import LabelFacts, LatentModel
-from vbtta.models.parts.annotators import ContinuousNoise, check_scale, default_noise
+from vbtta.models.base import LatentModel
+from vbtta.models.parts.annotators import ContinuousNoise, LabelFacts, check_scale, default_noise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,17 +6,6 @@ Given Lambda the mode in (v, b) is a small convex problem on the second moments 
 formed once. The weights are w = v / sum v; the sum is the gain.
 """
 
-__all__ = [
-    "LatentPrior",
-    "LatentState",
-    "Moments",
-    "choose_shrinkage",
-    "curvature",
-    "moments_of",
-    "residual_outer",
-    "variance_around_average",
-]
-
 from typing import NamedTuple
 
 import numpy as np

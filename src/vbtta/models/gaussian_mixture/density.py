@@ -1,7 +1,5 @@
 """The mixture of calibrated views for continuous labels as a log density, with the view summed out."""
 
-__all__ = ["MixtureDensity", "pose", "pose_views"]
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """EM for the mixture of continuous labels: closed forms for every factor, with or without annotators."""
 
-__all__ = ["MixtureProblem", "pose"]
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Observed information of the weights of a continuous mixture."""
 
-__all__ = ["scores_of", "weight_information"]
-
 import numpy as np
 
 from vbtta.data.labels import Array

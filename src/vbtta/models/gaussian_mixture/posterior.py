@@ -1,7 +1,5 @@
 """The fitted mixture of views for continuous labels, and its predictions."""
 
-__all__ = ["MixtureFactors", "MixturePosterior", "SampledMixturePosterior", "laplace_nodes"]
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 

@@ -1,14 +1,12 @@
 """Options of the mixture for continuous labels."""
 
-__all__ = ["GaussianMixture"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from vbtta._support.checks import one_of, positive
-from vbtta.models.base import LabelFacts, Model
-from vbtta.models.parts.annotators import ContinuousNoise, check_scale, default_noise
+from vbtta.models.base import Model
+from vbtta.models.parts.annotators import ContinuousNoise, LabelFacts, check_scale, default_noise
 
 
 @dataclass(frozen=True, kw_only=True)

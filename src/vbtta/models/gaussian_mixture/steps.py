@@ -7,22 +7,6 @@ A step needs, for every view, the second moments of (f, 1, e) under the responsi
 at the current calibration: enough for theta, the residual at the new one and Lambda without another pass.
 """
 
-__all__ = [
-    "Density",
-    "Expectation",
-    "MixturePrior",
-    "MixtureState",
-    "MixtureStatistics",
-    "bound_terms",
-    "calibration",
-    "divergence",
-    "expectation",
-    "responsibilities",
-    "start",
-    "statistics",
-    "update",
-]
-
 from typing import NamedTuple
 
 import numpy as np

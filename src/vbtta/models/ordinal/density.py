@@ -1,7 +1,5 @@
 """The mixture for ordered levels as a log density, with the view summed out."""
 
-__all__ = ["OrdinalDensity", "pose"]
-
 import numpy as np
 import torch
 from torch import Tensor

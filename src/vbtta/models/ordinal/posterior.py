@@ -1,7 +1,5 @@
 """A fitted mixture for ordered levels: what remains without the data, and its predictions."""
 
-__all__ = ["CutPoints", "OrdinalPosterior"]
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The options of the mixture for ordered levels."""
 
-__all__ = ["OrdinalMixture"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -10,7 +8,8 @@ import numpy as np
 
 from vbtta._support.checks import positive, shown
 from vbtta.data.labels import LabelSets
-from vbtta.models.base import LabelFacts, Model
+from vbtta.models.base import Model
+from vbtta.models.parts.annotators import LabelFacts
 
 _MAX_FRACTIONAL_LEVELS = 20  # unless levels are stated
 

@@ -7,29 +7,6 @@ B holds orthonormal contrasts: biases sum to zero, as a bias common to all canno
 Q(t_i | z_i) is normal; integrated out, it leaves the evidence of each view (docs/method, eqs. 13 to 18).
 """
 
-__all__ = [
-    "AnnotatorNoise",
-    "AnnotatorPrior",
-    "AnnotatorState",
-    "AnnotatorStatistics",
-    "LabelSummary",
-    "Truth",
-    "annotator_noise",
-    "annotator_statistics",
-    "check_scale",
-    "contrasts",
-    "default_prior",
-    "divergence",
-    "infer_truth",
-    "normalise",
-    "pack",
-    "pool_truth",
-    "start",
-    "summarise",
-    "unpack",
-    "update",
-]
-
 import warnings
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
@@ -53,12 +30,10 @@ class LabelFacts(Protocol):
     @property
     def overlap(self) -> bool:
         """Whether enough instances carry two labels or more."""
-        ...
 
     @property
     def annotator_names(self) -> tuple[str, ...]:
         """The annotators, where they are named."""
-        ...
 
 
 def default_noise(noise: ContinuousNoise | None, labels: LabelFacts) -> ContinuousNoise:

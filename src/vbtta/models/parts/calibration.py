@@ -5,24 +5,6 @@
 Given ln kappa_k the mode of ln kappa is linear in them, so a state holds ln kappa_k and o alone.
 """
 
-__all__ = [
-    "WIDE",
-    "Calibration",
-    "CalibrationPrior",
-    "CalibrationSums",
-    "common_log_kappa",
-    "direction",
-    "gradient",
-    "information",
-    "log_kappa_precision",
-    "log_normal",
-    "log_prior",
-    "moved",
-    "precision",
-    "safe_fraction",
-    "starts",
-]
-
 from typing import NamedTuple
 
 import numpy as np

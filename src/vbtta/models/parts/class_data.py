@@ -1,23 +1,5 @@
 """Logits and class labels laid out for the inference: blocks of instances, classes first."""
 
-__all__ = [
-    "CategoricalBlock",
-    "CategoricalBlocks",
-    "CategoricalData",
-    "block_rows",
-    "categorical_block",
-    "categorical_data",
-    "check_logits",
-    "class_names",
-    "joint_information",
-    "prediction_blocks",
-    "probability_views",
-    "refuse_probabilities",
-    "refuse_suspects",
-    "shifted",
-    "view_evidence",
-]
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar

@@ -1,7 +1,5 @@
 """What the models of class labels share: their options, and an EM problem with label noise and first temperatures."""
 
-__all__ = ["BlockPass", "ClassModel", "ClassProblem", "Statistics"]
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -11,8 +9,9 @@ import numpy as np
 
 from vbtta._support.checks import one_of, positive
 from vbtta.data.labels import Array
-from vbtta.models.base import LabelFacts, Model, Source
+from vbtta.models.base import Model, Source
 from vbtta.models.parts import calibration
+from vbtta.models.parts.annotators import LabelFacts
 from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks, CategoricalData
 from vbtta.models.parts.label_noise import NOISES, FittedNoise, NoiseModel, default_noise
 from vbtta.models.parts.links import LINKS

@@ -1,7 +1,5 @@
 """Class labels as a log density, given the probabilities of the true classes: label noise, and the sum over classes."""
 
-__all__ = ["ClassDensity", "fitted_noise"]
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable

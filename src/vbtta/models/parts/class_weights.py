@@ -8,8 +8,6 @@ peak is highest there.) ln Z_i, the log normaliser, lies below its tangent in th
 maximise sum_k R_kc ln w_kc - B_kc w_kc, R the responsibilities and B the tangent's slopes: the bound cannot fall.
 """
 
-__all__ = ["log_prior", "update_class_weights", "update_common_weights"]
-
 import numpy as np
 from scipy import special
 

@@ -4,8 +4,6 @@ Weights are posterior means. Calibration enters predictions with its mean and co
 its mean), precisions as the Wishart distribution of the same moments.
 """
 
-__all__ = ["WeightDraws"]
-
 from dataclasses import dataclass, replace
 from typing import Self
 

@@ -6,8 +6,6 @@ is the Wishart distribution of the EM engine (Bartlett's decomposition; V is dia
 normal.
 """
 
-__all__ = ["LOG_2PI", "GaussianDensity", "Views", "annotator_state", "bartlett", "wishart"]
-
 import math
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple

@@ -4,22 +4,6 @@ A kind of noise is a class with an entry in :data:`NOISES`; all that depends on 
 torch counterpart. The parameters of annotator u, rows of probabilities, have Dirichlet priors and Dirichlet Q.
 """
 
-__all__ = [
-    "NOISES",
-    "AnnotatorAccuracy",
-    "FittedNoise",
-    "LabelTable",
-    "NoiseKind",
-    "NoiseModel",
-    "default_noise",
-    "describe",
-    "label_table",
-    "log_expected",
-    "n_entries",
-    "names_annotators",
-    "score_labels",
-]
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Class links in torch: log probabilities for ADVI, and probabilities for networks and their exports, by link name."""
 
-__all__ = ["LINK_DENSITIES", "LinkDensity", "class_probabilities", "log_probabilities"]
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

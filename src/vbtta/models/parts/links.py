@@ -5,8 +5,6 @@ utilities alone: the largest logit of an input and view is stored as 0. To add a
 it in :data:`LINKS`, and enter its log-probability in torch for ADVI and `TTAModule`. Everything else asks the link.
 """
 
-__all__ = ["LINKS", "MAX_CURVATURE_CLASSES", "Link", "MixedViews", "ViewScores", "view_proba"]
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Mixtures of views that give scores: what the posteriors for ordered levels and for rankings share."""
 
-__all__ = ["OrderedPosterior", "Score", "score_of"]
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self

@@ -11,8 +11,6 @@ the logarithm of the integrand is continued below the lowest node as a parabola,
 rough.
 """
 
-__all__ = ["ProbitGradient", "log_probit", "log_probit_vjp"]
-
 import math
 from collections.abc import Iterator
 from typing import NamedTuple

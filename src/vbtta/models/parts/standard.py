@@ -1,17 +1,5 @@
 """Continuous data in standard units, laid out in blocks: what the inference iterates over."""
 
-__all__ = [
-    "SMALLEST_VARIANCE",
-    "ContinuousBlocks",
-    "ContinuousData",
-    "LabelMoments",
-    "Standard",
-    "continuous_data",
-    "label_moments",
-    "lay_out",
-    "standard_of",
-]
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple, Protocol, Self, TypeVar

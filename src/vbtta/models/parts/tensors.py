@@ -1,18 +1,5 @@
 """What the log densities of all models share, in torch: labelled instances as tensors, priors, mixtures of scores."""
 
-__all__ = [
-    "LabelTensors",
-    "PositiveNormal",
-    "PriorTable",
-    "ScoreMixture",
-    "dirichlet",
-    "filled",
-    "index_ranges",
-    "joint",
-    "normal",
-    "sum_by_instance",
-]
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any

@@ -15,8 +15,6 @@ variables of single labels must be summed out. The function may get a batch of t
 labels is then scaled up.
 """
 
-__all__ = ["PyroDensity", "PyroLabels", "PyroPredictions", "PyroPrior", "PyroViews", "pose"]
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -73,11 +71,9 @@ class ViewsDensity(Density, Protocol):
     @property
     def tensors(self) -> LabelTensors:
         """The data."""
-        ...
 
     def calibrated(self, values: Values, rows: Units) -> dict[str, Tensor]:
         """Calibrated views of some instances, by their names in :class:`PyroViews`."""
-        ...
 
 
 class PyroPrior:

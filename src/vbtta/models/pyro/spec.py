@@ -1,7 +1,5 @@
 """The options of a user's own Pyro model."""
 
-__all__ = ["PyroModel"]
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self

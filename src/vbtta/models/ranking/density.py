@@ -1,7 +1,5 @@
 """The mixture for rankings as a log density, with the view summed out."""
 
-__all__ = ["RankingDensity", "pose"]
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A fitted mixture for rankings: what remains without the data, and its predictions."""
 
-__all__ = ["RankingPosterior", "in_order"]
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The options of the mixture for rankings."""
 
-__all__ = ["RankingMixture"]
-
 from dataclasses import dataclass
 
 from vbtta._support.checks import positive
