@@ -31,7 +31,7 @@ from vbtta import (
     fit_policy,
 )
 from vbtta.inference import advi as ascent
-from vbtta.inference.guide import Guide, Site, constrain, draw_intervals
+from vbtta.inference.guide import Guide, Site, WeightDraws, constrain
 from vbtta.models.base import record_from_dict, record_to_dict
 
 torch = pytest.importorskip("torch", reason="ADVI needs the extra advi")
@@ -377,7 +377,7 @@ def test_intervals_are_the_quantiles_of_q(n_views: int) -> None:
     D = n_views + 8
     factor = np.tril(0.05 * rng.normal(size=(D, D)), -1) + np.diag(rng.uniform(0.1, 0.3, size=D))
     guide = Guide(sites, 0.3 * rng.normal(size=D), factor)
-    found = draw_intervals(guide, np.arange(n_views), 0.9)
+    found = WeightDraws(guide, np.arange(n_views)).weight_interval(0.9)
     edge = guide.mean[0] + factor[0, 0] * special.ndtri([0.05, 0.95])
     exact = special.expit(edge - np.log(n_views - 1))
     np.testing.assert_allclose(found[0], exact, rtol=1e-3)

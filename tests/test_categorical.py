@@ -15,10 +15,10 @@ from vbtta.inference.em import EM, ascend
 from vbtta.inference.linalg import kl_dirichlet
 from vbtta.models.categorical_mixture.em import CategoricalState
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
+from vbtta.models.categorical_mixture.steps import update_class_weights
 from vbtta.models.parts import calibration, label_noise
 from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import categorical_data
-from vbtta.models.parts.class_weights import update_class_weights
 from vbtta.models.parts.links import LINKS, view_proba
 from vbtta.models.parts.probit import log_probit
 

@@ -7,7 +7,8 @@ are the same functions in NumPy, so that a saved policy predicts and has interva
 """
 
 from collections.abc import Collection
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 from scipy import linalg, special
@@ -159,11 +160,31 @@ def _weight_site(names: Collection[str]) -> str:
     return next(name for name in ("class_weights", "weights", "pool") if name in names)
 
 
-def draw_intervals(guide: Guide, kept: Array, level: float) -> Array:
-    """Equal-tailed intervals (K, 2) of the weights of the kept views: quantiles of draws."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
-    name = _weight_site([site.name for site in guide.sites])
-    weights = weights_of(guide.only(name).draw(_INTERVAL_DRAWS))[:, kept.astype(int)]
-    weights = weights / weights.sum(axis=1, keepdims=True)
-    return np.asarray(np.quantile(weights, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0).T)
+@dataclass(frozen=True)
+class WeightDraws:
+    """A posterior by ADVI: Q, and which of its views are kept.
+
+    Weights are posterior means. Calibration enters predictions with its mean and covariance under Q (for class labels
+    with its mean), precisions as the Wishart distribution of the same moments.
+    """
+
+    guide: Guide
+    kept: Array  # (K,): positions among the views of the fit
+
+    def draws(self, size: int = N_DRAWS, seed: int = 0) -> dict[str, Array]:
+        """Draws (size, ...) of all parameters by name, in the model's standard units."""
+        return self.guide.draw(size, seed)
+
+    def weight_interval(self, level: float) -> Array:
+        """Equal-tailed intervals (K, 2) of the weights of the kept views: quantiles of draws."""
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
+        name = _weight_site([site.name for site in self.guide.sites])
+        weights = weights_of(self.guide.only(name).draw(_INTERVAL_DRAWS))[:, self.kept.astype(int)]
+        weights = weights / weights.sum(axis=1, keepdims=True)
+        return np.asarray(np.quantile(weights, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0).T)
+
+    def keep(self, views: Array) -> Self:
+        """The same with only some of the views."""
+        rest: Self = super().keep(views)  # type: ignore[misc]
+        return replace(rest, kept=self.kept[views])

@@ -16,9 +16,8 @@ from vbtta.models.categorical_latent import em
 from vbtta.models.categorical_latent.em import LatentClassProblem
 from vbtta.models.categorical_latent.posterior import SampledLatentClassPosterior
 from vbtta.models.categorical_latent.spec import CategoricalLatent
-from vbtta.models.parts.class_tensors import ClassDensity, fitted_noise
 from vbtta.models.parts.link_densities import log_probabilities
-from vbtta.models.parts.tensors import PositiveNormal, filled, joint, normal
+from vbtta.models.parts.tensors import ClassDensity, PositiveNormal, filled, fitted_noise, joint, normal
 
 
 class LatentClassDensity(ClassDensity):

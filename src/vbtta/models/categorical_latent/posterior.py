@@ -7,12 +7,12 @@ import numpy as np
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, view_information
+from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
 from vbtta.models.base import Pooling
 from vbtta.models.categorical_latent.steps import pool_proba
 from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import class_names, prediction_blocks
-from vbtta.models.parts.draws import WeightDraws
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, describe, score_labels
 from vbtta.models.parts.links import LINKS, view_proba
 

@@ -19,10 +19,9 @@ from vbtta.models.categorical_mixture.posterior import SampledCategoricalPosteri
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import check_logits, refuse_probabilities
-from vbtta.models.parts.class_tensors import ClassDensity, fitted_noise
 from vbtta.models.parts.label_noise import NoiseModel
 from vbtta.models.parts.link_densities import log_probabilities
-from vbtta.models.parts.tensors import PriorTable, dirichlet, joint, normal
+from vbtta.models.parts.tensors import ClassDensity, PriorTable, dirichlet, fitted_noise, joint, normal
 
 
 class CategoricalDensity(ClassDensity):

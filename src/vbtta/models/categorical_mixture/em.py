@@ -13,11 +13,12 @@ from vbtta.inference.em import Ascent, vanishing_weights
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, kl_dirichlet
 from vbtta.models.base import InMemory, Source
+from vbtta.models.categorical_mixture import steps
 from vbtta.models.categorical_mixture.intervals import weight_information
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
-from vbtta.models.categorical_mixture.steps import Likelihood, ViewSums, run_pass
-from vbtta.models.parts import calibration, class_weights
+from vbtta.models.categorical_mixture.steps import Likelihood, ViewSums
+from vbtta.models.parts import calibration
 from vbtta.models.parts.calibration import Calibration, CalibrationPrior
 from vbtta.models.parts.class_model import BlockPass, ClassProblem, Statistics
 from vbtta.models.parts.label_noise import FittedNoise
@@ -153,7 +154,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
 
     def _block_pass(self, state: CategoricalState) -> BlockPass[ViewSums]:
         likelihood = self._likelihood(state)
-        return lambda block, evidence: run_pass(block, likelihood, evidence)
+        return lambda block, evidence: steps.run_pass(block, likelihood, evidence)
 
     def _penalties(self, state: CategoricalState) -> dict[str, float]:
         terms = {}
@@ -162,7 +163,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             terms["KL_w"] = float(kl_dirichlet(state.weight_counts, prior))
         if state.class_weights is not None:
             strength = self.spec.class_concentration
-            terms["penalty_w"] = -class_weights.log_prior(state.class_weights, state.weights, strength)
+            terms["penalty_w"] = -steps.log_class_prior(state.class_weights, state.weights, strength)
         if self.spec.calibrate:
             terms["penalty_calibration"] = -calibration.log_prior(state.calibration, self.prior)
         if state.noise is not None:
@@ -198,8 +199,8 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
     def _update_weights(self, state: CategoricalState, sums: ViewSums) -> CategoricalState:
         if state.class_weights is not None:
             strength = self.spec.class_concentration
-            by_class = class_weights.update_class_weights(sums.class_count, sums.class_load, state.weights, strength)
-            common = class_weights.update_common_weights(by_class)
+            by_class = steps.update_class_weights(sums.class_count, sums.class_load, state.weights, strength)
+            common = steps.update_common_weights(by_class)
             return state._replace(weights=common, class_weights=by_class)
         counts = None if self.spec.concentration is None else self.spec.concentration + sums.share
         weights = sums.share if counts is None else counts

@@ -8,11 +8,11 @@ import numpy as np
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction
+from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import WeightInformation, weight_intervals
 from vbtta.models.base import Pooling
 from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import class_names, joint_information, prediction_blocks, view_evidence
-from vbtta.models.parts.draws import WeightDraws
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, describe, score_labels
 from vbtta.models.parts.links import LINKS, view_proba
 

@@ -16,8 +16,17 @@ from vbtta.models.gaussian_latent.em import LatentProblem
 from vbtta.models.gaussian_latent.posterior import SampledLatentPosterior
 from vbtta.models.gaussian_latent.spec import GaussianLatent
 from vbtta.models.gaussian_latent.steps import LatentState
-from vbtta.models.parts.gaussian_tensors import GaussianDensity, Views, annotator_state, bartlett, wishart
-from vbtta.models.parts.tensors import PositiveNormal, filled, joint, normal
+from vbtta.models.parts.tensors import (
+    GaussianDensity,
+    PositiveNormal,
+    Views,
+    annotator_state,
+    bartlett,
+    filled,
+    joint,
+    normal,
+    wishart,
+)
 
 
 class LatentDensity(GaussianDensity):

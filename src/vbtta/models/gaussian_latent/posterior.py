@@ -7,11 +7,11 @@ import numpy as np
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction
+from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
 from vbtta.models.base import Pooling
 from vbtta.models.gaussian_latent.steps import LatentState
 from vbtta.models.parts.annotators import AnnotatorNoise, annotator_noise, pool_truth, score_labels
-from vbtta.models.parts.draws import WeightDraws
 from vbtta.models.parts.standard import Standard
 
 

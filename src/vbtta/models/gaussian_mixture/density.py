@@ -18,8 +18,17 @@ from vbtta.models.gaussian_mixture.em import MixtureProblem
 from vbtta.models.gaussian_mixture.posterior import MixtureFactors, SampledMixturePosterior, laplace_nodes
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.gaussian_mixture.steps import MixtureState
-from vbtta.models.parts.gaussian_tensors import LOG_2PI, GaussianDensity, Views, annotator_state, bartlett, wishart
-from vbtta.models.parts.tensors import dirichlet, filled, normal
+from vbtta.models.parts.tensors import (
+    LOG_2PI,
+    GaussianDensity,
+    Views,
+    annotator_state,
+    bartlett,
+    dirichlet,
+    filled,
+    normal,
+    wishart,
+)
 
 
 class MixtureDensity(GaussianDensity):

@@ -9,6 +9,7 @@ from scipy import special
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
+from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import WeightInformation, weight_intervals
 from vbtta.models.base import Pooling
 from vbtta.models.gaussian_mixture import steps as gaussian_mixture_em
@@ -21,7 +22,6 @@ from vbtta.models.parts.annotators import (
     pool_truth,
     score_labels,
 )
-from vbtta.models.parts.draws import WeightDraws
 from vbtta.models.parts.standard import Standard
 
 _STEP = 0.6

@@ -9,9 +9,9 @@ import numpy as np
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction
+from vbtta.inference.guide import WeightDraws
 from vbtta.models.base import Pooling
 from vbtta.models.parts.class_data import joint_information
-from vbtta.models.parts.draws import WeightDraws
 
 _PREDICTION_DRAWS = 50  # that predictions are averaged over
 

@@ -1,8 +1,10 @@
-"""What the log densities of all models share, in torch: labelled instances as tensors, priors, mixtures of scores."""
+"""What the log densities of all models share, in torch: labels as tensors, priors, mixtures, label noise, precisions."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyro.distributions as dist
@@ -10,7 +12,14 @@ import torch
 from torch import Tensor
 
 from vbtta.data.labels import Array
+from vbtta.inference.guide import Guide, match_dirichlet, match_gamma
 from vbtta.inference.unconstrained import Sample, Units, Values, tensor
+from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorState, contrasts
+from vbtta.models.parts.class_data import CategoricalBlocks, CategoricalData
+from vbtta.models.parts.label_noise import FittedNoise, NoiseModel
+from vbtta.models.parts.standard import ContinuousBlocks, ContinuousData
+
+LOG_2PI = math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -131,3 +140,271 @@ def joint(distribution: Any, dimensions: int | None = None) -> Any:
 def filled(value: float, *shape: int) -> Tensor:
     """A tensor of doubles of one value."""
     return torch.full(shape, float(value), dtype=torch.float64)
+
+
+class ClassDensity(PriorTable, ABC):
+    """Temperatures and offsets have the EM engine's priors. Here they are inferred, where EM takes their mode."""
+
+    def __init__(self, data: CategoricalBlocks, noise: NoiseModel | None, priors: dict[str, Any]) -> None:
+        self.tensors, self.noise = _class_tensors(data), noise
+        self.n_units, self.width = data.n_instances, data.n_views * data.n_classes
+        self.priors = priors
+        if noise is not None:
+            name, prior = NOISE_DENSITIES[noise.kind].prior(tensor(noise.prior), data.n_annotators)
+            self.priors[name] = prior
+
+    @abstractmethod
+    def log_proba(self, values: Values, rows: Units) -> Tensor:
+        """Log probabilities of the true classes: (M, n, C)."""
+
+    def log_likelihood(self, values: Values, units: Units) -> Tensor:
+        """Sum over labels or, with a noise model, over instances of the log of a sum over the true class: (M,)."""
+        log_proba = self.log_proba(values, units)  # (M, n, C)
+        labels, owner = self.tensors.labels_of_rows(units)
+        label, count = self.tensors.value[labels], self.tensors.count[labels]
+        if self.noise is None:
+            return (count * log_proba[..., owner, label]).sum(dim=-1)
+        log_label = NOISE_DENSITIES[self.noise.kind].log_label
+        each = log_label(values, self.tensors.annotator[labels], label, self.noise.n_classes)  # (M, j, C)
+        evidence = sum_by_instance(count[:, None] * each, owner, log_proba.shape[-2])
+        return torch.logsumexp(evidence + log_proba, dim=-1).sum(dim=-1)
+
+
+class NoiseDensity(NamedTuple):
+    """A kind of label noise: name and prior of its site, ln A_u[c, y] of labels, and counts of the same moments."""
+
+    prior: Callable[[Tensor, int], tuple[str, Any]]  # from the prior counts of an annotator and the number of them
+    log_label: Callable[[Values, Tensor, Tensor, int], Tensor]  # (M, j, C) from annotators (j,), labels (j,) and C
+    counts: Callable[[dict[str, Array]], Array]  # (U, 2) or (U, C, C) from draws
+
+
+def _accuracy_prior(counts: Tensor, n_annotators: int) -> tuple[str, Any]:
+    right, wrong = (count.expand(n_annotators).clone() for count in counts)
+    return "accuracy", joint(dist.Beta(right, wrong, validate_args=False))
+
+
+def _accuracy_log_label(values: Values, annotator: Tensor, label: Tensor, n_classes: int) -> Tensor:
+    accuracy = values["accuracy"][..., annotator]  # (M, j)
+    right, wrong = accuracy.log(), torch.log1p(-accuracy) - math.log(n_classes - 1)
+    is_label = torch.nn.functional.one_hot(label, n_classes).to(torch.float64)  # (j, C)
+    return wrong[..., None] + (right - wrong)[..., None] * is_label
+
+
+def _accuracy_counts(draws: dict[str, Array]) -> Array:
+    return match_dirichlet(np.stack([draws["accuracy"], 1 - draws["accuracy"]], axis=-1))
+
+
+def _confusion_prior(counts: Tensor, n_annotators: int) -> tuple[str, Any]:
+    matrices = counts.expand(n_annotators, *counts.shape)
+    return "confusion", joint(dist.Dirichlet(matrices, validate_args=False))
+
+
+def _confusion_log_label(values: Values, annotator: Tensor, label: Tensor, n_classes: int) -> Tensor:
+    each = values["confusion"].log()[..., annotator, :, :]  # (M, j, C true, C given)
+    return each.gather(-1, label[:, None, None].expand(*each.shape[:-1], 1))[..., 0]
+
+
+def _confusion_counts(draws: dict[str, Array]) -> Array:
+    return match_dirichlet(draws["confusion"])
+
+
+_ACCURACY = NoiseDensity(_accuracy_prior, _accuracy_log_label, _accuracy_counts)
+NOISE_DENSITIES = {
+    "uniform": _ACCURACY,
+    "annotator": _ACCURACY,
+    "confusion": NoiseDensity(_confusion_prior, _confusion_log_label, _confusion_counts),
+}
+
+
+def fitted_noise(draws: dict[str, Array], noise: NoiseModel | None) -> FittedNoise | None:
+    """The label noise with the moments of draws."""
+    return None if noise is None else FittedNoise(noise, NOISE_DENSITIES[noise.kind].counts(draws))
+
+
+def _class_tensors(data: CategoricalBlocks) -> LabelTensors:
+    assert isinstance(data, CategoricalData)  # ADVI needs all data in memory
+    variances = [data.variances(part) for part in data.parts]
+    table = data.table
+    order = np.argsort(table.instance, kind="stable")
+    return LabelTensors(
+        mean=_views_first([data.logits(part) for part in data.parts]),
+        variance=None if data.variance is None else _views_first([part for part in variances if part is not None]),
+        value=tensor(table.label[order]),
+        annotator=tensor(table.annotator[order]),
+        count=tensor(table.repeats[order]),
+        **index_ranges(table.instance[order], table.n_instances),
+        n_annotators=table.n_annotators,
+    )
+
+
+def _views_first(parts: list[Array]) -> Tensor:
+    """Blocks (C, K, n) as one tensor (K, n, C)."""
+    return tensor(np.concatenate([part.transpose(1, 2, 0) for part in parts], axis=1))
+
+
+class Views(NamedTuple):
+    """Calibrated views; tensors have a leading axis of particles where there are any."""
+
+    log_weights: Tensor  # (..., K)
+    location: Tensor  # (..., K, n, C)
+    factor: Tensor  # (..., K, C, C): T, lower triangular
+    root: Tensor | None  # (K, n, C): Omega^1/2
+
+
+class GaussianDensity(PriorTable, ABC):
+    """A mixture of calibrated views with the view and, where annotators are modelled, the truth summed out.
+
+        Lambda = T T^T,   T = V^-1/2 A,   A lower triangular: A_cc^2 ~ ChiSquared(nu - c), A_cd ~ Normal(0, 1)
+
+    is the Wishart distribution of the EM engine (Bartlett's decomposition; V is diagonal), in nearly normal parameters.
+    """
+
+    def __init__(
+        self,
+        data: ContinuousBlocks,
+        inverse_scale: Array,
+        annotator_prior: AnnotatorPrior | None,
+        priors: dict[str, Any],
+    ) -> None:
+        self.tensors = _gaussian_tensors(data)
+        U, C = data.n_annotators, data.n_outputs
+        self.width = data.n_views * C
+        self.n_units = len(self.tensors.count) if annotator_prior is None else data.n_instances
+        self.inverse_root = tensor(1 / np.sqrt(np.diagonal(inverse_scale)))  # (C,)
+        self.priors, self.basis = priors, None
+        if annotator_prior is not None:
+            shape, rate = filled(annotator_prior.shape, U), filled(annotator_prior.rate, U)
+            self.priors["tau"] = joint(dist.Gamma(shape, rate, validate_args=False))
+            self.priors["bias"] = normal(1 / math.sqrt(annotator_prior.gamma), U - 1, C)
+            self.basis = tensor(contrasts(U))  # (U, U - 1)
+
+    @abstractmethod
+    def views(self, values: Values, rows: Units) -> Views:
+        """Calibrated views of some instances."""
+
+    def log_likelihood(self, values: Values, units: Units) -> Tensor:
+        """Sum over labels of ln sum_k w_k p_k(y), or over instances with the truth integrated out: (M,)."""
+        if self.basis is not None:
+            return self._log_instances(values, units, values["tau"], self.basis @ values["bias"]).sum(dim=-1)
+        views = self.views(values, self.tensors.rows_of_labels(units))
+        each = self.log_components(views, self.tensors.value[units], values)
+        mixed = torch.logsumexp(views.log_weights[..., None] + each, dim=-2)
+        return (self.tensors.count[units] * mixed).sum(dim=-1)
+
+    def log_components(self, views: Views, value: Tensor, values: Values) -> Tensor:
+        """Log density of labels (j, C) under every view, normal here: (..., K, j)."""
+        constant, distance = self.distances(views, value)
+        return constant - 0.5 * (value.shape[-1] * LOG_2PI + distance)
+
+    def distances(self, views: Views, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Half the log determinants of the precisions, and squared Mahalanobis distances of labels: (..., K, j)."""
+        residual = value - views.location
+        half_log_det = _log_diagonal(views.factor)[..., None]  # (..., K, 1)
+        if views.root is not None:
+            residual = residual * views.root
+            half_log_det = half_log_det + views.root.log().sum(dim=-1)
+        if value.shape[-1] == 1:
+            return half_log_det, (residual[..., 0] * views.factor[..., 0]) ** 2
+        return half_log_det, ((residual @ views.factor) ** 2).sum(dim=-1)
+
+    def precision_factor(self, values: Values) -> Tensor:
+        """T = V^-1/2 A: (..., K, C, C)."""
+        root = values["chi_squared"].sqrt()
+        C = root.shape[-1]
+        if C == 1:
+            return (self.inverse_root * root)[..., None]
+        lower = torch.zeros(*root.shape, C, dtype=torch.float64)
+        rows, columns = torch.tril_indices(C, C, -1)
+        lower[..., rows, columns] = values["lower"]
+        return self.inverse_root[:, None] * (torch.diag_embed(root) + lower)
+
+    def _log_instances(self, values: Values, rows: Units, precision: Tensor, bias: Tensor) -> Tensor:
+        """Log evidence of instances whose labels share a truth, y = t + d_u + noise: (M, n).
+
+        The labels of an instance act as one of precision s = sum tau at their weighted mean; the truth integrates out.
+        `precision` (M, U) and `bias` (M, U, C) are the annotators'.
+        """
+        views = self.views(values, rows)
+        labels, owner = self.tensors.labels_of_rows(rows)
+        annotator, count = self.tensors.annotator[labels], self.tensors.count[labels]
+        tau = precision[..., annotator]  # (M, j)
+        shifted = self.tensors.value[labels] - bias[..., annotator, :]  # (M, j, C)
+        n, C = views.location.shape[-2:]
+        weight = tau * count
+        total = sum_by_instance(weight[..., None], owner, n)[..., 0]  # (M, n): s
+        centre = sum_by_instance(weight[..., None] * shifted, owner, n) / total[..., None]  # (M, n, C)
+        squares = ((shifted - centre[..., owner, :]) ** 2).sum(dim=-1)
+        constant = 0.5 * C * count * (tau.log() - LOG_2PI) - 0.5 * weight * squares
+        gap = centre[..., None, :, :] - views.location  # (M, K, n, C)
+        strength = total[..., None, :]  # (M, 1, n)
+        if C == 1:
+            matrix = views.factor[..., 0] ** 2  # (M, K, 1)
+            if views.root is not None:
+                matrix = matrix * views.root[..., 0] ** 2
+            both = matrix + strength
+            each = 0.5 * (matrix.log() - both.log() - gap[..., 0] ** 2 * matrix * strength / both)
+        else:
+            factor = views.factor[..., None, :, :]  # (M, K, 1, C, C)
+            if views.root is not None:
+                factor = views.root[..., None] * factor
+            matrix = factor @ factor.transpose(-1, -2)
+            both = torch.linalg.cholesky(matrix + strength[..., None, None] * torch.eye(C, dtype=torch.float64))
+            pulled = torch.cholesky_solve(matrix @ gap[..., None], both)[..., 0]  # P^-1 L gap
+            log_ratio = _log_diagonal(factor) - _log_diagonal(both)
+            each = log_ratio - 0.5 * strength * (gap * pulled).sum(dim=-1)
+        mixed = torch.logsumexp(views.log_weights[..., None] + each, dim=-2)
+        return mixed + sum_by_instance(constant[..., None], owner, n)[..., 0]
+
+
+def wishart(nu: float, n_views: int, C: int) -> dict[str, Any]:
+    """The priors of A's sites."""
+    degrees = (nu - torch.arange(C, dtype=torch.float64)).expand(n_views, C)
+    gamma = dist.Gamma(0.5 * degrees, torch.full_like(degrees, 0.5), validate_args=False)
+    priors = {"chi_squared": joint(gamma)}
+    if C > 1:
+        priors["lower"] = normal(1.0, n_views, C * (C - 1) // 2)
+    return priors
+
+
+def bartlett(precision: Array, inverse_root: Tensor) -> dict[str, Array]:
+    """The sites of A for precision matrices (K, C, C)."""
+    factor = np.linalg.cholesky(precision) / inverse_root.numpy()[:, None]
+    C = factor.shape[-1]
+    sites = {"chi_squared": np.diagonal(factor, axis1=1, axis2=2) ** 2}
+    if C > 1:
+        sites["lower"] = factor[(slice(None), *np.tril_indices(C, -1))]
+    return sites
+
+
+def annotator_state(guide: Guide, draws: dict[str, Array]) -> AnnotatorState:
+    """Annotators of the same moments; the covariance of their biases is averaged over outputs."""
+    mean, covariance = guide.marginal("bias")
+    contrast, C = draws["bias"].shape[1:]
+    blocks = covariance.reshape(contrast, C, contrast, C)
+    common = np.mean([blocks[:, c, :, c] for c in range(C)], axis=0)
+    basis = contrasts(contrast + 1)
+    return AnnotatorState(*match_gamma(draws["tau"]), basis @ mean.reshape(contrast, C), basis @ common @ basis.T)
+
+
+def _gaussian_tensors(data: ContinuousBlocks) -> LabelTensors:
+    assert isinstance(data, ContinuousData)  # ADVI needs all data in memory
+    blocks, n = data.blocks, 0
+    instances, variances = [], []
+    for block in blocks:
+        size = block.mean.shape[2]
+        instances.append(n + (np.arange(size) if block.instance is None else block.instance))
+        variances += [] if block.variance is None else [block.variance]
+        n += size
+    return LabelTensors(
+        mean=tensor(np.concatenate([block.mean for block in blocks], axis=2).transpose(1, 2, 0)),
+        variance=tensor(np.concatenate(variances, axis=2).transpose(1, 2, 0)) if variances else None,
+        value=tensor(np.concatenate([block.value for block in blocks], axis=1).T),
+        annotator=tensor(np.concatenate([block.annotator for block in blocks])),
+        count=tensor(np.concatenate([block.repeats for block in blocks])),
+        **index_ranges(np.concatenate(instances), n),
+        n_annotators=data.n_annotators,
+    )
+
+
+def _log_diagonal(factor: Tensor) -> Tensor:
+    return torch.log(torch.diagonal(factor, dim1=-2, dim2=-1)).sum(dim=-1)
