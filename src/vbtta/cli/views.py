@@ -173,7 +173,7 @@ def _inputs(path: Path) -> tuple[Any, Any]:
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} is not a parquet file: {error}") from None
         if images:
-            from vbtta.data.images import decode_images
+            from vbtta.data.files import decode_images
 
             cells = parquet.read_table(path, columns=["image"])["image"].to_pylist()
             files: list[Any] = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]

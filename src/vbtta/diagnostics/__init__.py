@@ -16,7 +16,13 @@ __all__ = [
     "shapiro_wilk",
 ]
 
-from vbtta.diagnostics.checks import predictive_checks, prior_sensitivity
+from vbtta.diagnostics.checks import (
+    drift_of,
+    effective_views,
+    influence_of,
+    overlap_of,
+    predictive_checks,
+    prior_sensitivity,
+)
 from vbtta.diagnostics.diagnosis import Diagnosis, diagnose
 from vbtta.diagnostics.normality import anderson_darling, henze_zirkler, holm, normality_of, shapiro_wilk
-from vbtta.diagnostics.views import drift_of, effective_views, influence_of, overlap_of

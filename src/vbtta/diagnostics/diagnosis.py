@@ -12,9 +12,20 @@ from vbtta._support.extras import require
 from vbtta._support.plain import finite, to_plain
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.diagnostics.checks import PredictiveCheck, Sensitivity, predictive_checks, prior_sensitivity
+from vbtta.diagnostics.checks import (
+    Drift,
+    Influence,
+    Overlap,
+    PredictiveCheck,
+    Sensitivity,
+    drift_of,
+    effective_views,
+    influence_of,
+    overlap_of,
+    predictive_checks,
+    prior_sensitivity,
+)
 from vbtta.diagnostics.normality import Normality, normality_of
-from vbtta.diagnostics.views import Drift, Influence, Overlap, drift_of, effective_views, influence_of, overlap_of
 from vbtta.inference.em import EM
 from vbtta.policy import Guard, Policy
 

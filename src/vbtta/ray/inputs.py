@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vbtta._support.extras import require
-from vbtta.data.files import columns_of, footers, parquet_files
-from vbtta.data.images import decode_images
+from vbtta.data.files import columns_of, decode_images, footers, parquet_files
 from vbtta.data.labels import Array
 from vbtta.ray.cluster import blame
 

@@ -1,4 +1,4 @@
-"""What the log densities of all models share, in torch: labels as tensors, priors, mixtures, label noise, precisions."""
+"""What the log densities of all models share, in torch: labels as tensors, priors, mixtures, noise, precisions."""
 
 import math
 from abc import ABC, abstractmethod
