@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
-from vbtta.baselines import BASELINES, base, fit_baseline, solvers
+from vbtta.baselines import BASELINES, fit_baseline, methods, solvers
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 
@@ -88,14 +88,14 @@ def test_entropy_pool_by_hand_and_tau_is_the_best():
     p = np.array([[0.9, 0.1], [0.5, 0.5]])
     entropy = special.entr(p).sum(axis=1)
     weights = np.exp(-entropy / 0.3) / np.exp(-entropy / 0.3).sum()
-    np.testing.assert_allclose(np.exp(base.entropy_pool(np.log(p)[None], 0.3))[0], weights @ p)
+    np.testing.assert_allclose(np.exp(methods.entropy_pool(np.log(p)[None], 0.3))[0], weights @ p)
 
     views, labels = classification()
     fitted = fit_baseline("entropy", views, labels, task="classification")
     tau = fitted.rule.keywords["tau"]
 
     def likelihood(tau):
-        return base.entropy_pool(views.outputs, tau)[labels.instance, labels.value].sum()
+        return methods.entropy_pool(views.outputs, tau)[labels.instance, labels.value].sum()
 
     assert all(likelihood(tau) >= likelihood(tau * factor) - 1e-9 for factor in (0.5, 0.9, 1.1, 2))
 
@@ -149,7 +149,7 @@ def test_the_better_of_aug_and_class_tta_is_that_of_a_held_out_fifth():
         scores = []
         for train in (solvers.train_view_weights, solvers.train_class_weights):
             weights = train(views.outputs[rest], target[rest])
-            log_proba = base.logit_pool(views.outputs[held], weights)
+            log_proba = methods.logit_pool(views.outputs[held], weights)
             right = target[held, log_proba.argmax(axis=1)].sum()
             scores.append((right, (target[held] * log_proba).sum(), weights))
         best = max(scores, key=lambda entry: entry[:2])[2]

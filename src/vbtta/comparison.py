@@ -20,8 +20,7 @@ from vbtta._support.checks import between, whole_number
 from vbtta._support.extras import require
 from vbtta._support.fingerprints import draws_of
 from vbtta.baselines import BASELINES, fit_baseline
-from vbtta.baselines.base import normal_prediction
-from vbtta.baselines.regression import residual_variance
+from vbtta.baselines.methods import normal_prediction, residual_variance
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction

@@ -2,18 +2,117 @@
 
 __all__ = ["BASELINES", "Baseline", "fit_baseline"]
 
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
-from vbtta.baselines.base import Baseline, Fitted, temperature, used_views
-from vbtta.baselines.classification import CLASSIFICATION, ClassificationData
-from vbtta.baselines.regression import REGRESSION, RegressionData, residual_variance, weighted_sum
-from vbtta.data.labels import LabelSets
+from vbtta.baselines.methods import (
+    CLASSIFICATION,
+    REGRESSION,
+    TEMPERATURES,
+    Rule,
+    Sample,
+    normal_prediction,
+    residual_variance,
+    temperature,
+)
+from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import CategoricalPrediction, Prediction, view_information
 
 BASELINES: dict[str, tuple[str, ...]] = {"classification": tuple(CLASSIFICATION), "regression": tuple(REGRESSION)}
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """A fitted aggregator; make one with :func:`fit_baseline`.
+
+    Attributes
+    ----------
+    name : str
+        The method.
+    task : "classification" or "regression"
+    names : K strings
+        The views it was fitted on.
+    weights : (K,) or (K, C) array, or None
+        One weight a view, or one a view and class (output); None where there are none, as for the maximum.
+    used : strings
+        The views it needs for a prediction.
+    n_outputs : int
+        C.
+    temperature : float
+        What log probabilities are divided by; 1 unless the name ends in "+t". Between 0.01 and 100.
+    variance : (C,) array or None
+        Mean squared residual of the calibration labels (regression).
+    """
+
+    name: str
+    task: str
+    names: tuple[str, ...]
+    weights: Array | None
+    used: tuple[str, ...]
+    n_outputs: int
+    rule: Rule
+    generated_names: bool = False
+    temperature: float = 1.0
+    variance: Array | None = None
+    classes: Array | None = None
+
+    def __repr__(self) -> str:
+        limit = f", temperature at its limit {self.temperature:g}" if self.temperature_at_limit else ""
+        return f"Baseline({self.name}, {self.task}: {len(self.used)} of {len(self.names)} views{limit})"
+
+    @property
+    def temperature_at_limit(self) -> bool:
+        """Whether the likelihood is highest beyond the range: all labels are predicted, or none better than chance.
+
+        Then the limit says little about the predictions' confidence, and more labels are needed.
+        """
+        return self.temperature in TEMPERATURES
+
+    def predict(self, predictions: ViewPredictions) -> Prediction:
+        """Aggregate the views of new inputs into one predictive distribution."""
+        outputs = np.asarray(self._needed(predictions).outputs, dtype=np.float64)
+        pooled = self.rule(outputs)
+        if self.variance is not None:
+            return normal_prediction(pooled, self.variance)
+        if self.temperature != 1:
+            pooled = special.log_softmax(pooled / self.temperature, axis=1)
+        classes = predictions.classes if predictions.classes is not None else self.classes
+        proba, shares = np.exp(pooled), self._pool_weights()[:, None] * special.softmax(outputs, axis=2)
+        return CategoricalPrediction(
+            proba, view_information(proba, shares), np.arange(self.n_outputs) if classes is None else classes
+        )
+
+    def _needed(self, predictions: ViewPredictions) -> ViewPredictions:
+        """The used views, after a check that the predictions match the fit."""
+        _, n_views, n_outputs = predictions.outputs.shape
+        if (self.generated_names or predictions.generated_names) and n_views != len(self.names):
+            raise ValueError(
+                f"predictions have {n_views} views but {self.name!r} was fitted on {len(self.names)}; generated names "
+                "cannot be matched, so name the views with ViewPredictions(names=[...])"
+            )
+        missing = [name for name in self.used if name not in predictions.names]
+        if missing:
+            raise ValueError(f"views {missing} are missing from the predictions; {self.name!r} needs {list(self.used)}")
+        if n_outputs != self.n_outputs:
+            raise ValueError(f"predictions have {n_outputs} outputs but {self.name!r} was fitted on {self.n_outputs}")
+        fitted, given = self.classes, predictions.classes
+        if fitted is not None and given is not None and not np.array_equal(fitted, given):
+            raise ValueError(
+                f"predictions have classes {given.tolist()} but {self.name!r} was fitted on {fitted.tolist()}"
+            )
+        return predictions.select(self.used)
+
+    def _pool_weights(self) -> Array:
+        """Weights of the used views on the simplex, for the views' disagreement: (K,)."""
+        equal = np.full(len(self.used), 1 / len(self.used))
+        if self.weights is None or self.weights.ndim == 2:
+            return equal
+        share = self.weights[[self.names.index(name) for name in self.used]]
+        return share / share.sum() if (share >= 0).all() and share.sum() > 0 else equal
 
 
 def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | ArrayLike, *, task: str) -> Baseline:
@@ -71,17 +170,15 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         rows, row = np.unique(labels.instance, return_inverse=True)
         target = np.zeros((len(rows), n_outputs))  # (N+, C)
         np.add.at(target, (row, labels.categorical(n_outputs, predictions.classes)), labels.count)
-        logits = np.asarray(predictions.outputs[rows], dtype=np.float64)
-        fitted = CLASSIFICATION[method](ClassificationData(logits, target, identity))
+        outputs = np.asarray(predictions.outputs[rows], dtype=np.float64)
+        fitted = CLASSIFICATION[method](Sample(outputs, target, target.sum(axis=1), identity))
         if plus:
-            scale = temperature(fitted.rule(logits[:, fitted.used]), target)
+            scale = temperature(fitted.rule(outputs[:, fitted.used]), target)
     else:
         y = labels.continuous(n_outputs)
         outputs = np.asarray(predictions.outputs, dtype=np.float64)[labels.instance]
-        weights = REGRESSION[method](RegressionData(outputs, y, labels.count, identity))
-        used = used_views(weights)
-        fitted = Fitted(weights, used.tolist(), partial(weighted_sum, weights=weights[used]))
-        variance = residual_variance(y - weighted_sum(outputs, weights), y, labels.count)
+        fitted = REGRESSION[method](Sample(outputs, y, labels.count, identity))
+        variance = residual_variance(y - fitted.rule(outputs[:, fitted.used]), y, labels.count)
     return Baseline(
         name=name,
         task=task,

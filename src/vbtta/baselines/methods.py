@@ -1,0 +1,269 @@
+"""The methods: from labelled outputs of the views to weights and a rule that pools them. A new baseline goes in here.
+
+A rule maps the outputs (N, K, C) of the views it uses to log probabilities or, in a regression, means (N, C).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import optimize, special
+
+from vbtta.baselines import solvers
+from vbtta.data.labels import Array
+from vbtta.distributions import ContinuousPrediction
+from vbtta.metrics import entropy
+
+TEMPERATURES = (0.01, 100.0)  # the range
+_SLOPE_RANGE = (1 / TEMPERATURES[1], 1 / TEMPERATURES[0])
+_GREEDY_STEPS = 100
+_LOG_TAU_RANGE = (np.log(1e-2), np.log(1e2))
+Rule = Callable[[Array], Array]
+
+
+class Sample(NamedTuple):
+    """A calibration sample: of classes one row a labelled instance, of numbers one a label."""
+
+    outputs: Array  # (J, K, C)
+    target: Array  # (J, C): how often each class was given, or numbers
+    times: Array  # (J,): how often labels were given
+    identity: int | None  # position of the unaugmented view
+
+    @property
+    def n_views(self) -> int:
+        """K."""
+        return int(self.outputs.shape[1])
+
+    @property
+    def log_proba(self) -> Array:
+        """Log probabilities of the views: (J, K, C)."""
+        return np.asarray(special.log_softmax(self.outputs, axis=2))
+
+
+class Fitted(NamedTuple):
+    """The fit of a baseline: weights to show, the views that are needed, and the rule that pools those."""
+
+    weights: Array | None  # (K,), (K, C)
+    used: list[int]
+    rule: Rule
+
+
+def pooled(weights: Array, rule: Callable[..., Array]) -> Fitted:
+    """A rule of weighted views; at least one is used, which tells how many inputs there are."""
+    used = np.flatnonzero(weights if weights.ndim == 1 else weights.any(axis=1))
+    used = used if used.size else np.array([0])
+    return Fitted(weights, used.tolist(), partial(rule, weights=weights[used]))
+
+
+def _alone(data: Sample, view: int | np.integer[Any] | None) -> Array:
+    assert view is not None
+    return np.asarray(np.eye(data.n_views)[view])
+
+
+def _original(data: Sample) -> Array:
+    return _alone(data, data.identity)
+
+
+def _uniform(data: Sample) -> Array:
+    return np.full(data.n_views, 1 / data.n_views)
+
+
+# -- classification -------------------------------------------------------------------------------
+
+
+def linear_pool(logits: Array, weights: Array) -> Array:
+    """Ln sum_k w_k softmax(z_k), w on the simplex: (K,), or (N, K) where it differs by input."""
+    with np.errstate(divide="ignore"):
+        log_weights = np.log(weights)[..., None]
+    return np.asarray(special.logsumexp(special.log_softmax(logits, axis=2) + log_weights, axis=1))
+
+
+def logit_pool(logits: Array, weights: Array) -> Array:
+    """Ln softmax(sum_k theta_k z_k), with theta (K,) or one a class (K, C)."""
+    theta = weights if weights.ndim == 2 else weights[:, None]
+    return np.asarray(special.log_softmax((logits * theta).sum(axis=1), axis=1))
+
+
+def maximum_pool(logits: Array) -> Array:
+    """Elementwise maximum of the views' probabilities, renormalised."""
+    return np.asarray(special.log_softmax(special.log_softmax(logits, axis=2).max(axis=1), axis=1))
+
+
+def entropy_pool(logits: Array, tau: float) -> Array:
+    """Linear pool with weights of each input proportional to exp(-H(p_k)/tau)."""
+    return linear_pool(logits, special.softmax(-entropy(special.softmax(logits, axis=2)) / tau, axis=1))
+
+
+def temperature(log_proba: Array, target: Array) -> float:
+    """The T that maximises the likelihood of label counts (N, C) under softmax(log_proba / T).
+
+    The log-likelihood is concave in the slope 1/T; its derivative is sum_nc t_nc (l_nc - E_n l).
+    """
+    weight = target.sum(axis=1)
+
+    def derivative(log_slope: float) -> float:
+        p = special.softmax(np.exp(log_slope) * log_proba, axis=1)
+        return float((target * log_proba).sum() - weight @ (p * log_proba).sum(axis=1))
+
+    low, high = np.log(_SLOPE_RANGE)
+    if derivative(low) <= 0:
+        return TEMPERATURES[1]
+    if derivative(high) >= 0:
+        return TEMPERATURES[0]
+    return float(np.exp(-optimize.brentq(derivative, low, high, xtol=1e-10)))
+
+
+def calibrated_log_likelihood(log_proba: Array, target: Array, slope: float) -> tuple[float, float]:
+    """Log-likelihood after refitting the slope 1/T from a good start, and the slope.
+
+    Newton's method on the concave function of the slope: derivative as in :func:`temperature`, second derivative
+    -sum_n t_n Var_n(l). Once a step is below a thousandth, its quadratic gain is right to some 1e-9 a label.
+    """
+    weight = target.sum(axis=1)
+    linear = float(np.vdot(target, log_proba))
+    for _ in range(20):
+        p = np.exp(slope * log_proba)  # logarithms of probabilities do not overflow
+        normaliser = p.sum(axis=1)
+        p *= log_proba
+        first = p.sum(axis=1) / normaliser
+        second = np.einsum("nc,nc->n", p, log_proba) / normaliser - first**2
+        gradient, curvature = linear - float(weight @ first), float(weight @ second)
+        value = slope * linear - float(weight @ np.log(normaliser))
+        step = gradient / max(curvature, 1e-300)
+        if abs(step) < 1e-3 * slope:
+            return value + 0.5 * gradient * step, slope + step
+        slope = float(np.clip(slope + step, max(0.5 * slope, _SLOPE_RANGE[0]), min(2 * slope, _SLOPE_RANGE[1])))
+    return value, slope
+
+
+def _best_class_view(data: Sample) -> Array:
+    return _alone(data, np.einsum("nc,nkc->k", data.target, data.log_proba).argmax())
+
+
+def _aug_or_class_tta(data: Sample) -> Fitted:
+    """AugTTA or ClassTTA: whichever is right more often on a fifth of the instances that neither was trained on.
+
+    Shanmugam and others choose so. The likelihood decides between equals; the weights are those of the four fifths.
+    """
+    order = np.random.default_rng(0).permutation(len(data.outputs))
+    n_held = max(1, len(order) // 5)
+    held, rest = order[:n_held], np.sort(order[n_held:])
+    training = data._replace(outputs=data.outputs[rest], target=data.target[rest]) if len(rest) else data
+
+    def score(fitted: Fitted) -> tuple[float, float]:
+        log_proba = fitted.rule(data.outputs[held][:, fitted.used])
+        hits = np.take_along_axis(data.target[held], log_proba.argmax(axis=1)[:, None], axis=1).sum()
+        return float(hits), float((data.target[held] * log_proba).sum())
+
+    return max((CLASSIFICATION[name](training) for name in ("aug_tta", "class_tta")), key=score)
+
+
+def _greedy(data: Sample) -> Array:
+    """Greedy Policy Search on the calibrated log-likelihood.
+
+    Molchanov, Lyzhov, Molchanova, Ashukha, Vetrov, "Greedy Policy Search: A Simple Baseline for Learnable
+    Test-Time Augmentation" (2020): the running mean of probabilities takes in, with replacement, the view that
+    gives the best log-likelihood after refitting one temperature; policies of 100 views, as in the authors' code.
+    A view's weight is how often it was taken.
+    """
+    proba = special.softmax(data.outputs, axis=2)
+    times = np.zeros(data.n_views)
+    total = np.zeros_like(data.target)  # (N, C)
+    slope = np.ones(data.n_views)  # inverse temperatures, each from its candidate's last fit
+    for step in range(_GREEDY_STEPS):
+        score = np.empty(data.n_views)
+        for k in range(data.n_views):
+            mean = np.log(np.maximum((total + proba[:, k]) / (step + 1), 1e-300))
+            score[k], slope[k] = calibrated_log_likelihood(mean, data.target, slope[k])
+        best = int(score.argmax())
+        total += proba[:, best]
+        times[best] += 1
+    return np.asarray(times / times.sum())
+
+
+def _entropy(data: Sample) -> Fitted:
+    """Weights of each input proportional to exp(-H(p_k)/tau), tau by maximum likelihood."""
+    row, label = np.nonzero(data.target)
+    proba = special.softmax(data.outputs, axis=2)
+    disorder, likelihood, count = entropy(proba)[row], proba[row, :, label], data.target[row, label]  # (J, K) twice
+
+    def loss(log_tau: float) -> float:
+        weights = special.softmax(-disorder / np.exp(log_tau), axis=1)
+        return -float(count @ np.log(np.maximum((weights * likelihood).sum(axis=1), 1e-300)))
+
+    best = optimize.minimize_scalar(loss, bounds=_LOG_TAU_RANGE, method="bounded", options={"xatol": 1e-4})
+    return Fitted(None, list(range(data.n_views)), partial(entropy_pool, tau=float(np.exp(best.x))))
+
+
+def _mixture_mle(data: Sample) -> Array:
+    row, label = np.nonzero(data.target)
+    return solvers.mixture_weights(data.log_proba[row, :, label], data.target[row, label])
+
+
+CLASSIFICATION: dict[str, Callable[[Sample], Fitted]] = {
+    "original": lambda data: pooled(_original(data), linear_pool),
+    "uniform": lambda data: pooled(_uniform(data), linear_pool),
+    "geometric": lambda data: pooled(_uniform(data), logit_pool),  # softmax of mean ln p_k = of mean z_k
+    "max": lambda data: Fitted(None, list(range(data.n_views)), maximum_pool),
+    "best_view": lambda data: pooled(_best_class_view(data), linear_pool),
+    "aug_tta": lambda data: pooled(solvers.train_view_weights(data.outputs, data.target), logit_pool),
+    "class_tta": lambda data: pooled(solvers.train_class_weights(data.outputs, data.target), logit_pool),
+    "aug_or_class_tta": _aug_or_class_tta,
+    "greedy": lambda data: pooled(_greedy(data), linear_pool),
+    "entropy": _entropy,
+    "bma": lambda data: pooled(solvers.average_logit(data.log_proba, data.target), logit_pool),
+    "mixture_mle": lambda data: pooled(_mixture_mle(data), linear_pool),
+}
+
+# -- regression -----------------------------------------------------------------------------------
+
+
+def residual_variance(residual: Array, y: Array, count: Array) -> Array:
+    """Mean squared residual of every output, (C,): the maximum-likelihood variance about the prediction.
+
+    Kept above 1e-12 times the labels' own mean square, so that a perfect fit still has a density.
+    """
+    share = count / count.sum()
+    floor = np.maximum(1e-12 * (share @ y**2), np.finfo(np.float64).tiny)
+    return np.asarray(np.maximum(share @ residual**2, floor))
+
+
+def weighted_sum(outputs: Array, weights: Array) -> Array:
+    """sum_k w_k f_k with weights (K,) or (K, C): (N, C)."""
+    return np.asarray((outputs * (weights if weights.ndim == 2 else weights[:, None])).sum(axis=1))
+
+
+def normal_prediction(mean: Array, variance: Array) -> ContinuousPrediction:
+    """Normal densities of one variance (C,) around point predictions (N, C)."""
+    n_inputs, n_outputs = mean.shape
+    scale = np.broadcast_to(np.diag(variance), (n_inputs, 1, n_outputs, n_outputs))
+    return ContinuousPrediction(np.ones((n_inputs, 1)), np.array([np.inf]), mean[:, None], scale)
+
+
+def _best_view(data: Sample) -> Array:
+    """The view with the best calibration log-likelihood under its own residual density."""
+    y, residual = data.target, data.target[:, None] - data.outputs
+    score = [np.log(residual_variance(residual[:, k], y, data.times)).sum() for k in range(data.n_views)]
+    return _alone(data, np.argmin(score))
+
+
+def _by_output(data: Sample, solve: Callable[[Array, Array, Array], Array]) -> Array:
+    """Solve for every output alone, from (J, K) outputs, (J,) labels and their counts."""
+    columns = [solve(data.outputs[:, :, c], data.target[:, c], data.times) for c in range(data.target.shape[1])]
+    return np.asarray(columns[0]) if len(columns) == 1 else np.stack(columns, axis=1)
+
+
+def _nnls(outputs: Array, y: Array, count: Array) -> Array:
+    """Non-negative least squares: no intercept, weights need not sum to 1."""
+    root = np.sqrt(count)
+    return np.asarray(optimize.nnls(outputs * root[:, None], y * root)[0])
+
+
+REGRESSION: dict[str, Callable[[Sample], Fitted]] = {
+    "original": lambda data: pooled(_original(data), weighted_sum),
+    "uniform": lambda data: pooled(_uniform(data), weighted_sum),
+    "best_view": lambda data: pooled(_best_view(data), weighted_sum),
+    "bma": lambda data: pooled(_by_output(data, solvers.average_linear), weighted_sum),
+    "nnls": lambda data: pooled(_by_output(data, _nnls), weighted_sum),
+}
