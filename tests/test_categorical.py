@@ -92,7 +92,7 @@ def exact_log_joint(problem, state, labels):
     kappa, offset = np.exp(state.calibration.log_kappa), state.calibration.offset
     proba = special.softmax(kappa[:, None] * data.mean + offset, axis=2)  # (N, K, C)
     log_prior = calibration.log_prior(state.calibration, problem.prior)
-    table, (n, n_views, n_classes) = data.table, proba.shape
+    table, (n, n_views, n_classes) = data.whole.table, proba.shape
     if problem.noise is None:
         units = [
             (i, y) for i, y, r in zip(table.instance, table.label, table.repeats, strict=True) for _ in range(int(r))
@@ -327,7 +327,7 @@ def test_many_classes_are_read_in_place_with_the_same_result(monkeypatch):
     monkeypatch.setattr("vbtta.models.parts.class_data._FEW_CLASSES", 2)
     monkeypatch.setattr("vbtta.models.parts.class_data._ENTRIES", 100)
     problem, ascent = fit(logits, labels, noise="confusion")
-    assert problem.data.stored is None
+    assert problem.data.whole.stored is None
     np.testing.assert_allclose(ascent.bounds, expected)
 
 
@@ -548,5 +548,5 @@ def test_data_are_not_copied_where_classes_are_many():
     logits = rng.normal(size=(20, 2, 100)).astype(np.float32)
     predictions = ViewPredictions(logits)
     data = categorical_data(predictions, LabelSets.from_array(np.arange(20)), noise="none", with_variance=False)
-    assert data.stored is None
+    assert data.whole.stored is None
     assert np.shares_memory(data.mean, logits)

@@ -14,8 +14,8 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.blocks import Block, block_size, join
 from vbtta.models.parts import label_noise
-from vbtta.models.parts.class_data import CategoricalBlock, block_rows, refuse_suspects
-from vbtta.models.parts.standard import LabelMoments, Standard, label_moments, standard_of
+from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks, block_rows, refuse_suspects
+from vbtta.models.parts.standard import ContinuousBlocks, LabelMoments, label_moments, standard_of
 from vbtta.ray.cluster import Fleet
 from vbtta.ray.worker import LabelReader, Layout, Part, Sample, Scan, Worker, joined
 
@@ -98,8 +98,8 @@ class Calibration:
         result: ResultT = join(sorted(sums, key=lambda node: node.place << node.level))
         return result
 
-    def distribute(self, size: int, layout: Layout) -> int:
-        """Have the workers read all labelled instances, in parts of whole blocks; the number of blocks."""
+    def distribute(self, size: int, layout: Layout) -> None:
+        """Have the workers read all labelled instances, in parts of whole blocks."""
         n_blocks = -(-self.n_instances // size)
         n_parts = min(n_blocks, _PARTS * len(self.fleet))
         edges = np.linspace(0, n_blocks, n_parts + 1).astype(int).tolist()
@@ -108,7 +108,6 @@ class Calibration:
             for number, (first, last) in enumerate(pairwise(edges))
         }
         self.fleet.give({number: ("hold", (number, part, layout)) for number, part in parts.items()})
-        return n_blocks
 
     def _slices(self, start: int, stop: int) -> tuple[tuple[Chunk, int, int], ...]:
         """Where labelled instances from .. to are: chunks, and the places among their labelled instances."""
@@ -159,7 +158,7 @@ class RemoteViews:
         """Labelled instances in standard units, in blocks on the workers."""
         home, n_views = self.home, len(self.names or self.home.views.names)
         layout = home.layout("regression", views=self.names, with_variance=with_variance)
-        n_blocks = home.distribute(block_size(n_views, home.n_rows, home.n_instances), layout)
+        home.distribute(block_size(n_views, home.n_rows, home.n_instances), layout)
 
         def moments(centre: Array) -> LabelMoments:
             return home.sum(lambda part: label_moments(part[0], part[1], centre), 1, "labels")
@@ -175,8 +174,8 @@ class RemoteViews:
         standard = standard_of(moments, home.largest, some)
         home.fleet.each({number: ("lay_out", (number, layout, standard)) for number in home.fleet.owner})
         return RemoteContinuous(
-            home, standard, n_views, home.n_outputs, home.total, home.n_instances,
-            max(1, len(home.annotator_names)), with_variance, n_blocks,
+            standard, n_views, home.n_outputs, home.total, home.n_instances,
+            max(1, len(home.annotator_names)), with_variance, home,
         )  # fmt: skip
 
     def categorical(self, *, noise: str, with_variance: bool, classes_last: bool) -> "RemoteCategorical":
@@ -191,24 +190,16 @@ class RemoteViews:
         summaries = home.fleet.each({number: ("lay_out", (number, layout, None)) for number in home.fleet.owner})
         refuse_suspects(names, np.min([suspects for _, suspects in summaries.values()], axis=0))
         return RemoteCategorical(
-            home, layout, len(names), home.n_outputs, home.n_instances, home.total, home.n_rows, people,
-            np.max([spread for spread, _ in summaries.values()], axis=0),
+            len(names), home.n_outputs, home.n_instances, home.total, home.n_rows, people,
+            np.max([spread for spread, _ in summaries.values()], axis=0), home, layout,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class RemoteContinuous:
+class RemoteContinuous(ContinuousBlocks):
     """Blocks of labelled instances in standard units, on workers."""
 
     home: Calibration
-    standard: Standard
-    n_views: int
-    n_outputs: int
-    n_labels: float
-    n_instances: int
-    n_annotators: int
-    has_variance: bool
-    n_blocks: int
     every: int = 1
 
     def total(self, function: Callable[[Block], ResultT]) -> ResultT:
@@ -222,18 +213,11 @@ class RemoteContinuous:
 
 
 @dataclass(frozen=True, eq=False)
-class RemoteCategorical:
+class RemoteCategorical(CategoricalBlocks):
     """Blocks of labelled instances' logits, on workers."""
 
     home: Calibration
     layout: Layout
-    n_views: int
-    n_classes: int
-    n_instances: int
-    n_labels: float
-    n_rows: int
-    n_annotators: int
-    widest: Array
 
     def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
         """The sum of a function over every n-th block, in an order that depends on their number alone."""

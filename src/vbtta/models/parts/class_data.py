@@ -1,8 +1,9 @@
 """Logits and class labels laid out for the inference: blocks of instances, classes first."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from scipy import special
@@ -38,16 +39,6 @@ class CategoricalBlock:
     mass: Array | None  # (N+, C): how often each class was given, for labels without noise
 
     @property
-    def n_views(self) -> int:
-        """K."""
-        return int(self.mean.shape[1])
-
-    @property
-    def n_classes(self) -> int:
-        """C."""
-        return int(self.mean.shape[2])
-
-    @property
     def n_instances(self) -> int:
         """N+, those with a label."""
         return self.table.n_instances
@@ -55,7 +46,7 @@ class CategoricalBlock:
     @property
     def parts(self) -> list[slice]:
         """Instances to be worked on at once."""
-        step = _step(self.n_views, self.n_classes)
+        step = _step(*self.mean.shape[1:])
         return [slice(first, min(first + step, self.n_instances)) for first in range(0, self.n_instances, step)]
 
     def logits(self, part: slice) -> Array:
@@ -98,65 +89,37 @@ class CategoricalBlock:
         return np.asarray(array[part] if self.rows is None else array[self.rows[part]])
 
 
-class CategoricalBlocks(Protocol):
+@dataclass(frozen=True, eq=False)
+class CategoricalBlocks(ABC):
     """Blocks of labelled instances, wherever they are: all that an inference asks of its data."""
 
-    @property
-    def n_views(self) -> int:
-        """K."""
+    n_views: int
+    n_classes: int
+    n_instances: int  # N+, those with a label
+    n_labels: float  # J, counts included
+    n_rows: int  # labels without their counts
+    n_annotators: int  # that the noise model tells apart
+    widest: Array  # (K,): largest range of every view's logits
 
-    @property
-    def n_classes(self) -> int:
-        """C."""
-
-    @property
-    def n_instances(self) -> int:
-        """N+, those with a label."""
-
-    @property
-    def n_labels(self) -> float:
-        """J, counts included."""
-
-    @property
-    def n_rows(self) -> int:
-        """Labels without their counts."""
-
-    @property
-    def n_annotators(self) -> int:
-        """Annotators that the noise model tells apart."""
-
-    @property
-    def widest(self) -> Array:
-        """Largest range of every view's logits: (K,)."""
-
+    @abstractmethod
     def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
         """The sum of a function over every n-th block, in an order that depends on their number alone."""
 
+    @abstractmethod
     def take(self, places: Array | None) -> tuple[ViewPredictions, LabelSets]:
         """Predictions and labels of some labelled instances, or of all."""
 
 
 @dataclass(frozen=True, eq=False)
-class CategoricalData(CategoricalBlock):
+class CategoricalData(CategoricalBlocks):
     """All labelled instances, in memory, and the blocks they are worked on in."""
 
+    whole: CategoricalBlock
     blocks: Sequence[CategoricalBlock]
-    n_labels: float  # J, counts included
-    widest: Array  # (K,): largest range of a view's logits
     source: tuple[ViewPredictions, LabelSets]
 
-    @property
-    def n_rows(self) -> int:
-        """Labels without their counts."""
-        return len(self.table.label)
-
-    @property
-    def n_annotators(self) -> int:
-        """Annotators that the noise model tells apart."""
-        return self.table.n_annotators
-
     def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
-        """The sum of a function over every n-th block, in an order that depends on their number alone."""
+        """The sum of a function over every n-th block, on several threads."""
         return total(function, self.blocks[::every])
 
     def take(self, places: Array | None) -> tuple[ViewPredictions, LabelSets]:
@@ -181,15 +144,10 @@ def categorical_data(
     table = label_noise.label_table(labels, position, noise)
     rows = labels.labelled
     variance = predictions.variance if with_variance else None
-    data = categorical_block(predictions.outputs, variance, rows, table, noise, classes_last=classes_last)
-    size = block_rows(K, C, label_noise.n_entries(noise, C, table.n_annotators))
-    return CategoricalData(
-        **vars(data),
-        blocks=data.split(size),
-        n_labels=labels.total,
-        widest=data.spread(),
-        source=(predictions, labels),
-    )
+    whole = categorical_block(predictions.outputs, variance, rows, table, noise, classes_last=classes_last)
+    blocks = whole.split(block_rows(K, C, label_noise.n_entries(noise, C, table.n_annotators)))
+    size = (K, C, len(rows), labels.total, len(table.label), table.n_annotators)
+    return CategoricalData(*size, whole.spread(), whole, blocks, (predictions, labels))
 
 
 def categorical_block(

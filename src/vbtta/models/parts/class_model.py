@@ -148,7 +148,7 @@ class ClassProblem(ABC, Generic[StateT, SumsT]):
             places = np.linspace(0, data.n_instances - 1, min(MAX_START_INSTANCES, data.n_instances)).astype(int)
             subsample, state = self._on_subsample(places)
             return subsample.start_log_kappa(state)
-        candidates = calibration.starts(data.ranges(), common=self.common_start)
+        candidates = calibration.starts(data.whole.ranges(), common=self.common_start)
         if len(candidates) == 1:
             return candidates[0]
         return max(candidates, key=lambda log_kappa: self.evaluate(self._scaled(first, log_kappa))[0])

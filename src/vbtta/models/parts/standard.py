@@ -1,8 +1,10 @@
 """Continuous data in standard units, laid out in blocks: what the inference iterates over."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -28,69 +30,42 @@ class Standard(NamedTuple):
         return np.asarray((values - self.location) / self.scale)
 
 
-class ContinuousBlocks(Protocol):
+@dataclass(frozen=True, eq=False)
+class ContinuousBlocks(ABC):
     """Blocks of labelled instances in standard units, wherever they are: all that an inference asks of its data."""
 
-    @property
-    def standard(self) -> Standard:
-        """Location and scale of the labels."""
-
-    @property
-    def n_views(self) -> int:
-        """K."""
-
-    @property
-    def n_outputs(self) -> int:
-        """C."""
-
-    @property
-    def n_labels(self) -> float:
-        """J, counts included."""
-
-    @property
-    def n_instances(self) -> int:
-        """N+, those with a label."""
-
-    @property
-    def n_annotators(self) -> int:
-        """U."""
-
-    @property
-    def has_variance(self) -> bool:
-        """Whether blocks hold variances."""
-
-    def total(self, function: Callable[[Block], ResultT]) -> ResultT:
-        """The sum of a function over all blocks, in an order that depends on their number alone."""
-
-    def some(self, most: int) -> Self:
-        """Every n-th block, so that about `most` labels remain."""
-
-
-class ContinuousData(NamedTuple):
-    """Labelled instances in standard units, in memory."""
-
-    blocks: list[Block]
     standard: Standard
     n_views: int
     n_outputs: int
     n_labels: float  # J, counts included
     n_instances: int  # N+, those with a label
     n_annotators: int
+    has_variance: bool  # whether blocks hold variances
 
-    @property
-    def has_variance(self) -> bool:
-        """Whether blocks hold variances."""
-        return self.blocks[0].variance is not None
-
+    @abstractmethod
     def total(self, function: Callable[[Block], ResultT]) -> ResultT:
         """The sum of a function over all blocks, in an order that depends on their number alone."""
+
+    @abstractmethod
+    def some(self, most: int) -> Self:
+        """Every n-th block, so that about `most` labels remain."""
+
+
+@dataclass(frozen=True, eq=False)
+class ContinuousData(ContinuousBlocks):
+    """Labelled instances in standard units, in memory."""
+
+    blocks: list[Block]
+
+    def total(self, function: Callable[[Block], ResultT]) -> ResultT:
+        """The sum of a function over all blocks, on several threads."""
         return total(function, self.blocks)
 
-    def some(self, most: int) -> "ContinuousData":
+    def some(self, most: int) -> Self:
         """Every n-th block, so that about `most` labels remain."""
         n_labels = sum(len(block.repeats) for block in self.blocks)
         blocks = self.blocks[:: max(1, n_labels // most)]
-        return self._replace(blocks=blocks, n_labels=float(sum(block.repeats.sum() for block in blocks)))
+        return replace(self, blocks=blocks, n_labels=float(sum(block.repeats.sum() for block in blocks)))
 
 
 class LabelMoments(NamedTuple):
@@ -123,7 +98,8 @@ def continuous_data(
     variance = predictions.variance if with_variance else None
     blocks = lay_out(predictions.outputs, variance, rows, instance, value, labels.count, annotator, standard, size)
     people = max(1, len(labels.annotator_names))
-    return ContinuousData(blocks, standard, n_views, n_outputs, labels.total, len(rows), people)
+    has_variance = variance is not None
+    return ContinuousData(standard, n_views, n_outputs, labels.total, len(rows), people, has_variance, blocks)
 
 
 def lay_out(

@@ -223,12 +223,12 @@ def fitted_noise(draws: dict[str, Array], noise: NoiseModel | None) -> FittedNoi
 
 def _class_tensors(data: CategoricalBlocks) -> LabelTensors:
     assert isinstance(data, CategoricalData)  # ADVI needs all data in memory
-    variances = [data.variances(part) for part in data.parts]
-    table = data.table
+    whole, table = data.whole, data.whole.table
+    variances = [whole.variances(part) for part in whole.parts]
     order = np.argsort(table.instance, kind="stable")
     return LabelTensors(
-        mean=_views_first([data.logits(part) for part in data.parts]),
-        variance=None if data.variance is None else _views_first([part for part in variances if part is not None]),
+        mean=_views_first([whole.logits(part) for part in whole.parts]),
+        variance=None if whole.variance is None else _views_first([part for part in variances if part is not None]),
         value=tensor(table.label[order]),
         annotator=tensor(table.annotator[order]),
         count=tensor(table.repeats[order]),
