@@ -90,7 +90,7 @@ def exact_log_joint(problem, state, labels):
     """ln P(S, calibration | w), or ln P(S, calibration) under a Dirichlet, by enumeration of all truths and views."""
     data = problem.data
     kappa, offset = np.exp(state.calibration.log_kappa), state.calibration.offset
-    proba = special.softmax(kappa[:, None] * data.mean + offset, axis=2)  # (N, K, C)
+    proba = special.softmax(kappa[:, None] * data.whole.mean + offset, axis=2)  # (N, K, C)
     log_prior = calibration.log_prior(state.calibration, problem.prior)
     table, (n, n_views, n_classes) = data.whole.table, proba.shape
     if problem.noise is None:

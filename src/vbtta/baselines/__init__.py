@@ -8,16 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta.baselines.methods import (
-    CLASSIFICATION,
-    REGRESSION,
-    TEMPERATURES,
-    Rule,
-    Sample,
-    normal_prediction,
-    residual_variance,
-    temperature,
-)
+from vbtta.baselines import methods
+from vbtta.baselines.methods import CLASSIFICATION, REGRESSION, Rule
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, Prediction, view_information
@@ -70,14 +62,14 @@ class Baseline:
 
         Then the limit says little about the predictions' confidence, and more labels are needed.
         """
-        return self.temperature in TEMPERATURES
+        return self.temperature in methods.TEMPERATURES
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """Aggregate the views of new inputs into one predictive distribution."""
         outputs = np.asarray(self._needed(predictions).outputs, dtype=np.float64)
         pooled = self.rule(outputs)
         if self.variance is not None:
-            return normal_prediction(pooled, self.variance)
+            return methods.normal_prediction(pooled, self.variance)
         if self.temperature != 1:
             pooled = special.log_softmax(pooled / self.temperature, axis=1)
         classes = predictions.classes if predictions.classes is not None else self.classes
@@ -171,14 +163,14 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         target = np.zeros((len(rows), n_outputs))  # (N+, C)
         np.add.at(target, (row, labels.categorical(n_outputs, predictions.classes)), labels.count)
         outputs = np.asarray(predictions.outputs[rows], dtype=np.float64)
-        fitted = CLASSIFICATION[method](Sample(outputs, target, target.sum(axis=1), identity))
+        fitted = CLASSIFICATION[method](methods.Sample(outputs, target, target.sum(axis=1), identity))
         if plus:
-            scale = temperature(fitted.rule(outputs[:, fitted.used]), target)
+            scale = methods.temperature(fitted.rule(outputs[:, fitted.used]), target)
     else:
         y = labels.continuous(n_outputs)
         outputs = np.asarray(predictions.outputs, dtype=np.float64)[labels.instance]
-        fitted = REGRESSION[method](Sample(outputs, y, labels.count, identity))
-        variance = residual_variance(y - fitted.rule(outputs[:, fitted.used]), y, labels.count)
+        fitted = REGRESSION[method](methods.Sample(outputs, y, labels.count, identity))
+        variance = methods.residual_variance(y - fitted.rule(outputs[:, fitted.used]), y, labels.count)
     return Baseline(
         name=name,
         task=task,

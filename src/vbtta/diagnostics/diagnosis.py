@@ -12,19 +12,7 @@ from vbtta._support.extras import require
 from vbtta._support.plain import finite, to_plain
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.diagnostics.checks import (
-    Drift,
-    Influence,
-    Overlap,
-    PredictiveCheck,
-    Sensitivity,
-    drift_of,
-    effective_views,
-    influence_of,
-    overlap_of,
-    predictive_checks,
-    prior_sensitivity,
-)
+from vbtta.diagnostics import checks
 from vbtta.diagnostics.normality import Normality, normality_of
 from vbtta.inference.em import EM
 from vbtta.policy import Guard, Policy
@@ -70,12 +58,12 @@ class Diagnosis:
     converged: bool
     guard: Guard
     annotators: Any
-    overlap: Overlap | None
-    influence: Influence | None
-    predictive: tuple[PredictiveCheck, ...] | None
-    sensitivity: tuple[Sensitivity, ...] | None
+    overlap: checks.Overlap | None
+    influence: checks.Influence | None
+    predictive: tuple[checks.PredictiveCheck, ...] | None
+    sensitivity: tuple[checks.Sensitivity, ...] | None
     normality: Normality | None
-    drift: Drift | None
+    drift: checks.Drift | None
 
     def __str__(self) -> str:
         return self.summary()
@@ -155,17 +143,17 @@ def diagnose(
     overlap = influence = predictive = sensitivity = None
     if labels is not None:
         sets = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-        overlap = overlap_of(policy, predictions, sets)
-        predictive = predictive_checks(policy, predictions, sets, seed=seed)
+        overlap = checks.overlap_of(policy, predictions, sets)
+        predictive = checks.predictive_checks(policy, predictions, sets, seed=seed)
         if refit and isinstance(policy.engine, EM):
-            influence = influence_of(policy, predictions, sets, seed=seed)
-            sensitivity = prior_sensitivity(policy, predictions, sets)
+            influence = checks.influence_of(policy, predictions, sets, seed=seed)
+            sensitivity = checks.prior_sensitivity(policy, predictions, sets)
     return Diagnosis(
         task=policy.task,
         names=policy.names,
         weights=policy.weights,
         weight_interval=policy.weight_interval(0.9),
-        effective_views=effective_views(policy.weights),
+        effective_views=checks.effective_views(policy.weights),
         converged=policy.converged,
         guard=policy.guard,
         annotators=policy.annotators,
@@ -174,7 +162,7 @@ def diagnose(
         predictive=predictive,
         sensitivity=sensitivity,
         normality=None if drawn is None else normality_of(drawn, predictions.names, seed=seed),
-        drift=None if incoming is None else drift_of(policy, predictions, incoming),
+        drift=None if incoming is None else checks.drift_of(policy, predictions, incoming),
     )
 
 

@@ -16,17 +16,8 @@ from vbtta.models.gaussian_latent.em import LatentProblem
 from vbtta.models.gaussian_latent.posterior import SampledLatentPosterior
 from vbtta.models.gaussian_latent.spec import GaussianLatent
 from vbtta.models.gaussian_latent.steps import LatentState
-from vbtta.models.parts.tensors import (
-    GaussianDensity,
-    PositiveNormal,
-    Views,
-    annotator_state,
-    bartlett,
-    filled,
-    joint,
-    normal,
-    wishart,
-)
+from vbtta.models.parts import tensors
+from vbtta.models.parts.tensors import GaussianDensity, PositiveNormal, Views
 
 
 class LatentDensity(GaussianDensity):
@@ -35,9 +26,11 @@ class LatentDensity(GaussianDensity):
     def __init__(self, problem: LatentProblem, first: LatentState) -> None:
         settings, K, C = problem.prior, problem.data.n_views, problem.data.n_outputs
         priors = {
-            "pool": joint(PositiveNormal(filled(1 / K, K), filled(1 / math.sqrt(settings.shrinkage), K))),
-            "offset": normal(1 / math.sqrt(settings.beta), C),
-            **wishart(settings.nu, 1, C),
+            "pool": tensors.joint(
+                PositiveNormal(tensors.filled(1 / K, K), tensors.filled(1 / math.sqrt(settings.shrinkage), K))
+            ),
+            "offset": tensors.normal(1 / math.sqrt(settings.beta), C),
+            **tensors.wishart(settings.nu, 1, C),
         }
         super().__init__(problem.data, settings.inverse_scale, problem.annotator_prior, priors)
         self._first = first
@@ -45,7 +38,7 @@ class LatentDensity(GaussianDensity):
     def start(self) -> dict[str, Array]:
         """The plain average."""
         first = self._first
-        return {"pool": first.pool, "offset": first.offset} | bartlett(first.precision[None], self.inverse_root)
+        return {"pool": first.pool, "offset": first.offset} | tensors.bartlett(first.precision[None], self.inverse_root)
 
     def views(self, values: Values, rows: Units) -> Views:
         """The average of some instances, as one view."""
@@ -66,7 +59,7 @@ def _posterior(guide: Guide, problem: LatentProblem) -> SampledLatentPosterior:
     dof, inverse_scale = match_wishart(precision_draws(draws, problem.prior.inverse_scale))
     both = np.concatenate([draws["pool"], draws["offset"]], axis=1)  # (M, K + C)
     mean = both.mean(axis=0)
-    people = None if problem.annotator_prior is None else annotator_state(guide, draws)
+    people = None if problem.annotator_prior is None else tensors.annotator_state(guide, draws)
     return SampledLatentPosterior(
         state=LatentState(mean[:K], mean[K:], dof[0], inverse_scale[0], people),
         standard=problem.data.standard,

@@ -7,33 +7,18 @@ import numpy as np
 from scipy import special
 
 from vbtta.data.labels import Array
-from vbtta.inference import laplace
+from vbtta.inference import laplace, linalg
 from vbtta.inference.blocks import Block
 from vbtta.inference.em import Ascent
 from vbtta.inference.laplace import PoolUncertainty, pool_weights
-from vbtta.inference.linalg import (
-    Reader,
-    from_log_cholesky,
-    inverse_and_log_det,
-    kl_wishart,
-    log_cholesky,
-    wishart_log_det,
-)
+from vbtta.inference.linalg import Reader
 from vbtta.models.base import Source
+from vbtta.models.gaussian_latent import steps
 from vbtta.models.gaussian_latent.posterior import LatentPosterior
 from vbtta.models.gaussian_latent.spec import GaussianLatent
-from vbtta.models.gaussian_latent.steps import (
-    LatentPrior,
-    LatentState,
-    Moments,
-    choose_shrinkage,
-    curvature,
-    moments_of,
-    residual_outer,
-    variance_around_average,
-)
-from vbtta.models.gaussian_mixture import steps
+from vbtta.models.gaussian_latent.steps import LatentPrior, LatentState, Moments
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
+from vbtta.models.gaussian_mixture.steps import start
 from vbtta.models.parts import annotators
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
 from vbtta.models.parts.standard import ContinuousBlocks
@@ -68,12 +53,12 @@ class LatentProblem:
     def evaluate(self, state: LatentState) -> tuple[float, Sums]:
         """Bound on ln P(S, v, b) and statistics at a state."""
         C = self.data.n_outputs
-        log_det = inverse_and_log_det(state.inverse_scale)[1]
-        log_precision = float(wishart_log_det(state.dof, log_det, C))
+        log_det = linalg.inverse_and_log_det(state.inverse_scale)[1]
+        log_precision = float(linalg.wishart_log_det(state.dof, log_det, C))
         precision, people = state.precision, None
         if state.annotators is None:
             moments = self.moments
-            outer = residual_outer(moments, state.pool, state.offset)
+            outer = steps.residual_outer(moments, state.pool, state.offset)
             bound = 0.5 * float(moments.n) * (log_precision - C * np.log(2 * np.pi)) - 0.5 * float(
                 (precision * outer).sum()
             )
@@ -85,9 +70,9 @@ class LatentProblem:
     def update(self, state: LatentState, statistics: Sums) -> LatentState:
         """The pool at the current precision, then the precision at the new pool, then the annotators."""
         moments = statistics.moments
-        quadratic, linear = curvature(moments, state.precision, self.prior)
+        quadratic, linear = steps.curvature(moments, state.precision, self.prior)
         pool, offset = laplace.solve(quadratic, linear, self.data.n_views)
-        outer = residual_outer(moments, pool, offset)
+        outer = steps.residual_outer(moments, pool, offset)
         people = state.annotators
         if people is not None and statistics.annotators is not None and self.annotator_prior is not None:
             people = annotators.update(people, statistics.annotators, self.annotator_prior)
@@ -99,7 +84,7 @@ class LatentProblem:
 
     def pack(self, state: LatentState) -> Array:
         """(sqrt v, b, log-Cholesky of V), then the annotators' likewise."""
-        parts = [np.sqrt(state.pool), state.offset, log_cholesky(state.inverse_scale)]
+        parts = [np.sqrt(state.pool), state.offset, linalg.log_cholesky(state.inverse_scale)]
         if state.annotators is not None:
             parts.append(annotators.pack(state.annotators))
         return np.concatenate(parts)
@@ -108,7 +93,7 @@ class LatentProblem:
         """The state of a vector; degrees of freedom depend on the data alone and are `like`'s."""
         C, take = self.data.n_outputs, Reader(vector)
         pool, offset = take(self.data.n_views) ** 2, take(C)
-        inverse_scale = from_log_cholesky(take(C * (C + 1) // 2), C)
+        inverse_scale = linalg.from_log_cholesky(take(C * (C + 1) // 2), C)
         people = None if like.annotators is None else annotators.unpack(take, like.annotators)
         return LatentState(pool, offset, like.dof, inverse_scale, people)
 
@@ -139,7 +124,7 @@ class LatentProblem:
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> "LatentPosterior":
         """The posterior at the end, with the Laplace approximation of the pool, which predictions need too."""
         state, K = ascent.state, self.data.n_views
-        quadratic, linear = curvature(ascent.statistics.moments, state.precision, self.prior)
+        quadratic, linear = steps.curvature(ascent.statistics.moments, state.precision, self.prior)
         free = np.concatenate([state.pool > 0, np.ones(self.data.n_outputs, dtype=bool)])
         covariance = np.zeros_like(quadratic)
         covariance[np.ix_(free, free)] = np.linalg.inv(quadratic[np.ix_(free, free)])
@@ -163,7 +148,7 @@ class LatentProblem:
             share = np.ones((1, mean.shape[2]))
             sums = annotators.annotator_statistics(block, people, posterior, share)
             spread = posterior.covariance[0].sum(axis=0)
-            return moments_of(block, posterior.mean[:, 0], spread), sums, posterior.log_evidence.sum()
+            return steps.moments_of(block, posterior.mean[:, 0], spread), sums, posterior.log_evidence.sum()
 
         moments, sums, evidence = self.data.total(block_sums)
         return moments, sums, float(evidence)
@@ -177,7 +162,7 @@ class LatentProblem:
         penalty += 0.5 * prior.beta * float((state.offset**2).sum())
         penalty -= 0.5 * len(state.offset) * np.log(prior.beta / (2 * np.pi))
         dof, scale = np.atleast_1d(state.dof), state.inverse_scale[None]
-        penalty += float(kl_wishart(dof, scale, prior.nu, prior.inverse_scale).sum())
+        penalty += float(linalg.kl_wishart(dof, scale, prior.nu, prior.inverse_scale).sum())
         if state.annotators is not None and self.annotator_prior is not None:
             penalty += annotators.divergence(state.annotators, self.annotator_prior)
         return float(penalty)
@@ -187,15 +172,15 @@ def pose(source: Source, spec: GaussianLatent) -> tuple[LatentProblem, LatentSta
     """The problem that data and model pose, and where to start: the plain average of the views."""
     data = source.continuous(with_variance=False)
     C, K = data.n_outputs, data.n_views
-    reference, _ = steps.start(data, GaussianMixture(link="shift", beta=spec.beta, nu=spec.nu, v=spec.v))
-    moments = data.total(moments_of)
+    reference, _ = start(data, GaussianMixture(link="shift", beta=spec.beta, nu=spec.nu, v=spec.v))
+    moments = data.total(steps.moments_of)
     scale = reference.inverse_scale
     if spec.v is None:  # the average of the views may be far better than each of them
-        scale = np.minimum(scale, reference.nu * np.diag(variance_around_average(moments)))
+        scale = np.minimum(scale, reference.nu * np.diag(steps.variance_around_average(moments)))
     prior = LatentPrior(1.0, spec.beta, reference.nu, scale)
-    shrinkage = choose_shrinkage(moments, prior) if spec.shrinkage is None else spec.shrinkage
+    shrinkage = steps.choose_shrinkage(moments, prior) if spec.shrinkage is None else spec.shrinkage
     prior = prior._replace(shrinkage=shrinkage)
-    outer = residual_outer(moments, np.full(K, 1 / K), np.zeros(C))
+    outer = steps.residual_outer(moments, np.full(K, 1 / K), np.zeros(C))
     people, people_prior = None, None
     if spec.noise == "annotator":
         people_prior = annotators.default_prior(reference.residual_variance, spec.gamma)

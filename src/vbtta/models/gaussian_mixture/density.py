@@ -18,17 +18,8 @@ from vbtta.models.gaussian_mixture.em import MixtureProblem
 from vbtta.models.gaussian_mixture.posterior import MixtureFactors, SampledMixturePosterior, laplace_nodes
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.gaussian_mixture.steps import MixtureState
-from vbtta.models.parts.tensors import (
-    LOG_2PI,
-    GaussianDensity,
-    Views,
-    annotator_state,
-    bartlett,
-    dirichlet,
-    filled,
-    normal,
-    wishart,
-)
+from vbtta.models.parts import tensors
+from vbtta.models.parts.tensors import LOG_2PI, GaussianDensity, Views
 
 
 class MixtureDensity(GaussianDensity):
@@ -38,12 +29,12 @@ class MixtureDensity(GaussianDensity):
         settings, views = problem.prior, first.views
         K, C = problem.data.n_views, problem.data.n_outputs
         priors = {
-            "weights": dirichlet(settings.concentration, K),
-            "theta": normal(1 / math.sqrt(settings.beta), *views.theta_mean.shape),
-            **wishart(settings.nu, K, C),
+            "weights": tensors.dirichlet(settings.concentration, K),
+            "theta": tensors.normal(1 / math.sqrt(settings.beta), *views.theta_mean.shape),
+            **tensors.wishart(settings.nu, K, C),
         }
         if component == "student_t":
-            priors["excess_dof"] = dist.Gamma(filled(2.0), filled(0.1), validate_args=False)
+            priors["excess_dof"] = dist.Gamma(tensors.filled(2.0), tensors.filled(0.1), validate_args=False)
         super().__init__(problem.data, settings.inverse_scale, problem.annotator_prior, priors)
         self.component, self._affine, self._first = component, settings.affine, views
         self._root = None
@@ -58,7 +49,7 @@ class MixtureDensity(GaussianDensity):
         """Where EM starts: uniform weights, every view fitted to all labels."""
         K = len(self._first.weights)
         sites = {"weights": np.full(K, 1 / K), "theta": self._first.theta_mean}
-        return sites | bartlett(self._first.precision, self.inverse_root)
+        return sites | tensors.bartlett(self._first.precision, self.inverse_root)
 
     def views(self, values: Values, rows: Units) -> Views:
         """Calibrated views of some instances."""
@@ -132,7 +123,7 @@ def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> Sampled
         dof=dof,
         inverse_scale=inverse_scale,
     )
-    people = None if problem.annotator_prior is None else annotator_state(guide, draws)
+    people = None if problem.annotator_prior is None else tensors.annotator_state(guide, draws)
     return SampledMixturePosterior(
         prior=problem.prior,
         state=MixtureFactors(views, people),

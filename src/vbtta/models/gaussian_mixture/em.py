@@ -11,21 +11,11 @@ from vbtta.inference.em import EM, Ascent, ascend, extrapolated_weights, vanishi
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
 from vbtta.models.base import Source
+from vbtta.models.gaussian_mixture import steps
 from vbtta.models.gaussian_mixture.intervals import weight_information
 from vbtta.models.gaussian_mixture.posterior import MixtureFactors, MixturePosterior
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
-from vbtta.models.gaussian_mixture.steps import (
-    Density,
-    MixturePrior,
-    MixtureState,
-    MixtureStatistics,
-    bound_terms,
-    divergence,
-    expectation,
-    start,
-    statistics,
-    update,
-)
+from vbtta.models.gaussian_mixture.steps import Density, MixturePrior, MixtureState, MixtureStatistics
 from vbtta.models.parts import annotators
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
 from vbtta.models.parts.standard import ContinuousBlocks
@@ -59,11 +49,11 @@ class MixtureProblem:
         density, prior = self._density(state.views), self.prior
 
         def block_sums(block: Block) -> Sums:  # serialised to workers: captures nothing else
-            expected = expectation(block, density, prior, state.annotators)
+            expected = steps.expectation(block, density, prior, state.annotators)
             people = None
             if state.annotators is not None and expected.truth is not None:
                 people = annotators.annotator_statistics(block, state.annotators, expected.truth, expected.share)
-            return Sums(statistics(expected), people)
+            return Sums(steps.statistics(expected), people)
 
         sums = self.data.total(block_sums)
         bound = float(sums.views.log_evidence) - self._penalty(state.views)
@@ -133,7 +123,7 @@ class MixtureProblem:
 
     def bound_terms(self, state: MixtureFactors, statistics: Sums) -> dict[str, float]:
         """The bound, term by term, in the labels' units."""
-        terms = bound_terms(state.views, statistics.views, self.prior)
+        terms = steps.bound_terms(state.views, statistics.views, self.prior)
         if state.annotators is not None and self.annotator_prior is not None:
             # here J_S - Pi_z is the evidence of the label sets, the truth integrated out
             terms["J_S"] = float(statistics.views.log_evidence) - terms["J_z"]
@@ -165,10 +155,10 @@ class MixtureProblem:
         return Density.of(views, self.prior, views.expected_log_weights)
 
     def _penalty(self, views: MixtureState) -> float:
-        return divergence(views, self.prior)
+        return steps.divergence(views, self.prior)
 
     def _step(self, views: MixtureState, total: MixtureStatistics) -> MixtureState:
-        return update(views, total, self.prior)
+        return steps.update(views, total, self.prior)
 
     @property
     def _least_dof(self) -> int:
@@ -208,7 +198,7 @@ class LikelihoodProblem(MixtureProblem):
         return float(0.5 * (trace - self.prior.nu * log_det.sum() + self.prior.beta * (views.theta_mean**2).sum()))
 
     def _step(self, views: MixtureState, total: MixtureStatistics) -> MixtureState:
-        return update(views, total, self.prior, plug_in=True)
+        return steps.update(views, total, self.prior, plug_in=True)
 
 
 def likelihood_problem(
@@ -233,9 +223,9 @@ def pose(source: Source, spec: GaussianMixture) -> tuple[MixtureProblem, Mixture
             "the views with draws=2 or more, or leave the option off"
         )
     data = source.continuous(with_variance=spec.heteroscedastic)
-    prior, state = start(data, spec)
+    prior, state = steps.start(data, spec)
     if spec.v is None:
-        prior, state = start(data, replace(spec, v=_variance_within(data, prior, state)))
+        prior, state = steps.start(data, replace(spec, v=_variance_within(data, prior, state)))
     if spec.noise != "annotator":
         return MixtureProblem(data, prior, None), MixtureFactors(state, None)
     people = annotators.default_prior(prior.residual_variance, spec.gamma)

@@ -12,16 +12,10 @@ from vbtta.distributions import ContinuousPrediction, mixture_log_density, varia
 from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import WeightInformation, weight_intervals
 from vbtta.models.base import Pooling
-from vbtta.models.gaussian_mixture import steps as gaussian_mixture_em
+from vbtta.models.gaussian_mixture import steps
 from vbtta.models.gaussian_mixture.steps import MixturePrior, MixtureState
-from vbtta.models.parts.annotators import (
-    AnnotatorNoise,
-    AnnotatorState,
-    annotator_noise,
-    normalise,
-    pool_truth,
-    score_labels,
-)
+from vbtta.models.parts import annotators
+from vbtta.models.parts.annotators import AnnotatorNoise, AnnotatorState
 from vbtta.models.parts.standard import Standard
 
 _STEP = 0.6
@@ -120,12 +114,16 @@ class MixturePosterior:
             np.add.at(
                 log_share, labels.instance, labels.count[:, None] * self._log_components(prior_view, labels, value)
             )
-            return ContinuousPrediction(normalise(log_share), prior_view.dof, prior_view.location, prior_view.scale)
-        return pool_truth(prior_view, labels, annotator, self.state.annotators, self.standard)[0]
+            return ContinuousPrediction(
+                annotators.normalise(log_share), prior_view.dof, prior_view.location, prior_view.scale
+            )
+        return annotators.pool_truth(prior_view, labels, annotator, self.state.annotators, self.standard)[0]
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set, annotators included: (N+,)."""
-        return score_labels(self.predict(predictions), labels, annotator, self.state.annotators, self.standard)
+        return annotators.score_labels(
+            self.predict(predictions), labels, annotator, self.state.annotators, self.standard
+        )
 
     def keep(self, views: Array) -> "MixturePosterior":
         """The same with only some of the views."""
@@ -140,13 +138,13 @@ class MixturePosterior:
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:
         """Biases and noise levels of the annotators."""
         people = self.state.annotators
-        return None if people is None else annotator_noise(people, self.standard, names)
+        return None if people is None else annotators.annotator_noise(people, self.standard, names)
 
     def pooling(self) -> Pooling:
         """sum_k w_k (l + s (a_k + g_k (f_k - l)/s)): l, s location and scale of the labels, a and g the calibration."""
         used, C = self.weights > 0, self.prior.n_outputs
         weights = self.predictive_weights[used][:, None]
-        shift, gain = gaussian_mixture_em.calibration(self.state.views.theta_mean[used], C)  # (K, C) each
+        shift, gain = steps.calibration(self.state.views.theta_mean[used], C)  # (K, C) each
         scale = np.broadcast_to(weights * gain, (len(weights), C)).copy()
         offset = self.standard.location * (1 - scale.sum(axis=0)) + self.standard.scale * (weights * shift).sum(axis=0)
         return Pooling("linear", "", scale, offset, np.ones((len(weights), C)))
@@ -156,7 +154,7 @@ class MixturePosterior:
         C = self.prior.n_outputs
         views = self.state.views.take(used)
         mean = self.standard.apply(predictions.outputs)  # (N, K, C)
-        offset, gain = gaussian_mixture_em.calibration(views.theta_mean, C)
+        offset, gain = steps.calibration(views.theta_mean, C)
         dof = views.dof + 1 - C
         regressors = [mean, np.ones_like(mean)] if self.prior.affine else [np.ones_like(mean)]
         doubt = np.zeros((*mean.shape, C))  # H G^-1 H^T
@@ -219,7 +217,7 @@ class SampledMixturePosterior(WeightDraws, MixturePosterior):
         evidence = special.logsumexp(share[labels.instance] + each, axis=2)  # (J, K)
         log_view = special.logsumexp(own, axis=2)
         np.add.at(log_view, labels.instance, labels.count[:, None] * evidence)
-        weights = (normalise(log_view)[:, :, None] * np.exp(share)).reshape(N, -1)
+        weights = (annotators.normalise(log_view)[:, :, None] * np.exp(share)).reshape(N, -1)
         return replace(prediction, weights=weights)
 
     def _with_family(self, prediction: ContinuousPrediction) -> ContinuousPrediction:

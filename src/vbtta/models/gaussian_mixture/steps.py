@@ -13,15 +13,8 @@ import numpy as np
 from scipy import special
 
 from vbtta.data.labels import Array
+from vbtta.inference import linalg
 from vbtta.inference.blocks import Block, products
-from vbtta.inference.linalg import (
-    inverse_and_log_det,
-    kl_dirichlet,
-    kl_normal,
-    kl_wishart,
-    wishart_log_det,
-    wishart_log_normaliser,
-)
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.parts.annotators import AnnotatorState, Truth, infer_truth, summarise
 from vbtta.models.parts.standard import SMALLEST_VARIANCE, ContinuousBlocks
@@ -70,7 +63,7 @@ class MixtureState(NamedTuple):
     @property
     def precision(self) -> Array:
         """E[Lambda_k] = nu_k V_k^-1: (K, C, C)."""
-        return np.asarray(self.dof[:, None, None] * inverse_and_log_det(self.inverse_scale)[0])
+        return np.asarray(self.dof[:, None, None] * linalg.inverse_and_log_det(self.inverse_scale)[0])
 
     @property
     def expected_log_weights(self) -> Array:
@@ -116,9 +109,9 @@ class Density(NamedTuple):
     def of(cls, state: MixtureState, prior: MixturePrior, log_weights: Array, plug_in: bool = False) -> "Density":
         """The density at a state; with ``plug_in`` calibration and precision are taken as known."""
         n_outputs = prior.n_outputs
-        inverse, log_det = inverse_and_log_det(state.inverse_scale)
+        inverse, log_det = linalg.inverse_and_log_det(state.inverse_scale)
         precision = state.dof[:, None, None] * inverse
-        log_precision = wishart_log_det(state.dof, log_det, n_outputs)
+        log_precision = linalg.wishart_log_det(state.dof, log_det, n_outputs)
         if plug_in:
             log_precision = n_outputs * np.log(state.dof) - log_det
         constant = 0.5 * (log_precision - n_outputs * np.log(2 * np.pi))
@@ -247,7 +240,7 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
     form = spread(precision, prior.affine)
     theta_precision = prior.beta * np.eye(len(output)) + form * regressor  # (K, D, D): G
     pull = np.einsum("kdc,kdc->kd", precision[:, output], cross)  # sum of p H^T Lambda e
-    theta_covariance = inverse_and_log_det(theta_precision)[0]
+    theta_covariance = linalg.inverse_and_log_det(theta_precision)[0]
     change = np.einsum("kde,ke->kd", theta_covariance, pull - prior.beta * state.theta_mean)
     theta_mean = state.theta_mean + change
 
@@ -272,10 +265,10 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
 
 def divergence(state: MixtureState, prior: MixturePrior) -> float:
     """KL from the prior of theta, Lambda and, under a Dirichlet, w."""
-    total = kl_normal(state.theta_mean, state.theta_covariance, prior.beta).sum()
-    total += kl_wishart(state.dof, state.inverse_scale, prior.nu, prior.inverse_scale).sum()
+    total = linalg.kl_normal(state.theta_mean, state.theta_covariance, prior.beta).sum()
+    total += linalg.kl_wishart(state.dof, state.inverse_scale, prior.nu, prior.inverse_scale).sum()
     if state.weight_counts is not None and prior.concentration is not None:
-        total += kl_dirichlet(state.weight_counts, np.full_like(state.weight_counts, prior.concentration))
+        total += linalg.kl_dirichlet(state.weight_counts, np.full_like(state.weight_counts, prior.concentration))
     return float(total)
 
 
@@ -283,9 +276,9 @@ def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePri
     """The paper's seven terms, repaired; they sum (J minus Pi) to the bound (docs/method, eq. 11)."""
     C, inside = prior.n_outputs, prior.regressors
     n_views, size = state.theta_mean.shape
-    inverse, log_det = inverse_and_log_det(state.inverse_scale)
+    inverse, log_det = linalg.inverse_and_log_det(state.inverse_scale)
     precision = state.dof[:, None, None] * inverse
-    log_precision = wishart_log_det(state.dof, log_det, C)
+    log_precision = linalg.wishart_log_det(state.dof, log_det, C)
     density = Density.of(state, prior, state.expected_log_weights)
     error = np.einsum("kcd,kcd->", precision, total.moments[:, 2 * C :, 2 * C :])
     error += np.einsum("kde,kde->", density.regressor_form, total.moments[:, inside, inside])
@@ -298,20 +291,21 @@ def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePri
         "J_z": total.mass[used] @ state.expected_log_weights[used],
         "J_mu": 0.5 * n_views * size * np.log(prior.beta / (2 * np.pi))
         - 0.5 * prior.beta * (np.trace(state.theta_covariance, axis1=1, axis2=2).sum() + (state.theta_mean**2).sum()),
-        "J_Sigma": n_views * wishart_log_normaliser(np.asarray(prior.nu), np.linalg.slogdet(prior.inverse_scale)[1], C)
+        "J_Sigma": n_views
+        * linalg.wishart_log_normaliser(np.asarray(prior.nu), np.linalg.slogdet(prior.inverse_scale)[1], C)
         + 0.5 * (prior.nu - C - 1) * log_precision.sum()
         - 0.5 * np.einsum("cd,kcd->", prior.inverse_scale, precision),
         "Pi_mu": -0.5 * n_views * size * (1 + np.log(2 * np.pi))
         - 0.5 * np.linalg.slogdet(state.theta_covariance)[1].sum(),
         "Pi_Sigma": (
-            wishart_log_normaliser(state.dof, log_det, C)
+            linalg.wishart_log_normaliser(state.dof, log_det, C)
             + 0.5 * (state.dof - C - 1) * log_precision
             - 0.5 * state.dof * C
         ).sum(),
     }
     terms["Pi_z"] = terms["J_S"] + terms["J_z"] - total.log_evidence  # sum of p ln p, as ln p = ln p~ - logsumexp
     if state.weight_counts is not None and prior.concentration is not None:
-        terms["KL_w"] = kl_dirichlet(state.weight_counts, np.full(n_views, prior.concentration))
+        terms["KL_w"] = linalg.kl_dirichlet(state.weight_counts, np.full(n_views, prior.concentration))
     return {name: float(value) for name, value in terms.items()}
 
 
