@@ -8,6 +8,7 @@ R. Varadhan and C. Roland, "Simple and globally convergent methods for accelerat
 of any EM algorithm", Scandinavian Journal of Statistics 35 (2008).
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -71,44 +72,58 @@ P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 
 
-class Problem(Protocol[S, T, P_co]):
+class _Labels(Protocol):
+    @property
+    def n_labels(self) -> float: ...
+
+
+class Problem(ABC, Generic[S, T, P_co]):
     """A model with its data, as an ascent sees it."""
 
-    @property
-    def n_labels(self) -> float:
-        """J, the number of labels: the tolerance is per label."""
+    data: _Labels
 
+    @property
+    def unit_change(self) -> float:
+        """Difference between the bound in the labels' units and in standard units; classes have none."""
+        return 0.0
+
+    @abstractmethod
     def evaluate(self, state: S) -> tuple[float, T]:
         """The bound at a state and the statistics for the next update: one pass over the data."""
 
+    @abstractmethod
     def update(self, state: S, statistics: T) -> S:
         """The next state; it does not lower the bound."""
 
     def extrapolate(self, before: S, after: S, statistics: T) -> S:
-        """A state beyond the plain update from `before` to `after`, or `after`; its bound may be lower."""
+        """A state beyond the plain update from `before` to `after`, whose bound may be lower; or `after`."""
+        return after
 
+    @abstractmethod
     def pack(self, state: S) -> Array:
         """The state as an unconstrained vector, in which extrapolation is meaningful."""
 
+    @abstractmethod
     def unpack(self, vector: Array, like: S) -> S:
         """The state of a vector."""
 
     def trimmed(self, state: S) -> list[S]:
-        """States with vanishing weights set to zero, boldest first; empty where there are none."""
+        """States with vanishing weights set to zero, boldest first; none where updates put weights at zero."""
+        return []
 
+    @abstractmethod
     def weights(self, state: S) -> Array:
         """The weights of the views: (K,)."""
 
+    @abstractmethod
     def bound_terms(self, state: S, statistics: T) -> dict[str, float]:
         """The bound, term by term, in the labels' units."""
 
-    @property
-    def unit_change(self) -> float:
-        """Difference between the bound in the labels' units and in standard units."""
-
+    @abstractmethod
     def posterior(self, state: S) -> P_co:
         """What remains when the data are gone; without intervals of the weights."""
 
+    @abstractmethod
     def finish(self, ascent: "Ascent", *, intervals: bool = True) -> P_co:
         """The posterior at the end of an ascent, with what intervals need unless they are unwanted."""
 
@@ -169,7 +184,7 @@ def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent:
             ascender.step()
         moved = float(np.abs(problem.weights(ascender.state) - origin).max())
         gain = ascender.bound - before
-        if engine.tol > 0 and gain <= engine.tol * problem.n_labels and moved <= np.sqrt(engine.tol):
+        if engine.tol > 0 and gain <= engine.tol * problem.data.n_labels and moved <= np.sqrt(engine.tol):
             ascender.converged = not ascender.trim()
     return ascender.summary()
 

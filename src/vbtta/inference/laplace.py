@@ -173,6 +173,25 @@ def pinned_forces(quadratic: Array, linear: Array, u: Array, free: Array) -> tup
     return slope, np.maximum(stiffness, 1e-12)
 
 
+def log_volume(quadratic: Array, linear: Array, u: Array, n_views: int) -> float:
+    """Log integral of exp(-energy) around its mode u = (v, b), relative to the peak.
+
+    Free coordinates are integrated as normals; a weight at 0 over the half-line, where its energy is s v + h v^2 / 2.
+    """
+    free = np.concatenate([u[:n_views] > 0, np.ones(len(u) - n_views, dtype=bool)])
+    slope, stiffness = pinned_forces(quadratic, linear, u, free)
+    half_lines = 0.5 * np.log(0.5 * np.pi / stiffness) + np.log(special.erfcx(slope / np.sqrt(2 * stiffness)))
+    log_det = np.linalg.slogdet(quadratic[np.ix_(free, free)])[1]
+    return float(0.5 * free.sum() * np.log(2 * np.pi) - 0.5 * log_det + half_lines.sum())
+
+
+def pool_penalty(pool: Array, shrinkage: float, centre: float) -> float:
+    """Minus the log prior of v, normals of precision lambda around g / K cut off at 0."""
+    K = len(pool)
+    penalty = 0.5 * shrinkage * float(((pool - centre / K) ** 2).sum()) - 0.5 * K * np.log(shrinkage / (2 * np.pi))
+    return float(penalty + K * special.log_ndtr(np.sqrt(shrinkage) * centre / K))
+
+
 def pool_weights(pool: Array) -> Array:
     """Weights w = v / sum v; uniform where all are zero."""
     total = pool.sum()

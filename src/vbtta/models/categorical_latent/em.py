@@ -78,10 +78,6 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         noise = None if like.noise is None else like.noise.unpack(take)
         return LatentClassState(pool, centre, offset, noise)
 
-    def trimmed(self, state: LatentClassState) -> list[LatentClassState]:
-        """Nothing to trim: the Newton step puts weights at zero by itself."""
-        return []
-
     def weights(self, state: LatentClassState) -> Array:
         """The weights of the views: (K,)."""
         return pool_weights(state.pool)
@@ -102,12 +98,8 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
     def log_laplace_evidence(self, state: LatentClassState, statistics: Statistics[PoolSums]) -> float:
         """Log evidence of lambda: (v, o) integrated out around their mode, weights at 0 over the half-line."""
         quadratic, linear = self._expansion(state, statistics.sums)
-        free = np.concatenate([state.pool > 0, np.ones(len(state.offset), dtype=bool)])
         u = np.concatenate([state.pool, state.offset])
-        slope, stiffness = laplace.pinned_forces(quadratic, linear, u, free)
-        half_lines = 0.5 * np.log(0.5 * np.pi / stiffness) + np.log(special.erfcx(slope / np.sqrt(2 * stiffness)))
-        log_det = np.linalg.slogdet(quadratic[np.ix_(free, free)])[1]
-        return float(statistics.bound + 0.5 * free.sum() * np.log(2 * np.pi) - 0.5 * log_det + half_lines.sum())
+        return statistics.bound + laplace.log_volume(quadratic, linear, u, self.data.n_views)
 
     def _expansion(
         self, state: LatentClassState, sums: PoolSums, *, following: bool = False, weak: float | None = None
@@ -146,11 +138,8 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         return terms
 
     def _pool_penalty(self, pool: Array, centre: float) -> float:
-        """Minus the log priors of v, a normal around g / K cut off at 0, and of ln g."""
-        K, scale = len(pool), self.spec.kappa_scale
-        penalty = 0.5 * self.shrinkage * float(((pool - centre / K) ** 2).sum())
-        penalty -= 0.5 * K * np.log(self.shrinkage / (2 * np.pi))
-        penalty += K * float(special.log_ndtr(np.sqrt(self.shrinkage) * centre / K))
+        """Minus the log priors of v and of ln g."""
+        penalty, scale = laplace.pool_penalty(pool, self.shrinkage, centre), self.spec.kappa_scale
         return float(penalty + 0.5 * (np.log(centre) / scale) ** 2 + np.log(scale * np.sqrt(2 * np.pi)))
 
     def _centre_slope(self, centre: float) -> float:

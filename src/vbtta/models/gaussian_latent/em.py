@@ -4,12 +4,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from vbtta.data.labels import Array
 from vbtta.inference import laplace, linalg
 from vbtta.inference.blocks import Block
-from vbtta.inference.em import Ascent
+from vbtta.inference.em import Ascent, Problem
 from vbtta.inference.laplace import PoolUncertainty, pool_weights
 from vbtta.inference.linalg import Reader
 from vbtta.models.base import Source
@@ -32,18 +31,13 @@ class Sums(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LatentProblem:
+class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
     """Data and prior of a latent pool, with or without annotators."""
 
     data: ContinuousBlocks
     prior: LatentPrior
     annotator_prior: AnnotatorPrior | None
     moments: Moments  # of the labels
-
-    @property
-    def n_labels(self) -> float:
-        """J."""
-        return self.data.n_labels
 
     @property
     def shrinkage(self) -> float:
@@ -59,9 +53,8 @@ class LatentProblem:
         if state.annotators is None:
             moments = self.moments
             outer = steps.residual_outer(moments, state.pool, state.offset)
-            bound = 0.5 * float(moments.n) * (log_precision - C * np.log(2 * np.pi)) - 0.5 * float(
-                (precision * outer).sum()
-            )
+            constant = float(moments.n) * (log_precision - C * np.log(2 * np.pi))
+            bound = 0.5 * (constant - float((precision * outer).sum()))
         else:
             moments, people, evidence = self._truth_pass(state, precision, log_precision)
             bound = evidence
@@ -78,10 +71,6 @@ class LatentProblem:
             people = annotators.update(people, statistics.annotators, self.annotator_prior)
         return LatentState(pool, offset, self.prior.nu + moments.n, self.prior.inverse_scale + outer, people)
 
-    def extrapolate(self, before: LatentState, after: LatentState, statistics: Sums) -> LatentState:
-        """The update itself: it holds Newton's weights."""
-        return after
-
     def pack(self, state: LatentState) -> Array:
         """(sqrt v, b, log-Cholesky of V), then the annotators' likewise."""
         parts = [np.sqrt(state.pool), state.offset, linalg.log_cholesky(state.inverse_scale)]
@@ -96,10 +85,6 @@ class LatentProblem:
         inverse_scale = linalg.from_log_cholesky(take(C * (C + 1) // 2), C)
         people = None if like.annotators is None else annotators.unpack(take, like.annotators)
         return LatentState(pool, offset, like.dof, inverse_scale, people)
-
-    def trimmed(self, state: LatentState) -> list[LatentState]:
-        """Nothing to trim: the convex step puts weights at zero by itself."""
-        return []
 
     def weights(self, state: LatentState) -> Array:
         """The weights of the views: (K,)."""
@@ -116,12 +101,12 @@ class LatentProblem:
         """Difference between the bound in the labels' units and in standard units."""
         return -self.data.n_labels * float(np.log(self.data.standard.scale).sum())
 
-    def posterior(self, state: LatentState) -> "LatentPosterior":
+    def posterior(self, state: LatentState) -> LatentPosterior:
         """What remains when the data are gone; without uncertainty of the pool."""
         K, size = self.data.n_views, self.data.n_views + self.data.n_outputs
         return LatentPosterior(state, self.data.standard, PoolUncertainty.none(K), np.zeros((size, size)))
 
-    def finish(self, ascent: Ascent, *, intervals: bool = True) -> "LatentPosterior":
+    def finish(self, ascent: Ascent, *, intervals: bool = True) -> LatentPosterior:
         """The posterior at the end, with the Laplace approximation of the pool, which predictions need too."""
         state, K = ascent.state, self.data.n_views
         quadratic, linear = steps.curvature(ascent.statistics.moments, state.precision, self.prior)
@@ -155,10 +140,8 @@ class LatentProblem:
 
     def _penalty(self, state: LatentState) -> float:
         """Minus the log priors of the pool, plus the divergences of the other factors."""
-        K, prior = self.data.n_views, self.prior
-        penalty = 0.5 * prior.shrinkage * float(((state.pool - 1 / K) ** 2).sum())
-        penalty -= 0.5 * K * np.log(prior.shrinkage / (2 * np.pi))
-        penalty += K * float(special.log_ndtr(np.sqrt(prior.shrinkage) / K))
+        prior = self.prior
+        penalty = laplace.pool_penalty(state.pool, prior.shrinkage, 1.0)
         penalty += 0.5 * prior.beta * float((state.offset**2).sum())
         penalty -= 0.5 * len(state.offset) * np.log(prior.beta / (2 * np.pi))
         dof, scale = np.atleast_1d(state.dof), state.inverse_scale[None]

@@ -9,11 +9,10 @@ formed once. The weights are w = v / sum v; the sum is the gain.
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from vbtta.data.labels import Array
 from vbtta.inference.blocks import Block, products
-from vbtta.inference.laplace import pinned_forces, solve
+from vbtta.inference.laplace import log_volume, pool_penalty, solve
 from vbtta.inference.linalg import inverse_and_log_det
 from vbtta.models.parts.annotators import AnnotatorState
 from vbtta.models.parts.standard import SMALLEST_VARIANCE
@@ -131,25 +130,11 @@ def choose_shrinkage(moments: Moments, prior: LatentPrior) -> float:
 
 
 def _log_evidence(moments: Moments, precision: Array, prior: LatentPrior) -> float:
-    """Laplace evidence of lambda at a precision, up to terms free of lambda.
-
-    Free weights are integrated as normals; a weight at 0 over the half-line, where its energy is
-    s v + h v^2 / 2.
-    """
+    """Laplace evidence of lambda at a precision, up to terms free of lambda."""
     quadratic, linear = curvature(moments, precision, prior)
-    K, C = moments.x1.shape[1], len(precision)
+    K = moments.x1.shape[1]
     pool, offset = solve(quadratic, linear, K)
     u = np.concatenate([pool, offset])
-    free = np.concatenate([pool > 0, np.ones(C, dtype=bool)])
     energy = 0.5 * u @ quadratic @ u - linear @ u + 0.5 * prior.shrinkage / K
-    inside = quadratic[np.ix_(free, free)]
-    slope, stiffness = pinned_forces(quadratic, linear, u, free)
-    half_lines = 0.5 * np.log(0.5 * np.pi / stiffness) + np.log(special.erfcx(slope / np.sqrt(2 * stiffness)))
-    return float(
-        -energy
-        + 0.5 * K * np.log(prior.shrinkage / (2 * np.pi))
-        - K * special.log_ndtr(np.sqrt(prior.shrinkage) / K)
-        + 0.5 * free.sum() * np.log(2 * np.pi)
-        - 0.5 * np.linalg.slogdet(inside)[1]
-        + half_lines.sum()
-    )
+    constant = pool_penalty(np.full(K, 1 / K), prior.shrinkage, 1.0)  # of the prior, at its peak
+    return log_volume(quadratic, linear, u, K) - float(energy) - constant

@@ -7,7 +7,7 @@ import numpy as np
 
 from vbtta.data.labels import Array
 from vbtta.inference.blocks import Block
-from vbtta.inference.em import EM, Ascent, ascend, extrapolated_weights, vanishing_weights
+from vbtta.inference.em import EM, Ascent, Problem, ascend, extrapolated_weights, vanishing_weights
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
 from vbtta.models.base import Source
@@ -32,21 +32,18 @@ class Sums(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MixtureProblem:
+class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
     """Data and prior of a continuous mixture, with or without annotators."""
 
     data: ContinuousBlocks
     prior: MixturePrior
     annotator_prior: AnnotatorPrior | None
-
-    @property
-    def n_labels(self) -> float:
-        """J."""
-        return self.data.n_labels
+    plug_in: bool = False  # calibration and precision at their mode: the likelihood, not the bound
 
     def evaluate(self, state: MixtureFactors) -> tuple[float, Sums]:
         """Bound and statistics at a state: one pass over the blocks."""
-        density, prior = self._density(state.views), self.prior
+        views, prior = state.views, self.prior
+        density = Density.of(views, prior, views.expected_log_weights, self.plug_in)
 
         def block_sums(block: Block) -> Sums:  # serialised to workers: captures nothing else
             expected = steps.expectation(block, density, prior, state.annotators)
@@ -56,7 +53,7 @@ class MixtureProblem:
             return Sums(steps.statistics(expected), people)
 
         sums = self.data.total(block_sums)
-        bound = float(sums.views.log_evidence) - self._penalty(state.views)
+        bound = float(sums.views.log_evidence) - self._penalty(views)
         if state.annotators is not None and self.annotator_prior is not None:
             bound -= annotators.divergence(state.annotators, self.annotator_prior)
         return bound, sums
@@ -66,7 +63,7 @@ class MixtureProblem:
         people = state.annotators
         if people is not None and statistics.annotators is not None and self.annotator_prior is not None:
             people = annotators.update(people, statistics.annotators, self.annotator_prior)
-        return MixtureFactors(self._step(state.views, statistics.views), people)
+        return MixtureFactors(steps.update(state.views, statistics.views, self.prior, self.plug_in), people)
 
     def extrapolate(self, before: MixtureFactors, after: MixtureFactors, statistics: Sums) -> MixtureFactors:
         """Extrapolate vanishing weights; under a Dirichlet none vanishes."""
@@ -151,14 +148,14 @@ class MixtureProblem:
         mode = ascend(likelihood, first, EM(tol=1e-6, max_steps=200)).state
         return self.posterior(state, weight_information(subsample, self.data, likelihood.prior, mode))
 
-    def _density(self, views: MixtureState) -> Density:
-        return Density.of(views, self.prior, views.expected_log_weights)
-
     def _penalty(self, views: MixtureState) -> float:
-        return steps.divergence(views, self.prior)
-
-    def _step(self, views: MixtureState, total: MixtureStatistics) -> MixtureState:
-        return steps.update(views, total, self.prior)
+        """Divergence of Q from its prior; with `plug_in`, minus the log prior of theta and ln Lambda."""
+        if not self.plug_in:
+            return steps.divergence(views, self.prior)
+        precision = views.precision
+        log_det = np.linalg.slogdet(precision)[1]
+        trace = np.einsum("cd,kcd->", self.prior.inverse_scale, precision)
+        return float(0.5 * (trace - self.prior.nu * log_det.sum() + self.prior.beta * (views.theta_mean**2).sum()))
 
     @property
     def _least_dof(self) -> int:
@@ -180,31 +177,14 @@ def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: Mixture
     return tuple(np.minimum(within, prior.residual_variance) * data.standard.scale**2)
 
 
-class LikelihoodProblem(MixtureProblem):
-    """The same data and prior with calibration and precision at their mode, for intervals.
-
-    The bound charges a view for the uncertainty of its calibration and drops views that gain less than that; such a
-    view may still have a small weight. Intervals therefore come from the likelihood.
-    """
-
-    def _density(self, views: MixtureState) -> Density:
-        return Density.of(views, self.prior, views.expected_log_weights, plug_in=True)
-
-    def _penalty(self, views: MixtureState) -> float:
-        """Minus the log prior of theta and ln Lambda, up to a constant."""
-        precision = views.precision
-        log_det = np.linalg.slogdet(precision)[1]
-        trace = np.einsum("cd,kcd->", self.prior.inverse_scale, precision)
-        return float(0.5 * (trace - self.prior.nu * log_det.sum() + self.prior.beta * (views.theta_mean**2).sum()))
-
-    def _step(self, views: MixtureState, total: MixtureStatistics) -> MixtureState:
-        return steps.update(views, total, self.prior, plug_in=True)
-
-
 def likelihood_problem(
     subsample: ContinuousBlocks, problem: MixtureProblem, state: MixtureFactors
-) -> tuple[LikelihoodProblem, MixtureFactors]:
-    """The likelihood's problem, started with a small weight and a typical precision for dropped views."""
+) -> tuple[MixtureProblem, MixtureFactors]:
+    """The likelihood's problem, for intervals, started with a small weight and a typical precision for dropped views.
+
+    The bound charges a view for the uncertainty of its calibration and drops views that gain less than that; such a
+    view may still have a small weight.
+    """
     views, prior = state.views, problem.prior
     dropped = views.weights == 0
     weights = np.where(dropped, 0.1 / max(dropped.sum(), 1), 0.9 * views.weights)
@@ -212,7 +192,7 @@ def likelihood_problem(
     own_scale = np.where(dropped[:, None, None], views.dof[:, None, None] * typical, views.inverse_scale)
     first = views._replace(weights=weights / weights.sum(), weight_counts=None, inverse_scale=own_scale)
     prior = prior._replace(concentration=None, inverse_scale=prior.nu * typical)
-    return LikelihoodProblem(subsample, prior, problem.annotator_prior), state._replace(views=first)
+    return MixtureProblem(subsample, prior, problem.annotator_prior, plug_in=True), state._replace(views=first)
 
 
 def pose(source: Source, spec: GaussianMixture) -> tuple[MixtureProblem, MixtureFactors]:

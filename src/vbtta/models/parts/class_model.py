@@ -1,6 +1,6 @@
 """What the models of class labels share: their options, and an EM problem with label noise and first temperatures."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -9,7 +9,8 @@ import numpy as np
 
 from vbtta._support.checks import one_of, positive
 from vbtta.data.labels import Array
-from vbtta.models.base import Model, Source
+from vbtta.inference.em import Problem
+from vbtta.models.base import Model, Posterior, Source
 from vbtta.models.parts import calibration
 from vbtta.models.parts.annotators import LabelFacts
 from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks, CategoricalData
@@ -86,23 +87,13 @@ class Statistics(NamedTuple, Generic[SumsT]):
 
 
 @dataclass(frozen=True, eq=False)
-class ClassProblem(ABC, Generic[StateT, SumsT]):
+class ClassProblem(Problem[StateT, Statistics[SumsT], Posterior], Generic[StateT, SumsT]):
     """Data and noise model of class labels; derived classes add weights, calibration and their priors."""
 
     data: CategoricalBlocks
     noise: NoiseModel | None
     common_start: ClassVar[bool] = False  # whether all ln kappa_k start from one value
     _last: dict[str, tuple[StateT, Statistics[SumsT]]] = field(default_factory=dict, init=False, repr=False)
-
-    @property
-    def n_labels(self) -> float:
-        """J."""
-        return self.data.n_labels
-
-    @property
-    def unit_change(self) -> float:
-        """Classes have no units."""
-        return 0.0
 
     def evaluate(self, state: StateT) -> tuple[float, Statistics[SumsT]]:
         """Bound and statistics at a state: one pass, unless it is the last evaluated state."""
@@ -125,10 +116,6 @@ class ClassProblem(ABC, Generic[StateT, SumsT]):
         statistics = Statistics(sums, noise, bound)
         self._last["evaluation"] = state, statistics
         return bound, statistics
-
-    def extrapolate(self, before: StateT, after: StateT, statistics: Statistics[SumsT]) -> StateT:
-        """The update itself: it holds Newton's weights."""
-        return after
 
     def bound_terms(self, state: StateT, statistics: Statistics[SumsT]) -> dict[str, float]:
         """The bound, term by term: J_S minus the rest."""
