@@ -550,3 +550,9 @@ def test_data_are_not_copied_where_classes_are_many():
     data = categorical_data(predictions, LabelSets.from_array(np.arange(20)), noise="none", with_variance=False)
     assert data.whole.stored is None
     assert np.shares_memory(data.mean, logits)
+
+
+def test_temperatures_start_at_one_unless_logits_are_wide():
+    np.testing.assert_array_equal(calibration.starts(np.array([8.0, 12.0])), [[0, 0]])
+    assert len(calibration.starts(np.array([8.0, 1e4]))) == 7
+    assert len(calibration.starts(np.array([8.0, 1e4]), common=True)) == 4

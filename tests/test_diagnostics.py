@@ -26,6 +26,7 @@ from vbtta.diagnostics import (
     prior_sensitivity,
     shapiro_wilk,
 )
+from vbtta.diagnostics.diagnosis import listing
 from vbtta.diagnostics.normality import qq_points
 
 NAMES = ["identity", "twin", "noise"]
@@ -405,3 +406,8 @@ def test_too_few_draws_for_the_multivariate_test_are_no_acceptance(rng):
 def test_henze_zirkler_does_not_reject_by_rounding_in_many_dimensions(rng):
     p_values = [henze_zirkler(rng.normal(size=(130, 100)), simulations=99).p_value for _ in range(40)]
     assert np.mean(np.array(p_values) <= 0.05) < 0.2
+
+
+def test_a_listing_counts_what_it_leaves_out():
+    assert listing(["a", "b", "c"], most=2) == "a, b and 1 more"
+    assert listing(["a", "b"], most=2) == "a, b"

@@ -5,6 +5,7 @@ import pytest
 from scipy import integrate, stats
 
 from vbtta.distributions import ContinuousPrediction
+from vbtta.models.gaussian_mixture.posterior import laplace_nodes
 
 
 @pytest.fixture
@@ -89,3 +90,11 @@ def test_moments_by_sampling(prediction: ContinuousPrediction, rng: np.random.Ge
 def test_bad_arguments_are_named(prediction: ContinuousPrediction, call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call(prediction)
+
+
+def test_a_mixture_of_normals_has_the_density_of_a_laplace():
+    size, share = laplace_nodes()
+    x = np.array([0.5, 1.0, 3.0])[:, None]
+    density = (share * np.exp(-0.5 * x**2 / size) / np.sqrt(2 * np.pi * size)).sum(axis=1)
+    np.testing.assert_allclose(density, stats.laplace.pdf(x[:, 0], scale=np.sqrt(0.5)), atol=2e-4)
+    np.testing.assert_allclose([share.sum(), share @ size], 1)

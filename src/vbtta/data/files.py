@@ -566,23 +566,10 @@ def _read_member(
 def decode_images(
     files: Iterable[bytes | Path], *, mode: str, size: int | None = None, where: str = "images"
 ) -> NDArray[np.uint8]:
-    """Decode image files to one array.
+    """Decode image files, given as contents or paths, to an array (N, 3, H, W) for mode RGB or (N, 1, H, W) for L.
 
-    Parameters
-    ----------
-    files : iterable of bytes or Path
-        The files' contents, or where they are.
-    mode : {"RGB", "L"}
-        Colour or grey.
-    size : int, optional
-        Crop the centre to a square and resize it to this side length; None keeps images as they are, and then
-        all must have the same size.
-    where : str
-        What to call the source in errors.
-
-    Returns
-    -------
-    ndarray of uint8, shape (N, 3, H, W) for RGB, (N, 1, H, W) for L
+    `size` is the side length to which the central square is resized; without it all images must have one size.
+    `where` names the source in errors.
     """
     pillow = require("PIL.Image", "data")
     arrays: list[NDArray[np.uint8]] = []

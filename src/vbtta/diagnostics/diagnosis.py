@@ -167,13 +167,7 @@ def diagnose(
 
 
 def listing(items: Sequence[str], most: int = 6) -> str:
-    """The items with commas, and how many more there are.
-
-    Examples
-    --------
-    >>> listing(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
+    """The items with commas, and how many more there are: "a, b and 1 more"."""
     return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 

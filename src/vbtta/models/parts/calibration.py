@@ -112,13 +112,6 @@ def starts(ranges: Array, *, common: bool = False) -> list[Array]:
 
     Under logits in the hundreds wrong labels have hardly any probability: the likelihood is flat. With `common`, all
     ln kappa_k of a candidate are equal.
-
-    Examples
-    --------
-    >>> starts(np.array([8.0, 12.0]))
-    [array([0., 0.])]
-    >>> len(starts(np.array([8.0, 1e4])))
-    7
     """
     plain = np.zeros(len(ranges))
     if ranges.max() <= WIDE:

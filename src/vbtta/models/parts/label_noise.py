@@ -265,21 +265,8 @@ def default_noise(labels: LabelFacts) -> str:
     """Confusion where at least 20 instances, or a tenth of the labelled ones, carry two labels or more; else none.
 
     From single labels a confusion matrix invents noise: a view's errors are charged to the annotators.
-
-    Examples
-    --------
-    >>> default_noise(LabelSets.from_array([0, 1, 1]))
-    'none'
-    >>> default_noise(LabelSets.from_array([[0, 0], [1, 0], [1, 1]]))
-    'confusion'
     """
     return "confusion" if labels.overlap else "none"
-
-
-def names_annotators(kind: str) -> bool:
-    """Whether a kind of noise tells named annotators apart."""
-    noise = NOISES[kind]
-    return noise is not None and noise.per_annotator
 
 
 def n_entries(kind: str, n_classes: int, n_annotators: int) -> int:
@@ -291,8 +278,8 @@ def n_entries(kind: str, n_classes: int, n_annotators: int) -> int:
 def label_table(labels: LabelSets, position: Array, kind: str) -> LabelTable:
     """The labels as the noise model sees them; `position` is each label's class."""
     rows, instance = np.unique(labels.instance, return_inverse=True)
-    annotator, n_annotators = labels.annotator, len(labels.annotator_names)
-    if annotator is None or not names_annotators(kind):
+    annotator, n_annotators, noise = labels.annotator, len(labels.annotator_names), NOISES[kind]
+    if annotator is None or noise is None or not noise.per_annotator:
         annotator, n_annotators = np.zeros(len(position), dtype=np.intp), 1
     return LabelTable(instance, position, annotator, labels.count, len(rows), n_annotators)
 

@@ -40,19 +40,9 @@ class ProbitGradient(NamedTuple):
 
 
 def log_probit(mean: ArrayLike, scale: ArrayLike = 1.0) -> Array:
-    """Log-probability of each class under independent Gaussian utilities.
+    """Log-probability of each class under independent Gaussian utilities of means (..., C) and standard deviations.
 
-    Parameters
-    ----------
-    mean : array_like, shape (..., C)
-        Means of the utilities.
-    scale : array_like, broadcastable to the shape of `mean`
-        Standard deviations, positive.
-
-    Returns
-    -------
-    ndarray, shape (..., C)
-        ln P(Y = c), finite and at most 0. Not renormalised: how far a row's sum is from 1 shows the error.
+    It is finite and at most 0, and not renormalised: how far a row's sum is from 1 shows the error.
 
     Examples
     --------
@@ -73,17 +63,7 @@ def log_probit_vjp(mean: ArrayLike, scale: ArrayLike, cotangent: ArrayLike) -> P
         d/dmu_c = (1 / s_c) sum_q [ r_c pi_cq (x_cq + h_cq) - A_q h_cq ],
         d/ds_c  = (1 / s_c) sum_q { x_cq [ r_c pi_cq (x_cq + h_cq) - A_q h_cq ] - r_c pi_cq }.
 
-    Parameters
-    ----------
-    mean, scale
-        As in :func:`log_probit`.
-    cotangent : array_like, broadcastable to the shape of `mean`
-        The weights r, for example responsibilities.
-
-    Returns
-    -------
-    ProbitGradient
-        Each array is (..., C). For a broadcast `scale` sum `grad_scale` over the broadcast axes.
+    For a broadcast `scale` sum `grad_scale` over the broadcast axes.
 
     Examples
     --------
@@ -93,11 +73,7 @@ def log_probit_vjp(mean: ArrayLike, scale: ArrayLike, cotangent: ArrayLike) -> P
     True
     """
     means, scales = _checked(mean, scale)
-    weight = np.asarray(cotangent, dtype=np.float64)
-    try:
-        weight = np.broadcast_to(weight, means.shape)
-    except ValueError:
-        raise ValueError(f"cotangent must broadcast to {means.shape}; got shape {weight.shape}.") from None
+    weight = _broadcast("cotangent", np.asarray(cotangent, dtype=np.float64), means)
     if not np.isfinite(weight).all():
         raise ValueError("cotangent must be finite; it holds NaN or infinity.")
     return ProbitGradient(*_by_blocks(means, scales, weight))
@@ -111,10 +87,14 @@ def _checked(mean: ArrayLike, scale: ArrayLike) -> tuple[Array, Array]:
         raise ValueError("mean must be finite; it holds NaN or infinity. Drop or impute those rows.")
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         raise ValueError("scale must be positive and finite: standard deviations, not their logarithms.")
+    return mean, _broadcast("scale", scale, mean)
+
+
+def _broadcast(name: str, values: Array, mean: Array) -> Array:
     try:
-        return mean, np.broadcast_to(scale, mean.shape)
+        return np.broadcast_to(values, mean.shape)
     except ValueError:
-        raise ValueError(f"scale must broadcast to the shape of mean, {mean.shape}; got {scale.shape}.") from None
+        raise ValueError(f"{name} must broadcast to the shape of mean, {mean.shape}; got {values.shape}.") from None
 
 
 def _by_blocks(mean: Array, scale: Array, weight: Array | None) -> list[Array]:
