@@ -244,11 +244,9 @@ def mixture_log_density(y: Array, weights: Array, dof: Array, location: Array, s
 
 
 def _crps(y: Array, weights: Array, dof: Array, location: Array, spread: Array) -> Array:
-    """Continuous ranked probability score, the integral of (F(x) - 1{x >= y})^2: (N, C).
-
-    Gauss-Legendre on panels between the mixture's own (approximate) quantiles and y, so that no
-    component, however narrow, falls between the nodes.
-    """
+    """Continuous ranked probability score, the integral of (F(x) - 1{x >= y})^2: (N, C)."""
+    # Gauss-Legendre on panels between the mixture's own (approximate) quantiles and y, so that no component, however
+    # narrow, falls between the nodes.
     size = max(1, _BLOCK // (location.shape[1] * location.shape[2] * 8))
     parts = [
         _crps_block(y[s], weights[s], dof, location[s], spread[s])
@@ -281,10 +279,8 @@ def _cdf(x: Array, weights: Array, dof: Array, location: Array, spread: Array) -
 
 
 def _quantile(q: float, weights: Array, dof: Array, location: Array, spread: Array, steps: int = 60) -> Array:
-    """The q-quantile of every output's marginal, (N, C), by bisection; spread is the standard scale, (N, K, C).
-
-    The quantile lies between those of the components. 60 steps halve the bracket down to rounding.
-    """
+    """The q-quantile of every output's marginal, (N, C), by bisection; spread is the standard scale, (N, K, C)."""
+    # The quantile lies between those of the components. 60 steps halve the bracket down to rounding.
     component = location + spread * special.stdtrit(dof, q)[:, None]  # (N, K, C)
     used = weights[:, :, None] > 0
     low = np.where(used, component, np.inf).min(axis=1)

@@ -96,10 +96,8 @@ def entropy_pool(logits: Array, tau: float) -> Array:
 
 
 def temperature(log_proba: Array, target: Array) -> float:
-    """The T that maximises the likelihood of label counts (N, C) under softmax(log_proba / T).
-
-    The log-likelihood is concave in the slope 1/T; its derivative is sum_nc t_nc (l_nc - E_n l).
-    """
+    """The T that maximises the likelihood of label counts (N, C) under softmax(log_proba / T)."""
+    # The log-likelihood is concave in the slope 1/T; its derivative is sum_nc t_nc (l_nc - E_n l).
     weight = target.sum(axis=1)
 
     def derivative(log_slope: float) -> float:
@@ -115,11 +113,9 @@ def temperature(log_proba: Array, target: Array) -> float:
 
 
 def calibrated_log_likelihood(log_proba: Array, target: Array, slope: float) -> tuple[float, float]:
-    """Log-likelihood after refitting the slope 1/T from a good start, and the slope.
-
-    Newton's method on the concave function of the slope: derivative as in :func:`temperature`, second derivative
-    -sum_n t_n Var_n(l). Once a step is below a thousandth, its quadratic gain is right to some 1e-9 a label.
-    """
+    """Log-likelihood after refitting the slope 1/T from a good start, and the slope."""
+    # Newton's method on the concave function of the slope: derivative as in :func:`temperature`, second derivative
+    # -sum_n t_n Var_n(l). Once a step is below a thousandth, its quadratic gain is right to some 1e-9 a label.
     weight = target.sum(axis=1)
     linear = float(np.vdot(target, log_proba))
     for _ in range(20):
@@ -142,10 +138,8 @@ def _best_class_view(data: Sample) -> Array:
 
 
 def _aug_or_class_tta(data: Sample) -> Fitted:
-    """AugTTA or ClassTTA: whichever is right more often on a fifth of the instances that neither was trained on.
-
-    Shanmugam and others choose so. The likelihood decides between equals; the weights are those of the four fifths.
-    """
+    """AugTTA or ClassTTA: whichever is right more often on a fifth of the instances that neither was trained on."""
+    # Shanmugam and others choose so. The likelihood decides between equals; the weights are those of the four fifths.
     order = np.random.default_rng(0).permutation(len(data.outputs))
     n_held = max(1, len(order) // 5)
     held, rest = order[:n_held], np.sort(order[n_held:])
@@ -160,13 +154,11 @@ def _aug_or_class_tta(data: Sample) -> Fitted:
 
 
 def _greedy(data: Sample) -> Array:
-    """Greedy Policy Search on the calibrated log-likelihood.
-
-    Molchanov, Lyzhov, Molchanova, Ashukha, Vetrov, "Greedy Policy Search: A Simple Baseline for Learnable
-    Test-Time Augmentation" (2020): the running mean of probabilities takes in, with replacement, the view that
-    gives the best log-likelihood after refitting one temperature; policies of 100 views, as in the authors' code.
-    A view's weight is how often it was taken.
-    """
+    """Greedy Policy Search on the calibrated log-likelihood."""
+    # Molchanov, Lyzhov, Molchanova, Ashukha, Vetrov, "Greedy Policy Search: A Simple Baseline for Learnable Test-Time
+    # Augmentation" (2020): the running mean of probabilities takes in, with replacement, the view that gives the best
+    # log-likelihood after refitting one temperature; policies of 100 views, as in the authors' code. A view's weight is
+    # how often it was taken.
     proba = special.softmax(data.outputs, axis=2)
     times = np.zeros(data.n_views)
     total = np.zeros_like(data.target)  # (N, C)
@@ -220,10 +212,8 @@ CLASSIFICATION: dict[str, Callable[[Sample], Fitted]] = {
 
 
 def residual_variance(residual: Array, y: Array, count: Array) -> Array:
-    """Mean squared residual of every output, (C,): the maximum-likelihood variance about the prediction.
-
-    Kept above 1e-12 times the labels' own mean square, so that a perfect fit still has a density.
-    """
+    """Mean squared residual of every output, (C,): the maximum-likelihood variance about the prediction."""
+    # Kept above 1e-12 times the labels' own mean square, so that a perfect fit still has a density.
     share = count / count.sum()
     floor = np.maximum(1e-12 * (share @ y**2), np.finfo(np.float64).tiny)
     return np.asarray(np.maximum(share @ residual**2, floor))

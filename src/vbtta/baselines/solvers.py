@@ -60,15 +60,13 @@ def train_class_weights(logits: Array, target: Array, epochs: int = _CLASS_EPOCH
 
 
 def mixture_weights(log_likelihood: Array, count: Array, *, gap: float = 1e-9, max_steps: int = 200) -> Array:
-    """Weights w (K,) that maximise sum_j n_j ln sum_k w_k exp(log_likelihood_jk), with counts n (J,).
-
-    Sequential quadratic programming as in mixsqp (Kim, Carbonetto, Stephens, Anitescu, "A fast algorithm for maximum
-    likelihood estimation of mixture proportions using sequential quadratic programming", 2020): the simplex is
-    replaced by w >= 0 and a term sum_k w_k in the objective, every quadratic problem is solved exactly by
-    non-negative least squares, and steps are halved until the objective falls. With the gradient of the mean
-    log-likelihood d_k = (1/n) sum_j n_j L_jk / (L w)_j, no weights are better than w by more than max_k d_k - 1:
-    the iteration ends when that is below `gap`.
-    """
+    """Weights w (K,) that maximise sum_j n_j ln sum_k w_k exp(log_likelihood_jk), with counts n (J,)."""
+    # Sequential quadratic programming as in mixsqp (Kim, Carbonetto, Stephens, Anitescu, "A fast algorithm for maximum
+    # likelihood estimation of mixture proportions using sequential quadratic programming", 2020): the simplex is
+    # replaced by w >= 0 and a term sum_k w_k in the objective, every quadratic problem is solved exactly by
+    # non-negative least squares, and steps are halved until the objective falls. With the gradient of the mean
+    # log-likelihood d_k = (1/n) sum_j n_j L_jk / (L w)_j, no weights are better than w by more than max_k d_k - 1: the
+    # iteration ends when that is below `gap`.
     scaled = np.exp(log_likelihood - log_likelihood.max(axis=1, keepdims=True))  # a factor a row changes nothing
     share = count / count.sum()
 
@@ -178,10 +176,8 @@ def _average(fit: FitSubset, n_views: int, n_labels: float) -> Array:
 
 
 def _conditional_logit(features: Array, target: Array, max_steps: int = 50) -> tuple[float, Array]:
-    """Maximum-likelihood coefficients of P(c) = softmax_c(sum_k b_k x_kc) by Newton's method.
-
-    In units of each view's spread over classes, so that the start is never in the flat part of the softmax.
-    """
+    """Maximum-likelihood coefficients of P(c) = softmax_c(sum_k b_k x_kc) by Newton's method."""
+    # In units of each view's spread over classes, so that the start is never in the flat part of the softmax.
     n_views = features.shape[1]
     weight = target.sum(axis=1)
     features = features - features.mean(axis=2, keepdims=True)

@@ -541,10 +541,8 @@ class LabelSets:
         )
 
     def _looks_one_hot(self) -> bool:
-        """Whether the labels are a table of 0 and 1 with one 1 a row, too large for that to be chance.
-
-        Two anonymous annotators of two classes may well disagree on a few instances.
-        """
+        """Whether the labels are a table of 0 and 1 with one 1 a row, too large for that to be chance."""
+        # Two anonymous annotators of two classes may well disagree on a few instances.
         columns = self.columns or 0
         fewest = 20 if columns == 2 else 5
         if self.value.dtype.kind not in "iufb" or self.annotator is not None or self.n_instances < fewest:

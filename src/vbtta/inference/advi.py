@@ -167,10 +167,8 @@ class AdviTask(NamedTuple, Generic[P]):
 
 
 def fit_density(pose: Callable[[], AdviTask[P]], engine: ADVI, *, seed: int, n_labels: float, progress: bool) -> Fit[P]:
-    """Fit the density that `pose` builds, in any gradient mode of the caller.
-
-    `pose` may import torch and Pyro: they are known to be installed when it is called.
-    """
+    """Fit the density that `pose` builds, in any gradient mode of the caller."""
+    # `pose` may import torch and Pyro: they are known to be installed when it is called.
     torch, _ = require("torch", "advi"), require("pyro", "advi")
     with torch.inference_mode(False), torch.enable_grad():
         from vbtta.inference.unconstrained import UnconstrainedDensity
@@ -212,11 +210,9 @@ def _threads(entries: int) -> Iterator[None]:
 def ascend_draws(
     density: LogDensity, engine: ADVI, seed: int, n_labels: float, *, progress: bool = False
 ) -> AdviAscent:
-    """Maximise the bound; if it is not finite, retry once with a tenth of the step length.
-
-    Written here for batches, Renyi bounds and gradients without the score of Q, whose noise does not vanish at the
-    posterior; benchmarks/advi_parts.py compares it with Pyro's SVI and AutoMultivariateNormal.
-    """
+    """Maximise the bound; if it is not finite, retry once with a tenth of the step length."""
+    # Written here for batches, Renyi bounds and gradients without the score of Q, whose noise does not vanish at the
+    # posterior; benchmarks/advi_parts.py compares it with Pyro's SVI and AutoMultivariateNormal.
     D = len(density.start)
     if D > _MAX_PARAMETERS:
         raise ValueError(
@@ -295,11 +291,9 @@ def _log_ratio(
 
 
 def _predicted_gain(density: LogDensity, mean: Array, factor: Array, engine: ADVI, seed: int) -> float:
-    """The gain of the bound by a Newton step of Q's mean, g^T L L^T g / 2, less two standard errors.
-
-    The bound of a run that never moved is steady too; its gradient shows that it has not converged. Draws come in
-    pairs of opposite sign, and the variance of their mean is subtracted from its square.
-    """
+    """The gain of the bound by a Newton step of Q's mean, g^T L L^T g / 2, less two standard errors."""
+    # The bound of a run that never moved is steady too; its gradient shows that it has not converged. Draws come in
+    # pairs of opposite sign, and the variance of their mean is subtracted from its square.
     rng = np.random.default_rng([seed, 2])
     probes = _PROBES if _batch(density, engine, rng) is None else _BATCH_PROBES
     slopes = np.zeros((probes, len(mean)))  # L^T g
@@ -373,10 +367,8 @@ def _step_length(fraction: float) -> float:
 
 
 def _is_steady(bounds: Array, n_labels: float) -> bool:
-    """Whether the running mean of the bound changes little, or no more than by its standard error.
-
-    The last tenth is compared with the tenth before 70 % of the run: later, steps are too short to change the bound.
-    """
+    """Whether the running mean of the bound changes little, or no more than by its standard error."""
+    # The last tenth is compared with the tenth before 70 % of the run: later, steps are too short to change the bound.
     window, T = max(1, len(bounds) // 10), len(bounds)
     last, before = bounds[T - window :], bounds[max(0, (7 * T) // 10 - window) : (7 * T) // 10]
     if not len(before):

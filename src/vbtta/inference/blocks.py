@@ -90,10 +90,8 @@ def plus(first: Any, second: Any) -> Any:
 
 
 def map_blocks(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> list[ResultT]:
-    """Apply a function to every block, on several threads; results in order.
-
-    Every call runs in the caller's context: NumPy's error state would not reach the threads otherwise.
-    """
+    """Apply a function to every block, on several threads; results in order."""
+    # Every call runs in the caller's context: NumPy's error state would not reach the threads otherwise.
     threads = min(_cores(), len(blocks))
     if threads <= 1:
         return [function(block) for block in blocks]
@@ -113,11 +111,9 @@ def _merged(parts: Iterable[Node]) -> list[Node]:
 
 
 def products(one: Array, other: Array) -> Array:
-    """Sums over the last axis of products of rows, one @ other.T, in pieces that BLAS takes on the calling thread.
-
-    Threads share the blocks already. BLAS would wake others for each of these products, and where the cores are busy
-    waiting for them takes far longer than multiplying.
-    """
+    """Sums over the last axis of products of rows, one @ other.T, in pieces that BLAS takes on the calling thread."""
+    # Threads share the blocks already. BLAS would wake others for each of these products, and where the cores are busy
+    # waiting for them takes far longer than multiplying.
     piece = _ALONE // max(len(one) * len(other), 1)
     if piece < _SHORTEST:
         return np.asarray(one @ other.T)

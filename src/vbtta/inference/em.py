@@ -168,12 +168,10 @@ def fit_problem(problem: Problem[S, T, P], start: S, engine: EM, *, intervals: b
 
 
 def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent:
-    """Climb from a starting state until the bound gains less than the tolerance per label.
-
-    A cycle takes two plain updates x0 -> x1 -> x2 and looks at x' = x0 + 2 a r + a^2 u with r = x1 - x0,
-    u = x2 - 2 x1 + x0, a = |r|/|u|, or at a shorter step. x' is accepted if its bound is at least x1's, else x2 is
-    taken, which EM guarantees; one more plain update steadies it. So no accepted update falls.
-    """
+    """Climb from a starting state until the bound gains less than the tolerance per label."""
+    # A cycle takes two plain updates x0 -> x1 -> x2 and looks at x' = x0 + 2 a r + a^2 u with r = x1 - x0,
+    # u = x2 - 2 x1 + x0, a = |r|/|u|, or at a shorter step. x' is accepted if its bound is at least x1's, else x2 is
+    # taken, which EM guarantees; one more plain update steadies it. So no accepted update falls.
     ascender = _Ascender(problem, start, engine)
     while not (ascender.full or ascender.converged):
         before, origin, origin_state = ascender.bound, problem.weights(ascender.state), ascender.state
@@ -272,12 +270,10 @@ class _Ascender(Generic[S, T]):
 
 
 def extrapolated_weights(before: Array, after: Array, overlap: Array) -> Array:
-    """Several updates of vanishing weights from one pass, where all change slowly; else the plain update.
-
-    The bound is concave in the weights w. Its gradient there is m_k / w_k with m = sum_j p_j, p the responsibilities,
-    and at w_k a_k, to first order, (2 m - S a)_k / w_k with S = sum_j p_j p_j^T. An update multiplies weights by their
-    gradient over J: the first takes a_k from 1 to m_k / (J w_k), which `after` says, the next ones follow.
-    """
+    """Several updates of vanishing weights from one pass, where all change slowly; else the plain update."""
+    # The bound is concave in the weights w. Its gradient there is m_k / w_k with m = sum_j p_j, p the responsibilities,
+    # and at w_k a_k, to first order, (2 m - S a)_k / w_k with S = sum_j p_j p_j^T. An update multiplies weights by
+    # their gradient over J: the first takes a_k from 1 to m_k / (J w_k), which `after` says, the next ones follow.
     vanishing = (before > 0) & (after < _SMALL_SHARE / len(after))
     if not vanishing.any() or np.abs(after - before).max() > _SLOW_CHANGE:
         return after

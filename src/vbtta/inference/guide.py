@@ -41,11 +41,9 @@ class Guide(NamedTuple):
     factor: Array  # (D, D): L, lower triangular
 
     def draw(self, size: int, seed: int = 0) -> dict[str, Array]:
-        """Draws (size, *shape) of every site; the same for the same seed.
-
-        Each entry of e takes the midpoints of `size` equally likely intervals, in random order (a Latin hypercube).
-        With independent draws, the sampling error of one seed would bias all intervals the same way.
-        """
+        """Draws (size, *shape) of every site; the same for the same seed."""
+        # Each entry of e takes the midpoints of `size` equally likely intervals, in random order (a Latin hypercube).
+        # With independent draws, the sampling error of one seed would bias all intervals the same way.
         noise = np.empty((size, len(self.mean)))
         noise[:] = special.ndtri((np.arange(size) + 0.5) / size)[:, None]
         noise = np.random.default_rng(seed).permuted(noise, axis=0)
@@ -113,11 +111,9 @@ def precision_draws(draws: dict[str, Array], inverse_scale: Array) -> Array:
 
 
 def match_wishart(draws: Array, least: float = 0.1) -> tuple[Array, Array]:
-    """Degrees of freedom (K,) and inverse scales (K, C, C) with the mean and the mean log determinant of draws.
-
-    ln|E Lambda| - E ln|Lambda| depends on the degrees of freedom alone and falls with them: bisection. They are at
-    least C + 1 + `least`; a positive `least` keeps the predictive variance finite.
-    """
+    """Degrees of freedom (K,) and inverse scales (K, C, C) with the mean and the mean log determinant of draws."""
+    # ln|E Lambda| - E ln|Lambda| depends on the degrees of freedom alone and falls with them: bisection. They are at
+    # least C + 1 + `least`; a positive `least` keeps the predictive variance finite.
     C = draws.shape[-1]
     mean = draws.mean(axis=0)
     gap = np.linalg.slogdet(mean)[1] - np.linalg.slogdet(draws)[1].mean(axis=0)  # (K,)

@@ -52,12 +52,10 @@ def eliminate(information: Array, n_weights: int, nuisance_prior: Array) -> Arra
 
 
 def weight_intervals(estimate: Array, known: WeightInformation, level: float) -> Array:
-    """Intervals (K, 2) at a level, around the likelihood's maximum; they hold the estimate too.
-
-    A free weight gets a normal interval below and, above, that of its square root, which is longer: a small weight
-    may well have been a larger one. A view whose weight is zero gets [0, u], u the quantile of its profile
-    likelihood; and what it might take from the others lowers their limits.
-    """
+    """Intervals (K, 2) at a level, around the likelihood's maximum; they hold the estimate too."""
+    # A free weight gets a normal interval below and, above, that of its square root, which is longer: a small weight
+    # may well have been a larger one. A view whose weight is zero gets [0, u], u the quantile of its profile
+    # likelihood; and what it might take from the others lowers their limits.
     _check_level(level)
     weights = known.centre
     free = np.flatnonzero(weights > 0)
@@ -80,10 +78,8 @@ def weight_intervals(estimate: Array, known: WeightInformation, level: float) ->
 
 
 def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) -> Array:
-    """Intervals (K, 2) of the weights v / sum v at a level, by Laplace; they hold the estimate (K,) too.
-
-    Normal where a weight is free, the half-line's quantile where it is zero.
-    """
+    """Intervals (K, 2) of the weights v / sum v at a level, by Laplace; they hold the estimate (K,) too."""
+    # Normal where a weight is free, the half-line's quantile where it is zero.
     _check_level(level)
     if not uncertainty.known:
         raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
@@ -111,11 +107,9 @@ def _check_level(level: float) -> None:
 
 
 def _upper_limit(profile: Array, level: float) -> float:
-    """The level-quantile of the profile likelihood, normalised over the weights of the grid.
-
-    A chi-squared limit is too small at the edge: after J labels without a trace it gives 0.8 / J for 90 %,
-    where the chance of no trace is 10 % at 2.3 / J.
-    """
+    """The level-quantile of the profile likelihood, normalised over the weights of the grid."""
+    # A chi-squared limit is too small at the edge: after J labels without a trace it gives 0.8 / J for 90 %, where the
+    # chance of no trace is 10 % at 2.3 / J.
     height = np.exp(profile - profile.max())
     mass = np.concatenate([[0.0], np.cumsum(0.5 * (height[1:] + height[:-1]) * np.diff(PROFILE_GRID))])
     return float(np.interp(level, mass / mass[-1], PROFILE_GRID))
@@ -144,10 +138,8 @@ def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:
 
 
 def pool_uncertainty(quadratic: Array, linear: Array, n_views: int, shrinkage: float, centre: float) -> PoolUncertainty:
-    """Quadratic approximation of the energy around its mode, with the prior precision of v lowered to 1/gain^2.
-
-    That much prior keeps the approximation proper where labels say nothing of the pool.
-    """
+    """Quadratic approximation of the energy around its mode, with the prior precision of v lowered to 1/gain^2."""
+    # That much prior keeps the approximation proper where labels say nothing of the pool.
     K, weak = n_views, min(shrinkage, 1 / centre**2)
     diagonal = np.arange(K)
     quadratic, linear = quadratic.copy(), linear.copy()
@@ -174,10 +166,8 @@ def pinned_forces(quadratic: Array, linear: Array, u: Array, free: Array) -> tup
 
 
 def log_volume(quadratic: Array, linear: Array, u: Array, n_views: int) -> float:
-    """Log integral of exp(-energy) around its mode u = (v, b), relative to the peak.
-
-    Free coordinates are integrated as normals; a weight at 0 over the half-line, where its energy is s v + h v^2 / 2.
-    """
+    """Log integral of exp(-energy) around its mode u = (v, b), relative to the peak."""
+    # Free coordinates are integrated as normals; a weight at 0 over the half-line, where its energy is s v + h v^2 / 2.
     free = np.concatenate([u[:n_views] > 0, np.ones(len(u) - n_views, dtype=bool)])
     slope, stiffness = pinned_forces(quadratic, linear, u, free)
     half_lines = 0.5 * np.log(0.5 * np.pi / stiffness) + np.log(special.erfcx(slope / np.sqrt(2 * stiffness)))

@@ -61,11 +61,9 @@ class UnconstrainedDensity:
         return self.density.n_units
 
     def value_and_gradient(self, vectors: Array, units: Array | None = None) -> tuple[Array, Array]:
-        """Values (M,) and gradients (M, D) at vectors (M, D); `units` estimate the sum over all of them.
-
-        Large data are processed in chunks, whose gradients with respect to the parameters are added. If a matrix
-        cannot be factored, the values are NaN, which the ascent treats as divergence.
-        """
+        """Values (M,) and gradients (M, D) at vectors (M, D); `units` estimate the sum over all of them."""
+        # Large data are processed in chunks, whose gradients with respect to the parameters are added. If a matrix
+        # cannot be factored, the values are NaN, which the ascent treats as divergence.
         try:
             return self._value_and_gradient(tensor(vectors).requires_grad_(), units)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]

@@ -44,11 +44,9 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
     common_start = True
 
     def update(self, state: LatentClassState, statistics: Statistics[PoolSums]) -> LatentClassState:
-        """The noise's closed form and a Newton step of the pool, halved until the bound does not fall.
-
-        The step takes into account that the centre g follows the pool: with g fixed, a strong prior around it would
-        keep the gain from changing.
-        """
+        """The noise's closed form and a Newton step of the pool, halved until the bound does not fall."""
+        # The step takes into account that the centre g follows the pool: with g fixed, a strong prior around it would
+        # keep the gain from changing.
         plain = state._replace(noise=statistics.noise)
         pool, offset = laplace.solve(*self._expansion(state, statistics.sums, following=True), self.data.n_views)
 
@@ -104,11 +102,9 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
     def _expansion(
         self, state: LatentClassState, sums: PoolSums, *, following: bool = False, weak: float | None = None
     ) -> tuple[Array, Array]:
-        """Second-order expansion u^T A u / 2 - l^T u of minus the bound in u = (v, o): A and l.
-
-        The curvature is that of the evidence if positive definite (with the pool's prior precision lowered to `weak`
-        where given), else that of complete data, which always is. With `following`, g is eliminated.
-        """
+        """Second-order expansion u^T A u / 2 - l^T u of minus the bound in u = (v, o): A and l."""
+        # The curvature is that of the evidence if positive definite (with the pool's prior precision lowered to `weak`
+        # where given), else that of complete data, which always is. With `following`, g is eliminated.
         K, C = self.data.n_views, self.data.n_classes
         by_offset = np.full(C, 1 / self.spec.offset_scale**2)
         prior = np.diag(np.concatenate([np.full(K, self.shrinkage), by_offset]))

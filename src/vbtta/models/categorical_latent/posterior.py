@@ -47,10 +47,8 @@ class LatentClassPosterior:
         return pool_intervals(self.weights, self.uncertainty, level)
 
     def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
-        """Class probabilities for inputs whose views are those of positive weight, in order.
-
-        For the mutual information every view's probabilities are those of a pool of its logits alone.
-        """
+        """Class probabilities for inputs whose views are those of positive weight, in order."""
+        # For the mutual information every view's probabilities are those of a pool of its logits alone.
         return self._classes(predictions, None)
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:

@@ -51,12 +51,10 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         return CalibrationPrior(self.spec.kappa_scale, self.spec.xi_scale, self.spec.offset_scale)
 
     def update(self, state: CategoricalState, statistics: Statistics[ViewSums]) -> CategoricalState:
-        """One step of every factor, which does not lower the bound.
-
-        EM has closed forms for weights and noise, and for a canonical link a fraction of the calibration's Newton step
-        is known to gain. Larger steps (Newton's for the weights too, once the temperatures have settled) are
-        tried first and taken where the bound does not fall.
-        """
+        """One step of every factor, which does not lower the bound."""
+        # EM has closed forms for weights and noise, and for a canonical link a fraction of the calibration's Newton
+        # step is known to gain. Larger steps (Newton's for the weights too, once the temperatures have settled) are
+        # tried first and taken where the bound does not fall.
         sums, now, canonical = statistics.sums, state.calibration, LINKS[self.spec.link].canonical
         plain = self._update_weights(state, sums)._replace(noise=statistics.noise)
         step, safe = np.zeros(self.data.n_views + self.data.n_classes), 1.0
@@ -171,11 +169,9 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         return terms
 
     def _newton(self, state: CategoricalState, sums: ViewSums) -> tuple[Array, Array]:
-        """Newton's weights and ln kappa_k, or the present ones where there is no such step.
-
-        sum_j ln sum_k w_k P_jk - J sum_k w_k has its maximum on the simplex. Minus its Hessian is approximated by outer
-        products of slopes, exactly so for the weights, which are constrained to be non-negative.
-        """
+        """Newton's weights and ln kappa_k, or the present ones where there is no such step."""
+        # sum_j ln sum_k w_k P_jk - J sum_k w_k has its maximum on the simplex. Minus its Hessian is approximated by
+        # outer products of slopes, exactly so for the weights, which are constrained to be non-negative.
         K, now = self.data.n_views, state.calibration
         u = np.concatenate([state.weights, now.log_kappa])
         units = np.concatenate([np.ones(K), np.exp(now.log_kappa)])  # from slopes in kappa to slopes in ln kappa

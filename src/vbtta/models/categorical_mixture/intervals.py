@@ -21,10 +21,8 @@ def weight_information(
     weights: Array,
     prior: CalibrationPrior,
 ) -> WeightInformation:
-    """Outer products of the scores of (w, ln kappa, xi, o), the latter three eliminated under their priors.
-
-    A unit is a label or, with a noise model, an instance; the noise is held at its posterior.
-    """
+    """Outer products of the scores of (w, ln kappa, xi, o), the latter three eliminated under their priors."""
+    # A unit is a label or, with a noise model, an instance; the noise is held at its posterior.
     free = weights > 0
     n_units = data.n_rows if noise is None else data.n_instances
     evidence_of = None if noise is None else noise.evidence()

@@ -49,10 +49,8 @@ class CategoricalPosterior:
         return _prediction(predictions, self._joint(predictions))
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
-        """The true class of every input given its labels; `annotator` (J,) is -1 for those unknown to the fit.
-
-        Without a noise model: the views' predictions under the posterior of the view given all labels.
-        """
+        """The true class of every input given its labels; `annotator` (J,) is -1 for those unknown to the fit."""
+        # Without a noise model: the views' predictions under the posterior of the view given all labels.
         position = labels.categorical(predictions.outputs.shape[2], predictions.classes)
         factors = None if self.noise is None else self.noise.class_factors(labels, position, annotator)
 

@@ -162,10 +162,8 @@ def _label_slopes(shares: ViewShares, weights: Array, *, with_kappa: bool) -> Ar
 
 
 def _softmax_curvature(shares: ViewShares, share: Array, scores: ViewScores) -> CalibrationSums:
-    """The gradient, and as curvature sums of share times the covariance of (f, 1_c) under P_k.
-
-    Offsets: of P_k's covariances over an instance's views the mixed one is taken, which is no smaller.
-    """
+    """The gradient, and as curvature sums of share times the covariance of (f, 1_c) under P_k."""
+    # Offsets: of P_k's covariances over an instance's views the mixed one is taken, which is no smaller.
     views = shares.views
     square = np.einsum("ckn,ckn->kn", views.weighted, views.logits) * views.inverse
     per_view = share * views.inverse
@@ -202,12 +200,10 @@ def log_class_prior(class_weights: Array, common: Array, strength: float) -> flo
 
 
 def update_class_weights(count: Array, load: Array, common: Array, strength: float) -> Array:
-    """Class weights (K, C) from responsibilities and slopes, (C, K) each.
-
-    w_kc = (R_kc + a w_k) / (B_kc + m_c), where m_c makes them sum to one: a root that Newton reaches from the left.
-    Denominators are kept as differences from the view's that starts at weight 1: where it has next to no
-    responsibility, B_kc + m_c would cancel to nothing.
-    """
+    """Class weights (K, C) from responsibilities and slopes, (C, K) each."""
+    # w_kc = (R_kc + a w_k) / (B_kc + m_c), where m_c makes them sum to one: a root that Newton reaches from the left.
+    # Denominators are kept as differences from the view's that starts at weight 1: where it has next to no
+    # responsibility, B_kc + m_c would cancel to nothing.
     top = np.maximum(count + strength * common, 0)  # (C, K)
     top[top < _MIN_NUMERATOR] = 0
     positive = top > 0

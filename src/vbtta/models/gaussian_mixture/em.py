@@ -163,11 +163,9 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
 
 
 def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: MixtureState) -> tuple[float, ...]:
-    """Residual variance of a label around its own view, in the labels' units: (C,), the prior's v.
-
-    A view's residuals include those of labels that other views explain; where views differ much, their variance is far
-    too large a guess. A short fit separates them.
-    """
+    """Residual variance of a label around its own view, in the labels' units: (C,), the prior's v."""
+    # A view's residuals include those of labels that other views explain; where views differ much, their variance is
+    # far too large a guess. A short fit separates them.
     subsample = data.some(_SCREENING_LABELS)
     factors = ascend(
         MixtureProblem(subsample, prior, None), MixtureFactors(first, None), EM(max_steps=30, tol=1e-4)

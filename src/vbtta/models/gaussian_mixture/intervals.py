@@ -13,11 +13,9 @@ from vbtta.models.parts.standard import ContinuousBlocks
 def weight_information(
     subsample: ContinuousBlocks, data: ContinuousBlocks, prior: MixturePrior, state: MixtureFactors
 ) -> WeightInformation:
-    """Sums of outer products of scores at the likelihood's maximum, calibration and precision eliminated.
-
-    Scores of a subsample are scaled up to all data. A dropped view is profiled over a grid of weights, both at its
-    fitted calibration and uncalibrated with the others' precision.
-    """
+    """Sums of outer products of scores at the likelihood's maximum, calibration and precision eliminated."""
+    # Scores of a subsample are scaled up to all data. A dropped view is profiled over a grid of weights, both at its
+    # fitted calibration and uncalibrated with the others' precision.
     views, K = state.views, len(state.views.weights)
     free = views.weights > 0
     flat = np.zeros(K)  # equal weights: dropped views have scores too

@@ -24,11 +24,9 @@ _LOWEST, _HIGHEST = -12.0, 3.6  # of ln s: the density is cut where exp(-s) or s
 
 
 def laplace_nodes() -> tuple[Array, Array]:
-    """Variances s and shares of the normals that make up a Laplace distribution of unit variance.
-
-    A normal whose variance is exponential is a Laplace. The integral over ln s is smooth and falls off at both
-    ends, where the trapezoid rule converges fast; shares sum to 1 and the variance is 1.
-    """
+    """Variances s and shares of the normals that make up a Laplace distribution of unit variance."""
+    # A normal whose variance is exponential is a Laplace. The integral over ln s is smooth and falls off at both ends,
+    # where the trapezoid rule converges fast; shares sum to 1 and the variance is 1.
     size = np.exp(np.arange(_LOWEST, _HIGHEST, _STEP))
     share = size * np.exp(-size)
     share = share / share.sum()
@@ -58,11 +56,9 @@ class MixturePosterior:
 
     @property
     def predictive_weights(self) -> Array:
-        """The weights without those of views that hardly any label supports: (K,).
-
-        Under a Dirichlet such a view keeps a positive weight, and the prior variance of its calibration, which is
-        large, would dominate the predictive variance.
-        """
+        """The weights without those of views that hardly any label supports: (K,)."""
+        # Under a Dirichlet such a view keeps a positive weight, and the prior variance of its calibration, which is
+        # large, would dominate the predictive variance.
         counts = self.state.views.weight_counts
         if counts is None:
             return self.weights

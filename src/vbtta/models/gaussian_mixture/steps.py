@@ -135,11 +135,9 @@ def spread(precision: Array, affine: bool) -> Array:
 def expectation(
     block: Block, density: Density | None, prior: MixturePrior, annotators: AnnotatorState | None = None
 ) -> Expectation:
-    """The E-step of a block; with no density, every view is responsible for the same share.
-
-    Without annotators z belongs to a label and the residual is the label's; with them z and the truth t
-    belong to an instance, and the residual is that of the truth's mean.
-    """
+    """The E-step of a block; with no density, every view is responsible for the same share."""
+    # Without annotators z belongs to a label and the residual is the label's; with them z and the truth t belong to an
+    # instance, and the residual is that of the truth's mean.
     instance = block.instance if annotators is None else None
     mean = block.mean if instance is None else block.mean[:, :, instance]  # (C, K, j)
     root = None if density is None else _root_omega(block, instance, prior)  # (C, K, j)
@@ -225,10 +223,8 @@ def responsibilities(log_density: Array, count: Array) -> tuple[Array, float]:
 
 
 def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, plug_in: bool = False) -> MixtureState:
-    """The state that maximises the bound factor by factor: theta, then Lambda at the new theta, then w.
-
-    With ``plug_in`` the uncertainty of theta does not enter Lambda: the mode instead of the mean field.
-    """
+    """The state that maximises the bound factor by factor: theta, then Lambda at the new theta, then w."""
+    # With ``plug_in`` the uncertainty of theta does not enter Lambda: the mode instead of the mean field.
     C, inside = prior.n_outputs, prior.regressors
     moments = total.moments
     regressor = moments[:, inside, inside]  # (K, D, D): sum of p h h^T

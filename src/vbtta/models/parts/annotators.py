@@ -37,11 +37,9 @@ class LabelFacts(Protocol):
 
 
 def default_noise(noise: ContinuousNoise | None, labels: LabelFacts) -> ContinuousNoise:
-    """The noise model asked for, or by default annotators where they are named and their labels overlap.
-
-    Annotator noise and view noise can be told apart only where instances carry several labels: without them a noise
-    model would invent what it explains.
-    """
+    """The noise model asked for, or by default annotators where they are named and their labels overlap."""
+    # Annotator noise and view noise can be told apart only where instances carry several labels: without them a noise
+    # model would invent what it explains.
     if noise == "annotator" and not labels.overlap:
         warnings.warn(
             "noise='annotator' was asked for but hardly any instance has two labels: annotator noise and view "
@@ -68,11 +66,9 @@ class AnnotatorPrior(NamedTuple):
 
 
 def default_prior(residual_variance: Array, gamma: float) -> AnnotatorPrior:
-    """A weak prior at the scale of the views' residuals.
-
-    Where one annotator is much better than the rest, the truth follows that annotator and its noise is hardly
-    identified: with the residual variance itself as rate, the estimate is half as large again.
-    """
+    """A weak prior at the scale of the views' residuals."""
+    # Where one annotator is much better than the rest, the truth follows that annotator and its noise is hardly
+    # identified: with the residual variance itself as rate, the estimate is half as large again.
     return AnnotatorPrior(0.5, 0.05 * float(residual_variance.mean()), gamma)
 
 
@@ -147,10 +143,8 @@ def summarise(block: Block, annotators: AnnotatorState) -> LabelSummary:
 
 
 def infer_truth(mean: Array, precision: Array, log_precision: Array, labels: LabelSummary) -> Truth:
-    """Posterior of the truth under each view.
-
-    Views give means mu (C, K, n), precisions L (K, n or 1, C, C) and E ln|L| (K, n or 1).
-    """
+    """Posterior of the truth under each view."""
+    # Views give means mu (C, K, n), precisions L (K, n or 1, C, C) and E ln|L| (K, n or 1).
     n_outputs = len(mean)
     s = labels.precision[:, None, None]  # (n, 1, 1)
     covariance, log_det = inverse_and_log_det(precision + s * np.eye(n_outputs))  # P^-1: (K, n, C, C)
@@ -224,11 +218,9 @@ def pool_truth(
     people: AnnotatorState,
     standard: Standard,
 ) -> tuple[ContinuousPrediction, Array]:
-    """Combine predictive distributions with labels through the annotators.
-
-    Components are taken as normals of the same covariance; an unknown annotator is unbiased and as noisy as the known
-    ones are on average. Returns the truth's distribution and the log evidence of every input's labels (N,).
-    """
+    """Combine predictive distributions with labels through the annotators."""
+    # Components are taken as normals of the same covariance; an unknown annotator is unbiased and as noisy as the known
+    # ones are on average. Returns the truth's distribution and the log evidence of every input's labels (N,).
     N, K, C = prediction.location.shape
     typical_shape = people.shape.mean()
     everybody = AnnotatorState(

@@ -108,11 +108,9 @@ def moved(state: Calibration, step: Array, fraction: float = 1.0) -> Calibration
 
 
 def starts(ranges: Array, *, common: bool = False) -> list[Array]:
-    """Candidates for ln kappa_k to start from, given the ranges of the views' logits (K,): 0 unless one is wide.
-
-    Under logits in the hundreds wrong labels have hardly any probability: the likelihood is flat. With `common`, all
-    ln kappa_k of a candidate are equal.
-    """
+    """Candidates for ln kappa_k to start from, given the ranges of the views' logits (K,): 0 unless one is wide."""
+    # Under logits in the hundreds wrong labels have hardly any probability: the likelihood is flat. With `common`, all
+    # ln kappa_k of a candidate are equal.
     plain = np.zeros(len(ranges))
     if ranges.max() <= WIDE:
         return [plain]
@@ -126,13 +124,11 @@ def starts(ranges: Array, *, common: bool = False) -> list[Array]:
 def safe_fraction(
     state: Calibration, step: Array, sums: CalibrationSums, prior: CalibrationPrior, spread: Array
 ) -> float:
-    """The fraction of a step that maximises a lower bound on the gain, which holds for the softmax link.
-
-    Along a change d of an instance's utilities, the log normaliser's third derivative is a third central
-    moment of d, at most range(d) times its second. So it rises by at most E d + Var d (e^R - 1 - R)/R^2, R = range(d),
-    and R is at most |change of kappa_k| * spread_k + range(change of o). The sums then bound the gain of any step from
-    below, without another pass. The bound does not hold where utilities are cut off: there the fraction is 0.
-    """
+    """The fraction of a step that maximises a lower bound on the gain, which holds for the softmax link."""
+    # Along a change d of an instance's utilities, the log normaliser's third derivative is a third central moment of d,
+    # at most range(d) times its second. So it rises by at most E d + Var d (e^R - 1 - R)/R^2, R = range(d), and R is at
+    # most |change of kappa_k| * spread_k + range(change of o). The sums then bound the gain of any step from below,
+    # without another pass. The bound does not hold where utilities are cut off: there the fraction is 0.
     kappa, before = np.exp(state.log_kappa), log_prior(state, prior)
     best, best_gain, inner = 0.0, 0.0, sums.offset_curvature
     if (kappa * spread).max() + np.ptp(state.offset) > _MAX_UTILITY:

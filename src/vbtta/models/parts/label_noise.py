@@ -111,10 +111,8 @@ class FittedNoise(NamedTuple):
     def label_evidence(
         self, labels: LabelSets, position: Array, annotator: Array, log_noise: Callable[[Array], Array]
     ) -> Array:
-        """Log evidence for every class, a row a labelled instance, given what makes log A of counts: (N+, C).
-
-        Unknown annotators (-1) have the prior's counts; where annotators are not named, one matrix is everybody's.
-        """
+        """Log evidence for every class, a row a labelled instance, given what makes log A of counts: (N+, C)."""
+        # Unknown annotators (-1) have the prior's counts; where annotators are not named, one matrix is everybody's.
         counts, who = self.counts, np.zeros_like(annotator)
         if self.model.named:
             counts = np.concatenate([counts, self.model.prior[None]])
@@ -215,10 +213,8 @@ class _Confusion:
         return np.ascontiguousarray(np.swapaxes(expected, 1, 2))
 
     def accuracy_counts(self, noise: FittedNoise) -> Array:
-        """Expected counts on and off the diagonal, added to the prior of an accuracy.
-
-        The prior of the matrices, a few labels for every class, would pull an accuracy with the weight of them all.
-        """
+        """Expected counts on and off the diagonal, added to the prior of an accuracy."""
+        # The prior of the matrices, a few labels for every class, would pull an accuracy with the weight of them all.
         given = np.maximum(noise.counts - noise.model.prior, 0)  # (U, C, C)
         right = np.trace(given, axis1=1, axis2=2)
         wrong = np.maximum(given.sum(axis=(1, 2)) - right, 0)
@@ -228,11 +224,9 @@ class _Confusion:
         return mean
 
     def sampler(self, noise: FittedNoise, annotator: Array) -> Sampler:
-        """With the expected counts and one label a row of the prior.
-
-        The whole prior stands for a dozen labels of every class, which few annotators have given: labels simulated
-        through it would be noisier than those that the matrices come from.
-        """
+        """With the expected counts and one label a row of the prior."""
+        # The whole prior stands for a dozen labels of every class, which few annotators have given: labels simulated
+        # through it would be noisier than those that the matrices come from.
         prior, C = noise.model.prior, noise.model.n_classes
         counts = np.maximum(noise.counts - prior, 0) + prior / prior.sum(axis=1, keepdims=True)
         counts = _with_average(counts).reshape(-1, C)  # annotator and true class by label
@@ -262,10 +256,8 @@ NOISES: dict[str, NoiseKind | None] = {
 
 
 def default_noise(labels: LabelFacts) -> str:
-    """Confusion where at least 20 instances, or a tenth of the labelled ones, carry two labels or more; else none.
-
-    From single labels a confusion matrix invents noise: a view's errors are charged to the annotators.
-    """
+    """Confusion where at least 20 instances, or a tenth of the labelled ones, carry two labels or more; else none."""
+    # From single labels a confusion matrix invents noise: a view's errors are charged to the annotators.
     return "confusion" if labels.overlap else "none"
 
 

@@ -73,11 +73,9 @@ class _LogProbit(torch.autograd.Function):
 
 
 def _probit(utility: Tensor) -> Tensor:
-    """Probability that each normal utility of unit variance is the largest: (..., C).
-
-    The integral over the largest utility v of phi(v - u_c) prod_{i != c} Phi(v - u_i), by the trapezoid rule
-    within 8 standard deviations of the largest mean.
-    """
+    """Probability that each normal utility of unit variance is the largest: (..., C)."""
+    # The integral over the largest utility v of phi(v - u_c) prod_{i != c} Phi(v - u_i), by the trapezoid rule within 8
+    # standard deviations of the largest mean.
     nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=utility.dtype, device=utility.device)
     gap = utility.amax(-1, keepdim=True)[..., None] + nodes - utility[..., None]  # (..., C, Q)
     below = (0.5 * (1 + torch.erf(gap * 0.5**0.5))).clamp_min(torch.finfo(utility.dtype).tiny)

@@ -140,18 +140,16 @@ class _Window(NamedTuple):
 
 
 def _blocks(mean: Array, scale: Array) -> Iterator[_NodeBlock]:
-    """Cut rows (N, C) into cache-sized blocks of rows with equally many nodes.
-
-    * **Window.** From the highest lo = mu_t - s_t {-2, 0, ..., 17}, t the class of the largest mu - 8 s, at which
-      every class's integrand has its peak at least 6.5 widths above, but no lower than max(mu - 20 s). To
-      max(mu + 7.5 s), or further where a wide class has a lower mean than a narrow one.
-    * **Trapezoid rule.** Its step shrinks with the number m of classes near the top, since the density of
-      their maximum narrows: s / (0.87 + 0.81 ln m), with s the smallest scale in the window, keeps the error
-      near 1e-9 (a fixed step of 0.7 s is wrong by 1e-4 for ten equal classes).
-    * **Panels** of 12 Gauss-Legendre points where the trapezoid rule takes more than 160 nodes, as wide as
-      the smallest scale active at v allows. As lo >= mu_c - 20 s_c for all c, narrow classes are at the left end and
-      panels only widen: their number grows with the logarithm of the ratio of scales, not with C.
-    """
+    """Cut rows (N, C) into cache-sized blocks of rows with equally many nodes."""
+    # * **Window.** From the highest lo = mu_t - s_t {-2, 0, ..., 17}, t the class of the largest mu - 8 s, at which
+    #   every class's integrand has its peak at least 6.5 widths above, but no lower than max(mu - 20 s). To
+    #   max(mu + 7.5 s), or further where a wide class has a lower mean than a narrow one.
+    # * **Trapezoid rule.** Its step shrinks with the number m of classes near the top, since the density of
+    #   their maximum narrows: s / (0.87 + 0.81 ln m), with s the smallest scale in the window, keeps the error
+    #   near 1e-9 (a fixed step of 0.7 s is wrong by 1e-4 for ten equal classes).
+    # * **Panels** of 12 Gauss-Legendre points where the trapezoid rule takes more than 160 nodes, as wide as
+    #   the smallest scale active at v allows. As lo >= mu_c - 20 s_c for all c, narrow classes are at the left end and
+    #   panels only widen: their number grows with the logarithm of the ratio of scales, not with C.
     n_rows, n_classes = mean.shape
     slab = max(8, BLOCK_SIZE // n_classes)  # rows whose windows are computed together
     for start in range(0, n_rows, slab):
@@ -193,11 +191,9 @@ def _window(mean: Array, scale: Array) -> _Window:
 
 
 def _lower_limit(mean: Array, scale: Array, at_top: tuple[Indices, Indices]) -> tuple[Array, NDArray[np.bool_]]:
-    """Highest candidate (N,) with at most 1e-10 of any class's probability below, and whether there is one.
-
-    ln g_c = ln phi(x_c) + sum_{i != c} ln Phi(x_i) is concave with curvature of at most k; where its slope is
-    6.5 sqrt(k) or more, the peak lies at least 6.5 widths above.
-    """
+    """Highest candidate (N,) with at most 1e-10 of any class's probability below, and whether there is one."""
+    # ln g_c = ln phi(x_c) + sum_{i != c} ln Phi(x_i) is concave with curvature of at most k; where its slope is
+    # 6.5 sqrt(k) or more, the peak lies at least 6.5 widths above.
     top_mean, top_scale = mean[at_top], scale[at_top]
     lower = (mean - _LOWER * scale).max(axis=0)
     inverse = 1.0 / scale
@@ -387,11 +383,9 @@ def _tail(block: _NodeBlock) -> _Tail:
 
 
 def _pull_back_tail(scale: Array, tail: _Tail, share: Array) -> tuple[Array, Array]:
-    """Gradients (C, R) of the part below lo, share (C, R) being its weight in the objective.
-
-    lo moves with the class that sets it, so that the bends there hardly change: they are held fixed, as are nodes.
-    (Their derivative at a fixed lo grows with the square of the distance to an improbable class, and is wrong.)
-    """
+    """Gradients (C, R) of the part below lo, share (C, R) being its weight in the objective."""
+    # lo moves with the class that sets it, so that the bends there hardly change: they are held fixed, as are nodes.
+    # (Their derivative at a fixed lo grows with the square of the distance to an improbable class, and is wrong.)
     x, hazard, excess, bend, curvature, z, _ = tail
     rise = z + np.exp(-0.5 * z * z - _LOG_SQRT_2PI - log_ndtr(z))
     by_slope = -share * rise / np.sqrt(curvature)

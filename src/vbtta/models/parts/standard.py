@@ -143,11 +143,9 @@ def label_moments(value: Array, count: Array, centre: Array) -> LabelMoments:
 def standard_of(
     moments: Callable[[Array], LabelMoments], size: Array, some: Callable[[], tuple[Array, Array]]
 ) -> Standard:
-    """Mean and standard deviation of the labels; where they do not vary, the size of the residuals.
-
-    Labels are seen through their moments around a centre and their largest absolute values (C,) alone; `some` gives
-    a few of them (j, C) with their predictions (j, K, C), where they are needed.
-    """
+    """Mean and standard deviation of the labels; where they do not vary, the size of the residuals."""
+    # Labels are seen through their moments around a centre and their largest absolute values (C,) alone; `some` gives a
+    # few of them (j, C) with their predictions (j, K, C), where they are needed.
     first = moments(np.zeros(len(size)))
     location = first.value / first.n
     scale = np.sqrt(moments(location).square / first.n)

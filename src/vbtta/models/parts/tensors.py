@@ -319,11 +319,9 @@ class GaussianDensity(PriorTable, ABC):
         return self.inverse_root[:, None] * (torch.diag_embed(root) + lower)
 
     def _log_instances(self, values: Values, rows: Units, precision: Tensor, bias: Tensor) -> Tensor:
-        """Log evidence of instances whose labels share a truth, y = t + d_u + noise: (M, n).
-
-        The labels of an instance act as one of precision s = sum tau at their weighted mean; the truth integrates out.
-        `precision` (M, U) and `bias` (M, U, C) are the annotators'.
-        """
+        """Log evidence of instances whose labels share a truth, y = t + d_u + noise: (M, n)."""
+        # The labels of an instance act as one of precision s = sum tau at their weighted mean; the truth integrates
+        # out. `precision` (M, U) and `bias` (M, U, C) are the annotators'.
         views = self.views(values, rows)
         labels, owner = self.tensors.labels_of_rows(rows)
         annotator, count = self.tensors.annotator[labels], self.tensors.count[labels]
