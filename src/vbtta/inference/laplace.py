@@ -17,6 +17,11 @@ class WeightInformation(NamedTuple):
     information: Array  # (K, K): sum_j rho_j rho_j^T less what the nuisance parameters take away
     profile: Array  # (K, G): log likelihood where view k takes a weight of the grid from all the others
 
+    def take(self, views: Array) -> "WeightInformation":
+        """Some of the views, whose weights sum to one again."""
+        centre = self.centre[views] / max(self.centre[views].sum(), 1e-300)
+        return WeightInformation(centre, self.information[np.ix_(views, views)], self.profile[views])
+
 
 class PoolUncertainty(NamedTuple):
     """Laplace approximation of a latent pool v with its prior weakened, for intervals."""
@@ -51,12 +56,13 @@ def eliminate(information: Array, n_weights: int, nuisance_prior: Array) -> Arra
     return np.asarray(information[:n_weights, :n_weights] - cross @ np.linalg.solve(inside, cross.T))
 
 
-def weight_intervals(estimate: Array, known: WeightInformation, level: float) -> Array:
+def weight_intervals(estimate: Array, known: WeightInformation | None, level: float) -> Array:
     """Intervals (K, 2) at a level, around the likelihood's maximum; they hold the estimate too."""
     # A free weight gets a normal interval below and, above, that of its square root, which is longer: a small weight
     # may well have been a larger one. A view whose weight is zero gets [0, u], u the quantile of its profile
     # likelihood; and what it might take from the others lowers their limits.
-    _check_level(level)
+    _check(level, known is not None)
+    assert known is not None
     weights = known.centre
     free = np.flatnonzero(weights > 0)
     moves = _tangent(weights, free)  # (K, F - 1): directions that keep the sum and the zeros
@@ -80,9 +86,7 @@ def weight_intervals(estimate: Array, known: WeightInformation, level: float) ->
 def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) -> Array:
     """Intervals (K, 2) of the weights v / sum v at a level, by Laplace; they hold the estimate (K,) too."""
     # Normal where a weight is free, the half-line's quantile where it is zero.
-    _check_level(level)
-    if not uncertainty.known:
-        raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
+    _check(level, uncertainty.known)
     K, gain = len(estimate), max(float(uncertainty.centre.sum()), 1e-300)
     weights = uncertainty.centre / gain if uncertainty.centre.any() else np.full(K, 1 / K)
     jacobian = (np.eye(K) - weights[:, None]) / gain
@@ -100,10 +104,12 @@ def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) 
     return np.asarray(np.clip(bounds, 0, 1))
 
 
-def _check_level(level: float) -> None:
-    """Refuse what is not a level of confidence."""
+def _check(level: float, known: bool) -> None:
+    """Refuse what is not a level of confidence, and a fit without intervals."""
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
+    if not known:
+        raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
 
 
 def _upper_limit(profile: Array, level: float) -> float:

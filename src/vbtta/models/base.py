@@ -5,6 +5,7 @@ A model is a folder: `spec.py` (the record that users write), `em.py` (a problem
 needs torch and loads on use). Models without a closed form have no `em.py`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
@@ -182,41 +183,53 @@ class Pooling(NamedTuple):
     weights: Array  # (K, C); ones where the weights are in the scale
 
 
-class Posterior(Protocol):
+class Posterior(ABC):
     """A fitted model without its data.
 
     Predictions handed to it hold the views of positive weight only, in the order of the fit. `annotator` gives for
     every label the annotator's position in the fit, or -1 for an unknown one.
     """
 
-    @property
-    def weights(self) -> Array:
-        """The weights of the views: (K,)."""
+    if TYPE_CHECKING:  # a field of some models
+
+        @property
+        def weights(self) -> Array:
+            """The weights of the views: (K,)."""
 
     @property
     def gain(self) -> float:
-        """Factor of the weighted average."""
+        """Factor of the weighted average; a mixture, whose views are calibrated one by one, has none."""
+        return 1.0
 
+    @abstractmethod
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights."""
 
+    @abstractmethod
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution."""
 
+    @abstractmethod
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Prediction:
         """The truth of every input given its labels."""
 
+    @abstractmethod
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set: (N+,)."""
 
+    @abstractmethod
     def keep(self, views: Array) -> "Posterior":
         """The same with only some of the views, an index array; their weights sum to one again."""
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | AnnotatorAccuracy | None:
         """What the fit knows of the annotators."""
+        return None
 
     def pooling(self) -> Pooling:
-        """The point prediction as plain arrays, without variances over draws."""
+        """The point prediction as plain arrays, without variances over draws, where it has a closed form."""
+        raise ValueError(
+            f"a {type(self).__name__} has no closed point prediction outside Policy.predict; fit with engine='em'"
+        )
 
 
 def task_of(model: Model) -> str:

@@ -9,7 +9,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, view_information
 from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
-from vbtta.models.base import Pooling
+from vbtta.models.base import Pooling, Posterior
 from vbtta.models.categorical_latent.steps import pool_proba
 from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import class_names, prediction_blocks
@@ -18,7 +18,7 @@ from vbtta.models.parts.links import LINKS, view_proba
 
 
 @dataclass(frozen=True)
-class LatentClassPosterior:
+class LatentClassPosterior(Posterior):
     """A fitted pool: one calibrated sum of the views' logits and, where modelled, the label noise."""
 
     link: str  # a name in LINKS

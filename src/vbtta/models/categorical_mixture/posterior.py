@@ -10,7 +10,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction
 from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import WeightInformation, weight_intervals
-from vbtta.models.base import Pooling
+from vbtta.models.base import Pooling, Posterior
 from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import class_names, joint_information, prediction_blocks, view_evidence
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, describe, score_labels
@@ -18,7 +18,7 @@ from vbtta.models.parts.links import LINKS, view_proba
 
 
 @dataclass(frozen=True)
-class CategoricalPosterior:
+class CategoricalPosterior(Posterior):
     """A fitted categorical mixture: calibrated views, their weights and, where modelled, the label noise."""
 
     link: str  # a name in LINKS
@@ -29,19 +29,12 @@ class CategoricalPosterior:
     information: WeightInformation | None
 
     @property
-    def gain(self) -> float:
-        """Views are calibrated one by one: the pool has no gain of its own."""
-        return 1.0
-
-    @property
     def kappa(self) -> Array:
         """The inverse temperatures of the views: (K,)."""
         return np.exp(self.calibration.log_kappa)
 
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights."""
-        if self.information is None:
-            raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
         return weight_intervals(self.weights, self.information, level)
 
     def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
@@ -71,18 +64,15 @@ class CategoricalPosterior:
 
     def keep(self, views: Array) -> "CategoricalPosterior":
         """The same with only some of the views."""
-        weights, by_class, known = self.weights[views], self.class_weights, self.information
+        weights, by_class = self.weights[views], self.class_weights
         if by_class is not None:
             by_class = by_class[views] / np.maximum(by_class[views].sum(axis=0), 1e-300)
-        if known is not None:
-            centre = known.centre[views] / max(known.centre[views].sum(), 1e-300)
-            known = WeightInformation(centre, known.information[np.ix_(views, views)], known.profile[views])
         return replace(
             self,
             weights=weights / weights.sum(),
             class_weights=by_class,
             calibration=self.calibration._replace(log_kappa=self.calibration.log_kappa[views]),
-            information=known,
+            information=None if self.information is None else self.information.take(views),
         )
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorAccuracy | None:

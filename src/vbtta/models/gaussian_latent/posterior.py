@@ -9,14 +9,14 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction
 from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
-from vbtta.models.base import Pooling
+from vbtta.models.base import Pooling, Posterior
 from vbtta.models.gaussian_latent.steps import LatentState
 from vbtta.models.parts.annotators import AnnotatorNoise, annotator_noise, pool_truth, score_labels
 from vbtta.models.parts.standard import Standard
 
 
 @dataclass(frozen=True)
-class LatentPosterior:
+class LatentPosterior(Posterior):
     """A fitted pool: one calibrated average of the views and, where modelled, the annotators."""
 
     state: LatentState

@@ -11,7 +11,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
 from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import WeightInformation, weight_intervals
-from vbtta.models.base import Pooling
+from vbtta.models.base import Pooling, Posterior
 from vbtta.models.gaussian_mixture import steps
 from vbtta.models.gaussian_mixture.steps import MixturePrior, MixtureState
 from vbtta.models.parts import annotators
@@ -41,7 +41,7 @@ class MixtureFactors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MixturePosterior:
+class MixturePosterior(Posterior):
     """A fitted continuous mixture: calibrated views, their weights and, where modelled, the annotators."""
 
     prior: MixturePrior
@@ -67,15 +67,8 @@ class MixturePosterior:
         supported = labels >= min(1.0, MIN_RELATIVE_SHARE * labels.max(), labels.max())
         return np.asarray(np.where(supported, self.weights, 0.0) / self.weights[supported].sum())
 
-    @property
-    def gain(self) -> float:
-        """Views are calibrated one by one: the pool has no gain of its own."""
-        return 1.0
-
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights."""
-        if self.information is None:
-            raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
         return weight_intervals(self.weights, self.information, level)
 
     def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
@@ -115,10 +108,7 @@ class MixturePosterior:
         """The same with only some of the views."""
         kept = self.state.views.take(views)
         kept = kept._replace(weights=kept.weights / kept.weights.sum())
-        known = self.information
-        if known is not None:
-            centre = known.centre[views] / max(known.centre[views].sum(), 1e-300)
-            known = WeightInformation(centre, known.information[np.ix_(views, views)], known.profile[views])
+        known = None if self.information is None else self.information.take(views)
         return replace(self, state=self.state._replace(views=kept), information=known)
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:

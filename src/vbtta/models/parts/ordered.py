@@ -1,8 +1,8 @@
 """Mixtures of views that give scores: what the posteriors for ordered levels and for rankings share."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
@@ -10,57 +10,32 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction
 from vbtta.inference.guide import WeightDraws
-from vbtta.models.base import Pooling
+from vbtta.models.base import Posterior
 from vbtta.models.parts.class_data import joint_information
+from vbtta.models.parts.standard import Standard
 
 _PREDICTION_DRAWS = 50  # that predictions are averaged over
 
 
-class Score(NamedTuple):
-    """Location and scale of the views' scores, which the priors are relative to."""
-
-    location: float
-    scale: float
-
-    def apply(self, values: Array) -> Array:
-        """Scores in standard units."""
-        return np.asarray((values - self.location) / self.scale, dtype=np.float64)
-
-
-def score_of(values: Array, count: Array, *, within: bool) -> Score:
+def score_of(values: Array, count: Array, *, within: bool) -> Standard:
     """Mean and standard deviation of scores (J, K, L) of labels with counts; with `within`, those within a list."""
     location = 0.0 if within else float(np.average(values.mean(axis=(1, 2)), weights=count))
     squares = np.var(values, axis=2).mean(axis=1) if within else ((values - location) ** 2).mean(axis=(1, 2))
     spread = float(np.sqrt(np.average(squares, weights=count)))
-    return Score(location, spread if spread > 0 else 1.0)
+    return Standard(np.asarray(location), np.asarray(spread if spread > 0 else 1.0))
 
 
 @dataclass(frozen=True)
-class OrderedPosterior(WeightDraws, ABC):
+class OrderedPosterior(WeightDraws, Posterior):
     """A mixture of views for ordered levels or for rankings."""
 
     weights: Array  # (K,)
-    score_units: Score
-
-    @property
-    def gain(self) -> float:
-        """A mixture has no gain of its own."""
-        return 1.0
+    score_units: Standard  # of the views' scores, which the priors are relative to
 
     def keep(self, views: Array) -> Self:
         """The same with only some of the views."""
         weights = self.weights[views]
         return replace(self, weights=weights / weights.sum(), kept=self.kept[views])
-
-    def describe_annotators(self, names: tuple[str, ...]) -> None:
-        """Annotators are not modelled here."""
-        return
-
-    def pooling(self) -> Pooling:
-        """Not in closed form: predictions are averages over draws."""
-        raise ValueError(
-            f"a {type(self).__name__} has no closed point prediction outside Policy.predict; fit with engine='em'"
-        )
 
     def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
         """Probabilities of the levels, or of each item to be the best: sorted by them, items are in predicted order."""
