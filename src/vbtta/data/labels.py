@@ -1,15 +1,6 @@
 """Labels of a calibration sample: from arrays, tables, counts, rankings and pandas objects, checked once."""
 
-__all__ = [
-    "Array",
-    "LabelSets",
-    "LongLabels",
-    "by_index",
-    "class_positions",
-    "is_absent",
-    "long_labels",
-    "look_up",
-]
+__all__ = ["Array", "LabelSets", "LongLabels", "by_index", "class_positions", "is_absent", "long_labels", "look_up"]
 
 import os
 import re
@@ -105,7 +96,12 @@ class LabelSets:
         if _is_frame(Y):
             names: list[Hashable] = list(Y.columns)
             reserved = [name for name in names if name in ("label", *_SYNONYMS["instance"])]
-            if reserved and missing is None and annotators is None and any(map(_is_label, names)):
+            if (
+                reserved
+                and missing is None
+                and annotators is None
+                and any(name == "label" or _WIDE.fullmatch(str(name)) for name in names)
+            ):
                 return cls.from_table(Y)
             reserved += [name for name in names if isinstance(name, str) and _ID_LIKE.search(name)]
             if reserved:
@@ -189,12 +185,13 @@ class LabelSets:
             raise ValueError(f"label is missing in row {int(np.argmax(gaps))}; leave such rows out")
         code, names = (None, ()) if annotator is None else _annotator_codes(annotator, len(key))
         times = np.ones(len(key)) if count is None else _checked_counts(count, (len(key),))
-        ids, open_ended = None, False
-        key = _id_values(key, "instance")
+        key, ids = _id_values(key, "instance"), None
         if key.dtype.kind in "iu":
-            rows = _checked_rows(key)
-            open_ended = n_instances is None
-            size = int(rows.max()) + 1 if rows.size else 0
+            rows, size = key.astype(np.int64), int(key.max()) + 1 if key.size else 0
+            if key.size and key.min() < 0:
+                raise ValueError(f"instance must not be negative; got {int(key.min())}")
+            if size > 2**62:
+                raise ValueError(f"instance {size - 1} is too large for a row number; give ids as strings")
             if n_instances is not None and size > whole_number("n_instances", n_instances, least=0):
                 raise ValueError(f"instance {size - 1} does not exist: n_instances is {n_instances}")
             size = size if n_instances is None else int(n_instances)
@@ -215,7 +212,7 @@ class LabelSets:
             annotator_names=names,
             n_instances=size,
             ids=ids,
-            open_ended=open_ended,
+            open_ended=ids is None and n_instances is None,
         )
 
     @classmethod
@@ -508,7 +505,8 @@ class LabelSets:
         kept = np.arange(len(self)) if kept is None else kept
         order = kept[np.argsort(rows[kept], kind="stable")]
         return replace(
-            self._reorder(order),
+            self,
+            **self._entries(order),
             instance=rows[order],
             n_instances=n_instances,
             ids=ids,
@@ -523,7 +521,8 @@ class LabelSets:
         instance = np.repeat(np.arange(len(rows)), length)
         offset = np.arange(len(instance)) - np.repeat(np.cumsum(length) - length, length)
         return replace(
-            self._reorder(np.repeat(start, length) + offset),
+            self,
+            **self._entries(np.repeat(start, length) + offset),
             instance=instance,
             n_instances=len(rows),
             ids=None if self.ids is None else self.ids[rows],
@@ -531,14 +530,10 @@ class LabelSets:
             instance_weights=None if self.instance_weights is None else self.instance_weights[rows],
         )
 
-    def _reorder(self, order: Array) -> Self:
-        return replace(
-            self,
-            instance=self.instance[order],
-            value=self.value[order],
-            count=self.count[order],
-            annotator=None if self.annotator is None else self.annotator[order],
-        )
+    def _entries(self, order: Array) -> dict[str, Array | None]:
+        """What labels have besides their instances, in an order."""
+        annotator = None if self.annotator is None else self.annotator[order]
+        return {"value": self.value[order], "count": self.count[order], "annotator": annotator}
 
     def _looks_one_hot(self) -> bool:
         """Whether the labels are a table of 0 and 1 with one 1 a row, too large for that to be chance."""
@@ -647,10 +642,6 @@ def by_index(values: Any, ids: Array | None, name: str, owner: str) -> Any:
     if unknown.any() or len(np.unique(index)) < len(index):
         raise ValueError(f"{name} must have one entry an id; {str(ids[np.argmax(unknown)])!r} has none or several")
     return values.to_numpy()[rows]
-
-
-def _is_label(name: object) -> bool:
-    return name == "label" or _WIDE.fullmatch(str(name)) is not None
 
 
 def _is_frame(values: object) -> bool:
@@ -772,15 +763,6 @@ def _checked_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
             f"counts must be finite and not negative; got {values[wrong][0]}. Leave out labels that were not given"
         )
     return values
-
-
-def _checked_rows(key: Array) -> Array:
-    """Row numbers, not negative and of a size that an index can have."""
-    if key.size and key.min() < 0:
-        raise ValueError(f"instance must not be negative; got {int(key.min())}")
-    if key.size and key.max() >= 2**62:
-        raise ValueError(f"instance {int(key.max())} is too large for a row number; give ids as strings")
-    return key.astype(np.int64)
 
 
 def _names_of_columns(annotators: str | Sequence[Hashable], columns: int) -> tuple[str, ...]:

@@ -81,7 +81,11 @@ class ViewPredictions:
         self.classes = None if classes is None else _keys(classes, n_outputs, "classes")
         groups = by_index(groups, self.ids, "groups", "the predictions")
         self.groups = None if groups is None else _keys(groups, n_inputs, "groups", distinct=False)
-        self.draws = None if draws is None else _draws(draws, self.outputs.shape)
+        self.draws = None if draws is None else _floats(draws, "draws")
+        if self.draws is not None:
+            shape = self.draws.shape
+            if len(shape) != 4 or shape[1::2] != (n_views, n_outputs) or shape[0] > n_inputs:
+                raise ValueError(f"draws must be (n, {n_views}, M, {n_outputs}) with n at most {n_inputs}; got {shape}")
         known = fingerprints or {}
         self.fingerprints = {name: str(known[name]) for name in self.names if name in known}
         if not isinstance(self.outputs, np.memmap):  # a mapped file is read, and checked, where it is used
@@ -226,15 +230,6 @@ def _floats(values: ArrayLike, name: str) -> Array:
         return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64, casting="same_kind")
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be an (N, K, C) array of real numbers; got {type(values).__name__}") from None
-
-
-def _draws(draws: ArrayLike, shape: tuple[int, ...]) -> Array:
-    values = _floats(draws, "draws")
-    n_inputs, n_views, n_outputs = shape
-    fits = values.ndim == 4 and values.shape[1] == n_views and values.shape[3] == n_outputs
-    if not fits or len(values) > n_inputs:
-        raise ValueError(f"draws must be (n, {n_views}, M, {n_outputs}) with n at most {n_inputs}; got {values.shape}")
-    return values
 
 
 def _names(names: Sequence[str], n_views: int) -> tuple[str, ...]:
