@@ -96,12 +96,8 @@ class LabelSets:
         if _is_frame(Y):
             names: list[Hashable] = list(Y.columns)
             reserved = [name for name in names if name in ("label", *_SYNONYMS["instance"])]
-            if (
-                reserved
-                and missing is None
-                and annotators is None
-                and any(name == "label" or _WIDE.fullmatch(str(name)) for name in names)
-            ):
+            labelled = any(name == "label" or _WIDE.fullmatch(str(name)) for name in names)
+            if reserved and missing is None and annotators is None and labelled:
                 return cls.from_table(Y)
             reserved += [name for name in names if isinstance(name, str) and _ID_LIKE.search(name)]
             if reserved:
@@ -530,7 +526,7 @@ class LabelSets:
             instance_weights=None if self.instance_weights is None else self.instance_weights[rows],
         )
 
-    def _entries(self, order: Array) -> dict[str, Array | None]:
+    def _entries(self, order: Array) -> dict[str, Any]:
         """What labels have besides their instances, in an order."""
         annotator = None if self.annotator is None else self.annotator[order]
         return {"value": self.value[order], "count": self.count[order], "annotator": annotator}
