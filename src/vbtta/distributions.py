@@ -4,7 +4,7 @@ __all__ = [
     "CategoricalPrediction",
     "ContinuousPrediction",
     "Prediction",
-    "entropy",
+    "component_log_density",
     "mixture_log_density",
     "variance_factor",
     "view_information",
@@ -165,7 +165,7 @@ class CategoricalPrediction:
     @property
     def entropy(self) -> Array:
         """Entropy of the class probabilities in nats: (N,)."""
-        return entropy(self.proba)
+        return np.asarray(special.entr(self.proba).sum(axis=1))
 
     def log_prob(self, y: ArrayLike) -> Array:
         """Log probability of the classes y, (N,): (N,)."""
@@ -199,12 +199,7 @@ def view_information(proba: Array, shares: Array) -> Array:
     joint = shares * (proba / np.maximum(shares.sum(axis=1), tiny))[:, None]
     by_view = np.where(joint > 0, joint / np.maximum(joint.sum(axis=2, keepdims=True), tiny), 1.0)  # P(c | k)
     left_open = -(joint * np.log(by_view)).sum(axis=(1, 2))
-    return np.asarray(np.maximum(entropy(proba) - left_open, 0))
-
-
-def entropy(proba: Array, axis: int | tuple[int, ...] = 1) -> Array:
-    """Entropy in nats of probabilities that sum to 1 along an axis or several."""
-    return np.asarray(-(proba * np.log(np.where(proba > 0, proba, 1.0))).sum(axis=axis))
+    return np.asarray(np.maximum(special.entr(proba).sum(axis=1) - left_open, 0))
 
 
 # Beyond this many degrees of freedom a t is a normal to 1e-8, and log-gamma differences lose digits.
@@ -232,15 +227,18 @@ def variance_factor(dof: Array) -> Array:
 
 def mixture_log_density(y: Array, weights: Array, dof: Array, location: Array, scale: Array) -> Array:
     """Log density (N,) of vectors y (N, C)."""
-    n_outputs = location.shape[2]
+    with np.errstate(divide="ignore"):
+        log_weights = np.log(weights)
+    return np.asarray(special.logsumexp(log_weights + component_log_density(y, dof, location, scale), axis=1))
+
+
+def component_log_density(y: Array, dof: Array, location: Array, scale: Array) -> Array:
+    """Log density (N, K) of vectors y (N, C) under every component."""
     factor = np.linalg.cholesky(scale)  # (N, K, C, C)
     residual = (y[:, None] - location)[..., None]  # (N, K, C, 1)
     distance = (np.linalg.solve(factor, residual)[..., 0] ** 2).sum(axis=2)  # (N, K)
     log_det = 2 * np.log(np.diagonal(factor, axis1=2, axis2=3)).sum(axis=2)
-    with np.errstate(divide="ignore"):
-        log_weights = np.log(weights)
-    log_kernel = _log_student(distance, dof, n_outputs) - 0.5 * log_det
-    return np.asarray(special.logsumexp(log_weights + log_kernel, axis=1))
+    return np.asarray(_log_student(distance, dof, location.shape[2]) - 0.5 * log_det)
 
 
 def _crps(y: Array, weights: Array, dof: Array, location: Array, spread: Array) -> Array:

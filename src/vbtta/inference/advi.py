@@ -258,7 +258,8 @@ def _ascend(
             if not (np.isfinite(bounds[step]) and np.isfinite(slope).all()):
                 return step + 1
             fraction = (step + 0.5) / engine.steps
-            slope *= _coefficients(log_ratio, _order_at(engine.order, fraction))[:, None]
+            order = 1 + (engine.order - 1) * min(max(3 * fraction - 1, 0.0), 1.0)  # from 1 on, in the middle third
+            slope *= _coefficients(log_ratio, order)[:, None]
             gradient[0] = slope.sum(axis=0)
             gradient[1:] = slope.T @ noise  # d bound / d L
             old = factor[diagonal, diagonal]
@@ -352,11 +353,6 @@ def _coefficients(log_ratio: Array, order: float) -> Array:
         return np.full(len(log_ratio), 1 / len(log_ratio))
     share = special.softmax((1 - order) * log_ratio)
     return np.asarray(order * share + (1 - order) * share**2)
-
-
-def _order_at(order: float, fraction: float) -> float:
-    """The order of the bound moves from 1 to `order` between a third and two thirds of the run."""
-    return 1 + (order - 1) * min(max(3 * fraction - 1, 0.0), 1.0)
 
 
 def _step_length(fraction: float) -> float:

@@ -204,8 +204,7 @@ class _Ascender(Generic[S, T]):
 
     def step(self) -> None:
         """An update, with vanishing weights extrapolated where that does not lower the bound."""
-        plain, state = self._next()
-        self._take(plain, state)
+        self._take(*self._next())
 
     def squarem(self, origin: S) -> None:
         """Extrapolate from the state before the last update through this one, or take the next update."""

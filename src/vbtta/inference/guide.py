@@ -6,6 +6,7 @@ T is site by site: the identity, exp, the logistic function or stick-breaking. D
 are the same functions in NumPy, so that a saved policy predicts and has intervals without torch.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -31,6 +32,11 @@ class Site(NamedTuple):
     def unconstrained_shape(self) -> tuple[int, ...]:
         """A simplex of n entries has n - 1 free ones."""
         return (*self.shape[:-1], self.shape[-1] - 1) if self.kind == "simplex" else self.shape
+
+    @property
+    def size(self) -> int:
+        """Number of entries of u that a site takes."""
+        return math.prod(self.unconstrained_shape)
 
 
 class Guide(NamedTuple):
@@ -62,16 +68,11 @@ class Guide(NamedTuple):
         return self.mean[site_slices(self.sites)[name]], np.asarray(rows @ rows.T)
 
 
-def unconstrained_size(site: Site) -> int:
-    """Number of entries of u that a site takes."""
-    return int(np.prod(site.unconstrained_shape, dtype=np.int64))
-
-
 def site_slices(sites: tuple[Site, ...]) -> dict[str, slice]:
     """The entries of u that belong to each site."""
     slices, first = {}, 0
     for site in sites:
-        slices[site.name] = slice(first, first + unconstrained_size(site))
+        slices[site.name] = slice(first, first + site.size)
         first = slices[site.name].stop
     return slices
 

@@ -65,7 +65,8 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
     assert known is not None
     weights = known.centre
     free = np.flatnonzero(weights > 0)
-    moves = _tangent(weights, free)  # (K, F - 1): directions that keep the sum and the zeros
+    moves = np.zeros((len(weights), len(free) - 1))  # orthonormal directions that keep the sum and the zeros
+    moves[free] = np.linalg.svd(np.eye(len(free)) - 1 / len(free))[0][:, :-1]
     # one label's worth of prior information, so that the inverse exists where labels say nothing
     inner = moves.T @ known.information @ moves + np.eye(moves.shape[1])
     covariance = moves @ np.linalg.inv(inner) @ moves.T
@@ -119,15 +120,6 @@ def _upper_limit(profile: Array, level: float) -> float:
     height = np.exp(profile - profile.max())
     mass = np.concatenate([[0.0], np.cumsum(0.5 * (height[1:] + height[:-1]) * np.diff(PROFILE_GRID))])
     return float(np.interp(level, mass / mass[-1], PROFILE_GRID))
-
-
-def _tangent(weights: Array, free: Array) -> Array:
-    """An orthonormal basis of the directions within the simplex's face."""
-    basis = np.zeros((len(weights), max(len(free) - 1, 0)))
-    if len(free) > 1:
-        centred = np.eye(len(free)) - 1 / len(free)
-        basis[free] = np.linalg.svd(centred)[0][:, : len(free) - 1]
-    return basis
 
 
 def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:

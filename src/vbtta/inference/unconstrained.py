@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import biject_to, constraints
 
 from vbtta.data.labels import Array
-from vbtta.inference.guide import Site, site_slices, unconstrained_size
+from vbtta.inference.guide import Site, site_slices
 
 Values = dict[str, Tensor]  # parameters by site name
 Units = slice | Tensor  # labels or instances, by position
@@ -183,7 +183,7 @@ def _start(recorder: _SiteRecorder, known: dict[str, Array]) -> Array:
     for site in recorder.sites:
         value = tensor(known[site.name]) if site.name in known else recorder.means.get(site.name)
         if value is None:
-            parts.append(np.zeros(unconstrained_size(site)))
+            parts.append(np.zeros(site.size))
         else:
             free = _transform(site).inv(value.expand(site.shape).to(torch.float64))
             parts.append(np.nan_to_num(free.numpy().ravel()))

@@ -8,7 +8,7 @@ from scipy import special
 
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
+from vbtta.distributions import ContinuousPrediction, component_log_density, variance_factor
 from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import WeightInformation, weight_intervals
 from vbtta.models.base import Pooling, Posterior
@@ -154,19 +154,8 @@ class MixturePosterior(Posterior):
 
     def _log_components(self, prediction: ContinuousPrediction, labels: LabelSets, value: Array) -> Array:
         """Log density of every label under every view: (J, K)."""
-        unit_weight = np.ones((len(value), 1))
         rows = labels.instance
-        columns = [
-            mixture_log_density(
-                value,
-                unit_weight,
-                prediction.dof[k : k + 1],
-                prediction.location[rows, k : k + 1],
-                prediction.scale[rows, k : k + 1],
-            )
-            for k in range(len(prediction.dof))
-        ]
-        return np.stack(columns, axis=1)
+        return component_log_density(value, prediction.dof, prediction.location[rows], prediction.scale[rows])
 
 
 @dataclass(frozen=True)
