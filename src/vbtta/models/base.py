@@ -1,4 +1,4 @@
-"""What every statistical model has in common: the typed protocols and the one registry.
+"""What every statistical model has in common: the typed bases and the one registry.
 
 A model is a folder: `spec.py` (the record that users write), `em.py` (a problem for the EM ascent), `posterior.py`
 (what remains when the data are gone), `intervals.py` (of the weights) and `density.py` (the log density for ADVI, which
