@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.train_models import Part, Prepared, is_ready, prepare
 from reproduction.provenance import provenance
 from vbtta import metrics
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta._support.files import atomic_path
 from vbtta.baselines import fit_baseline
 from vbtta.data.labels import Array, LabelSets

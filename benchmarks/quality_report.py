@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 
 __all__ = ["figure", "markdown"]
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.em import fastest
 from vbtta import GaussianMixture, ViewPredictions, collect_views
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta._support.files import atomic_path
 from vbtta.augment import GaussianNoise, Identity
 from vbtta.data.files import open_chunks

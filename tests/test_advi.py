@@ -832,7 +832,7 @@ def test_a_missing_extra_names_its_command(monkeypatch: pytest.MonkeyPatch) -> N
     for name in [name for name in sys.modules if name.split(".")[0] == "pyro"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(importlib, "import_module", lambda name: gone(name))
-    monkeypatch.setattr("vbtta._support.extras.import_module", lambda name: gone(name))
+    monkeypatch.setattr("vbtta._support.checks.import_module", lambda name: gone(name))
     with pytest.raises(ImportError, match=r'pip install "vbtta\[advi\]"'):
         fit_policy(predictions, y, task="regression", model="mixture", engine="advi")
 

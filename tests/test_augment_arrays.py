@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta._support.fingerprints import view_fingerprint
 from vbtta._support.random import RowStreams
 from vbtta.augment import (

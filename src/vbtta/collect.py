@@ -10,10 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.batches import batches_of
+from vbtta._support.batches import Progress, batches_of
 from vbtta._support.checks import shown, whole_number
 from vbtta._support.fingerprints import prediction_fingerprint
-from vbtta._support.progress import Progress
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, is_tensor, n_rows_of
 from vbtta.adapters.base import Output, Predictor, as_predictor

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta import metrics
-from vbtta._support.checks import between, whole_number
-from vbtta._support.extras import require
+from vbtta._support.checks import between, require, whole_number
 from vbtta._support.fingerprints import draws_of
 from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.baselines.methods import normal_prediction, residual_variance

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from vbtta._support.extras import missing_extra
+from vbtta._support.checks import missing_extra
 from vbtta.collect import collect_views
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions

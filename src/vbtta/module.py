@@ -9,8 +9,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from vbtta._support.checks import whole_number
-from vbtta._support.extras import missing_extra
+from vbtta._support.checks import missing_extra, whole_number
 from vbtta._support.fingerprints import conflict, draws_of, view_fingerprint
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, n_rows_of

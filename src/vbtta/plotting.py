@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta._support.files import atomic_path
 from vbtta.data.labels import Array
 

@@ -25,9 +25,8 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from vbtta._support.checks import between
-from vbtta._support.files import atomic_path
+from vbtta._support.files import atomic_path, from_plain, to_plain
 from vbtta._support.fingerprints import conflict, draws_of
-from vbtta._support.plain import from_plain, to_plain
 from vbtta._version import __version__
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions

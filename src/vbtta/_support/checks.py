@@ -1,11 +1,13 @@
-"""Checks of single arguments: an error names the argument, what was received and what it takes."""
+"""Checks of single arguments and of optional packages: an error names what was received and the remedy."""
 
-__all__ = ["between", "one_of", "positive", "shown", "takes", "whole_number"]
+__all__ = ["between", "missing_extra", "one_of", "positive", "require", "shown", "takes", "whole_number"]
 
 import inspect
 import math
 from collections.abc import Callable
+from importlib import import_module
 from numbers import Real
+from types import ModuleType
 from typing import Any, SupportsFloat, cast
 
 import numpy as np
@@ -65,3 +67,28 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional module, or fail with the command that installs the extra of vbtta that brings it.
+
+    Examples
+    --------
+    >>> require("no_such_package", "torch")
+    Traceback (most recent call last):
+        ...
+    ImportError: no_such_package is needed for this and is not installed: pip install "vbtta[torch]"
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        # A package that is installed but lacks a dependency is broken, not missing.
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise missing_extra(module, extra) from error
+
+
+def missing_extra(module: str, extra: str) -> ImportError:
+    """Make the error for an optional module that is not installed."""
+    package = module.split(".")[0]
+    return ImportError(f'{package} is needed for this and is not installed: pip install "vbtta[{extra}]"', name=package)

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from vbtta._support.extras import missing_extra
+from vbtta._support.checks import missing_extra
 
 try:
     import torch

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta._support.tensors import Batch, n_rows_of, to_array
 from vbtta.adapters.base import Adapter, Output, select_output, to_outputs
 from vbtta.data.labels import Array

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vbtta._support.extras import missing_extra
+from vbtta._support.checks import missing_extra
 from vbtta._support.tensors import Batch
 from vbtta.adapters.base import Adapter, Output, as_columns, select_output, to_outputs
 from vbtta.data.labels import Array

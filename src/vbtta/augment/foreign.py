@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta._support.fingerprints import describe
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, is_tensor, to_array

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch
 from vbtta.augment.base import BuiltIn, Choice, Number, Positive, Signed, check_floating, check_images

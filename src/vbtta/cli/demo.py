@@ -70,7 +70,7 @@ def _one_thread() -> Any:
     """Limit to one thread, which is fastest for so little data; torch must be loaded before the limit."""
     from contextlib import suppress
 
-    from vbtta._support.extras import require
+    from vbtta._support.checks import require
 
     with suppress(ImportError):
         require("torch", "torch")

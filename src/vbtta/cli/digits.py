@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import ndimage
 
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta.augment.arrays import GaussianNoise, Identity
 from vbtta.augment.base import Augmentation
 from vbtta.augment.foreign import as_view

@@ -112,7 +112,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def as_json_text(document: dict[str, Any]) -> str:
     """JSON, with null for numbers that are not finite."""
-    from vbtta._support.plain import finite
+    from vbtta._support.files import finite
 
     return json.dumps(finite(document), allow_nan=False, indent=2)
 
@@ -127,7 +127,7 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 def write_table(path: Path, table: dict[str, Any]) -> None:
     """Write columns as parquet or CSV, by the name's ending, atomically."""
-    from vbtta._support.extras import require
+    from vbtta._support.checks import require
     from vbtta._support.files import atomic_path
 
     with atomic_path(path) as temporary:

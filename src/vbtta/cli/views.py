@@ -155,7 +155,7 @@ def _inputs(path: Path) -> tuple[Any, Any]:
     """Inputs (N, ...) and, from tables with a column `instance`, their ids."""
     import numpy as np
 
-    from vbtta._support.extras import require
+    from vbtta._support.checks import require
     from vbtta.cli.files import read_table
 
     if path.suffix in (".npy", ".npz"):
@@ -214,7 +214,7 @@ def _load(where: str, weights: Path | None, folder: str | None = None) -> Any:
         return network
     if not hasattr(network, "load_state_dict"):
         raise UsageError(f"--weights {weights}: {where} makes a {type(network).__name__}, which has no load_state_dict")
-    from vbtta._support.extras import require
+    from vbtta._support.checks import require
 
     running.existing(weights, "weights (.pt)")
     torch = require("torch", "torch")

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vbtta._support.checks import shown
-from vbtta._support.extras import require
+from vbtta._support.checks import require, shown
 from vbtta._support.files import atomic_path
 from vbtta.data.labels import Array, LabelSets, LongLabels, long_labels
 from vbtta.data.predictions import ViewPredictions

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta._support.extras import require
-from vbtta._support.plain import finite, to_plain
+from vbtta._support.checks import require
+from vbtta._support.files import finite, to_plain
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics import checks

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVa
 import numpy as np
 from scipy import linalg, special
 
-from vbtta._support.checks import between, one_of, positive, whole_number
-from vbtta._support.extras import require
+from vbtta._support.checks import between, one_of, positive, require, whole_number
 from vbtta.data.labels import Array
 from vbtta.inference.em import Fit
 from vbtta.inference.guide import Guide, constrain, weights_of

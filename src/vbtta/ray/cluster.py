@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from vbtta._support.checks import whole_number
-from vbtta._support.extras import require
+from vbtta._support.checks import require, whole_number
 
 _START = 120.0  # seconds within which the first worker must have started, and all others half of that after it
 

@@ -16,11 +16,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import whole_number
-from vbtta._support.extras import require
+from vbtta._support.batches import Progress
+from vbtta._support.checks import require, whole_number
 from vbtta._support.files import atomic_path
 from vbtta._support.fingerprints import prediction_fingerprint, view_fingerprint
-from vbtta._support.progress import Progress
 from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.base import Augmentation
 from vbtta.augment.foreign import as_views

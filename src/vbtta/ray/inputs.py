@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta.data.files import columns_of, decode_images, footers, parquet_files
 from vbtta.data.labels import Array
 from vbtta.ray.cluster import blame

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vbtta._support.plain import finite, to_plain
+from vbtta._support.files import finite, to_plain
 from vbtta._version import __version__
 from vbtta.comparison import Comparison
 from vbtta.diagnostics import Diagnosis

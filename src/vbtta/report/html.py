@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta._support.files import atomic_path
 from vbtta.comparison import best_methods, change_text, metric_title
 from vbtta.data.labels import Array, LabelSets
