@@ -217,7 +217,7 @@ def test_log_probability_of_tensors_and_arrays_agree():
 @pytest.mark.parametrize(
     ("package", "module", "extra"),
     [
-        ("torch", "vbtta.adapters.delta", "torch"),
+        ("torch", "vbtta.adapters.torch", "torch"),
         ("torch", "vbtta.module", "torch"),
         ("sklearn", "vbtta.estimators", "cli"),
     ],

@@ -304,7 +304,7 @@ def test_a_missing_example_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> N
 def test_baselines_and_the_delta_method_are_in_the_reference() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
     assert "\n::: vbtta.baselines.Baseline\n" in text
-    assert "\n::: vbtta.adapters.delta\n" in text
+    assert "\n::: vbtta.adapters.torch.delta_variance\n" in text
 
 
 def test_roles_lead_to_what_is_there(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ class _Collector:
             )
         if not view.stochastic:
             return np.zeros(shape)
-        from vbtta.adapters.delta import delta_variance, noise_variance
+        from vbtta.adapters.torch import delta_variance, noise_variance
 
         if isinstance(view, GaussianNoise) and view.clip is None:
             return np.asarray(noise_variance(outputs, batch, view.std).cpu().numpy())
