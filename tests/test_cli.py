@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from vbtta import Policy, ViewPredictions
 from vbtta.augment import load_views
 from vbtta.cli.app import app
-from vbtta.cli.digits import _train_sklearn, split
+from vbtta.cli.demo import _train_sklearn, split
 from vbtta.cli.files import read_labels, read_predictions
 from vbtta.cli.running import Talk, as_json_text
 

@@ -1,4 +1,4 @@
-"""The command line: `vbtta`, one file a command."""
+"""The command line: `vbtta`."""
 
 __all__ = ["main"]
 

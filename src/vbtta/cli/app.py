@@ -3,20 +3,16 @@
 __all__ = ["app"]
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from vbtta._version import __version__
-from vbtta.cli.compare import compare
-from vbtta.cli.demo import demo
-from vbtta.cli.diagnose import diagnose
-from vbtta.cli.fit import fit
-from vbtta.cli.predict import predict
-from vbtta.cli.report import report
-from vbtta.cli.running import complain
-from vbtta.cli.views import views
+from vbtta.cli import running
+from vbtta.cli.running import Talk, UsageError, command, complain, existing, writable, write_json
 
 
 class _OneLineErrors(TyperGroup):
@@ -63,5 +59,392 @@ def _options(
     pass
 
 
-for _command in (demo, views, fit, predict, compare, diagnose, report):
-    app.command()(_command)
+@app.command()
+@command
+def demo(
+    talk: Talk,
+    out: Annotated[Path, Option("--out", "-o", help="Folder for the files of the run.")] = Path("vbtta-demo"),
+    seed: running.Seed = 0,
+) -> None:
+    """Train a small network on handwritten digits, collect views, fit, compare, diagnose and write a report.
+
+    Example:
+
+        vbtta demo --out runs/demo
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    from vbtta.cli.demo import run
+
+    run(out, seed, talk)
+
+
+@app.command()
+@command
+def views(
+    talk: Talk,
+    predictor: Annotated[str, Option(metavar="PACKAGE.MODULE:FACTORY", help="Function that makes the predictor.")],
+    data: Annotated[Path, Option(help="Inputs: .npy or .npz (array `inputs`), .parquet (images or numbers), .csv.")],
+    described: Annotated[Path, Option("--views", help="Views by name and parameters (.toml or .json).")],
+    out: Annotated[
+        Path, Option("--out", "-o", help="Where to write the predictions (.npz; a folder with --backend ray).")
+    ],
+    weights: Annotated[
+        Path | None, Option(help="Weights of a torch module (.pt), loaded without unpickling code.")
+    ] = None,
+    draws: Annotated[int, Option(min=1, help="Draws of every stochastic view.")] = 1,
+    keep_draws: Annotated[int, Option(min=0, help="Keep the single draws of so many inputs.")] = 0,
+    batch_size: Annotated[int, Option(min=1, help="Inputs worked on at once.")] = 256,
+    seed: running.Seed = 0,
+    backend: running.BackendOption = running.Backend.local,
+    key: Annotated[
+        str | None, Option(help="With --backend ray: a name for the network and its weights, for resuming.")
+    ] = None,
+    workers: running.Workers = None,
+    address: running.Address = None,
+) -> None:
+    """Predict every input under every view; an interrupted run goes on at the view where it stopped.
+
+    Images in parquet files are given to the predictor as numbers from 0 to 1, shape (N, 3, H, W). With --backend ray
+    the inputs are parquet files (or a folder of them), and an interrupted run goes on at the part where it stopped.
+
+    Example:
+
+        vbtta views --predictor pkg.mod:make --data inputs.npy --views views.toml --out preds.npz
+    """
+    from vbtta.augment.serial import load_views
+    from vbtta.cli.files import Parts, digest, fingerprint, load_predictor, read_inputs, side_by_side
+
+    options: dict[str, Any] = {"draws": draws, "batch_size": batch_size, "seed": seed}
+    if backend is running.Backend.ray:
+        if keep_draws:
+            raise UsageError("--keep-draws is for --backend local; leave one of them out")
+        if not key:
+            raise UsageError(
+                "--backend ray needs --key, a name for the network and the version of its weights, such as "
+                "--key 'resnet50 of May': a later run under the same key uses the parts that are finished"
+            )
+        listed = load_views(existing(described, "views (.toml or .json)"))
+        content = "" if weights is None else digest(existing(weights, "weights (.pt)"))
+        options |= {"workers": workers, "address": address, "progress": talk.progress}
+        options["key"] = f"{key} {predictor} {content}"
+        return _views_on_cluster(predictor, weights, data, listed, out, talk, options)
+    writable(out, ".npz")
+    from vbtta.collect import collect_views
+
+    listed = load_views(existing(described, "views (.toml or .json)"))
+    inputs, ids = read_inputs(existing(data, "inputs"))
+    function = load_predictor(predictor, weights)
+    hashes = [digest(path) for path in (data, described, *([] if weights is None else [weights]))]
+    parts = Parts(out, fingerprint(predictor, hashes, draws, keep_draws, seed))
+    names = [view.name for view in listed]
+    talk.note(f"{len(inputs):,} inputs, {len(listed)} views: {', '.join(names)}")
+    collected = []
+    for view in talk.track(listed, "views"):
+        members = parts.load(view.name)
+        if members is None:
+            single = collect_views(function, inputs, [view], keep_draws=keep_draws, **options)
+            arrays = {key: getattr(single, key) for key in ("outputs", "variance", "classes", "draws")}
+            arrays["fingerprint"] = single.fingerprints.get(view.name, "")
+            members = {key: value for key, value in arrays.items() if value is not None}
+            parts.save(view.name, members)
+        collected.append(members)
+    side_by_side(names, collected, ids).save(out)
+    parts.clear()
+    n_inputs, _, n_outputs = collected[0]["outputs"].shape
+    document = {"written": str(out), "inputs": n_inputs, "outputs": n_outputs, "views": names}
+    return talk.result(document, f"wrote {n_inputs:,} inputs x {len(names)} views x {n_outputs} outputs to {out}")
+
+
+def _views_on_cluster(
+    predictor: str, weights: Path | None, data: Path, listed: Any, out: Path, talk: Talk, options: dict[str, Any]
+) -> None:
+    """The same by Ray: parquet in, a folder of parquet out."""
+    from functools import partial
+
+    from vbtta.cli.files import load_predictor
+    from vbtta.ray import collect_views
+
+    if not data.exists():
+        raise UsageError(f"{data}: no such file; give the path of the inputs (.parquet, or a folder of them)")
+    if out.suffix in (".npz", ".parquet"):
+        raise UsageError(f"{out}: --backend ray writes many files; give the name of a folder")
+    weights = None if weights is None else weights.resolve()
+    load_predictor(predictor, weights)  # raise errors here rather than on a worker
+    factory = partial(load_predictor, predictor, weights, str(Path.cwd()))
+    _, n_inputs, n_parts, n_reused = collect_views(factory, data, listed, out, **options)
+    names = [view.name for view in listed]
+    talk.result(
+        {"written": str(out), "inputs": n_inputs, "views": names, "parts": n_parts, "parts_found": n_reused},
+        f"wrote {n_inputs:,} inputs x {len(names)} views to {out}: {n_parts} parts, {n_reused} of them from an earlier "
+        "run",
+    )
+
+
+@app.command()
+@command
+def fit(
+    talk: Talk,
+    predictions: running.PredictionsFile,
+    labels: running.LabelsFile,
+    task: Annotated[running.Task, Option(help="What the labels are.")],
+    out: Annotated[Path, Option("--out", "-o", help="Where to write the policy (.json).")],
+    report: Annotated[Path | None, Option(help="Write a page about the policy (.html) too.")] = None,
+    model: Annotated[
+        running.Model, Option(help="What is assumed; auto compares held-out scores.")
+    ] = running.Model.auto,
+    engine: Annotated[running.Engine, Option(help="How it is inferred.")] = running.Engine.auto,
+    guard: Annotated[bool, Option(help="Fall back to the identity view where the views are worse.")] = True,
+    budget: Annotated[int | None, Option(min=1, help="Use at most so many views, the best ones.")] = None,
+    columns_are_annotators: running.Annotators = False,
+    seed: running.Seed = 0,
+    backend: running.BackendOption = running.Backend.local,
+    workers: running.Workers = None,
+    address: running.Address = None,
+) -> None:
+    """Infer how much weight each view deserves from predictions and labels.
+
+    Example:
+
+        vbtta fit preds.npz labels.csv --task classification --out policy.json --report report.html
+    """
+    writable(out, ".json")
+    writable(report, ".html")
+    options: dict[str, Any] = {"task": task.value, "model": model.value, "guard": guard, "seed": seed}
+    if backend is running.Backend.ray:
+        if budget is not None or engine is running.Engine.advi or report is not None:
+            raise UsageError(
+                "--budget, --engine advi and --report need all data in memory; leave them out, or use --backend local"
+            )
+        from vbtta.cli.files import read_labels
+        from vbtta.ray import fit_policy as fit_on_cluster
+
+        for path, content in ((predictions, "predictions"), (labels, "labels")):
+            if not path.exists():
+                raise UsageError(
+                    f"{path}: no such file; give the path of the {content} (.parquet, or a folder of them)"
+                )
+        read_by_workers = labels.is_dir() or labels.suffix == ".parquet"
+        options |= {"columns_are_annotators": columns_are_annotators, "workers": workers, "address": address}
+        given = labels if read_by_workers else read_labels(labels, columns_are_annotators=columns_are_annotators).sets
+        talk.note("fitting ...")
+        policy = fit_on_cluster(predictions, given, **options)
+        policy.save(out)
+        return _show(talk, policy, out, None)
+    from vbtta.cli.files import digest, read_pair
+    from vbtta.fit import fit_policy
+    from vbtta.report.documents import provenance
+    from vbtta.report.html import write_report
+    from vbtta.select import select_views
+
+    views, sets = read_pair(predictions, labels, task.value, talk, columns_are_annotators=columns_are_annotators)
+    if budget is not None and engine is running.Engine.advi:
+        raise UsageError("--budget compares many fits, which ADVI is too slow for; leave out --engine advi")
+    talk.note("fitting ...")
+    chosen = {**options, "engine": engine.value} | ({} if budget is None else {"budget": budget})
+    policy = (fit_policy if budget is None else select_views)(views, sets, **chosen)
+    policy.save(out)
+    if report is not None:
+        files = {path.name: digest(path) for path in (predictions, labels)}
+        recorded = {"model asked for" if key == "model" else key: value for key, value in options.items()}
+        write_report(report, policy, predictions=views, labels=sets, circumstances=provenance(policy, files, recorded))
+    return _show(talk, policy, out, report)
+
+
+def _show(talk: Talk, policy: Any, out: Path, report: Path | None) -> None:
+    """Print the policy: sentences and a table of the weights."""
+    from vbtta.report.documents import headline, policy_document
+
+    document = policy_document(policy)
+    views = sorted(document["views"], key=lambda view: -view["weight"])
+    rows = [[view["name"], *(f"{view[key]:.3f}" for key in ("weight", "low", "high"))] for view in views]
+    table = talk.table(["view", "weight", "5 %", "95 %"], rows)
+    text = "\n".join([*headline(policy), "", table, "", f"wrote {out}"])
+    written = {"policy": str(out), "report": None if report is None else str(report)}
+    talk.result({**document, "written": written}, text if report is None else f"{text} and {report}")
+
+
+@app.command()
+@command
+def predict(
+    talk: Talk,
+    predictions: running.PredictionsFile,
+    policy: running.PolicyFile,
+    out: Annotated[Path, Option("--out", "-o", help="Where to write the predictions (.parquet or .csv).")],
+    level: Annotated[float, Option(min=0.01, max=0.999, help="Of the intervals of numbers.")] = 0.9,
+) -> None:
+    """Turn the views of new inputs into one predictive distribution each.
+
+    Example:
+
+        vbtta predict new_preds.npz --policy policy.json --out predictions.parquet
+    """
+    writable(out, ".parquet", ".csv")
+    from vbtta.cli.files import read_predictions
+    from vbtta.data.files import write_table
+    from vbtta.policy import Policy
+
+    views = read_predictions(predictions)
+    rule = Policy.load(existing(policy, "a policy (.json)"))
+    try:
+        table = _columns(rule.predict(views), views.ids, level)
+    except ValueError as error:
+        raise ValueError(f"{policy} does not fit {predictions}: {error}") from error
+    write_table(out, table)
+    columns = ", ".join(list(table)[:6]) + (", ..." if len(table) > 6 else "")
+    document = {"written": str(out), "rows": len(views), "columns": list(table)}
+    talk.result(document, f"wrote {len(views):,} predictions to {out}: {columns}")
+
+
+def _columns(prediction: Any, ids: Any, level: float) -> dict[str, Any]:
+    """Columns of the output, one row an input."""
+    import numpy as np
+
+    from vbtta.distributions import CategoricalPrediction
+
+    if isinstance(prediction, CategoricalPrediction):
+        proba = prediction.proba
+        table = {"instance": np.arange(len(proba)) if ids is None else ids, "label": prediction.label}
+        table |= {f"proba_{name}": proba[:, c] for c, name in enumerate(prediction.classes)}
+        return {**table, "entropy": prediction.entropy, "mutual_information": prediction.mutual_information}
+    lower, upper = prediction.interval(level)
+    table = {"instance": np.arange(len(lower)) if ids is None else ids}
+    for c in range(lower.shape[1]):
+        end = "" if lower.shape[1] == 1 else f"_{c + 1}"
+        table |= {f"mean{end}": prediction.mean[:, c], f"std{end}": np.sqrt(prediction.variance[:, c])}
+        table |= {f"lower{end}": lower[:, c], f"upper{end}": upper[:, c]}
+    return table
+
+
+@app.command()
+@command
+def compare(
+    talk: Talk,
+    predictions: running.PredictionsFile,
+    labels: running.LabelsFile,
+    test: Annotated[
+        tuple[Path, Path], Option(metavar="PREDICTIONS LABELS", help="Predictions and labels to score on.")
+    ],
+    task: Annotated[
+        running.Task | None, Option(help="What the labels are; by default classification where C > 1.")
+    ] = None,
+    methods: Annotated[str | None, Option(help="Names with commas between them; by default all.")] = None,
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="Write the comparison (.json); an interrupted one goes on.")
+    ] = None,
+    resamples: Annotated[int, Option(min=1, help="Of the bootstrap.")] = 2000,
+    columns_are_annotators: running.Annotators = False,
+    seed: running.Seed = 0,
+) -> None:
+    """Compare the policy with no augmentation, plain averages and other ways to weight views.
+
+    Example:
+
+        vbtta compare preds.npz labels.csv --test test.npz test.csv --out comparison.json
+    """
+    writable(out, ".json")
+    from vbtta.cli.files import Parts, ScoredParts, comparison_table, content, fingerprint, read_pair, read_predictions
+    from vbtta.comparison import closing_sentences, default_methods, entries
+    from vbtta.comparison import compare as run
+    from vbtta.report.documents import comparison_document, gain_in_words
+
+    several = read_predictions(predictions).outputs.shape[2] > 1
+    kind = task.value if task is not None else "classification" if several else "regression"
+    names = default_methods(kind) if methods is None else [name.strip() for name in methods.split(",")]
+    try:
+        entries(names, kind, seed)
+    except ValueError as error:
+        raise UsageError(f"--methods {methods}: {error}") from error
+    pairs = [
+        read_pair(*paths, kind, talk, columns_are_annotators=columns_are_annotators)
+        for paths in ((predictions, labels), test)
+    ]
+    parts = Parts(out, fingerprint(kind, seed, *(part for pair in pairs for part in content(*pair))))
+    store = ScoredParts(parts, names)
+    for place, name in enumerate(names, start=1):  # one at a time, to report progress
+        talk.note(f"{name} ({place} of {len(names)})" + (": kept from before" if name in store else ""))
+        if name not in store and not (name.startswith("original") and "identity" not in pairs[0][0].names):
+            run(*pairs[0], *pairs[1], task=kind, methods=[name], resamples=1, seed=seed, store=store)
+    outcome = run(*pairs[0], *pairs[1], task=kind, methods=names, resamples=resamples, seed=seed, store=store)
+    document = comparison_document(outcome)
+    if out is not None:
+        write_json(out, document)
+        parts.clear()
+    closing = closing_sentences(document["n_labels"], document["n_instances"], document["notes"])
+    text = "\n".join([comparison_table(document, talk), "", *closing, *gain_in_words(document)])
+    talk.result(document, text + ("" if out is None else f"\n\nwrote {out}"))
+
+
+@app.command()
+@command
+def diagnose(
+    talk: Talk,
+    predictions: running.PredictionsFile,
+    policy: running.PolicyFile,
+    labels: Annotated[
+        Path | None, Option(help="Labels of the predictions, for more checks (.csv or .parquet).")
+    ] = None,
+    incoming: Annotated[Path | None, Option(help="Predictions for new inputs, to be compared with the others.")] = None,
+    refit: Annotated[bool, Option(help="Fit again without each view and under other priors.")] = True,
+    out: Annotated[Path | None, Option("--out", "-o", help="Write the findings (.json).")] = None,
+    columns_are_annotators: running.Annotators = False,
+    seed: running.Seed = 0,
+) -> None:
+    """Check a policy's assumptions on the predictions it was fitted to.
+
+    Example:
+
+        vbtta diagnose preds.npz --policy policy.json --labels labels.csv
+    """
+    writable(out, ".json")
+    from vbtta.cli.files import read_pair, read_predictions
+    from vbtta.diagnostics import diagnose as check
+    from vbtta.policy import Policy
+    from vbtta.report.documents import diagnosis_document
+
+    rule = Policy.load(existing(policy, "a policy (.json)"))
+    if labels is None:
+        views, sets = read_predictions(predictions), None
+    else:
+        views, sets = read_pair(predictions, labels, rule.task, talk, columns_are_annotators=columns_are_annotators)
+    new = None if incoming is None else read_predictions(incoming)
+    for path, part in ((predictions, views), (incoming, new)):
+        try:
+            if part is not None:
+                rule.predict(part.take(slice(0, 1)))
+        except ValueError as error:
+            raise ValueError(f"{policy} does not fit {path}: {error}") from error
+    talk.note("checking ...")
+    diagnosis = check(rule, views, sets, incoming=new, refit=refit, seed=seed)
+    document = diagnosis_document(diagnosis)
+    if out is not None:
+        write_json(out, document)
+    talk.result(document, diagnosis.summary() + ("" if out is None else f"\n\nwrote {out}"))
+
+
+@app.command()
+@command
+def report(
+    talk: Talk,
+    folder: Annotated[Path, Argument(metavar="RUN-FOLDER", help="The folder with the files of a run.")],
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="Where to write the page; by default report.html in the folder.")
+    ] = None,
+) -> None:
+    """Make a self-contained HTML page from a folder with policy.json.
+
+    What else is there goes in too: predictions.npz, labels.csv (or .parquet), test_predictions.npz, test_labels.csv,
+    comparison.json, diagnosis.json, examples.npz, run.json.
+
+    Example:
+
+        vbtta report run-folder
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; give the one that holds policy.json")
+    target = folder / "report.html" if out is None else out
+    writable(target, ".html")
+    existing(folder / "policy.json", "a policy that vbtta fit wrote, called policy.json")
+    from vbtta.cli.files import write_run_report
+
+    used = write_run_report(folder, target, talk)
+    talk.result({"written": str(target), "used": used}, f"wrote {target} from {', '.join(used)}")

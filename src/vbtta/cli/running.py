@@ -3,6 +3,7 @@
 __all__ = ["Talk", "UsageError", "as_json_text", "command", "complain", "existing", "writable", "write_json"]
 
 import functools
+import inspect
 import json
 import os
 import sys
@@ -81,15 +82,18 @@ class Talk:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a function a command: errors in one line, 2 for wrong use, 1 for failures; warnings in one line too."""
+    """Make a function a command, which gets a Talk and the options --json, --quiet and --debug.
+
+    Errors and warnings are one line each; the exit code is 2 for wrong use and 1 for failures.
+    """
 
     @functools.wraps(function)
-    def run(*args: Any, debug: bool = False, **options: Any) -> None:
+    def run(as_json: bool = False, quiet: bool = False, debug: bool = False, **options: Any) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("default")
-                warnings.showwarning = functools.partial(_show_warning, bool(options.get("quiet")))
-                function(*args, debug=debug, **options)
+                warnings.showwarning = functools.partial(_show_warning, quiet)
+                function(Talk(as_json, quiet), **options)
             sys.stdout.flush()
         except typer.Exit:
             raise
@@ -107,6 +111,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             complain(_message(error))
             raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
 
+    _, *own = inspect.signature(function).parameters.values()
+    common = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+        for name, option in (("as_json", Json), ("quiet", Quiet), ("debug", Debug))
+    ]
+    run.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *common)}
     return run
 
 
@@ -123,23 +134,6 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
     with atomic_path(path) as temporary:
         temporary.write_text(as_json_text(document) + "\n", encoding="utf-8")
-
-
-def write_table(path: Path, table: dict[str, Any]) -> None:
-    """Write columns as parquet or CSV, by the name's ending, atomically."""
-    from vbtta._support.checks import require
-    from vbtta._support.files import atomic_path
-
-    with atomic_path(path) as temporary:
-        if path.suffix == ".parquet":
-            require("pyarrow.parquet", "cli").write_table(require("pyarrow", "cli").table(table), temporary)
-            return
-        import csv
-
-        with open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(table)
-            writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
 
 
 def complain(message: str) -> None:
