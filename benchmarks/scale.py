@@ -29,8 +29,7 @@ from vbtta.augment import GaussianNoise, Identity
 from vbtta.data.files import open_chunks
 from vbtta.models.base import pose
 from vbtta.ray import collect_views as collect_on_cluster
-from vbtta.ray.data import Calibration, RemoteViews
-from vbtta.ray.worker import label_reader
+from vbtta.ray.fit import Calibration, RemoteViews, label_reader
 
 _FEATURES = 256
 _ROWS = 1 << 16
@@ -59,7 +58,7 @@ def step_by_workers(folder: Path, n_labels: int, n_views: int) -> dict[str, floa
     reader = label_reader(labels)
     found: dict[str, float] = {"J": n_labels, "K": n_views}
     for n_workers, name in ((1, "one"), (2, "two")):
-        with Calibration(open_chunks(views), reader, n_workers, {}) as calibration:
+        with Calibration(open_chunks(views), reader, "regression", n_workers, {}) as calibration:
             start = time.perf_counter()
             source = RemoteViews(calibration, None)
             source.continuous(with_variance=False)

@@ -42,12 +42,9 @@ from vbtta.fit import fit_sample
 from vbtta.inference.blocks import join, nodes, total
 from vbtta.ray import collect_views as collect_on_cluster
 from vbtta.ray import fit_policy as fit_on_cluster
-from vbtta.ray.cluster import Failure, Fleet, WorkerError, connect, remote_class
-from vbtta.ray.collect import Collector, Job, _packed
-from vbtta.ray.data import Calibration
-from vbtta.ray.fit import _Remote
-from vbtta.ray.inputs import pieces_of, read_batches, read_inputs
-from vbtta.ray.worker import LabelReader, label_reader
+from vbtta.ray.cluster import Fleet, WorkerError, connect, remote_class
+from vbtta.ray.collect import Collector, Job, _packed, pieces_of, read_batches, read_inputs
+from vbtta.ray.fit import Calibration, LabelReader, label_reader
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster, whatever the number of test processes
@@ -197,11 +194,10 @@ def test_weights_bound_and_predictions_are_those_of_memory(
             for model, engine in models
         ]
         for n_workers in sizes:
-            with Calibration(open_chunks(folder), label_reader(labels), n_workers, {}) as calibration:
-                remote = _Remote(calibration, task)
+            with Calibration(open_chunks(folder), label_reader(labels), task, n_workers, {}) as calibration:
                 for (model, engine), policy in zip(models, expected, strict=True):
                     found = fit_sample(
-                        remote, task=task, model=model, engine=engine, guard=False, seed=0, progress=False
+                        calibration, task=task, model=model, engine=engine, guard=False, seed=0, progress=False
                     )
                     assert_same(found, policy, predictions.take(slice(0, 50)))
                     assert found.annotator_names == policy.annotator_names
@@ -241,10 +237,11 @@ def test_a_node_killed_during_a_step(
     busy.mkdir()
     plain, steps = Fleet.over_parts, []
 
-    def interrupted(fleet: Fleet, method: str, arguments: tuple[Any, ...]) -> list[Any]:
-        steps.append(len(fleet))
-        if len(steps) != 8:
-            return plain(fleet, method, arguments)
+    def interrupted(fleet: Fleet, method: str, arguments: tuple[Any, ...], **options: Any) -> list[Any]:
+        if method == "nodes":
+            steps.append(len(fleet))
+        if method != "nodes" or len(steps) != 8:
+            return plain(fleet, method, arguments, **options)
         function, *rest = arguments
 
         def waiting(block: Any) -> Any:
@@ -391,8 +388,8 @@ def test_a_worker_says_what_failed(
     pq.write_table(pa.table({"a": np.arange(4.0), "instance": ids}), tmp_path / "in.parquet")
     job = Job(factory, [Identity()], 1, 2, False, None, 0, None, read, str(tmp_path / "out"), "")
     (tmp_path / "out").mkdir()
-    pieces = [json.dumps(piece) for piece in pieces_of(tmp_path / "in.parquet", 4)]
-    failure = Failure.from_json(Collector(cloudpickle.dumps(job))({"piece": pieces})["failure"][0])
+    failure = Collector(cloudpickle.dumps(job)).collect(pieces_of(tmp_path / "in.parquet", 4)[0])
+    assert failure is not None
     with pytest.raises(kind, match=message):
         raise failure.error()
     assert "Traceback" in failure.trace
@@ -710,7 +707,7 @@ def test_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     predictions, _ = numbers(50)
     sources = open_chunks(write(tmp_path / "views", predictions))
     with pytest.raises(ValueError, match="labels are for 49 instances but the dataset has 50"):
-        Calibration(sources, label_reader(np.zeros(49)), 1, {})
+        Calibration(sources, label_reader(np.zeros(49)), "regression", 1, {})
     with pytest.raises(TypeError, match="lambda: predictor"):
         collect_on_cluster(object(), tmp_path, [Identity()], tmp_path, key="a")  # type: ignore[arg-type]
     inputs = tmp_path / "inputs.parquet"

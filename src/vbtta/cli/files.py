@@ -28,7 +28,7 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.models.parts.class_data import refuse_probabilities
 from vbtta.policy import Policy
-from vbtta.ray import inputs as cells
+from vbtta.ray.collect import read_inputs as read_cells
 from vbtta.report.documents import provenance
 from vbtta.report.html import Examples, write_report
 
@@ -144,7 +144,7 @@ def read_inputs(path: Path) -> tuple[Array, Array | None]:
             raise ValueError(f"{path} holds no plain array `inputs`: {error}") from None
     if path.suffix == ".parquet" and "image" in files.footers([str(path)], "")[0].schema.to_arrow_schema().names:
         table = require("pyarrow.parquet", "cli").read_table(path, columns=["image"])
-        return cells.read_inputs(table, str(path)), None
+        return read_cells(table, str(path)), None
     if path.suffix not in _TABLES:
         raise UsageError(f"{path}: tables are read from .csv or .parquet files")
     columns = files.read_table(path)

@@ -2,12 +2,13 @@
 
 __all__ = ["Failure", "Fleet", "WorkerError", "blame", "check_workers", "connect", "of_ray", "remote_class"]
 
-import json
 import os
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from vbtta._support.checks import require, whole_number
@@ -62,52 +63,40 @@ def remote_class(ray: Any, worker: type, options: dict[str, Any]) -> Any:
 
 
 class Fleet:
-    """Workers that hold parts of the data between calls.
+    """Workers, of which some or all may be lost: calls that any worker can answer, and parts of data that each holds.
 
-    A worker that is lost is not replaced: its parts go to those that are left, which repeat the calls that made the
-    parts. Results do not depend on which worker holds which part, so nothing is lost or counted twice.
+    A lost worker's calls and parts go to the others, which repeat the calls that made the parts. Results do not depend
+    on which worker holds which part, so nothing is lost or counted twice.
 
     Parameters
     ----------
     worker : type
-        Class of the workers.
+        Class of the workers, with a method `ready`.
     arguments : tuple
         Arguments of the class.
-    n_workers : int or None
-        How many; by default one a core of the cluster.
+    n_workers : int
     options : dict
         Of every worker, as `ray.remote` takes them.
+    replacements : int
+        How many lost workers are started again.
     """
 
     def __init__(
-        self, worker: type, arguments: tuple[Any, ...], n_workers: int | None, options: dict[str, Any]
+        self, worker: type, arguments: tuple[Any, ...], n_workers: int, options: dict[str, Any], replacements: int = 0
     ) -> None:
         self.ray = connect()
         errors = self.ray.exceptions
         self._loss = (errors.RayActorError, errors.ObjectLostError, errors.OwnerDiedError)
-        cores = int(self.ray.cluster_resources().get("CPU", 0))
-        if n_workers is not None and not 1 <= n_workers <= cores:
-            raise ValueError(
-                f"workers must be between 1 and the {cores} cores of the cluster; got {n_workers}. Add nodes, or leave "
-                "it out for one worker a core"
-            )
         needs = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD", **options}
-        remote = remote_class(self.ray, worker, needs)
-        started = [remote.remote(*arguments) for _ in range(n_workers or cores)]
-        ready = [actor.ready.remote() for actor in started]
-        if not self.ray.wait(ready, num_returns=1, timeout=_START)[0]:
-            raise RuntimeError(
-                f"no worker has started in {_START:.0f} s: the cluster is busy with other work; wait for it to end"
-            )
-        _, late = self.ray.wait(ready, num_returns=len(ready), timeout=_START / 2)
+        self._new_worker = partial(remote_class(self.ray, worker, needs).remote, *arguments)
+        self.replacements = replacements
         self.workers: dict[int, Any] = {}
-        for place, (actor, answer) in enumerate(zip(started, ready, strict=True)):
-            if answer in late:
-                self.ray.kill(actor)
-            else:
-                self.workers[place] = actor
-        self.owner: dict[int, int] = {}  # part -> worker
-        self.history: dict[int, list[Call]] = {}  # part -> calls that made it
+        self._idle: list[int] = []
+        self._busy: dict[Any, tuple[int, int | None]] = {}  # answer -> worker, number of its call (None: it starts)
+        self._holder: dict[int, int] = {}  # part -> worker
+        self._lasting: list[Call] = []  # calls that made the parts
+        for place in range(n_workers):
+            self._start(place)
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -118,73 +107,92 @@ class Fleet:
             self.ray.kill(worker)
         self.workers.clear()
 
-    def anywhere(self, calls: Sequence[Call]) -> list[Any]:
-        """Results of calls that any worker can answer, in order; as many at a time as there are workers."""
-        results: list[Any] = [None] * len(calls)
+    def wait(self) -> None:
+        """Wait until workers have started; those that are late are given up."""
+        if not self.ray.wait(list(self._busy), num_returns=1, timeout=_START)[0]:
+            raise RuntimeError(
+                f"no worker has started in {_START:.0f} s: the cluster is busy with other work; wait for it to end"
+            )
+        _, late = self.ray.wait(list(self._busy), num_returns=len(self._busy), timeout=_START / 2)
+        for answer in late:
+            self.ray.kill(self.workers.pop(self._busy.pop(answer)[0]))
+
+    def finished(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+        """Numbers and results of calls that any worker can answer, as they come in."""
         waiting = list(range(len(calls)))[::-1]
-        running: dict[Any, tuple[int, int]] = {}
-        idle = list(self.workers)
-        while waiting or running:
-            while waiting and idle:
-                number, place = waiting.pop(), idle.pop()
-                running[self._send(place, calls[number])] = (number, place)
-            done, _ = self.ray.wait(list(running), num_returns=1)
-            number, place = running.pop(done[0])
+        n_finished = 0
+        while n_finished < len(calls):
+            while waiting and self._idle:
+                number, place = waiting.pop(), self._idle.pop()
+                self._busy[self._send(place, calls[number])] = (place, number)
+            (answer,), _ = self.ray.wait(list(self._busy), num_returns=1)
+            place, called = self._busy.pop(answer)
             try:
-                results[number] = self._get(done[0])
-                idle.append(place)
+                result = self._get(answer)
             except self._loss as error:
                 self._lose(place, error)
-                waiting.append(number)
-                idle = [place for place in idle if place in self.workers]
-        return results
+                waiting += [] if called is None else [called]
+                continue
+            self._idle.append(place)
+            if called is not None:
+                n_finished += 1
+                yield called, result
 
-    def give(self, calls: dict[int, Call]) -> None:
-        """Give parts to workers, neighbours to the same one, by one call each."""
-        self.owner, self.history = {}, {}
-        for place in list(self.workers):
-            try:
-                self._get(self._send(place, ("drop", ())))
-            except self._loss as error:
-                self._lose(place, error)
-        places, numbers = list(self.workers), sorted(calls)
-        self.owner = {number: places[order * len(places) // len(numbers)] for order, number in enumerate(numbers)}
-        self.history = {number: [] for number in numbers}
-        self.each(calls)
+    def anywhere(self, calls: Sequence[Call]) -> list[Any]:
+        """Results of calls that any worker can answer, in order."""
+        results = dict(self.finished(calls))
+        return [results[number] for number in range(len(calls))]
 
-    def each(self, calls: dict[int, Call]) -> dict[int, Any]:
-        """Change parts by one call each, which is repeated where a worker is lost."""
-        results: dict[int, Any] = {}
-        while missing := [number for number in calls if number not in results]:
-            running = {self._send(self.owner[number], calls[number]): number for number in missing}
-            for answer, number in running.items():
-                try:
-                    results[number] = self._get(answer)
-                    self.history[number].append(calls[number])
-                except self._loss as error:
-                    self._lose(self.owner[number], error)
-            self._settle()
-        return results
+    def share_out(self, n_parts: int) -> None:
+        """Assign parts to workers, neighbours to the same one; lasting calls make them."""
+        places = list(self.workers)
+        self._holder = {number: places[number * len(places) // n_parts] for number in range(n_parts)}
+        self._lasting = []
 
-    def over_parts(self, method: str, arguments: tuple[Any, ...]) -> list[Any]:
-        """Lists that workers return for the parts they hold, one after the other."""
+    def over_parts(self, method: str, arguments: tuple[Any, ...], *, lasting: bool = False) -> list[Any]:
+        """Lists that workers return for the parts they hold, one after the other; `lasting` calls change parts."""
         shared = self.ray.put(arguments)
         results: dict[tuple[int, ...], list[Any]] = {}
-        waiting = list(self.owner)
+        waiting = set(self._holder)
         while waiting:
-            by_owner: dict[int, list[int]] = {}
+            moved = self._settle()
+            waiting |= moved if lasting else set()
+            numbers: dict[int, list[int]] = {}
             for number in sorted(waiting):
-                by_owner.setdefault(self.owner[number], []).append(number)
-            running = {self._send(place, (method, (numbers, shared))): place for place, numbers in by_owner.items()}
-            waiting = []
-            for answer, place in running.items():
+                numbers.setdefault(self._holder[number], []).append(number)
+            running = {place: self._send(place, (method, (held, shared))) for place, held in numbers.items()}
+            for place, answer in running.items():
                 try:
-                    results[tuple(by_owner[place])] = self._get(answer)
+                    results[tuple(numbers[place])] = self._get(answer)
+                    waiting -= set(numbers[place])
                 except self._loss as error:
                     self._lose(place, error)
-                    waiting += by_owner[place]
-            self._settle()
-        return [entry for numbers in sorted(results) for entry in results[numbers]]
+        if lasting:
+            self._lasting.append((method, (shared,)))
+        return [entry for held in sorted(results) for entry in results[held]]
+
+    def _settle(self) -> set[int]:
+        """Give the parts of lost workers to those with the fewest, and repeat there the calls that made them."""
+        moved: set[int] = set()
+        while orphans := [number for number, place in self._holder.items() if place not in self.workers]:
+            load = Counter(self._holder.values())
+            for number in orphans:
+                self._holder[number] = min(self.workers, key=load.__getitem__)
+                load[self._holder[number]] += 1
+            for number in orphans:
+                place = self._holder[number]
+                try:
+                    for method, arguments in self._lasting:
+                        if place in self.workers:  # else it is an orphan of the next round
+                            self._get(self._send(place, (method, ([number], *arguments))))
+                except self._loss as error:
+                    self._lose(place, error)
+            moved.update(orphans)
+        return moved
+
+    def _start(self, place: int) -> None:
+        self.workers[place] = self._new_worker()
+        self._busy[self.workers[place].ready.remote()] = (place, None)
 
     def _send(self, place: int, call: Call) -> Any:
         method, arguments = call
@@ -207,27 +215,15 @@ class Fleet:
         worker = self.workers.pop(place, None)
         if worker is not None:
             self.ray.kill(worker)  # it may be cut off rather than dead
+        self._idle = [other for other in self._idle if other != place]
+        if self.replacements:
+            self.replacements -= 1
+            self._start(place)
         if not self.workers:
             raise RuntimeError(
                 f"all workers were lost, the last one with: {_last_line(error).rstrip('.')}. Start the cluster anew "
                 "and run the same call again"
             ) from WorkerError(str(error))
-
-    def _settle(self) -> None:
-        """Give the parts of lost workers to those with the fewest, and repeat there the calls that made them."""
-        while orphans := [number for number, place in self.owner.items() if place not in self.workers]:
-            load = {place: list(self.owner.values()).count(place) for place in self.workers}
-            for number in orphans:
-                place = min(load, key=load.__getitem__)
-                load[place] += 1
-                self.owner[number] = place
-            for number in orphans:
-                try:
-                    for call in self.history[number]:
-                        if self.owner[number] in self.workers:  # else it is an orphan of the next round
-                            self._get(self._send(self.owner[number], call))
-                except self._loss as error:
-                    self._lose(self.owner[number], error)
 
 
 # -- failures -------------------------------------------------------------------------------------
@@ -269,11 +265,6 @@ class Failure(NamedTuple):
         text = str(cause) if in_package and told else f"{what} raised {type(cause).__name__}: {cause}"
         trace = "".join(traceback.format_exception(cause))
         return cls(f"{where}: {text}" if where else text, in_package and told, trace)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Failure":
-        """A failure that was sent as `json.dumps` writes it."""
-        return cls(*json.loads(text))
 
     def error(self) -> Exception:
         """What to raise on the driver, from the :class:`WorkerError` of `trace`."""

@@ -1,14 +1,15 @@
 """collect_views on a cluster: parquet files of inputs, a pool of predictors, parquet files of predictions."""
 
-__all__ = ["Collected", "Collector", "Job", "collect_views"]
+__all__ = ["Collected", "Collector", "Job", "Piece", "collect_views", "pieces_of", "read_batches", "read_inputs"]
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any, Literal, NamedTuple
@@ -24,13 +25,31 @@ from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.base import Augmentation
 from vbtta.augment.foreign import as_views
 from vbtta.collect import check_options, collect_rows
-from vbtta.data.files import prediction_table, read_predictions
+from vbtta.data.files import columns_of, footers, parquet_files, prediction_table, read_predictions
+from vbtta.data.images import decode_images
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
-from vbtta.ray.cluster import Failure, WorkerError, blame, check_workers, connect, of_ray, remote_class
-from vbtta.ray.inputs import Piece, pieces_of, read_batches
+from vbtta.ray.cluster import Failure, Fleet, WorkerError, blame, check_workers, connect
 
+_PIECES = 8  # of a row group, at most: each is read from the group's start
+_BUFFER = 1 << 18  # bytes of a column read at once; a whole group's columns may be larger than memory
 _ROW_GROUP = 1 << 25  # bytes that are written at once; twice that while they are put together
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of one input file: what one task works on."""
+
+    path: str
+    file: int  # its number
+    start: int  # row of the file
+    stop: int
+    first: int  # row of the whole data set
+    stamp: str  # changes with the file
+
+    @property
+    def name(self) -> str:
+        """Of its result; names sort as the rows do."""
+        return f"part-{self.file:07d}-{self.start:012d}"
 
 
 class Collected(NamedTuple):
@@ -161,30 +180,14 @@ def collect_views(
 def _run(
     job: "Job", pieces: list[Piece], workers: int | None, options: dict[str, Any], address: str | None, bar: Progress
 ) -> None:
-    """Stream the pieces through a pool of actors."""
-    ray = connect(address)
-    data = require("ray.data", "ray")
-    needs = {"num_cpus": 1, **options}
-    remote_class(ray, Collector, needs)  # checks the options
-    size = min(workers or max(int(ray.cluster_resources().get("CPU", 0)), 1), len(pieces))
-    with _quiet(data.DataContext.get_current()):
-        rows = data.from_items([{"piece": json.dumps(piece)} for piece in pieces], override_num_blocks=len(pieces))
-        done = rows.map_batches(
-            Collector,
-            batch_size=1,
-            fn_constructor_args=(_packed(job),),
-            compute=data.ActorPoolStrategy(size=size),
-            **needs,
-        )
-        try:
-            for batch in done.iter_batches(batch_size=None, prefetch_batches=0):
-                for n_rows, text in zip(batch["rows"], batch["failure"], strict=True):
-                    if text:
-                        failure = Failure.from_json(str(text))
-                        raise failure.error() from WorkerError(failure.trace)
-                    bar.advance(int(n_rows))
-        except ray.exceptions.RayError as error:
-            raise of_ray(error) from WorkerError(str(error))
+    """Have workers collect the pieces; lost workers are replaced while there is room for new ones."""
+    size = workers or max(int(connect(address).cluster_resources().get("CPU", 0)), 1)
+    fleet = Fleet(Collector, (_packed(job),), min(size, len(pieces)), options, replacements=len(pieces))
+    with closing(fleet):
+        for number, failure in fleet.finished([("collect", (piece,)) for piece in pieces]):
+            if failure is not None:
+                raise failure.error() from WorkerError(failure.trace)
+            bar.advance(pieces[number].stop - pieces[number].start)
 
 
 def _packed(job: "Job") -> bytes:
@@ -196,20 +199,6 @@ def _packed(job: "Job") -> bytes:
             f"predictor_factory, read and views are sent to the workers, and one of them cannot be: {error}. Let "
             "predictor_factory make what it needs"
         ) from error
-
-
-@contextmanager
-def _quiet(context: Any) -> Iterator[None]:
-    """Ray Data without bars and reports of its own."""
-    logger = logging.getLogger("ray.data")
-    bars, level = context.enable_progress_bars, logger.level
-    context.enable_progress_bars = False
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        context.enable_progress_bars = bars
-        logger.setLevel(level)
 
 
 # -- on the workers -------------------------------------------------------------------------------
@@ -238,7 +227,7 @@ class Job:
 
 
 class Collector:
-    """An actor of the pool, which keeps its predictor.
+    """A worker of the fleet, which keeps its predictor.
 
     Parameters
     ----------
@@ -248,38 +237,33 @@ class Collector:
 
     def __init__(self, packed: bytes) -> None:
         self.packed = packed
-        self.job: Job | None = None
-        self.predictor: Predictor | None = None
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Work on pieces; returns their numbers of rows and their failures."""
-        pieces = [Piece(*json.loads(str(text))) for text in batch["piece"]]
-        failures = [self._failure(piece) for piece in pieces]
-        return {
-            "rows": np.array([piece.stop - piece.start for piece in pieces]),
-            "failure": np.array(failures, dtype=object),
-        }
+    def ready(self) -> bool:
+        """Whether it has started."""
+        return True
 
-    def _failure(self, piece: Piece) -> str:
-        """Work on a piece; a failure as JSON, or nothing."""
+    def collect(self, piece: Piece) -> Failure | None:
+        """Write the predictions of a piece unless they are there; what failed, if anything."""
         where = ""
         try:
-            job, predictor = self._ready()
+            job, predictor = self._job, self._predictor
             where = f"{piece.path}, rows {piece.start} to {piece.stop}"
             if not job.target(piece).exists():
                 _write(job, predictor, piece)
         except Exception as error:  # it would fail on another worker, too; a worker that is lost raises nothing
-            return json.dumps(Failure.of(error, where, "reading or writing"))
-        return ""
+            return Failure.of(error, where, "reading or writing")
+        return None
 
-    def _ready(self) -> tuple[Job, Predictor]:
-        if self.job is None or self.predictor is None:
-            with blame("unpacking predictor_factory, read and views"):
-                self.job = require("ray.cloudpickle", "ray").loads(self.packed)
-            assert self.job is not None
-            with blame("predictor_factory"):
-                self.predictor = as_predictor(self.job.factory(), self.job.output)
-        return self.job, self.predictor
+    @cached_property
+    def _job(self) -> Job:
+        with blame("unpacking predictor_factory, read and views"):
+            job: Job = require("ray.cloudpickle", "ray").loads(self.packed)
+        return job
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        with blame("predictor_factory"):
+            return as_predictor(self._job.factory(), self._job.output)
 
 
 def _write(job: Job, predictor: Predictor, piece: Piece) -> None:
@@ -344,3 +328,134 @@ class _PartFile:
         """End the file."""
         if self.writer is not None:
             self.writer.close()
+
+
+# -- inputs: images, arrays, or plain columns of numbers -------------------------------------------
+
+
+def pieces_of(dataset: Any, rows: int, *, alike: bool = True) -> list[Piece]:
+    """Input files cut into pieces of so many rows, or more where row groups are large; only footers are read.
+
+    Where the files must be `alike`, the columns that inputs are made of are the same in all.
+    """
+    if hasattr(dataset, "write_parquet"):
+        raise ValueError(
+            "dataset must be paths of parquet files, by which finished parts are known again; a ray.data.Dataset does "
+            "not tell its files: write it once, dataset.write_parquet(folder), and give the folder"
+        )
+    paths = parquet_files(dataset)
+    files = footers(paths, "dataset")
+    _check_columns(paths, [file.schema.to_arrow_schema().names for file in files], alike)
+    pieces: list[Piece] = []
+    first = 0
+    for number, (path, file) in enumerate(zip(paths, files, strict=True)):
+        largest = max((file.row_group(group).num_rows for group in range(file.num_row_groups)), default=0)
+        size = max(rows, -(-largest // _PIECES))
+        state = os.stat(path)
+        stamp = f"{os.path.basename(path)} {state.st_size} {state.st_mtime_ns}"
+        pieces += [
+            Piece(path, number, start, min(start + size, file.num_rows), first + start, stamp)
+            for start in range(0, file.num_rows, size)
+        ]
+        first += file.num_rows
+    if not pieces:
+        raise ValueError(f"dataset: {dataset} holds no rows")
+    return pieces
+
+
+def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | None) -> Iterator[tuple[int, Array, Any]]:
+    """First row in the whole data set, ids and inputs of batches; the next one is read while one is worked on."""
+    make = partial(read_inputs, where=piece.path) if read is None else read
+    with ThreadPoolExecutor(1) as pool:
+        tables = _tables(piece, batch_size)
+        coming = pool.submit(next, tables, None)
+        first = piece.first
+        while (table := coming.result()) is not None:
+            coming = pool.submit(next, tables, None)
+            ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
+            with blame("read"):
+                inputs = make(table)
+            yield first, ids, inputs
+            first += len(table)
+
+
+def read_inputs(table: Any, where: str = "dataset") -> Array:
+    """A predictor's inputs (n, ...) from a table.
+
+    A column `image` of image files becomes numbers from 0 to 1 of shape (n, 3, H, W); a column `inputs` of lists (of
+    lists ...) or tensors becomes an array; other tables must be numbers, one column a feature.
+    """
+    names = table.column_names
+    if "image" in names:
+        files: list[Any] = [
+            cell.get("bytes") if isinstance(cell, dict) else cell for cell in table["image"].to_pylist()
+        ]
+        return decode_images(files, mode="RGB", where=where).astype(np.float32) / 255
+    if "inputs" in names:
+        column = table["inputs"].combine_chunks()
+        if hasattr(column, "to_numpy_ndarray"):
+            return np.asarray(column.to_numpy_ndarray())
+        if hasattr(column.type, "shape"):  # Ray's own tensors
+            return np.asarray(column.to_numpy(zero_copy_only=False))
+        return _nested(column, where)
+    try:
+        columns = [table[name].to_numpy() for name in names if name != "instance"]
+        return np.stack([column.astype(np.float64) for column in columns], axis=1)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"dataset: {where} has no column 'image' or 'inputs', so all columns but 'instance' must be numbers; it "
+            f"has {', '.join(names)}. Or give read=..., which makes inputs of a table"
+        ) from None
+
+
+def _check_columns(paths: list[str], names: list[list[str]], alike: bool) -> None:
+    """The first file's columns are those of all: ids everywhere or nowhere, and inputs of the same columns."""
+    for path, columns in zip(paths, names, strict=True):
+        if ("instance" in columns) != ("instance" in names[0]):
+            having, lacking = (path, paths[0]) if "instance" in columns else (paths[0], path)
+            raise ValueError(f"dataset: {having} has a column 'instance' and {lacking} has none; give all files one")
+        if alike and _of_inputs(columns) != _of_inputs(names[0]):
+            raise ValueError(
+                f"dataset: {path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}; give "
+                "all files the same ones in the same order, or read=..."
+            )
+
+
+def _of_inputs(names: list[str]) -> list[str]:
+    """The columns that :func:`read_inputs` looks at."""
+    for name in ("image", "inputs"):
+        if name in names:
+            return [name]
+    return [name for name in names if name != "instance"]
+
+
+def _tables(piece: Piece, batch_size: int) -> Iterator[Any]:
+    """The rows of a piece in batches; row groups that hold none of them are not read."""
+    arrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
+    with parquet.ParquetFile(piece.path, buffer_size=_BUFFER, pre_buffer=False) as file:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        edges = np.cumsum([0, *sizes])
+        groups = [group for group in range(len(sizes)) if edges[group] < piece.stop and edges[group + 1] > piece.start]
+        at = int(edges[groups[0]])
+        for batch in file.iter_batches(batch_size=batch_size, row_groups=groups):
+            low, high = max(piece.start - at, 0), min(piece.stop - at, len(batch))
+            at += len(batch)
+            if high > low:
+                yield arrow.Table.from_batches([batch.slice(low, high - low)])
+            if at >= piece.stop:
+                return
+
+
+def _nested(column: Any, where: str) -> Array:
+    """A column of equally long lists as one array."""
+    shape = [len(column)]
+    while hasattr(column.type, "value_type"):
+        if column.null_count:
+            raise ValueError(f"dataset: column 'inputs' of {where} has gaps")
+        inner = column.flatten()
+        lengths = require("pyarrow.compute", "ray").list_value_length
+        if not hasattr(column.type, "list_size") and len(lengths(column).unique()) != 1:
+            raise ValueError(f"dataset: the lists of column 'inputs' of {where} differ in length; pad them")
+        shape.append(len(inner) // len(column))
+        column = inner
+    return np.asarray(column.to_numpy(zero_copy_only=False)).reshape(shape)
