@@ -330,6 +330,23 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
             collect_on_cluster(partial(make, 0.05), tmp_path / "inputs", views, out, **{**options, **changed})
 
 
+def test_a_worker_that_dies_is_replaced(machines: Machines, tmp_path: Path) -> None:
+    inputs, died = inputs_in_files(tmp_path / "inputs", 20), tmp_path / "died"
+
+    def make() -> Any:
+        def model(batch: np.ndarray) -> np.ndarray:
+            if not died.exists():
+                died.touch()
+                os._exit(1)
+            return batch[:, :1]
+
+        return model
+
+    found = collect_on_cluster(make, tmp_path / "inputs", [Identity()], tmp_path / "out", key="a", workers=1)
+    assert died.exists()
+    np.testing.assert_array_equal(found.load().outputs[:, 0], inputs[:, :1])
+
+
 def test_what_is_wrong_with_a_model_is_said(machines: Machines, tmp_path: Path) -> None:
     inputs_in_files(tmp_path / "inputs", 20)
 

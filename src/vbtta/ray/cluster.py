@@ -19,13 +19,7 @@ Call = tuple[str, tuple[Any, ...]]  # method and arguments
 
 
 def connect(address: str | None = None) -> Any:
-    """Ray, connected: to the cluster it is connected to already, to the one at an address, or to this machine.
-
-    Parameters
-    ----------
-    address : str, optional
-        As `ray.init` takes it, for instance "auto" or "ray://head:10001".
-    """
+    """Ray, connected: to the cluster it is connected to already, to the one at an address, or to this machine."""
     ray = require("ray", "ray")
     if not ray.is_initialized():
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, of which it warns
@@ -63,22 +57,10 @@ def remote_class(ray: Any, worker: type, options: dict[str, Any]) -> Any:
 
 
 class Fleet:
-    """Workers, of which some or all may be lost: calls that any worker can answer, and parts of data that each holds.
+    """Workers that answer calls and hold parts of the data between them; a worker may be lost.
 
-    A lost worker's calls and parts go to the others, which repeat the calls that made the parts. Results do not depend
-    on which worker holds which part, so nothing is lost or counted twice.
-
-    Parameters
-    ----------
-    worker : type
-        Class of the workers, with a method `ready`.
-    arguments : tuple
-        Arguments of the class.
-    n_workers : int
-    options : dict
-        Of every worker, as `ray.remote` takes them.
-    replacements : int
-        How many lost workers are started again.
+    Its calls and parts go to the others, which repeat the calls that made the parts. Results do not depend on which
+    worker holds which part, so nothing is lost or counted twice. So many `replacements` are started for lost workers.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any, Literal, NamedTuple
@@ -227,13 +228,7 @@ class Job:
 
 
 class Collector:
-    """A worker of the fleet, which keeps its predictor.
-
-    Parameters
-    ----------
-    packed : bytes
-        The job, unpacked by the first call, whose answer can report what is wrong with it.
-    """
+    """A worker, which keeps its predictor; the first call unpacks the job, so that it can report what is wrong."""
 
     def __init__(self, packed: bytes) -> None:
         self.packed = packed
@@ -267,67 +262,53 @@ class Collector:
 
 
 def _write(job: Job, predictor: Predictor, piece: Piece) -> None:
-    """Write the predictions of a piece."""
-    seen: list[Array] = []
-    classes = predictor.classes if job.classes is None else job.classes
+    """Write the predictions of a piece, whole or not at all."""
+    with atomic_path(job.target(piece)) as path, predictor.ready():
+        tables = map(prediction_table, _row_groups(job, predictor, piece))
+        first = next(tables)
+        # Hardly a number comes twice, so a dictionary takes time and room.
+        with require("pyarrow.parquet", "ray").ParquetWriter(path, first.schema, use_dictionary=False) as writer:
+            for table in chain([first], tables):
+                writer.write_table(table)
+
+
+def _row_groups(job: Job, predictor: Predictor, piece: Piece) -> Iterator[ViewPredictions]:
+    """Predictions of a piece, as many rows at a time as are written at once."""
+    names = [view.name for view in job.views]
     prints = {view.name: prediction_fingerprint(view, predictor.output_kind, job.draws) for view in job.views}
-    with atomic_path(job.target(piece)) as path, closing(_PartFile(path)) as part, predictor.ready():
-        for first, ids, inputs in read_batches(piece, job.batch_size, job.read):
-            with blame("the predictor or a view"):
-                outputs, variance = collect_rows(
-                    predictor, inputs, job.views, first, draws=job.draws, delta=job.delta, seed=job.seed
-                )
-            if len(outputs) != len(ids):
-                raise ValueError(f"{len(ids)} rows gave {len(outputs)} predictions")
-            seen.append(ids)
-            names = [view.name for view in job.views]
-            part.add(first, ViewPredictions(outputs, variance, names=names, classes=classes, fingerprints=prints), ids)
-        values, times = np.unique(np.concatenate(seen), return_counts=True)
-        if (times > 1).any():
-            raise ValueError(f"instance {values[times > 1][0]} occurs more than once; number the instances anew")
-        part.flush()
+    classes = predictor.classes if job.classes is None else job.classes
+    all_ids: list[Array] = []
+    batches: list[ViewPredictions] = []
+    n_outputs: int | None = None
 
+    def joined() -> ViewPredictions:
+        rows = batches[0].concat(batches[1:])
+        ids = np.concatenate(all_ids[-len(batches) :])
+        batches.clear()
+        return rows.like(rows.outputs, rows.variance, ids, None)
 
-class _PartFile:
-    """A parquet file of predictions that come batch by batch and are written a row group at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.n_outputs: int | None = None
-        self.batches: list[ViewPredictions] = []
-        self.ids: list[Array] = []
-        self.writer: Any = None
-
-    def add(self, first: int, batch: ViewPredictions, ids: Array) -> None:
-        """Append predictions of inputs from `first` on."""
-        n_outputs = batch.outputs.shape[2]
-        if self.n_outputs not in (None, n_outputs):
+    for first, ids, inputs in read_batches(piece, job.batch_size, job.read):
+        with blame("the predictor or a view"):
+            outputs, variance = collect_rows(
+                predictor, inputs, job.views, first, draws=job.draws, delta=job.delta, seed=job.seed
+            )
+        if len(outputs) != len(ids):
+            raise ValueError(f"{len(ids)} rows gave {len(outputs)} predictions")
+        if n_outputs not in (None, outputs.shape[2]):
             raise ValueError(
-                f"the predictor returned {n_outputs} outputs from input {first} on and {self.n_outputs} before; it "
+                f"the predictor returned {outputs.shape[2]} outputs from input {first} on and {n_outputs} before; it "
                 "must always return the same number"
             )
-        self.n_outputs = n_outputs
-        self.batches.append(batch)
-        self.ids.append(ids)
-        if sum(part.outputs.nbytes * (1 if part.variance is None else 2) for part in self.batches) > _ROW_GROUP:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what was gathered."""
-        if not self.batches:
-            return
-        rows = self.batches[0].concat(self.batches[1:])
-        table = prediction_table(rows.like(rows.outputs, rows.variance, np.concatenate(self.ids), None))
-        if self.writer is None:  # hardly a number comes twice, so a dictionary takes time and room
-            parquet = require("pyarrow.parquet", "ray")
-            self.writer = parquet.ParquetWriter(self.path, table.schema, use_dictionary=False)
-        self.writer.write_table(table)
-        self.batches, self.ids = [], []
-
-    def close(self) -> None:
-        """End the file."""
-        if self.writer is not None:
-            self.writer.close()
+        n_outputs = outputs.shape[2]
+        all_ids.append(ids)
+        batches.append(ViewPredictions(outputs, variance, names=names, classes=classes, fingerprints=prints))
+        if sum(batch.outputs.nbytes * (1 if batch.variance is None else 2) for batch in batches) > _ROW_GROUP:
+            yield joined()
+    values, times = np.unique(np.concatenate(all_ids), return_counts=True)
+    if (times > 1).any():
+        raise ValueError(f"instance {values[times > 1][0]} occurs more than once; number the instances anew")
+    if batches:
+        yield joined()
 
 
 # -- inputs: images, arrays, or plain columns of numbers -------------------------------------------

@@ -111,9 +111,7 @@ def fit_policy(
     reader = label_reader(labels, columns_are_annotators=columns_are_annotators)
     chunks = _ray_chunks(dataset, names) if hasattr(dataset, "to_arrow_refs") else open_chunks(dataset, names)
     with Calibration(chunks, reader, task, workers, worker_options) as calibration:
-        return fit_sample(
-            calibration, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress
-        )
+        return fit_sample(calibration, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
 
 
 def _ray_chunks(dataset: Any, names: Sequence[str] | None) -> list[Chunk]:
@@ -155,20 +153,9 @@ class LabelReader:
         table = self.files.share(ids)
         rows, unknown = look_up(table.instance, ids)
 
-        def known(column: Array | None) -> Array | None:
-            return None if column is None else column[~unknown]
-
-        return LabelSets.from_long(
-            replace(
-                table,
-                instance=rows[~unknown],
-                label=table.label[~unknown],
-                annotator=known(table.annotator),
-                count=known(table.count),
-                weight=known(table.weight),
-                n_rows=n_rows,
-            )
-        )
+        columns = {name: getattr(table, name) for name in ("label", "annotator", "count", "weight")}
+        known: dict[str, Any] = {name: None if column is None else column[~unknown] for name, column in columns.items()}
+        return LabelSets.from_long(replace(table, instance=rows[~unknown], n_rows=n_rows, **known))
 
 
 def label_reader(
@@ -227,12 +214,7 @@ class _Held:
 
 
 class Worker:
-    """Holds parts of the data; its answers are small.
-
-    Parameters
-    ----------
-    labels : LabelReader
-    """
+    """Holds parts of the data; its answers are small."""
 
     def __init__(self, labels: LabelReader) -> None:
         self.labels = labels
@@ -361,15 +343,6 @@ class Calibration:
     """Predictions and labels on a cluster as :func:`vbtta.fit.fit_sample` wants them, counted but not read.
 
     Workers are stopped at the end of a `with` block.
-
-    Parameters
-    ----------
-    chunks : list of Chunk
-    labels : LabelReader
-    task : "regression" or "classification"
-    n_workers : int or None
-    options : dict
-        Of the workers, as `ray.remote` takes them.
     """
 
     def __init__(
