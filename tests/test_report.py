@@ -16,7 +16,7 @@ import pytest
 from vbtta import LabelSets, Policy, ViewPredictions, compare, diagnose, fit_policy, select_views
 from vbtta.report import Examples, comparison_document, diagnosis_document, render_report, write_report
 from vbtta.report.documents import gain_in_words, headline
-from vbtta.report.figures import Drawing, quality_figures
+from vbtta.report.html import Drawing, quality_figures
 
 EVIL = "<script>alert(1)</script>"
 ODD = '"><img src=x onerror=alert(2)> $\\frac{1}{2}$ & \x07'

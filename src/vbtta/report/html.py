@@ -1,6 +1,6 @@
-"""The page: all parts in one template, self-contained and escaped."""
+"""The page: figures, tables and examples in one template, self-contained and escaped."""
 
-__all__ = ["Examples", "render_report", "write_report"]
+__all__ = ["Drawing", "Examples", "quality_figures", "render_report", "write_report"]
 
 import base64
 import io
@@ -11,18 +11,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vbtta import metrics, plotting
 from vbtta._support.checks import require
 from vbtta._support.files import atomic_path
-from vbtta.comparison import best_methods, change_text, metric_title
+from vbtta.comparison import best_methods, by_label, change_text, metric_title
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.distributions import CategoricalPrediction
+from vbtta.diagnostics.checks import annotator_places
+from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, variance_factor
+from vbtta.models.parts.annotators import AnnotatorNoise
+from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import KEPT, Policy
 from vbtta.report.documents import headline, provenance
-from vbtta.report.figures import annotator_figures, comparison_figures, fit_figures, quality_figures
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _MAX_VIEWS = 24  # of an example
+_MAX_INPUTS = 3000  # labelled inputs that are shown, a regular sample where there are more
+_LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
 
 
 class Examples(NamedTuple):
@@ -90,7 +95,6 @@ def render_report(
         policy=policy,
         facts=facts,
         drawings=drawings,
-        svg={name: require("markupsafe", "cli").Markup(drawing.svg) for name, drawing in drawings.items()},
         comparison=None if comparison is None else _table(comparison),
         examples=[] if shown[0] is None else _examples(policy, shown[0], examples),
         findings=[
@@ -113,8 +117,8 @@ def write_report(path: str | os.PathLike[str], policy: Policy, **parts: Any) -> 
 
 def _table(comparison: Mapping[str, Any]) -> dict[str, Any]:
     """Cells of the sortable table: text, sort key, and the interval against no augmentation."""
-    metrics, records, references = comparison["metrics"], comparison["methods"], comparison["references"]
-    best = {metric: best_methods(records, metric) for metric in metrics}
+    scores, records, references = comparison["metrics"], comparison["methods"], comparison["references"]
+    best = {metric: best_methods(records, metric) for metric in scores}
     against = next((name for name in ("original", "best") if name in references), "")
     rows = []
     for record in records:
@@ -126,11 +130,11 @@ def _table(comparison: Mapping[str, Any]) -> dict[str, Any]:
                 "best": method in best[metric],
                 "change": change_text(record, metric, against) if changed else "",
             }
-            for metric in metrics
+            for metric in scores
         ]
         rows.append({"method": method, "cells": cells, **{k: record[k] for k in ("views_used", "fit_seconds")}})
     return {
-        "titles": [metric_title(metric) for metric in metrics],
+        "titles": [metric_title(metric) for metric in scores],
         "rows": rows,
         "reference": references.get(against, ""),
         "level": f"{100 * comparison['level']:g}",
@@ -194,3 +198,160 @@ def _png(image: Array) -> str:
     buffer = io.BytesIO()
     require("matplotlib.image", "cli").imsave(buffer, image, cmap="gray", vmin=0, vmax=255, format="png")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+class Drawing(NamedTuple):
+    """An inline SVG with its caption."""
+
+    svg: str
+    caption: str
+
+
+def _drawing(
+    name: str, figure: Any, alt: str, caption: str, titles: Mapping[str, str] | None = None
+) -> dict[str, Drawing]:
+    """A figure by its name in the page, with a text alternative and tooltips."""
+    return {name: Drawing(plotting.to_svg(figure, alt, name.replace("_", "-"), titles), caption)}
+
+
+def fit_figures(policy: Policy) -> dict[str, Drawing]:
+    """Weights, their history, the bound's history, and the cost-quality curve where views were selected."""
+    names, weights, interval, n_steps = policy.names, policy.weights, policy.weight_interval(0.9), policy.n_steps
+    titles = {
+        f"view-{k}": f"{names[k]}: {weights[k]:.4f} (90 % interval {interval[k, 0]:.4f} to {interval[k, 1]:.4f})"
+        for k in range(len(names))
+    }
+    heaviest = np.argsort(-weights, kind="stable")[:10]
+    alt = "Weights: " + ", ".join(f"{names[k]} {weights[k]:.3f}" for k in heaviest)
+    caption = "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a bar "
+    figure = plotting.weights(names, weights, interval)
+    drawings = _drawing("weights", figure, alt, f"{caption}for its numbers.", titles)
+    if n_steps > 1:
+        bound, history = policy.history
+        caption = "Weights after every update of the fit, from equal weights on."
+        figure = plotting.weight_history(names, history)
+        drawings |= _drawing("weight_history", figure, f"Weights over {n_steps} updates", caption)
+        alt = f"The bound over {n_steps} updates, from {bound[0]:.4g} to {bound[-1]:.4g}"
+        caption = "The bound on the log evidence after every update; it never falls."
+        drawings |= _drawing("bound_history", plotting.bound_history(bound), alt, caption)
+    if policy.selection is not None:
+        curve = policy.selection.curve
+        chosen = [point.views for point in curve].index(policy.selection.chosen.views)
+        cost, score, error = np.array([(point.cost, point.score, point.standard_error) for point in curve]).T
+        alt = f"Cost and quality of {len(curve)} sets of views; the chosen one costs {curve[chosen].cost:g}"
+        caption = "Held-out score against cost. Bars are standard errors of the difference from all views; budget "
+        caption += f"{policy.selection.budget:g}."
+        drawings |= _drawing("cost_curve", plotting.cost_curve(cost, score, error, chosen), alt, caption)
+    return drawings
+
+
+def comparison_figures(comparison: Mapping[str, Any]) -> dict[str, Drawing]:
+    """Differences in log-likelihood from no augmentation, else from the best baseline."""
+    against = next((name for name in ("original", "best") if name in comparison["references"]), None)
+    if against is None:
+        return {}
+    reference, key = comparison["references"][against], f"nll_minus_{against}"
+    known = [record for record in comparison["methods"] if record["nll"] is not None and record[key] is not None]
+    records = [r for r in sorted(known, key=lambda record: record["nll"]) if r["method"] != reference]
+    if not records:
+        return {}
+    names = [record["method"] for record in records]
+    value, low, high = (np.array([record[key + end] for record in records]) for end in ("", "_low", "_high"))
+    changes = ", ".join(f"{name} {change:+.3f}" for name, change in zip(names, value, strict=True))
+    figure = plotting.differences(names, value, low, high, f"NLL minus that of {reference} (less is better)")
+    level = f"{100 * comparison['level']:g} %"
+    caption = f"Negative log-likelihood on test labels against {reference}, with {level} paired bootstrap intervals."
+    return _drawing("differences", figure, f"NLL minus that of {reference}: {changes}", caption)
+
+
+def _expected_labels(policy: Policy, truth: Prediction, labels: LabelSets) -> Prediction:
+    """The distribution of every label given that of its input's truth, a row a label; noise must be modelled.
+
+    An annotator the fit did not meet is unbiased and otherwise like the average of those it met.
+    """
+    annotators = policy.annotators
+    assert annotators is not None
+    annotator = annotator_places(annotators.names, labels)
+    if isinstance(truth, CategoricalPrediction):
+        assert isinstance(annotators, AnnotatorAccuracy)
+        average = annotators.confusion.mean(axis=0, keepdims=True)
+        matrices = np.concatenate([annotators.confusion, average])  # (U + 1, C, C)
+        proba = np.empty_like(truth.proba)
+        for place in np.unique(annotator):
+            proba[annotator == place] = truth.proba[annotator == place] @ matrices[place]
+        return CategoricalPrediction(proba, np.zeros(len(proba)), truth.classes)
+    assert isinstance(annotators, AnnotatorNoise)
+    C = annotators.bias.shape[1]
+    bias = np.concatenate([annotators.bias, np.zeros((1, C))])[annotator]  # (J, C)
+    variance = annotators.noise**2 + annotators.bias_error**2
+    variance = np.concatenate([variance, variance.mean(axis=0, keepdims=True)])[annotator]  # (J, C)
+    noise = variance[:, None] / variance_factor(truth.dof)[:, None]  # (J, K, C), as scales
+    return ContinuousPrediction(
+        truth.weights, truth.dof, truth.location + bias[:, None], truth.scale + noise[..., None] * np.eye(C)
+    )
+
+
+def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, where: str) -> dict[str, Drawing]:
+    """Reliability of class probabilities, or residuals and interval coverage of numbers.
+
+    Where noise is modelled, labels are compared with the predicted labels of their annotators, not with the predicted
+    truth; test labels without annotators are taken as the truth.
+    """
+    labels = labels.align(len(views), views.ids)
+    rows = labels.labelled
+    if not len(rows):
+        return {}
+    noisy = policy.annotators is not None and (labels.annotator is not None or where == "calibration labels")
+    if len(rows) > _MAX_INPUTS:
+        rows = rows[np.linspace(0, len(rows) - 1, _MAX_INPUTS).astype(np.intp)]
+        where = f"{where} of {_MAX_INPUTS:,} inputs"
+    where += ", taken as the truth" if policy.annotators is not None and not noisy else ""
+    labels = labels.take(rows)
+    prediction = by_label(policy.predict(views.take(rows)), labels.instance)
+    if noisy:
+        prediction = _expected_labels(policy, prediction, labels)
+    if isinstance(prediction, CategoricalPrediction):
+        y = labels.categorical(prediction.proba.shape[1], views.classes)
+        confidence, hit = prediction.proba.max(axis=1), metrics.hits(y, prediction.proba)
+        right = float(np.average(hit, weights=labels.count))
+        through = ", from the predicted classes and the annotator's estimated error rates" if noisy else ""
+        alt = f"Reliability: mean confidence {confidence.mean():.3f}, share of labels that agree {right:.3f}"
+        caption = f"Reliability on {where}: how often the most probable label was given, against its probability"
+        caption += f"{through}. Points on the dashed line mean calibrated confidence."
+        return _drawing("reliability", plotting.reliability(confidence, hit, labels.count), alt, caption)
+    mean = prediction.mean
+    y = labels.continuous(mean.shape[1])
+    covered = [metrics.interval_coverage(y, *prediction.interval(float(q)), labels.count) for q in _LEVELS]
+    through = bias = ""
+    if noisy:
+        through = ": those of the truth, moved by the annotator's bias and widened by the annotator's noise"
+        bias = " and the annotator's bias"
+    alt = f"Residuals: root mean square {np.sqrt(np.mean((y - mean) ** 2)):.4g}"
+    figure = plotting.residuals(mean.ravel(), (y - mean).ravel())
+    drawings = _drawing("residuals", figure, alt, f"Residuals on {where}: label minus prediction{bias}.")
+    alt = f"Coverage: intervals of 90 % hold {100 * covered[8]:.1f} % of the labels"
+    caption = f"Interval coverage on {where}: how many lie in the intervals predicted for them{through}. "
+    caption += "Points on the dashed line mean calibrated intervals."
+    return drawings | _drawing("coverage", plotting.coverage(_LEVELS, np.array(covered)), alt, caption)
+
+
+def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) -> dict[str, Drawing]:
+    """Estimated skill of the annotators."""
+    annotators = policy.annotators
+    if annotators is None or not annotators.names:
+        return {}
+    known = None
+    if isinstance(annotators, AnnotatorAccuracy):
+        value, interval, label = annotators.accuracy, annotators.accuracy_interval, "share of labels that are right"
+        if truth and all(name in truth for name in annotators.names):
+            known = np.array([truth[name] for name in annotators.names])
+    else:
+        value, interval = annotators.noise.mean(axis=1), annotators.noise_interval.mean(axis=1)
+        label = "standard deviation of labels around the truth"
+    values = ", ".join(f"{name} {number:.3g}" for name, number in zip(annotators.names[:10], value[:10], strict=True))
+    figure = plotting.annotators(annotators.names, value, interval, label, known)
+    caption = "Estimates of the fit for every annotator, with 90 % intervals."
+    return _drawing("annotators", figure, f"Annotators, {label}: {values}", caption)
