@@ -77,7 +77,8 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         weight = np.ones(len(inputs))
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, np.empty((len(inputs), 1)), ensure_non_negative=True)
-            labels = _of_positive_weight(labels, weight)
+            kept = np.flatnonzero(weight[labels.instance] > 0)
+            labels = labels.place(labels.instance, len(inputs), labels.ids, kept)
         if not len(labels):
             raise ValueError("y has no labels of positive weight; at least one input needs a label")
         state = check_random_state(self.random_state)
@@ -333,18 +334,6 @@ class VBTTARegressor(RegressorMixin, _WeightedViews):  # type: ignore[misc]
         """The predictive distribution: quantiles, intervals, log density, CRPS."""
         prediction: ContinuousPrediction = super().predict_distribution(X)
         return prediction
-
-
-def _of_positive_weight(labels: LabelSets, weight: Array) -> LabelSets:
-    """The labels without those of inputs of weight zero."""
-    keep = weight[labels.instance] > 0
-    return replace(
-        labels,
-        instance=labels.instance[keep],
-        value=labels.value[keep],
-        count=labels.count[keep],
-        annotator=None if labels.annotator is None else labels.annotator[keep],
-    )
 
 
 def _take(inputs: Any, rows: Array) -> Any:

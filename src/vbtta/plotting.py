@@ -5,20 +5,9 @@ replaces by the page's text colour, so the same figure works on light and dark p
 """
 
 __all__ = [
-    "COLOURS",
-    "annotators",
-    "bound_history",
-    "cost_curve",
-    "coverage",
-    "differences",
-    "reliability",
-    "residuals",
-    "save_svg",
-    "styled",
-    "to_svg",
-    "weight_history",
-    "weights",
-]
+    "COLOURS", "annotators", "bound_history", "cost_curve", "coverage", "differences", "reliability", "residuals",
+    "save_svg", "styled", "to_svg", "weight_history", "weights",
+]  # fmt: skip
 
 import functools
 import os

@@ -38,6 +38,7 @@ _PARTS = 4  # a worker: what a lost one held is shared out among the others
 _LOOKED_AT = 4096  # labels, as in memory, whose residuals estimate a scale
 
 ResultT = TypeVar("ResultT")
+Sample = tuple[ViewPredictions, LabelSets]  # of some labelled instances, which count from 0
 
 
 def fit_policy(
@@ -199,13 +200,6 @@ class Layout:
     classes_last: bool = False
 
 
-class Sample(NamedTuple):
-    """Predictions and labels of some labelled instances, which count from 0."""
-
-    predictions: ViewPredictions
-    labels: LabelSets
-
-
 @dataclass
 class _Held:
     part: Part
@@ -253,7 +247,7 @@ class Worker:
         if labels.annotator is not None and labels.annotator_names != layout.annotator_names:
             place = np.searchsorted(np.array(layout.annotator_names), np.array(labels.annotator_names))
             labels = replace(labels, annotator=place[labels.annotator], annotator_names=layout.annotator_names)
-        return Sample(predictions.take(rows), labels)
+        return predictions.take(rows), labels
 
     def hold(self, numbers: Sequence[int], request: tuple[int, Sequence[Part], Layout]) -> list[None]:
         """Read some parts of the data and keep them; parts of another plan are dropped."""
@@ -319,7 +313,7 @@ def joined(samples: list[Sample]) -> Sample:
     """Instances one after the other."""
     if len(samples) == 1:
         return samples[0]
-    sets = [sample.labels for sample in samples]
+    parts, sets = zip(*samples, strict=True)
     firsts = np.cumsum([0, *(labels.n_instances for labels in sets)])
     people = [labels.annotator for labels in sets if labels.annotator is not None]
     weights = [labels.instance_weights for labels in sets if labels.instance_weights is not None]
@@ -333,7 +327,7 @@ def joined(samples: list[Sample]) -> Sample:
         ids=None,
         instance_weights=np.concatenate(weights) if weights else None,
     )
-    return Sample(samples[0].predictions.concat([sample.predictions for sample in samples[1:]]), together)
+    return parts[0].concat(parts[1:]), together
 
 
 # -- the data on the driver: counts, and sums over blocks that workers hold -------------------------
@@ -388,7 +382,7 @@ class Calibration:
         shapes = [scan.largest for scan in scans if len(scan.largest)]
         self.largest = np.max(shapes, axis=0) if shapes else np.zeros(0)
         self._plans = count()  # numbers of distributions of the data
-        self._samples: dict[int, tuple[ViewPredictions, LabelSets]] = {}  # by seed
+        self._samples: dict[int, Sample] = {}  # by seed
         self._edges = np.cumsum([0, *(scan.n_instances for scan in scans)])  # labelled instances before each chunk
 
     def __enter__(self) -> "Calibration":
@@ -435,15 +429,14 @@ class Calibration:
         views = predictions.select(["identity"]) if alone else predictions
         return cross_validate(quick_fit(model, engine, seed), views, labels, seed=seed, folds=folds)
 
-    def take(self, places: Array, layout: Layout) -> tuple[ViewPredictions, LabelSets]:
+    def take(self, places: Array, layout: Layout) -> Sample:
         """Some labelled instances, in ascending order, brought here."""
         chunk = np.searchsorted(self._edges, places, side="right") - 1
         calls = [
             ("take", (self.chunks[number], places[chunk == number] - self._edges[number], layout))
             for number in np.unique(chunk).tolist()
         ]
-        samples: list[Sample] = self.fleet.anywhere(calls)
-        return joined(samples)
+        return joined(self.fleet.anywhere(calls))
 
     def sum(self, function: Callable[[Any], ResultT], every: int, of: str) -> ResultT:
         """The sum of a function over every n-th block; workers send sums."""
