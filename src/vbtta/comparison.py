@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta import metrics
+from vbtta import metrics, plotting
 from vbtta._support.checks import between, require, whole_number
 from vbtta._support.fingerprints import draws_of
 from vbtta.baselines import BASELINES, fit_baseline
@@ -175,20 +175,13 @@ class Comparison:
         if against not in differences:
             raise ValueError(f"against must be one of {', '.join(differences) or 'none here'}; got {against!r}")
         s = self.metrics.index(metric)
-        order = np.argsort(-metric_loss(metric, self.values[:, s]), kind="stable")  # the best on top
+        order = np.argsort(metric_loss(metric, self.values[:, s]), kind="stable")  # the best on top
         reference, *tables = differences[against]
         value, low, high = (table[order, s] for table in tables)
-        figure = require("matplotlib.figure", "cli").Figure(figsize=(7, 1.2 + 0.28 * len(order)), layout="constrained")
-        axes = figure.add_subplot()
-        # A percentile interval need not hold the estimate (the calibration error's is biased upwards).
-        reach = np.maximum([value - low, high - value], 0)
-        place = np.arange(len(order))
-        axes.errorbar(value, place, xerr=reach, fmt="o", color="tab:blue", capsize=3, markersize=4)
-        axes.axvline(0, color="0.5", linewidth=0.8)
-        axes.set_yticks(place, [f"{self.methods[m]}  ({self.values[m, s]:.4g})" for m in order])
+        names = [f"{self.methods[m]}  ({self.values[m, s]:.4g})" for m in order]
         better = {"accuracy": "larger", "coverage": "nearer the level"}.get(metric, "smaller")
-        axes.set_xlabel(f"{metric_title(metric)} minus {reference} ({better} is better)")
-        return figure
+        title = f"{metric_title(metric)} minus {reference} ({better} is better)"
+        return plotting.differences(names, value, low, high, title)
 
 
 def compare(

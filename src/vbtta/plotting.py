@@ -115,8 +115,9 @@ def differences(names: Sequence[str], value: Array, low: Array, high: Array, lab
     figure, axes = _axes(0.9 + 0.22 * len(names))
     place = np.arange(len(names))[::-1]
     axes.axvline(0, color=_INK, linewidth=0.8)
+    # A percentile interval need not hold the estimate (the calibration error's is biased upwards).
     axes.errorbar(value, place, xerr=np.maximum([value - low, high - value], 0), fmt="o", **_POINTS)
-    axes.set_yticks(place, [_clean(name) for name in names])
+    axes.set_yticks(place[::-1], [_clean(name) for name in reversed(names)])
     return _finish(figure, label, grid="x")
 
 
