@@ -76,7 +76,7 @@ def read_pair(
     if task == "classification":
         _check_logits(views, predictions)
     talk.note(
-        f"read {describe(views, sets, task)} ({labels.name}: {layout} layout, paired by {'id' if by_id else 'row'})"
+        f"read {_described(views, sets, task)} ({labels.name}: {layout} layout, paired by {'id' if by_id else 'row'})"
     )
     return views, sets
 
@@ -107,26 +107,21 @@ def _check_logits(views: ViewPredictions, path: Path) -> None:
         ) from error
 
 
-def describe(views: ViewPredictions, labels: LabelSets, task: str) -> str:
+def _described(views: ViewPredictions, labels: LabelSets, task: str) -> str:
     """What was read, in words: "3,000 instances, 8,211 labels, 3 annotators, 10 classes"."""
-    parts = [_count(len(views), "instance"), _count(int(labels.labels_per_instance.sum()), "label")]
+    counts = {"instance": len(views), "label": int(labels.labels_per_instance.sum())}
     if labels.annotator is not None:
-        parts.append(_count(len(labels.annotator_names), "annotator"))
-    n_outputs = views.outputs.shape[2]
-    parts.append(_count(n_outputs, "class" if task == "classification" else "output"))
-    parts.append(_count(len(views.names), "view"))
-    return ", ".join(parts)
+        counts["annotator"] = len(labels.annotator_names)
+    counts["class" if task == "classification" else "output"] = views.outputs.shape[2]
+    counts["view"] = len(views.names)
+    endings = {name: "" if count == 1 else "es" if name == "class" else "s" for name, count in counts.items()}
+    return ", ".join(f"{count:,} {name}{endings[name]}" for name, count in counts.items())
 
 
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _count(number: int, what: str) -> str:
-    plural = "es" if what.endswith("s") else "s"
-    return f"{number:,} {what}{'' if number == 1 else plural}"
 
 
 # -- inputs and predictors ------------------------------------------------------------------------
