@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vbtta.data.files import decode_images
+from vbtta.data.images import decode_images
 
 Split = Literal["train", "test"]
 Folder = str | os.PathLike[str]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vbtta.data.files import decode_images
+from vbtta.data.images import decode_images
 
 
 def png(pixels: np.ndarray) -> bytes:

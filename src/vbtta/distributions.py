@@ -152,7 +152,7 @@ class CategoricalPrediction:
         proba = np.sum([shares[:, m, None] * part.proba for m, part in enumerate(parts)], axis=0)
         open_given_view = np.stack([part.entropy - part.mutual_information for part in parts], axis=1)
         left_open = (shares * open_given_view).sum(axis=1)
-        return cls(proba, np.maximum(entropy(proba) - left_open, 0), parts[0].classes)
+        return cls(proba, np.maximum(special.entr(proba).sum(axis=1) - left_open, 0), parts[0].classes)
 
     def __repr__(self) -> str:
         return f"CategoricalPrediction(N={self.proba.shape[0]}, C={self.proba.shape[1]})"

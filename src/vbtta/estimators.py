@@ -4,7 +4,7 @@ __all__ = ["VBTTAClassifier", "VBTTARegressor"]
 
 import warnings
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         draws: int = 1,
         model: Any = "auto",
         engine: Any = "auto",
-        guard: bool = True,
+        guard: bool | Literal["hard"] = True,
         batch_size: int = 256,
         random_state: Any = 0,
     ) -> None:

@@ -543,7 +543,7 @@ class Policy:
 
 
 @dataclass(frozen=True, eq=False)
-class StackedPosterior:
+class StackedPosterior(Posterior):
     """Policies of the same views whose predictive distributions are averaged (docs/method, "Stacking").
 
     The label set of an input speaks for the members that predicted it: given labels, a member's share is its weight

@@ -190,10 +190,11 @@ def fit(
     out: Annotated[Path, Option("--out", "-o", help="Where to write the policy (.json).")],
     report: Annotated[Path | None, Option(help="Write a page about the policy (.html) too.")] = None,
     model: Annotated[
-        running.Model, Option(help="What is assumed; auto compares held-out scores.")
+        running.Model, Option(help="What is assumed; auto stacks the models by held-out scores.")
     ] = running.Model.auto,
     engine: Annotated[running.Engine, Option(help="How it is inferred.")] = running.Engine.auto,
-    guard: Annotated[bool, Option(help="Fall back to the identity view where the views are worse.")] = True,
+    guard: Annotated[bool, Option(help="Compare with the network alone on held-out inputs.")] = True,
+    hard_guard: Annotated[bool, Option("--hard-guard", help="Do without the views where they do not help.")] = False,
     budget: Annotated[int | None, Option(min=1, help="Use at most so many views, the best ones.")] = None,
     columns_are_annotators: running.Annotators = False,
     seed: running.Seed = 0,
@@ -209,7 +210,12 @@ def fit(
     """
     writable(out, ".json")
     writable(report, ".html")
-    options: dict[str, Any] = {"task": task.value, "model": model.value, "guard": guard, "seed": seed}
+    options: dict[str, Any] = {
+        "task": task.value,
+        "model": model.value,
+        "guard": "hard" if hard_guard else guard,
+        "seed": seed,
+    }
     if backend is running.Backend.ray:
         if budget is not None or engine is running.Engine.advi or report is not None:
             raise UsageError(

@@ -63,7 +63,7 @@ def run(out: Path, seed: int, talk: Talk) -> None:
         f"{len(policy.names)} views.",
         f"Simulated three annotators who are right with different probability ({skills}); "
         "the fit knows the form of their errors, not these numbers.",
-        f"Inferred the weights of the views and the skill of the annotators together ({type(policy.model).__name__}).",
+        f"Inferred the weights of the views and the skill of the annotators together ({policy.model_name}).",
         "Compared methods on digits with clean labels, which no method was fitted to.",
     ]
     findings = [*views_in_words(policy), *gain_in_words(comparison), *annotators_in_words(policy, SKILL)]

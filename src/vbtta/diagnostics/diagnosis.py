@@ -37,7 +37,7 @@ class Diagnosis:
         Exponential of the weights' entropy.
     converged : bool
     guard : Guard
-        Whether the views were checked against the identity view alone.
+        How the views compare with the raw network.
     annotators : AnnotatorAccuracy, AnnotatorNoise or None
         Estimates of the label noise.
     overlap : Overlap or None
@@ -181,7 +181,7 @@ def _views(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.converged:
         lines.append("! The fit did not converge: raise EM(max_steps=...).")
     mark = "! " if diagnosis.guard.fell_back else ""
-    return [*lines, f"{mark}Against the identity view alone: {diagnosis.guard.reason}."]
+    return [*lines, f"{mark}Against the network alone: {diagnosis.guard.reason}."]
 
 
 def _noise(diagnosis: Diagnosis) -> list[str]:

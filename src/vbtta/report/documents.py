@@ -48,11 +48,11 @@ def policy_document(policy: Policy) -> dict[str, Any]:
     interval = policy.weight_interval(0.9)
     return {
         "task": policy.task,
-        "model": type(policy.model).__name__,
+        "model": policy.model_name,
         "engine": type(policy.engine).__name__,
         "converged": policy.converged,
         "n_steps": policy.n_steps,
-        "elbo": policy.elbo,
+        "elbo": None if policy.members else policy.elbo,
         "guard": policy.guard.reason,
         "views": [
             {"name": name, "weight": float(weight), "low": float(low), "high": float(high)}
@@ -88,12 +88,12 @@ def headline(policy: Policy, comparison: Mapping[str, Any] | None = None) -> lis
     """The first sentences of a report."""
     sentences = views_in_words(policy)
     if policy.guard.fell_back:
-        sentences.append("The views were worse than none, so the policy uses the unaugmented input only.")
+        sentences.append("The views did not help, so the policy uses the unaugmented input only.")
     if not policy.converged:
         sentences.append("The fit has not converged: its numbers are provisional.")
     if comparison is not None:
         sentences += gain_in_words(comparison)
-    return [*sentences, *annotators_in_words(policy), f"Against the identity view alone: {policy.guard.reason}."]
+    return [*sentences, *annotators_in_words(policy), f"Against the network alone: {policy.guard.reason}."]
 
 
 def views_in_words(policy: Policy) -> list[str]:

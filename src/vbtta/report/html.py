@@ -80,10 +80,11 @@ def render_report(
     drawings |= annotator_figures(policy, story.get("skill"))
     facts = [
         ("views kept", f"{np.count_nonzero(policy.weights)} of {len(policy.names)}"),
-        ("model", type(policy.model).__name__),
+        ("model", policy.model_name),
         ("engine", f"{type(policy.engine).__name__}, {policy.n_steps} updates"),
-        ("bound", f"{policy.elbo:.5g}"),
     ]
+    if not policy.members:
+        facts.append(("bound", f"{policy.elbo:.5g}"))
     loader, strict = jinja2.PackageLoader("vbtta.report"), jinja2.StrictUndefined
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True
@@ -229,7 +230,7 @@ def fit_figures(policy: Policy) -> dict[str, Drawing]:
     caption = "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a bar "
     figure = plotting.weights(names, weights, interval)
     drawings = _drawing("weights", figure, alt, f"{caption}for its numbers.", titles)
-    if n_steps > 1:
+    if n_steps > 1 and not policy.members:
         bound, history = policy.history
         caption = "Weights after every update of the fit, from equal weights on."
         figure = plotting.weight_history(names, history)

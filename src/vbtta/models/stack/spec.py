@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from vbtta._support.checks import positive
-from vbtta.models.base import LabelFacts, Model, models_of
+from vbtta.models.base import Model, models_of
+from vbtta.models.parts.annotators import LabelFacts
 
 
 @dataclass(frozen=True, kw_only=True)
