@@ -296,7 +296,7 @@ def test_ttach_compose_expands_to_its_views(images):
         (lambda: Gamma(1.1, mean=(0.5,), std=(0.0,)), "std positive"),
         (
             lambda: HorizontalFlip()(torch.zeros(3, 4, 4)),
-            r"takes images \(N, C, H, W\); got shape \(3, 4, 4\)",
+            r"takes images \(N, C, H, W\) or volumes .*; got shape \(3, 4, 4\)",
         ),
         (lambda: Blur(3.0)(torch.zeros(1, 1, 9, 30)), "needs images larger than 9 pixels"),
         (

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,7 @@ class Affine(BuiltIn):
     array([[-1.,  2.]])
     """
 
+    invertible: ClassVar[bool] = False
     A: npt.NDArray[np.float64] | Sequence[Sequence[float]] = field(compare=False)
     b: npt.NDArray[np.float64] | Sequence[float] | None = field(default=None, compare=False)
     digest: str = field(init=False, repr=False)  # stands for A and b in comparisons

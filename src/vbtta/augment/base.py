@@ -1,14 +1,15 @@
 """The view protocol: a name, whether the view is stochastic, and a function of a batch."""
 
-__all__ = ["Augmentation", "Chain", "apply_view"]
+__all__ = ["Augmentation", "Chain", "apply_view", "check_invertible", "invert_view", "reorder_classes"]
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from vbtta._support.extras import require
 from vbtta._support.fingerprints import describe_fields
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, is_floating, is_tensor
@@ -36,6 +37,10 @@ class Augmentation(Protocol):
     ...         return -batch
     >>> isinstance(Negate(), Augmentation), apply_view(Negate(), np.array([[1.0, 2.0]]))
     (True, array([[-1., -2.]]))
+
+    For maps (segmentation) a view also has ``inverse(outputs, rng=None)``: outputs (N, C, H, W) of the augmented
+    inputs in the geometry of the inputs. If it does not see all positions it has ``seen(outputs, rng=None)`` too: a
+    mask (1 or N, 1, H, W) of those it sees, or None for all.
     """
 
     @property
@@ -89,6 +94,7 @@ class Choice:
     text = str
 
 
+SEEN_FROM = 1 - 1e-3  # share of a position's value that comes from inside the augmented input
 Positive = Annotated[float, Number(above=0.0)]
 Signed = Annotated[float, Number(signed=True)]
 
@@ -99,12 +105,21 @@ class BuiltIn:
 
     A subclass gives its `label` and whether it is `stochastic` as class arguments, and works in `__call__`. Fields
     annotated with `Number` or `Choice` are checked, and shown in the name if they differ from their default:
-    `label(value,value)`. `_check` checks other fields.
+    `label(value,value)`. `_check` checks other fields. Views that move positions undo it in `_undo`, with zeros where
+    they see nothing; `partial` says whether there are such positions, `invertible` whether the view can be undone.
+
+    Parameters
+    ----------
+    swap_classes : pairs of int, optional
+        Classes that the view turns into each other, as a mirror does left and right: their outputs are exchanged.
     """
 
     stochastic: ClassVar[bool] = False
+    invertible: ClassVar[bool] = True
+    partial: ClassVar[bool] = False
     label: ClassVar[str] = ""
     name: str = field(default="", kw_only=True)
+    swap_classes: Sequence[Sequence[int]] | None = field(default=None, kw_only=True)
 
     def __init_subclass__(cls, label: str = "", stochastic: bool = False) -> None:
         cls.label, cls.stochastic = label or cls.label, stochastic or cls.stochastic
@@ -115,8 +130,10 @@ class BuiltIn:
         for item, rule in self._rules():
             rule.check(f"{type(self).__name__}: {item.name}", getattr(self, item.name))
         self._check()
+        if self.swap_classes is not None:
+            self._store(swap_classes=_class_pairs(type(self).__name__, self.swap_classes))
         if not self.name:
-            self._store(name=self.default_name())
+            self._store(name=self.full_name())
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Transform a batch of N rows."""
@@ -127,6 +144,36 @@ class BuiltIn:
         values = ((getattr(self, item.name), item.default, rule) for item, rule in self._rules())
         texts = [rule.text(value) for value, default, rule in values if value != default]
         return f"{self.label}({','.join(texts)})" if texts else self.label
+
+    def full_name(self) -> str:
+        """The name made from label and parameters, with the exchanged classes."""
+        pairs = (",".join(map(str, pair)) for pair in self.swap_classes or ())
+        return self.default_name() + "".join(f"/swap({pair})" for pair in pairs)
+
+    def inverse(self, outputs: Batch, rng: RowStreams | None = None) -> Batch:
+        """Outputs (N, C, H, W) or (N, C, D, H, W) for the augmented inputs, in the geometry of the inputs.
+
+        Positions that the view does not see are zero; classes of `swap_classes` are exchanged.
+        """
+        check_invertible([self])
+        return _exchange(self, self._undo(outputs, rng))
+
+    def seen(self, outputs: Batch, rng: RowStreams | None = None) -> Batch | None:
+        """Mask (1 or N, 1, H, W) of the positions of the inputs that the view sees; None for all.
+
+        `outputs` are those of the augmented inputs; only their shape, type and device matter.
+        """
+        if not self.partial:
+            return None
+        return self._undo_mask(ones_like(outputs if self.stochastic else outputs[:1]), rng) >= SEEN_FROM
+
+    def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
+        """Outputs back in the geometry of the inputs, zero where nothing is seen."""
+        return outputs
+
+    def _undo_mask(self, mask: Batch, rng: RowStreams | None) -> Batch:
+        """How much of every position's value comes from the inputs, given that of the augmented positions."""
+        return self._undo(mask, rng)
 
     def fingerprint_data(self) -> Any:
         """Class and parameters, for the fingerprint of the view."""
@@ -192,6 +239,32 @@ class Chain(BuiltIn):
             batch = view(batch, rng)
         return batch
 
+    @property
+    def invertible(self) -> bool:  # type: ignore[override]
+        """Whether all of the views can be undone."""
+        return not any(map(_lacks_inverse, self.views))
+
+    @property
+    def partial(self) -> bool:  # type: ignore[override]
+        """Whether any of the views may miss positions."""
+        return any(getattr(view, "partial", hasattr(view, "seen")) for view in self.views)
+
+    def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
+        """Undo the last view first; exchanges of classes are done at the end, together."""
+        return self._undo_parts("_undo", outputs, rng)
+
+    def _undo_mask(self, mask: Batch, rng: RowStreams | None) -> Batch:
+        return self._undo_parts("_undo_mask", mask, rng)
+
+    def _undo_parts(self, method: str, outputs: Batch, rng: RowStreams | None) -> Batch:
+        """Call a method of the built-in views, the inverse of others."""
+        drawing = [view for view in self.views if view.stochastic]
+        if len(drawing) > 1 and not all(isinstance(view, BuiltIn) for view in drawing):  # the streams are shared
+            raise ValueError(f"view {self.name} chains several views that draw, and cannot be undone; leave it out.")
+        for view in reversed(self.views):
+            outputs = getattr(view, method if isinstance(view, BuiltIn) else "inverse")(outputs, rng)
+        return outputs
+
 
 def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) -> Batch:
     """Apply a view; an error if the number of rows changed, or NaN or infinity appeared where the batch had none.
@@ -245,6 +318,73 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
     return result
 
 
+def check_invertible(views: Iterable[Augmentation]) -> None:
+    """Refuse views without an inverse.
+
+    Examples
+    --------
+    >>> from vbtta.augment import as_view
+    >>> check_invertible([as_view(np.sort, name="sort")])
+    Traceback (most recent call last):
+        ...
+    ValueError: view sort has no inverse, which maps need: leave it out, or give it one by as_view(function,
+    inverse=function).
+    """
+    for view in views:
+        if _lacks_inverse(view):
+            raise ValueError(
+                f"view {view.name} has no inverse, which maps need: leave it out, or give it one by "
+                f"as_view(function, inverse=function)."
+            )
+
+
+def invert_view(
+    view: Augmentation, outputs: Batch, augmented: Batch, batch: Batch, rng: RowStreams | None = None
+) -> tuple[Batch, Batch | None]:
+    """Outputs (N, C, H, W) for an augmented batch in the geometry of the batch, and the mask of positions seen.
+
+    Outputs at a stride of the augmented inputs are brought to their resolution first (bilinear).
+
+    Parameters
+    ----------
+    view : Augmentation
+        The view, with an inverse.
+    outputs : array or tensor, shape (N, C, H, W) or (N, C, D, H, W)
+        What a predictor made of `augmented`.
+    augmented, batch : arrays or tensors
+        The inputs with and without the view.
+    rng : RowStreams, optional
+        Streams like those the view was applied with, from their beginning; needed if the view is stochastic.
+
+    Examples
+    --------
+    >>> from vbtta.augment import Identity
+    >>> maps, seen = invert_view(Identity(), np.ones((1, 2, 4, 4)), np.ones((1, 3, 4, 4)), np.ones((1, 3, 4, 4)))
+    >>> maps.shape, seen
+    ((1, 2, 4, 4), None)
+    """
+    outputs = _at_size(outputs, tuple(augmented.shape[2:]))
+    result = view.inverse(outputs, rng)  # type: ignore[attr-defined]
+    if tuple(result.shape[2:]) != tuple(batch.shape[2:]):
+        raise ValueError(
+            f"the inverse of view {view.name} returned maps {tuple(result.shape[2:])} for inputs "
+            f"{tuple(batch.shape[2:])}; it must return to their size."
+        )
+    return result, view.seen(outputs, rng) if hasattr(view, "seen") else None
+
+
+def reorder_classes(view: Augmentation, outputs: Batch) -> Batch:
+    """Outputs (N, C) with the classes exchanged that a view, or a part of a chain, turns into each other.
+
+    Examples
+    --------
+    >>> from vbtta.augment import Identity
+    >>> reorder_classes(Identity(swap_classes=[(0, 2)]), np.array([[1.0, 2.0, 3.0]]))
+    array([[3., 2., 1.]])
+    """
+    return _exchange(view, outputs) if isinstance(view, BuiltIn) else outputs
+
+
 def own_copy(view: Augmentation, batch: Batch) -> Batch:
     """A copy of the batch for a view that may change it in place; the batch itself for built-in views."""
     return batch if _is_built_in(view) else copy_of(batch)
@@ -271,10 +411,71 @@ def check_floating(view: Augmentation, batch: Batch) -> None:
         )
 
 
-def check_images(view: Augmentation, batch: Batch) -> None:
-    """Refuse batches that are not images (N, C, H, W)."""
-    if batch.ndim != 4:
-        raise ValueError(f"view {view.name} takes images (N, C, H, W); got shape {tuple(batch.shape)}.")
+def check_images(view: Augmentation, batch: Batch, *, volumes: bool = False) -> None:
+    """Refuse batches that are not images (N, C, H, W), nor volumes (N, C, D, H, W) where those are allowed."""
+    if batch.ndim != 4 and not (volumes and batch.ndim == 5):
+        kinds = "images (N, C, H, W) or volumes (N, C, D, H, W)" if volumes else "images (N, C, H, W)"
+        raise ValueError(f"view {view.name} takes {kinds}; got shape {tuple(batch.shape)}.")
+
+
+def ones_like(outputs: Batch) -> Batch:
+    """Maps (N, 1, ...) of ones, in the type and on the device of outputs (N, C, ...)."""
+    first = outputs[:, :1]
+    return first.new_ones(first.shape) if is_tensor(first) else np.ones_like(first)
+
+
+def _lacks_inverse(view: Augmentation) -> bool:
+    return not view.invertible if isinstance(view, BuiltIn) else getattr(view, "inverse", None) is None
+
+
+def _class_pairs(kind: str, pairs: Any) -> tuple[tuple[int, int], ...]:
+    """Pairs of classes, each class at most once."""
+    try:
+        checked = tuple((int(first), int(second)) for first, second in pairs)
+    except (TypeError, ValueError):
+        checked = ()
+    classes = [entry for pair in checked for entry in pair]
+    if not checked or len(set(classes)) < len(classes) or min(classes) < 0:
+        raise ValueError(f"{kind}: swap_classes must be pairs of different classes, as ((1, 2),); got {pairs!r}.")
+    return checked
+
+
+def _pairs_of(view: Augmentation) -> list[Sequence[int]]:
+    """Exchanges of classes that undo a view, in order: those of a chain's last view first."""
+    inner = [pair for part in reversed(view.views) for pair in _pairs_of(part)] if isinstance(view, Chain) else []
+    return [*inner, *(getattr(view, "swap_classes", None) or ())]
+
+
+def _exchange(view: Augmentation, outputs: Batch) -> Batch:
+    """Outputs (N, C, ...) with classes exchanged."""
+    pairs = _pairs_of(view)
+    if not pairs:
+        return outputs
+    order = list(range(outputs.shape[1]))
+    for first, second in pairs:
+        if max(first, second) >= len(order):
+            raise ValueError(
+                f"view {view.name}: swap_classes names class {max(first, second)}; there are {len(order)} outputs."
+            )
+        order[first], order[second] = order[second], order[first]
+    return outputs[:, order]
+
+
+def _at_size(outputs: Batch, size: tuple[int, ...]) -> Batch:
+    """Maps (N, C, ...) at the resolution of the inputs, which must be a multiple of their own."""
+    own = tuple(outputs.shape[2:])
+    if own == size:
+        return outputs
+    factors = {whole // part if part and whole % part == 0 else 0 for whole, part in zip(size, own, strict=False)}
+    if len(own) != len(size) or len(factors) != 1 or 0 in factors:
+        raise ValueError(
+            f"the model returned maps {own} for inputs {size}; it must return their size, or the size divided by a "
+            f"whole number: pad or crop the inputs to suit the model."
+        )
+    if not is_tensor(outputs):
+        return _at_size(require("torch", "torch").from_numpy(np.ascontiguousarray(outputs)), size).numpy()
+    interpolate = require("torch.nn.functional", "torch").interpolate
+    return interpolate(outputs, size=size, mode="bilinear" if len(size) == 2 else "trilinear", align_corners=False)
 
 
 def _is_built_in(view: Augmentation) -> bool:

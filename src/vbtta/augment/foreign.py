@@ -14,7 +14,7 @@ from vbtta._support.checks import require
 from vbtta._support.fingerprints import describe
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, is_tensor, to_array
-from vbtta.augment.base import Augmentation, BuiltIn, Number, check_images, check_streams
+from vbtta.augment.base import SEEN_FROM, Augmentation, BuiltIn, Number, check_images, check_streams, ones_like
 
 # Transforms of torchvision.transforms.v2 that never draw; a transform that is missing here is only slower.
 _DETERMINISTIC_TORCHVISION = {
@@ -23,7 +23,13 @@ _DETERMINISTIC_TORCHVISION = {
 }  # fmt: skip
 
 
-def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None) -> Augmentation:
+def as_view(
+    obj: Any,
+    name: str | None = None,
+    *,
+    stochastic: bool | None = None,
+    inverse: Callable[[Batch], Batch] | None = None,
+) -> Augmentation:
     """Make a view of a callable, or of another library's transform.
 
     Parameters
@@ -41,6 +47,9 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
         The view's name; taken from the object if not given.
     stochastic : bool, optional
         Whether the object draws random numbers, if that cannot be recognised.
+    inverse : callable, optional
+        For maps: a function from outputs (N, C, H, W) of the augmented inputs to the geometry of the inputs, zero where
+        the view sees nothing. A deterministic view needs it; kornia's and ttach's transforms have their own.
 
     Examples
     --------
@@ -54,7 +63,8 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
     if isinstance(obj, type):
         raise TypeError(f"a view must be an object, not a class: use {obj.__name__}(...).")
     if isinstance(obj, Augmentation) and isinstance(obj.name, str):
-        return obj if name in (None, obj.name) else _rename(obj, str(name))
+        view = obj if name in (None, obj.name) else _rename(obj, str(name))
+        return view if inverse is None else FunctionView(view.name, view, view.stochastic, inverse, True)
     if _is_compose(obj):
         raise TypeError(f"a ttach Compose stands for {len(obj)} views; use as_views(compose), which lists them.")
     if _is_from(obj, "ttach"):
@@ -64,21 +74,21 @@ def as_view(obj: Any, name: str | None = None, *, stochastic: bool | None = None
         raise TypeError(f"a view must be callable; got {type(obj).__name__}.")
     view_name = name or _name_of(obj)
     if _is_from(obj, "albumentations"):
-        return AlbumentationsView(view_name, obj, stochastic is not False)
+        return AlbumentationsView(view_name, obj, stochastic is not False, inverse)
     if _is_from(obj, "kornia.augmentation") or _is_from(obj, "torchvision"):
         draws = _draws(obj) if stochastic is None else stochastic
-        return SeededView(view_name, obj) if draws else FunctionView(view_name, obj, False, False)
+        return SeededView(view_name, obj, True, inverse) if draws else FunctionView(view_name, obj, False, inverse)
     if stochastic is None and _is_from(obj, "torch.nn") and any(map(_is_random, obj.modules())):
-        return SeededView(view_name, obj)
+        return SeededView(view_name, obj, True, inverse)
     takes_rng = _takes_rng(obj)
     if stochastic and not takes_rng:
         if _is_from(obj, "torch"):
-            return SeededView(view_name, obj)
+            return SeededView(view_name, obj, True, inverse)
         raise TypeError(
             f"view {view_name} is said to be stochastic but takes no rng: write it as f(batch, rng) and draw "
             f"from rng.uniform, rng.normal, rng.beta or rng.integers, so that a seed gives the same views."
         )
-    return FunctionView(view_name, obj, takes_rng if stochastic is None else stochastic, takes_rng)
+    return FunctionView(view_name, obj, takes_rng if stochastic is None else stochastic, inverse, takes_rng)
 
 
 def as_views(objects: Any) -> list[Augmentation]:
@@ -115,6 +125,20 @@ class ForeignView:
     name: str
     function: Callable[..., Any]
     stochastic: bool = True
+    undo: Callable[[Batch], Batch] | None = None
+
+    @property
+    def inverse(self) -> Callable[[Batch, RowStreams | None], Batch] | None:
+        """Outputs (N, C, H, W) of the augmented inputs in the geometry of the inputs; None if that is not known."""
+        return None if self.undo is None else self._undo
+
+    def _undo(self, outputs: Batch, rng: RowStreams | None = None) -> Batch:
+        return None if self.undo is None else self.undo(outputs)
+
+    def seen(self, outputs: Batch, rng: RowStreams | None = None) -> Batch | None:
+        """Mask (1 or N, 1, H, W) of the positions that the view sees: those the inverse does not fill with zeros."""
+        ones = ones_like(outputs if self.stochastic else outputs[:1])
+        return None if self.inverse is None else self.inverse(ones, rng) >= SEEN_FROM
 
     def fingerprint_data(self) -> Any:
         """Parameters of the wrapped object."""
@@ -136,6 +160,22 @@ class SeededView(ForeignView):
     """A transform that draws from torch's generator, which is seeded for each row and restored afterwards."""
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        return self._by_row(self.function, batch, rng)
+
+    @property
+    def inverse(self) -> Callable[[Batch, RowStreams | None], Batch] | None:
+        """The inverse given, or else kornia's own with the parameters drawn again; None if there is none."""
+        own = _is_from(self.function, "kornia.augmentation") and hasattr(self.function, "inverse")
+        return partial(self._by_row, self._draw_and_undo) if own and self.undo is None else super().inverse
+
+    def _draw_and_undo(self, outputs: Batch) -> Batch:
+        """Kornia keeps the parameters of its last call, and draws them from the size of the images."""
+        transform: Any = self.function
+        transform(outputs.new_zeros((1, 3, *outputs.shape[2:])))
+        return transform.inverse(outputs)
+
+    def _by_row(self, function: Callable[[Batch], Batch], batch: Batch, rng: RowStreams | None = None) -> Batch:
+        """A function of single rows, with the generator seeded for each."""
         if not is_tensor(batch):
             raise TypeError(f"view {self.name} takes torch tensors; got {type(batch).__name__}.")
         torch = require("torch", "torch")
@@ -147,7 +187,7 @@ class SeededView(ForeignView):
                 torch.default_generator.manual_seed(seed)
                 if not on_cpu:
                     torch.get_device_module(device).manual_seed(seed)
-                rows.append(self.function(batch[i : i + 1]))
+                rows.append(function(batch[i : i + 1]))
         return torch.cat(rows)
 
 
@@ -176,7 +216,7 @@ def _seeds(view: Augmentation, batch: Batch, rng: RowStreams | None) -> list[int
 def _rename(view: Augmentation, name: str) -> Augmentation:
     if isinstance(view, BuiltIn | ForeignView):
         return replace(view, name=name)
-    return FunctionView(name, view, view.stochastic, True)
+    return FunctionView(name, view, view.stochastic, getattr(view, "inverse", None), True)
 
 
 def _is_from(obj: Any, package: str) -> bool:
@@ -198,7 +238,8 @@ def _expand(compose: Any) -> list[Augmentation]:
             for transform, value in zip(compose.aug_transforms, values, strict=True)
             if value not in (transform.identity_param, getattr(transform, "original_size", None))
         ]
-        views.append(FunctionView("+".join(parts) or "identity", transformer.augment_image, False, False))
+        undo = None if any("FiveCrops" in part for part in parts) else transformer.deaugment_mask
+        views.append(FunctionView("+".join(parts) or "identity", transformer.augment_image, False, undo))
     return views
 
 

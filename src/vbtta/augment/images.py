@@ -1,21 +1,24 @@
-"""Views of images (N, C, H, W): flips, rotations, shifts, crops, blur, colours; torch and kornia load on first use."""
+"""Views of images (N, C, H, W): flips, rotations, shifts, crops, blur, colours; torch and kornia load on first use.
+
+Flips and quarter turns take volumes (N, C, D, H, W) too.
+"""
 
 __all__ = [
-    "Blur", "Brightness", "Contrast", "Crop", "Gamma",
+    "Blur", "Brightness", "Contrast", "Crop", "Flip", "Gamma",
     "HorizontalFlip", "Rotate", "Rotate90", "Shift", "VerticalFlip", "Zoom",
 ]  # fmt: skip
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
 from vbtta._support.checks import require
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch
-from vbtta.augment.base import BuiltIn, Choice, Number, Positive, Signed, check_floating, check_images
+from vbtta.augment.base import BuiltIn, Choice, Number, Positive, Signed, check_floating, check_images, ones_like
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +34,7 @@ class ImageView(BuiltIn):
     """Base of the image views: checks the batch, and takes NumPy images through torch and back.
 
     All are deterministic, keep tensors on their device, and can be exported with a free batch size. Subclasses work in
-    `_transform`; `interpolates` says whether whole numbers would be rounded.
+    `_transform` and, if they are geometric, in `_restore`; `interpolates` says whether whole numbers would be rounded.
     """
 
     interpolates: ClassVar[bool] = True
@@ -46,7 +49,7 @@ class ImageView(BuiltIn):
             import torch
 
             return self(torch.from_numpy(np.ascontiguousarray(batch))).numpy()
-        check_images(self, batch)
+        check_images(self, batch, volumes=not self.interpolates)
         if self.interpolates:
             check_floating(self, batch)
         return self._transform(batch)
@@ -54,6 +57,17 @@ class ImageView(BuiltIn):
     def _transform(self, images: "Tensor") -> "Tensor":
         """Transform images (N, C, H, W)."""
         raise NotImplementedError
+
+    def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
+        if isinstance(outputs, np.ndarray):
+            import torch
+
+            return self._restore(torch.from_numpy(np.ascontiguousarray(outputs))).numpy()
+        return self._restore(outputs)
+
+    def _restore(self, outputs: "Tensor", /) -> "Tensor":
+        """Outputs (N, C, H, W) of transformed images in the geometry of the images."""
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,8 @@ class HorizontalFlip(ImageView, label="hflip"):
     def _transform(self, images: "Tensor") -> "Tensor":
         return images.flip((-1,))
 
+    _restore = _transform
+
 
 @dataclass(frozen=True)
 class VerticalFlip(ImageView, label="vflip"):
@@ -86,6 +102,46 @@ class VerticalFlip(ImageView, label="vflip"):
 
     def _transform(self, images: "Tensor") -> "Tensor":
         return images.flip((-2,))
+
+    _restore = _transform
+
+
+@dataclass(frozen=True)
+class Flip(ImageView, label="flip"):
+    """Mirror along axes of images or volumes.
+
+    Parameters
+    ----------
+    axes : sequence of int
+        Which, without those of batch and channels: 0 and 1 are height and width of images; 0, 1 and 2 depth, height
+        and width of volumes.
+
+    Examples
+    --------
+    >>> view = Flip([0, 2])
+    >>> view.name, view(np.arange(8.0).reshape(1, 1, 2, 2, 2)).ravel()
+    ('flip(0,2)', array([5., 4., 7., 6., 1., 0., 3., 2.]))
+    """
+
+    interpolates: ClassVar[bool] = False
+    axes: Sequence[int]
+
+    def _check(self) -> None:
+        axes: Any = self.axes
+        if isinstance(axes, str) or not isinstance(axes, Sequence) or not set(axes) <= {0, 1, 2} or not axes:
+            raise ValueError(f"Flip: axes must be some of 0, 1 and 2; got {axes!r}.")
+        self._store(axes=tuple(sorted({int(axis) for axis in axes})))
+
+    def default_name(self) -> str:
+        """Name the axes."""
+        return f"flip({','.join(map(str, self.axes))})"
+
+    def _transform(self, images: "Tensor") -> "Tensor":
+        if max(self.axes) + 2 >= images.ndim:
+            raise ValueError(f"view {self.name} mirrors axes {self.axes} of volumes; got shape {tuple(images.shape)}.")
+        return images.flip([axis + 2 for axis in self.axes])
+
+    _restore = _transform
 
 
 @dataclass(frozen=True)
@@ -120,6 +176,9 @@ class Rotate90(ImageView):
     def _transform(self, images: "Tensor") -> "Tensor":
         return images.rot90(self.quarters, (-2, -1))
 
+    def _restore(self, outputs: "Tensor") -> "Tensor":
+        return outputs.rot90(-self.quarters, (-2, -1))
+
 
 @dataclass(frozen=True)
 class Rotate(ImageView, label="rotate"):
@@ -138,11 +197,19 @@ class Rotate(ImageView, label="rotate"):
     'rotate(+15)'
     """
 
+    partial: ClassVar[bool] = True
     degrees: Signed
     padding: Padding = "reflection"
 
     def _transform(self, images: "Tensor") -> "Tensor":
         return _rotate_and_zoom(images, self.degrees, 1.0, self.padding)
+
+    def _restore(self, outputs: "Tensor") -> "Tensor":
+        return _rotate_and_zoom(outputs, -self.degrees, 1.0, "zeros")
+
+    def _undo_mask(self, mask: Batch, rng: RowStreams | None) -> Batch:
+        """Without positions whose values mix with the padding of the augmented image."""
+        return self._undo(mask * replace(self, padding="zeros")(ones_like(mask)), rng)
 
 
 @dataclass(frozen=True)
@@ -164,11 +231,17 @@ class Zoom(ImageView, label="zoom"):
     25
     """
 
+    partial: ClassVar[bool] = True
     factor: Positive
     padding: Padding = "reflection"
 
     def _transform(self, images: "Tensor") -> "Tensor":
         return _rotate_and_zoom(images, 0.0, self.factor, self.padding)
+
+    def _restore(self, outputs: "Tensor") -> "Tensor":
+        return _rotate_and_zoom(outputs, 0.0, 1 / self.factor, "zeros")
+
+    _undo_mask = Rotate._undo_mask
 
 
 @dataclass(frozen=True)
@@ -189,20 +262,18 @@ class Shift(ImageView, label="shift"):
     array([0., 1., 2., 3.])
     """
 
+    partial: ClassVar[bool] = True
     x: Share
     y: Share
     padding: Padding = "reflection"
 
     def _transform(self, images: "Tensor") -> "Tensor":
-        """Pad on one side and cut on the other."""
-        from torch.nn import functional
-
         height, width = images.shape[-2:]
-        right, down = _pixels(self.x, width), _pixels(self.y, height)
-        top, left = max(-down, 0), max(-right, 0)
-        margins = (max(right, 0), left, max(down, 0), top)  # left, right, top, bottom
-        padded = functional.pad(images, margins, mode=_TORCH_PADDING[self.padding])
-        return padded[..., top : top + height, left : left + width]
+        return _move(images, _pixels(self.x, width), _pixels(self.y, height), _TORCH_PADDING[self.padding])
+
+    def _restore(self, outputs: "Tensor") -> "Tensor":
+        height, width = outputs.shape[-2:]
+        return _move(outputs, -_pixels(self.x, width), -_pixels(self.y, height), "constant")
 
 
 @dataclass(frozen=True)
@@ -222,6 +293,7 @@ class Crop(ImageView):
     array([1., 1., 1., 1.])
     """
 
+    partial: ClassVar[bool] = True
     position: Annotated[str, Choice(POSITIONS)]
     scale: Annotated[float, Number(above=0.0, at_most=1.0)] = 0.875
 
@@ -232,16 +304,34 @@ class Crop(ImageView):
     def _transform(self, images: "Tensor") -> "Tensor":
         from torch.nn import functional
 
-        height, width = images.shape[-2:]
+        top, left, height, width = self._box(*images.shape[-2:])
+        part = images[..., top : top + height, left : left + width]
+        return functional.interpolate(part, size=images.shape[-2:], mode="bilinear", align_corners=False)
+
+    def _restore(self, outputs: "Tensor") -> "Tensor":
+        """Sample the resized crop at the centres of the pixels that it was made of."""
+        import torch
+        from torch.nn import functional
+
+        size = outputs.shape[-2:]
+        box = self._box(*size)
+        axes = []
+        for start, length, n_pixels in zip(box[:2], box[2:], size, strict=True):
+            centres = torch.arange(n_pixels, dtype=outputs.dtype, device=outputs.device) + 0.5
+            axes.append(2 * (centres - start) / length - 1)
+        y, x = torch.meshgrid(*axes, indexing="ij")
+        grid = torch.stack([x, y], dim=-1).expand(outputs.shape[0], -1, -1, -1)
+        return functional.grid_sample(outputs, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+    def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Top, left, height and width of the part."""
         crop_height, crop_width = max(1, round(self.scale * height)), max(1, round(self.scale * width))
         spare_rows, spare_columns = height - crop_height, width - crop_width
         if self.position == "center":
-            top, left = spare_rows // 2, spare_columns // 2
-        else:
-            top = spare_rows if self.position.startswith("bottom") else 0
-            left = spare_columns if self.position.endswith("right") else 0
-        part = images[..., top : top + crop_height, left : left + crop_width]
-        return functional.interpolate(part, size=(height, width), mode="bilinear", align_corners=False)
+            return spare_rows // 2, spare_columns // 2, crop_height, crop_width
+        top = spare_rows if self.position.startswith("bottom") else 0
+        left = spare_columns if self.position.endswith("right") else 0
+        return top, left, crop_height, crop_width
 
 
 @dataclass(frozen=True)
@@ -396,6 +486,17 @@ def _rotate_and_zoom(images: "Tensor", degrees: float, factor: float, padding: s
     matrix = transform.get_rotation_matrix2d(centre, angle, factors)  # (1, 2, 3)
     warped: Tensor = transform.affine(images, matrix, "bilinear", padding)
     return warped
+
+
+def _move(images: "Tensor", right: int, down: int, padding: str) -> "Tensor":
+    """Pad on one side and cut on the other."""
+    from torch.nn import functional
+
+    height, width = images.shape[-2:]
+    top, left = max(-down, 0), max(-right, 0)
+    margins = (max(right, 0), left, max(down, 0), top)  # left, right, top, bottom
+    padded = functional.pad(images, margins, mode=padding)
+    return padded[..., top : top + height, left : left + width]
 
 
 def _pixels(share: float, size: int) -> int:

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -114,6 +114,7 @@ class Pool:
 class Mixing(BuiltIn, stochastic=True):
     """Base of mixup and cutmix: draws a partner x* of the pool for each row; subclasses work in `_mix`."""
 
+    invertible: ClassVar[bool] = False
     alpha: Positive
     pool: Pool
 

@@ -122,7 +122,7 @@ def _describe(view: Augmentation, root: Path | None = None) -> dict[str, Any]:
     entry: dict[str, Any] = {"view": kind}
     for item in fields(view):
         value = getattr(view, item.name)
-        if item.init and value is not None and (item.name != "name" or value != view.default_name()):
+        if item.init and value is not None and (item.name != "name" or value != view.full_name()):
             entry[item.name] = _plain(value, view, root)
     return entry
 

@@ -1,8 +1,9 @@
 """Common sets of views."""
 
-__all__ = ["d4", "five_crop", "flips", "paper_mixup_cutmix", "standard_images"]
+__all__ = ["d4", "five_crop", "flips", "paper_mixup_cutmix", "standard_images", "volume_flips"]
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 from vbtta.augment import images
@@ -21,6 +22,18 @@ def flips() -> list[BuiltIn]:
     ['identity', 'hflip', 'vflip', 'hflip+vflip']
     """
     return [Identity(), HorizontalFlip(), VerticalFlip(), Chain((HorizontalFlip(), VerticalFlip()))]
+
+
+def volume_flips() -> list[BuiltIn]:
+    """List identity and the seven mirror images of volumes (N, C, D, H, W).
+
+    Examples
+    --------
+    >>> [view.name for view in volume_flips()][:5]
+    ['identity', 'flip(0)', 'flip(1)', 'flip(2)', 'flip(0,1)']
+    """
+    axes = [choice for size in (1, 2, 3) for choice in combinations(range(3), size)]
+    return [Identity(), *map(images.Flip, axes)]
 
 
 def d4() -> list[BuiltIn]:
