@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vbtta.comparison import compare
     from vbtta.data.labels import LabelSets
     from vbtta.data.predictions import ViewPredictions
+    from vbtta.dense import collect_dense
     from vbtta.diagnostics import diagnose
     from vbtta.estimators import VBTTAClassifier, VBTTARegressor
     from vbtta.fit import fit_policy
@@ -57,6 +58,7 @@ __all__ = [
     "ViewPredictions",
     "__version__",
     "as_predictor",
+    "collect_dense",
     "collect_views",
     "compare",
     "diagnose",
@@ -87,6 +89,7 @@ _HOME = {
     "VBTTARegressor": "estimators",
     "ViewPredictions": "data.predictions",
     "as_predictor": "adapters",
+    "collect_dense": "dense",
     "collect_views": "collect",
     "compare": "comparison",
     "diagnose": "diagnostics",

@@ -1,6 +1,6 @@
 """Predictions for all inputs under all views, batch by batch."""
 
-__all__ = ["check_options", "collect_rows", "collect_views", "measure_cost"]
+__all__ = ["Collector", "check_options", "collect_rows", "collect_views", "measure_cost"]
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, is_tensor, n_rows_of
 from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.arrays import GaussianNoise
-from vbtta.augment.base import Augmentation, apply_view
+from vbtta.augment.base import Augmentation, apply_view, reorder_classes
 from vbtta.augment.foreign import as_views
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
@@ -84,7 +84,7 @@ def collect_views(
     view_list = as_views(views)
     adapted = as_predictor(predictor, output)
     batches, n_rows = batches_of(inputs, batch_size)
-    collector = _Collector(adapted, view_list, draws, seed, delta=variance == "delta", keep_draws=keep_draws)
+    collector = Collector(adapted, view_list, draws, seed, delta=variance == "delta", keep_draws=keep_draws)
     gathered: tuple[list[Array], list[Array], list[Array]] = ([], [], [])
     start = 0
     with Progress("inputs", n_rows, progress) as bar, adapted.ready():
@@ -116,7 +116,7 @@ def collect_rows(
     predictor: Predictor, inputs: Any, views: list[Augmentation], first: int, *, draws: int, delta: bool, seed: int
 ) -> tuple[Array, Array | None]:
     """Mean and variance (n, K, C) of one batch, whose rows count from `first` in the whole data set."""
-    return _Collector(predictor, views, draws, seed, delta=delta).collect(inputs, first)[:2]
+    return Collector(predictor, views, draws, seed, delta=delta).collect(inputs, first)[:2]
 
 
 def measure_cost(
@@ -143,7 +143,7 @@ def measure_cost(
     adapted = as_predictor(predictor, output)
     batches, n_rows = batches_of(inputs, 1)
     times: dict[str, list[float]] = {view.name: [] for view in view_list}
-    collector = _Collector(adapted, view_list, draws, 0)
+    collector = Collector(adapted, view_list, draws, 0)
     with adapted.ready():
         batch = adapted.prepare(next(batches) if n_rows is None else inputs)
         rows = np.arange(n_rows_of(batch))
@@ -166,7 +166,7 @@ def check_options(draws: int, keep_draws: int, variance: str | None) -> None:
 
 
 @dataclass
-class _Collector:
+class Collector:
     """Predicts one batch after the other under every view, and checks the outputs."""
 
     predictor: Predictor
@@ -196,7 +196,7 @@ class _Collector:
         mean = deviation = np.zeros(())
         single_draws: list[Array] = []
         for m, augmented in enumerate(self._draw(view, batch, rows, n_draws)):
-            outputs = self.predictor(copy_of(augmented) if augmented is batch else augmented)  # may work in place
+            outputs = self.outputs_of(view, batch, augmented, rows, m)
             single_draws.append(outputs[:keep].copy())
             if m == 0:
                 mean, deviation, dtype = outputs, np.zeros(outputs.shape), outputs.dtype
@@ -205,21 +205,38 @@ class _Collector:
             mean = mean + change / (m + 1)
             deviation = deviation + change * (outputs - mean)
         mean = mean.astype(dtype, copy=False)
-        self._check(mean, rows, view.name)
+        self.check(mean, rows, view.name)
         variance: Array | None = None
         if self.delta:
-            variance = self._delta_variance(view, batch, rows, mean.shape)
+            variance = np.asarray(reorder_classes(view, self._delta_variance(view, batch, rows, mean.shape)))
         elif n_draws > 1:
             variance = deviation / (n_draws - 1)
         repeats = self.draws if n_draws == 1 else 1
         return mean, variance, np.stack(single_draws * repeats, axis=1) if keep else None
 
+    def outputs_of(self, view: Augmentation, batch: Batch, augmented: Batch, rows: Array, draw: int) -> Array:
+        """Outputs (B, C) for one draw of a view."""
+        outputs = self.predict(batch, augmented)
+        if outputs.ndim != 2:
+            raise ValueError(
+                f"the model returns maps, of shape {outputs.shape}: use collect_dense, or pick rows (B, C) by output="
+            )
+        return np.asarray(reorder_classes(view, outputs))
+
+    def predict(self, batch: Batch, augmented: Batch) -> Array:
+        """The predictor's outputs; it may work in place, so it gets a copy of the batch itself."""
+        return self.predictor(copy_of(augmented) if augmented is batch else augmented)
+
+    def streams(self, view: Augmentation, draw: int, rows: Array) -> RowStreams | None:
+        """Streams of one draw, from their beginning; None for a deterministic view."""
+        return RowStreams(self.seed, view.name, draw, rows) if view.stochastic else None
+
     def _draw(self, view: Augmentation, batch: Batch, rows: Array, n_draws: int) -> Iterator[Batch]:
         """The augmented batches; made from their streams again rather than kept."""
         for m in range(n_draws):
-            yield apply_view(view, batch, RowStreams(self.seed, view.name, m, rows) if view.stochastic else None)
+            yield apply_view(view, batch, self.streams(view, m, rows))
 
-    def _check(self, mean: Array, rows: Array, name: str) -> None:
+    def check(self, mean: Array, rows: Array, name: str) -> None:
         """Refuse outputs that are not finite, and a number of outputs that changes."""
         if not np.isfinite(mean).all():
             row, c = (int(index) for index in np.argwhere(~np.isfinite(mean))[0])

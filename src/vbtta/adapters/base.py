@@ -19,7 +19,7 @@ _MIN_PROBABILITY = 1e-7  # probabilities of exactly 0 are common (trees, neighbo
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A trained model: B rows in, (B, C) outputs out.
+    """A trained model: B rows in, (B, C) outputs out, or maps (B, C, H, W) or (B, C, D, H, W).
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Predictor(Protocol):
         """Bring a batch to the form of views and model: inputs without labels, in the right type and place."""
 
     def __call__(self, batch: Batch) -> Array:
-        """Outputs of B rows: (B, C)."""
+        """Outputs of B rows: (B, C), or maps."""
 
 
 def as_predictor(predictor: Any, output: Output = None, *, device: Any = None, autocast: Any = None) -> Predictor:
@@ -175,20 +175,20 @@ def select_output(raw: Any, output: Output) -> Any:
 
 
 def as_columns(outputs: Any, batch: Batch) -> Any:
-    """Outputs of a batch as (B, C)."""
+    """Outputs of a batch as (B, C); maps (B, C, H, W) and (B, C, D, H, W) as they are."""
     shape, n_rows = tuple(getattr(outputs, "shape", ())), n_rows_of(batch)
     if shape == (n_rows,):
         return outputs.reshape(n_rows, 1)
-    if len(shape) != 2 or shape[0] != n_rows or shape[1] == 0:
+    if len(shape) not in (2, 4, 5) or shape[0] != n_rows or 0 in shape[1:]:
         raise ValueError(
             f"the model returned shape {shape} for a batch of {n_rows} rows; it must return (B, C), or (B,) for a "
-            f"single output: pick or reshape its result with output="
+            f"single output, or maps (B, C, H, W): pick or reshape its result with output="
         )
     return outputs
 
 
 def to_outputs(values: Any, batch: Batch) -> Array:
-    """Outputs of a batch as a NumPy array (B, C) of single or double precision."""
+    """Outputs of a batch as a NumPy array (B, C), or maps, of single or double precision."""
     array = to_array(values)
     if array.dtype.kind not in "fiub":
         raise ValueError(f"the model must return real numbers; got {array.dtype}. Pick them with output=")

@@ -247,7 +247,7 @@ class Chain(BuiltIn):
     @property
     def partial(self) -> bool:  # type: ignore[override]
         """Whether any of the views may miss positions."""
-        return any(getattr(view, "partial", hasattr(view, "seen")) for view in self.views)
+        return any(map(is_partial, self.views))
 
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
         """Undo the last view first; exchanges of classes are done at the end, together."""
@@ -416,6 +416,11 @@ def check_images(view: Augmentation, batch: Batch, *, volumes: bool = False) -> 
     if batch.ndim != 4 and not (volumes and batch.ndim == 5):
         kinds = "images (N, C, H, W) or volumes (N, C, D, H, W)" if volumes else "images (N, C, H, W)"
         raise ValueError(f"view {view.name} takes {kinds}; got shape {tuple(batch.shape)}.")
+
+
+def is_partial(view: Augmentation) -> bool:
+    """Whether a view may miss positions."""
+    return bool(getattr(view, "partial", hasattr(view, "seen")))
 
 
 def ones_like(outputs: Batch) -> Batch:

@@ -1,0 +1,354 @@
+"""Predictions and labels at a sample of the positions of maps: segmentation and dense regression."""
+
+__all__ = ["collect_dense"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vbtta._support.batches import batches_of
+from vbtta._support.checks import whole_number
+from vbtta._support.extras import require
+from vbtta._support.fingerprints import prediction_fingerprint
+from vbtta._support.progress import Progress
+from vbtta._support.tensors import Batch, is_tensor, to_array
+from vbtta.adapters.base import Output, as_predictor
+from vbtta.augment.base import Augmentation, apply_view, check_invertible, invert_view, is_partial
+from vbtta.augment.foreign import as_views
+from vbtta.collect import Collector, check_options
+from vbtta.data.labels import Array, LabelSets, class_positions
+from vbtta.data.predictions import ViewPredictions
+
+
+def collect_dense(
+    predictor: Any,
+    inputs: Any,
+    views: Any,
+    targets: Any,
+    *,
+    positions: int = 200,
+    stratify: bool = False,
+    ignore: float | Sequence[float] | None = None,
+    raters: Sequence[Any] | None = None,
+    draws: int = 1,
+    batch_size: int = 8,
+    output: Output = None,
+    seed: int = 0,
+    progress: bool = False,
+    ids: ArrayLike | None = None,
+    classes: ArrayLike | None = None,
+) -> tuple[ViewPredictions, LabelSets]:
+    """Predict maps under every view, and keep them and the targets at random positions of every input.
+
+    A position (pixel, voxel) is an instance of the result; the input it belongs to is its group. Only positions that
+    are labelled and that every view sees are drawn. Only one batch of maps of one view is in memory at a time.
+
+    Parameters
+    ----------
+    predictor : object
+        What :func:`vbtta.adapters.as_predictor` takes. It returns maps (B, C, H, W) or (B, C, D, H, W): logits of C
+        classes, or one value. Maps at a stride (H / 2, H / 4) are brought to the size of the inputs (bilinear).
+    inputs : array, tensor, list, DataLoader or iterator of batches
+        (N, channels, H, W) or (N, channels, D, H, W). A list holds single inputs (channels, H, W), which may differ in
+        size; each is a batch of its own.
+    views : list of views
+        What :func:`vbtta.augment.as_views` takes; each needs an inverse.
+    targets : array, or list of arrays
+        Maps of the inputs' size: (N, H, W), or (N, R, H, W) from R raters; a list where sizes or numbers of raters
+        differ. Whole numbers are classes, floating-point numbers the values of a single output. NaN is no label.
+    positions : int
+        Positions drawn per input, without repetition; fewer where there are not as many.
+    stratify : bool
+        Whether the classes of an input share its positions equally, as far as they have as many. The labels then have
+        the inverse sampling rates as `instance_weights`, so that estimates are those of all positions.
+    ignore : number or list of numbers, optional
+        Values of the targets that mean "no label", such as 255.
+    raters : sequence, optional
+        Names of the R raters, or a list of names for every input. By default columns of raters are numbered where all
+        inputs have as many, and anonymous otherwise.
+    draws, output, seed, progress, classes
+        As in :func:`vbtta.collect_views`; the seed determines the positions, too.
+    batch_size : int
+        Inputs of a batch, unless `inputs` come in batches. It does not change the result.
+    ids : (N,) array, optional
+        Identifiers of the inputs: the groups of the result, whose own ids are ``"<input>:<position>"``, the position
+        counted row by row. Row numbers by default.
+
+    Examples
+    --------
+    >>> from vbtta.augment import Identity
+    >>> images = np.random.default_rng(0).normal(size=(3, 1, 8, 8))
+    >>> masks = (images[:, 0] > 0).astype(int)
+    >>> predictions, labels = collect_dense(
+    ...     lambda batch: np.concatenate([-batch, batch], axis=1), images, [Identity()], masks, positions=20
+    ... )
+    >>> predictions, labels
+    (ViewPredictions(N=60, K=1, C=2: identity), LabelSets(60 labels of 60 instances))
+    """
+    check_options(draws, 0, None)
+    positions, seed = whole_number("positions", positions, 1), whole_number("seed", seed, 0)
+    view_list = as_views(views)
+    check_invertible(view_list)
+    adapted = as_predictor(predictor, output)
+    collector = _MapCollector(adapted, view_list, draws, seed)
+    truth = _Targets(targets, [] if ignore is None else np.atleast_1d(ignore).tolist(), raters)
+    names = np.arange(len(truth)) if ids is None else np.asarray(ids)
+    if names.shape != (len(truth),):
+        raise ValueError(f"ids must be {len(truth)}, one a target; got shape {names.shape}")
+    batches, n_inputs = (
+        batches_of(inputs, batch_size) if not isinstance(inputs, list) else (_singles(inputs), len(inputs))
+    )
+    if n_inputs not in (None, len(truth)):
+        raise ValueError(f"there are {n_inputs} inputs and {len(truth)} targets; every input needs its target")
+    sample, start = _Sample(len(truth) * positions), 0
+    with Progress("inputs", len(truth), progress) as bar, adapted.ready():
+        for raw in batches:
+            batch = adapted.prepare(raw)
+            _check_inputs(batch, start, len(truth))
+            visible = collector.visible(batch, start)
+            drawn = [
+                _draw(truth, start + row, visible[row], positions, stratify, seed, batch) for row in range(len(batch))
+            ]
+            collector.places = (
+                np.repeat(np.arange(len(batch)), [len(chosen.position) for chosen in drawn]),
+                np.concatenate([chosen.position for chosen in drawn]),
+            )
+            if len(collector.places[0]):
+                mean, variance, _ = collector.collect(batch, start)
+                for row, chosen in enumerate(drawn):
+                    _check_labels(chosen, start + row, mean.shape[2], classes, stratify)
+                sample.add(mean, variance, names[start : start + len(batch)], drawn)
+            start += len(batch)
+            bar.advance(len(batch))
+    if start != len(truth):
+        raise ValueError(f"there are {start} inputs and {len(truth)} targets; every input needs its target")
+    return sample.finish(
+        truth.people if truth.told_apart else [],
+        names=[view.name for view in view_list],
+        classes=adapted.classes if classes is None else classes,
+        fingerprints={view.name: prediction_fingerprint(view, adapted.output_kind, draws) for view in view_list},
+    )
+
+
+@dataclass
+class _MapCollector(Collector):
+    """Predicts maps, undoes the views, and keeps the outputs at `places`: inputs of the batch and flat positions."""
+
+    places: tuple[Array, Array] = field(default=(np.zeros(0, np.intp), np.zeros(0, np.intp)))
+    _common: dict[tuple[int, ...], Array] = field(default_factory=dict)
+
+    def outputs_of(self, view: Augmentation, batch: Batch, augmented: Batch, rows: Array, draw: int) -> Array:
+        """Outputs (n, C) at the places."""
+        maps: Any = self.predict(batch, augmented)
+        if maps.ndim != batch.ndim:
+            raise ValueError(
+                f"the model returned shape {maps.shape} for inputs {tuple(batch.shape)}; collect_dense takes maps, and "
+                f"collect_views rows (B, C)"
+            )
+        maps = require("torch", "torch").from_numpy(maps) if is_tensor(batch) else maps
+        restored = to_array(invert_view(view, maps, augmented, batch, self.streams(view, draw, rows))[0])
+        row, position = self.places
+        return np.asarray(restored.reshape(*restored.shape[:2], -1)[row, :, position])
+
+    def check(self, mean: Array, rows: Array, name: str) -> None:
+        """Refuse outputs that are not finite; an error names the input."""
+        super().check(mean, rows[self.places[0]], name)
+
+    def visible(self, batch: Batch, first: int) -> Array:
+        """Which positions of every input all views see: (B, P)."""
+        size, rows = tuple(batch.shape[2:]), np.arange(first, first + len(batch))
+        partial = [view for view in self.views if is_partial(view)]
+        if size not in self._common:
+            fixed = [self._seen(view, batch[:1], rows[:1], 0) for view in partial if not view.stochastic]
+            self._common = {size: np.logical_and.reduce([np.ones((1, *size), dtype=bool), *fixed])}
+        random = [self._seen(view, batch, rows, m) for view in partial if view.stochastic for m in range(self.draws)]
+        mask = np.logical_and.reduce([np.broadcast_to(self._common[size], (len(batch), *size)), *random])
+        if not mask.any(axis=tuple(range(1, mask.ndim))).all():
+            raise ValueError(
+                f"no position of inputs of size {size} is seen by all views; leave out some of "
+                f"{[view.name for view in partial]}"
+            )
+        return np.asarray(mask.reshape(len(batch), -1))
+
+    def _seen(self, view: Augmentation, batch: Batch, rows: Array, draw: int) -> Array:
+        """Which positions a view sees: (1 or B, H, W)."""
+        augmented = apply_view(view, batch, self.streams(view, draw, rows))[:, :1] * 1.0
+        seen = view.seen(augmented, self.streams(view, draw, rows))  # type: ignore[attr-defined]
+        return np.ones((1, *batch.shape[2:]), dtype=bool) if seen is None else to_array(seen)[:, 0]
+
+
+@dataclass
+class _Targets:
+    """Target maps, one entry an input."""
+
+    maps: Any
+    ignore: list[float]
+    raters: Sequence[Any] | None
+    people: list[str] = field(default_factory=list)  # names of all raters met
+    _n_raters: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.maps, "__len__") or isinstance(self.maps, str | dict) or len(self.maps) == 0:
+            raise ValueError(
+                f"targets must be maps (N, H, W) or (N, R, H, W), or a list; got {type(self.maps).__name__}"
+            )
+        given = self.raters
+        self.by_input = bool(given) and isinstance(given[0], list | tuple | np.ndarray)  # type: ignore[index]
+        if self.by_input and len(given or ()) != len(self.maps):
+            raise ValueError(
+                f"raters must be names, or a list for each of {len(self.maps)} inputs; got {len(given or ())}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether raters are told apart by name or column."""
+        return self.raters is not None or (len(self._n_raters) == 1 and self._n_raters != {1})
+
+    def of(self, row: int, size: tuple[int, ...]) -> tuple[Array, Array, Array]:
+        """Values (R, P) of an input's raters, where they are labels, and the raters among `people`."""
+        values = to_array(self.maps[row])
+        if values.shape[-len(size) :] != size or values.ndim not in (len(size), len(size) + 1):
+            raise ValueError(
+                f"targets[{row}] has shape {values.shape} for an input of size {size}; it must be the same, with an "
+                f"axis of raters before it where there are several"
+            )
+        if values.dtype.kind not in "biuf":
+            raise ValueError(f"targets[{row}] must be numbers; got {values.dtype}")
+        values = values.reshape(-1, int(np.prod(size)))
+        given = None if self.raters is None else (self.raters[row] if self.by_input else self.raters)
+        if given is not None and len(given) != len(values):
+            raise ValueError(f"raters names {len(given)} raters for targets[{row}], which has {len(values)}")
+        self._n_raters.add(len(values))
+        names = [f"rater_{r}" for r in range(len(values))] if given is None else [str(name) for name in given]
+        self.people += [name for name in names if name not in self.people]
+        labelled = np.ones(values.shape, dtype=bool) if values.dtype.kind != "f" else np.isfinite(values)
+        rater = np.array([self.people.index(name) for name in names], dtype=np.int32)
+        return values, labelled & ~np.isin(values, self.ignore), rater
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Positions of one input: n of them, with the labels (J,) there."""
+
+    position: Array
+    weight: Array | None
+    instance: Array  # (J,) among the n
+    value: Array
+    rater: Array
+
+
+def _draw(truth: _Targets, row: int, visible: Array, count: int, stratify: bool, seed: int, batch: Batch) -> _Drawn:
+    """Draw positions of one input, and take the labels there."""
+    values, labelled, people = truth.of(row, tuple(batch.shape[2:]))
+    valid = np.flatnonzero(labelled.any(axis=0) & visible)
+    random = np.random.default_rng([seed, row])
+    weight: Array | None = None
+    if not stratify:
+        position = np.sort(random.choice(valid, min(count, len(valid)), replace=False))
+    else:
+        kinds, kind = np.unique(_majority(values[:, valid], labelled[:, valid]), return_inverse=True)
+        sizes, quotas, left = np.bincount(kind, minlength=len(kinds)), np.zeros(len(kinds), dtype=np.intp), count
+        for order, member in enumerate(np.argsort(sizes, kind="stable")):  # small classes leave positions to others
+            quotas[member] = min(sizes[member], left // (len(kinds) - order))
+            left -= quotas[member]
+        drawn = [random.choice(valid[kind == k], n, replace=False) for k, n in enumerate(quotas)]
+        position = np.concatenate([valid[:0], *drawn])
+        weight = np.repeat(sizes / np.maximum(quotas, 1), quotas)
+        weight *= len(weight) / max(weight.sum(), 1.0)
+    rater, instance = np.nonzero(labelled[:, position])
+    value = values[rater, position[instance]]
+    return _Drawn(position.astype(np.int32), weight, instance.astype(np.int32), value, people[rater])
+
+
+def _majority(values: Array, labelled: Array) -> Array:
+    """The value that most raters gave, (n,) from (R, n); the smallest of several."""
+    if len(values) == 1:
+        return np.asarray(values[0])
+    kinds = np.unique(values[labelled])
+    votes = np.stack([((values == kind) & labelled).sum(axis=0) for kind in kinds])
+    return np.asarray(kinds[votes.argmax(axis=0)])
+
+
+@dataclass
+class _Sample:
+    """The result, filled batch by batch; the outputs are allocated once."""
+
+    size: int
+    filled: int = 0
+    moments: list[Array] = field(default_factory=list)
+    drawn: list[tuple[Any, _Drawn]] = field(default_factory=list)  # with the inputs' names
+
+    def add(self, mean: Array, variance: Array | None, names: Array, drawn: list[_Drawn]) -> None:
+        """Append the places of a batch."""
+        parts = [mean] if variance is None else [mean, variance]
+        if not self.moments:
+            self.moments = [np.empty((self.size, *part.shape[1:]), part.dtype) for part in parts]
+        for whole, part in zip(self.moments, parts, strict=True):
+            whole[self.filled : self.filled + len(part)] = part
+        self.filled += len(mean)
+        self.drawn += zip(names, drawn, strict=True)
+
+    def finish(self, people: list[str], **rest: Any) -> tuple[ViewPredictions, LabelSets]:
+        """Predictions and labels of all places; labels are anonymous without people."""
+        if not self.filled:
+            raise ValueError("no position of the targets is labelled; check ignore and the values of the targets")
+        names, drawn = zip(*self.drawn, strict=True)
+        sizes = [len(part.position) for part in drawn]
+        starts = np.cumsum([0, *sizes[:-1]])
+        labels = LabelSets.from_table(
+            np.concatenate([start + part.instance for start, part in zip(starts, drawn, strict=True)]),
+            np.concatenate([part.value for part in drawn]),
+            np.array(people)[np.concatenate([part.rater for part in drawn])] if people else None,
+            n_instances=self.filled,
+        )
+        weights = [part.weight for part in drawn if part.weight is not None]
+        width = (
+            max(len(str(name)) for name in names)
+            + 1
+            + len(str(max(int(part.position.max(initial=0)) for part in drawn)))
+        )
+        ids = np.empty(self.filled, dtype=f"U{width}")
+        for start, size, name, part in zip(starts, sizes, names, drawn, strict=True):
+            ids[start : start + size] = [f"{name}:{place}" for place in part.position]
+        predictions = ViewPredictions(
+            *(whole[: self.filled] for whole in self.moments), ids=ids, groups=np.repeat(np.array(names), sizes), **rest
+        )
+        return predictions, labels.with_weights(np.concatenate(weights)) if weights else labels
+
+
+def _singles(inputs: list[Any]) -> Any:
+    """Batches of one."""
+    return (single[None] if hasattr(single, "shape") else np.asarray(single)[None] for single in inputs)
+
+
+def _check_inputs(batch: Batch, start: int, n_targets: int) -> None:
+    """Refuse inputs that are not images or volumes, and more of them than targets."""
+    shape = getattr(batch, "shape", None)
+    if shape is None or len(shape) not in (4, 5):
+        kind = type(batch).__name__ if shape is None else f"shape {tuple(shape)}"
+        raise ValueError(f"inputs must be (N, channels, H, W) or (N, channels, D, H, W); a batch is {kind}")
+    if start + shape[0] > n_targets:
+        raise ValueError(f"there are more inputs than the {n_targets} targets; every input needs its target")
+
+
+def _check_labels(drawn: _Drawn, row: int, n_outputs: int, classes: ArrayLike | None, stratify: bool) -> None:
+    """Refuse labels that do not fit the outputs."""
+    if n_outputs == 1:
+        if drawn.value.dtype.kind != "f":
+            raise ValueError(
+                "the model returns one map and the targets are whole numbers: give targets.astype(float) for a "
+                "regression, or two logits for two classes, as output=lambda maps: torch.cat([0 * maps, maps], 1)"
+            )
+        if stratify:
+            raise ValueError("stratify=True draws by class; the targets of a single output are no classes")
+        return
+    try:
+        class_positions(drawn.value, n_outputs, None if classes is None else np.asarray(classes))
+    except ValueError as error:
+        raise ValueError(f"targets[{row}]: {error}; values that are no classes are left out by ignore=") from None
