@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -10,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from vbtta import ViewPredictions, fit_policy
+from vbtta import ViewPredictions, collect_dense, fit_policy
 from vbtta.adapters import as_predictor
-from vbtta.augment import Chain, GaussianNoise, Identity, as_view, d4
-from vbtta.augment.images import HorizontalFlip, Rotate, Shift, Zoom
+from vbtta.augment import Chain, GaussianNoise, Identity, as_view, d4, invert_view, volume_flips
+from vbtta.augment.images import HorizontalFlip, Rotate, Rotate90, Shift, VerticalFlip, Zoom
 from vbtta.collect import collect_views
 from vbtta.inference.em import EM
 from vbtta.models.categorical_latent.spec import CategoricalLatent
@@ -21,6 +22,7 @@ from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.link_densities import class_probabilities
+from vbtta.models.stack.spec import Stack
 from vbtta.module import TTAModule
 from vbtta.policy import History, Policy
 
@@ -378,3 +380,211 @@ def test_a_network_that_works_in_place_leaves_the_batch_alone(images):
     module = TTAModule(net, views, policy, max_batch=len(images))
     np.testing.assert_allclose(module(batch).detach().numpy(), expected_of(net, before, views, policy), atol=1e-5)
     assert torch.equal(batch, before)
+
+
+class MapNet(nn.Module):
+    """Maps (B, C, H, W), not equivariant; at a stride where asked."""
+
+    def __init__(self, outputs, stride=1):
+        super().__init__()
+        torch.manual_seed(1)
+        self.outputs = outputs
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, outputs, 3, padding=1)
+        )
+        self.pool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
+
+    def forward(self, images):
+        return self.pool(self.layers(images))
+
+
+MAP_VIEWS = [
+    Identity(),
+    HorizontalFlip(),
+    Rotate90(1),
+    Shift(0.25, 0.0),
+    Zoom(1.3),
+    Chain((HorizontalFlip(), Rotate(20.0))),
+    HorizontalFlip(swap_classes=((0, 1),)),
+]
+
+
+def restored(net, images, views):
+    """Outputs (K, B, H, W, C) and masks (K, 1, H, W) of views in the geometry of the images."""
+    maps, masks = [], []
+    with torch.no_grad():
+        for view in views:
+            augmented = view(images)
+            outputs, seen = invert_view(view, net.eval()(augmented), augmented, images)
+            maps.append(outputs.movedim(1, -1).numpy())
+            masks.append(np.ones((1, 12, 16), dtype=bool) if seen is None else seen[:, 0].numpy())
+    return np.stack(maps), np.stack(masks)
+
+
+def map_policy(net, images, kind):
+    """A policy of the kind with weight on several views."""
+    rng = np.random.default_rng(0)
+    names = [view.name for view in MAP_VIEWS]
+    if kind in ("softmax", "probit"):
+        return classification_policy(names, link=kind)
+    if kind == "class weights":
+        by_class = rng.dirichlet(np.ones(len(names)), size=CLASSES).T
+        by_class[1] = 0  # as the view's weight
+        return classification_policy(names, class_weights=by_class / by_class.sum(axis=0))
+    maps = restored(net, images, MAP_VIEWS if net.outputs > 1 else MAP_VIEWS[:-1])[0]
+    if "regression" in kind:  # the mean of the views, or one of them
+        one = np.take_along_axis(maps, rng.integers(0, len(maps), size=(1, *maps.shape[1:])), 0)[0]
+        targets = (maps.mean(0) if "latent" in kind else one)[..., 0]
+        targets = targets + 0.05 * maps.std() * rng.normal(size=targets.shape)
+        predictions, labels = collect_dense(net, images, MAP_VIEWS[:-1], targets, positions=60)
+        return fit_policy(predictions, labels, task="regression", model=kind.split()[1], guard=False)
+    masks = (8 * maps.mean(0) + rng.gumbel(size=maps.shape[1:])).argmax(-1)
+    predictions, labels = collect_dense(net, images, MAP_VIEWS, masks, positions=60)
+    latent = CategoricalLatent(noise="none", shrinkage=0.01)
+    model = latent if kind == "latent" else Stack(members=(latent, CategoricalMixture()), prior_count=1000.0)
+    return fit_policy(predictions, labels, task="classification", model=model, guard=False)
+
+
+def expected_maps(net, images, policy):
+    """Policy.predict at every position, restricted to the views that see it."""
+    views = [view for view in MAP_VIEWS if view.name in policy.used_names]
+    maps, masks = restored(net, images, views)
+    outputs = np.moveaxis(maps, 0, -2).reshape(-1, len(views), maps.shape[-1])
+    seen = np.moveaxis(np.broadcast_to(masks, maps.shape[:-1]), 0, -1).reshape(-1, len(views))
+    order = [view.name for view in views]
+    fitted = list(policy.fitted or policy.names)
+    found = {}
+    for row in range(len(outputs)):
+        names = [name for name, sees in zip(order, seen[row], strict=True) if sees]
+        part = policy.restrict(sorted(fitted.index(name) for name in names)) if len(names) < len(order) else policy
+        prediction = part.predict(ViewPredictions(outputs[row : row + 1, seen[row]], names=names))
+        for name in ("proba", "entropy", "mutual_information", "mean", "variance"):
+            if hasattr(prediction, name):
+                found.setdefault(name, []).append(getattr(prediction, name)[0])
+    return {name: np.array(values).reshape(len(images), 12, 16, -1) for name, values in found.items()}
+
+
+@pytest.mark.parametrize(
+    "kind", ["softmax", "probit", "class weights", "latent", "stack", "regression mixture", "regression latent"]
+)
+@pytest.mark.parametrize("stride", [1, 4])
+def test_maps_equal_predicting_every_position_from_the_views_that_see_it(kind, stride):
+    if stride > 1 and kind not in ("softmax", "regression latent"):
+        pytest.skip("one kind of each task")
+    images = torch.rand(2, 3, 12, 16, generator=torch.Generator().manual_seed(0))
+    net = MapNet(1 if "regression" in kind else CLASSES, stride)
+    policy = map_policy(net, images, kind)
+    assert len(policy.used_names) > 3
+    expected = expected_maps(net, images, policy)
+    module = TTAModule(net, MAP_VIEWS, policy).eval()
+    value = expected["mean" if "regression" in kind else "proba"]
+    with torch.no_grad():
+        for given in (None, 2, 64):
+            result = TTAModule(net, MAP_VIEWS, policy, max_batch=given).eval()(images)
+            assert result.shape == (2, value.shape[-1], 12, 16)
+            np.testing.assert_allclose(result.movedim(1, -1), value, atol=1e-5)
+        maps = module.maps(images)
+    if "regression" in kind:
+        np.testing.assert_allclose(maps.mean.movedim(1, -1), expected["mean"], atol=1e-5)
+        np.testing.assert_allclose(maps.variance.movedim(1, -1), expected["variance"], rtol=1e-4)
+        assert maps.probability is maps.entropy is maps.mutual_information is None
+        return
+    np.testing.assert_allclose(maps.probability.movedim(1, -1), value, atol=1e-5)
+    np.testing.assert_allclose(maps.entropy, expected["entropy"][..., 0], atol=1e-5)
+    np.testing.assert_allclose(maps.mutual_information, expected["mutual_information"][..., 0], atol=1e-5)
+    assert maps.mean is maps.variance is None
+    logs = TTAModule(net, MAP_VIEWS, policy, output="log_probability").eval()(images)
+    np.testing.assert_allclose(logs.exp().detach().movedim(1, -1), value, atol=1e-5)
+
+
+def test_an_equivariant_network_gets_one_map_from_all_views():
+    net = nn.Conv2d(3, CLASSES, 1)
+    images = torch.rand(2, 3, 9, 14)
+    policy = classification_policy([view.name for view in d4()])
+    posterior = replace(policy.posterior, calibration=Calibration(np.zeros(8), np.zeros(CLASSES)))
+    maps = TTAModule(net, d4(), replace(policy, posterior=posterior)).maps(images)
+    torch.testing.assert_close(maps.probability, net(images).softmax(1).detach())
+    assert maps.mutual_information.abs().max() < 1e-6
+
+
+def test_volumes_are_mapped_too():
+    net, volumes, views = nn.Conv3d(1, CLASSES, 3, padding=1), torch.rand(2, 1, 4, 5, 6), volume_flips()
+    policy = classification_policy([view.name for view in views])
+    module = TTAModule(net, views, policy)
+    result = module(volumes)
+    assert result.shape == (2, CLASSES, 4, 5, 6)
+    torch.testing.assert_close(module.maps(volumes).probability, result.detach(), atol=1e-5, rtol=0)
+
+
+def test_random_views_of_maps_are_the_same_in_both_methods():
+    net, images = MapNet(CLASSES), torch.rand(3, 3, 12, 16)
+    views = [Identity(), GaussianNoise(0.3), HorizontalFlip()]
+    policy = classification_policy([view.name for view in reversed(views)])
+    module = TTAModule(net, views, policy, draws=2).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(module.maps(images).probability, module(images), atol=1e-5, rtol=0)
+
+
+def test_memory_of_maps_does_not_grow_with_the_views():
+    """Outputs of the network that are alive when it is called again."""
+    alive, maps = [], []
+
+    class Counting(nn.Module):
+        def forward(self, images):
+            alive.append(sum(entry() is not None for entry in maps))
+            outputs = torch.cat([images, images[:, :1]], 1)
+            maps.append(weakref.ref(outputs))
+            return outputs
+
+    views = [HorizontalFlip(name=f"view {k}") for k in range(12)]
+    policy = classification_policy([view.name for view in views])
+    with torch.no_grad():
+        TTAModule(Counting(), views, policy)(torch.rand(1, 3, 320, 330))
+    assert len(alive) == 11  # one view has no weight
+    assert max(alive) <= 1
+
+
+def test_maps_that_cannot_be_pooled_are_refused(images):
+    policy = classification_policy(["identity", "b", "sort"])
+    net = MapNet(CLASSES).eval()
+    sort = as_view(lambda batch: batch.sort(-1)[0], "sort")
+    with pytest.raises(ValueError, match="view sort has no inverse, which maps need: leave it out"):
+        TTAModule(net, [Identity(), sort], policy)(images)
+    shifted = classification_policy(["left", "b", "right"])
+    views = [Shift(0.5, 0.0, name="left"), Shift(0.25, 0.0, name="right")]
+    for call in (TTAModule(net, views, shifted), TTAModule(net, views, shifted).maps):
+        with pytest.raises(ValueError, match="seen by none of the policy's views"):
+            call(images)
+    with pytest.raises(ValueError, match="returns rows"):
+        TTAModule(network(CLASSES), [Identity(), as_view(torch.neg, "sort")], policy).maps(images)
+    nan = nn.Module()
+    nan.forward = lambda batch: torch.full((len(batch), CLASSES, 8, 8), torch.nan)
+    with pytest.raises(ValueError, match="not finite"):
+        TTAModule(nan, [Identity(), as_view(torch.neg, "sort", inverse=torch.clone)], policy)(images)
+
+
+def test_rows_have_their_classes_exchanged(images):
+    net = network(CLASSES).eval()
+    views = [Identity(), Identity(name="b"), HorizontalFlip(swap_classes=((1, 3),)), VerticalFlip()]
+    policy = classification_policy([view.name for view in views])
+    expected = expected_of(net, images, views, policy)
+    np.testing.assert_allclose(TTAModule(net, views, policy)(images).detach(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "latent"])
+def test_maps_are_exported_to_onnx(tmp_path, kind):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    images = torch.rand(2, 3, 12, 16, generator=torch.Generator().manual_seed(0))
+    net = MapNet(CLASSES)
+    module = TTAModule(net, MAP_VIEWS, map_policy(net, images, kind)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batch = torch.export.Dim("batch", min=1, max=64)
+        torch.onnx.export(
+            module, (images,), tmp_path / "maps.onnx", dynamic_shapes=({0: batch},), dynamo=True, verbose=False
+        )
+    session = onnxruntime.InferenceSession(tmp_path / "maps.onnx")
+    for some in (images, torch.rand(5, 3, 12, 16)):
+        result = session.run(None, {session.get_inputs()[0].name: some.numpy()})[0]
+        with torch.no_grad():
+            np.testing.assert_allclose(result, module(some), atol=1e-4)

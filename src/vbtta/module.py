@@ -1,10 +1,11 @@
 """TTAModule: a network, its views and a policy as one torch module, ready for export."""
 
-__all__ = ["TTAModule"]
+__all__ = ["Maps", "TTAModule"]
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -14,8 +15,10 @@ from vbtta._support.fingerprints import conflict, draws_of, view_fingerprint
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, n_rows_of
 from vbtta.adapters.base import as_predictor, select_output
-from vbtta.augment.base import Augmentation, own_copy
+from vbtta.augment.base import Augmentation, check_invertible, invert_view, is_partial, own_copy, reorder_classes
 from vbtta.augment.foreign import as_views
+from vbtta.data.labels import Array
+from vbtta.data.predictions import ViewPredictions
 from vbtta.policy import Policy
 
 try:
@@ -32,12 +35,39 @@ OutputKind = Literal["probability", "log_probability", "mean"]
 # Default rows of one forward pass. With more, activations exceed a processor's cache and the allocator returns their
 # memory between passes; with fewer, the overhead of the calls dominates.
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 32, 512
+_POSITIONS_OF_A_PASS = 1 << 20  # before it is known whether the network returns maps
+_POSITIONS_AT_ONCE = 1 << 15  # of maps whose uncertainty is computed
+
+State = tuple[Tensor, Tensor | None]  # sum over views, and of the weights of those that see a position
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Predictive distributions of maps, as tensors; what the task does not have is None.
+
+    Attributes
+    ----------
+    probability : (B, C, H, W) tensor or None
+        Class probabilities.
+    entropy, mutual_information : (B, H, W) tensors or None
+        Of the class in nats, and of class and view: what the views disagree about.
+    mean, variance : (B, C, H, W) tensors or None
+        Of a regression.
+    """
+
+    probability: Tensor | None = None
+    entropy: Tensor | None = None
+    mutual_information: Tensor | None = None
+    mean: Tensor | None = None
+    variance: Tensor | None = None
 
 
 class TTAModule(nn.Module):
     """A network with the views of a policy: augments its input, and returns one calibrated prediction.
 
-    Views of weight zero are never computed. Views that give images of one size share forward passes.
+    Views of weight zero are never computed. Views that give images of one size share forward passes. Where the network
+    returns maps (B, C, H, W) or (B, C, D, H, W), so does the module, at the size of the inputs: views are undone one
+    after the other and added up, and where a view does not see a position the others' weights are renormalised.
 
     Parameters
     ----------
@@ -52,7 +82,7 @@ class TTAModule(nn.Module):
         regression. By default "probability" or "mean".
     max_batch : int, optional
         Largest number of rows of a forward pass; views beyond it are computed in turn and added up, and a tensor of
-        more rows is split. By default 32 on a CPU and 512 elsewhere. An exported module computes all views in one
+        more rows is split. By default 32 on a CPU and 512 elsewhere, and one view at a time for maps. An exported module computes all views in one
         pass, or with `max_batch` in one pass each.
     draws : int, optional
         Draws of every stochastic view; by default as many as the policy was fitted to, if that is known, else 1.
@@ -98,9 +128,11 @@ class TTAModule(nn.Module):
         self.network = adapter.module
         self.views = _used_views(as_views(views), policy, adapter.output_kind)
         self.n_outputs = policy.n_outputs
+        self._gives_maps: bool | None = None  # not known before the first call
+        self.policy = replace(policy, generated_names=False)
         members = policy.members or (policy,)
         self.pools = nn.ModuleList(
-            _Pool(member, float(share), policy.used_names)
+            _Pool(member, float(share), policy.used_names, masked=any(map(is_partial, self.views)))
             for member, share in zip(members, policy.member_weights, strict=True)
         ).to(adapter.device)
         # transforms of other libraries may hold tensors, which must move with the module
@@ -114,7 +146,7 @@ class TTAModule(nn.Module):
         return f"views=[{', '.join(view.name for view in self.views)}], output={self.output_kind!r}"
 
     def forward(self, batch: Any) -> Tensor:
-        """Inputs of B rows, as the network takes them, to probabilities, their logarithm or means: (B, C)."""
+        """Inputs of B rows, as the network takes them, to probabilities, their logarithm or means: (B, C), or maps."""
         exporting = torch.compiler.is_exporting()
         running = not torch.compiler.is_compiling()
         if exporting:
@@ -124,16 +156,70 @@ class TTAModule(nn.Module):
             batch = self._in_precision(batch)
         training = not exporting and any(part.training for part in self.network.modules())
         with evaluating(self.network) if training else nullcontext():
-            totals: list[Tensor | None] = [None] * len(self._pools)
-            for views, outputs in self._outputs(batch, exporting):
+            states: list[State | None] = [None] * len(self._pools)
+            for views, outputs, seen in self._outputs(batch, exporting):
                 for place, pool in enumerate(self._pools):
-                    totals[place] = pool.add(totals[place], views, outputs)
-        result = self._finish([total for total in totals if total is not None])
+                    states[place] = pool.add(states[place], views, outputs, seen)
+        result = self._finish([state for state in states if state is not None])
         if running and result.device.type == "cpu" and not result.isfinite().all():  # on other devices: a costly wait
             raise ValueError(
                 f"the result is not finite: the network or one of the views {[view.name for view in self.views]} "
                 f"returned NaN or infinity; collect_views says which, and for which input"
             )
+        return result
+
+    def maps(self, batch: Tensor) -> Maps:
+        """Probability, entropy and mutual information of maps (mean and variance in regression), as Policy.predict.
+
+        One input after the other, with the outputs of all views for it in memory.
+        """
+        self._check_batch(batch)
+        batch = self._in_precision(batch)
+        with evaluating(self.network), torch.no_grad():
+            parts = [self._uncertainty(batch[row : row + 1], row) for row in range(len(batch))]
+        size = batch.shape[2:]
+        stacked = {
+            name: torch.stack([torch.from_numpy(part[name]).T.reshape(-1, *size) for part in parts]).to(batch)
+            for name in parts[0]
+        }
+        return Maps(
+            **{
+                name: maps[:, 0] if name in ("entropy", "mutual_information") else maps
+                for name, maps in stacked.items()
+            }
+        )
+
+    def _uncertainty(self, single: Tensor, row: int) -> dict[str, Array]:
+        """Arrays (P, C) or (P, 1) by name, for the P positions of one input."""
+        n_views, n_positions = len(self.views), int(np.prod(single.shape[2:]))
+        held = np.empty((n_positions, n_views, self.n_outputs), dtype=np.float32)
+        seen = np.ones((n_positions, n_views), dtype=bool)
+        for views, outputs, mask in self._outputs(single, False, row):
+            if outputs.ndim == 3:
+                raise ValueError("the network returns rows (B, C), not maps; use Policy.predict for their uncertainty")
+            held[:, views[0]] = outputs.reshape(n_positions, -1).cpu().numpy()
+            if mask is not None:
+                seen[:, views[0]] = mask.reshape(-1).cpu().numpy()
+        fitted = self.policy.fitted or self.policy.names
+        result: dict[str, Array] = {}
+        patterns, pattern = np.unique(np.packbits(seen, axis=1), axis=0, return_inverse=True)
+        for code in range(len(patterns)):
+            places = np.flatnonzero(pattern.reshape(-1) == code)
+            used = np.flatnonzero(seen[places[0]])
+            if not len(used):
+                raise _unseen(self.views)
+            names = [self.policy.used_names[k] for k in used]
+            policy = (
+                self.policy.restrict([fitted.index(name) for name in names]) if len(used) < n_views else self.policy
+            )
+            for start in range(0, len(places), _POSITIONS_AT_ONCE):
+                block = places[start : start + _POSITIONS_AT_ONCE]
+                found = policy.predict(ViewPredictions(held[np.ix_(block, used)], names=names, classes=policy.classes))
+                for name in ("probability", "entropy", "mutual_information", "mean", "variance"):
+                    values = getattr(found, "proba" if name == "probability" else name, None)
+                    if values is not None:
+                        values = values.reshape(len(block), -1)
+                        result.setdefault(name, np.empty((n_positions, values.shape[1]), np.float32))[block] = values
         return result
 
     def train(self, mode: bool = True) -> Self:
@@ -156,21 +242,25 @@ class TTAModule(nn.Module):
                 f"module has {[view.name for view in self.views]} ({[pool.kind for pool in self._pools]})"
             )
 
-    def _outputs(self, batch: Batch, exporting: bool) -> Iterator[tuple[list[int], Tensor]]:
-        """Indices of some views, and the network's outputs for them: (V, B, C)."""
+    def _outputs(
+        self, batch: Batch, exporting: bool, first: int = 0
+    ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+        """Indices of some views, the outputs (V, B, ..., C) for them, and the mask (1 or B, ..., 1) of what they see.
+
+        Maps come view by view, in the geometry of the batch; `first` is the number of the first row.
+        """
         n_rows = batch.shape[0] if isinstance(batch, Tensor) else n_rows_of(batch)  # a symbol while exporting
-        at_once = self._views_at_once(n_rows, exporting)
+        at_once = self._views_at_once(batch, n_rows, exporting)
         pending: dict[tuple[int, ...], tuple[list[int], list[Tensor]]] = {}  # by shape of a row
         for k, view in enumerate(self.views):
             if view.stochastic:
-                drawn = [self._call(_draw(view, batch, self.seed, m), n_rows) for m in range(self.draws)]
-                yield [k], torch.stack(drawn).mean(0, keepdim=True)
+                yield self._drawn(k, batch, n_rows, first)
                 continue
             augmented = view(own_copy(view, batch))
             if augmented is batch and not exporting:
                 augmented = copy_of(batch)  # a network may work in place
             if not isinstance(augmented, Tensor):
-                yield [k], self._call(augmented, n_rows)[None]
+                yield [k], reorder_classes(view, self._call(augmented, n_rows))[None], None
                 continue
             if not exporting and augmented.shape[0] != n_rows:
                 raise ValueError(f"view {view.name} turned a batch of {n_rows} rows into {augmented.shape[0]}")
@@ -179,15 +269,41 @@ class TTAModule(nn.Module):
             indices.append(k)
             tensors.append(augmented)
             if len(indices) == at_once:
-                yield indices, self._call_jointly(tensors, n_rows)
-                del pending[shape]
+                yield from self._call_jointly(*pending.pop(shape), batch, n_rows)
         for indices, tensors in pending.values():
-            yield indices, self._call_jointly(tensors, n_rows)
+            yield from self._call_jointly(indices, tensors, batch, n_rows)
 
-    def _views_at_once(self, n_rows: int, exporting: bool) -> int:
+    def _drawn(self, k: int, batch: Batch, n_rows: int, first: int) -> tuple[list[int], Tensor, Tensor | None]:
+        """Mean outputs (1, B, ..., C) of a stochastic view, and the mask of what all draws see."""
+        view, total, seen = self.views[k], None, None
+        for m in range(self.draws):
+            augmented = _draw(view, batch, self.seed, m, first)
+            outputs, mask = self._call(augmented, n_rows), None
+            if outputs.ndim > 2:
+                outputs, mask = self._restore(k, outputs, augmented, batch, _streams(view, batch, self.seed, m, first))
+            else:
+                outputs = reorder_classes(view, outputs)
+            total = outputs if total is None else total + outputs
+            seen = mask if seen is None or mask is None else seen & mask
+        assert total is not None
+        return [k], (total / self.draws)[None], seen
+
+    def _restore(
+        self, k: int, outputs: Tensor, augmented: Tensor, batch: Tensor, streams: RowStreams | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Maps of a view in the geometry of the batch, with the classes last: (B, ..., C); and the mask."""
+        check_invertible([self.views[k]])
+        maps, seen = invert_view(self.views[k], outputs, augmented, batch, streams)
+        return maps.movedim(1, -1), None if seen is None else seen.movedim(1, -1)
+
+    def _views_at_once(self, batch: Batch, n_rows: int, exporting: bool) -> int:
         """Number of views of one forward pass; the number of rows is unknown while exporting."""
         if exporting:
             return len(self.views) if self.max_batch is None else 1
+        if self.max_batch is None and isinstance(batch, Tensor) and batch.ndim > 3:
+            n_positions = len(self.views) * n_rows * batch.shape[2:].numel()
+            if self._gives_maps or (self._gives_maps is None and n_positions > _POSITIONS_OF_A_PASS):
+                return 1  # maps of several views at once would need memory for all of them
         if torch.compiler.is_compiling():  # all or one, so that few batch sizes are compiled
             return len(self.views) if n_rows * len(self.views) <= self._max_rows() else 1
         return max(1, self._max_rows() // max(n_rows, 1))
@@ -195,15 +311,23 @@ class TTAModule(nn.Module):
     def _max_rows(self) -> int:
         return self.max_batch or (_ROWS_ON_CPU if self._device.type == "cpu" else _ROWS_ELSEWHERE)
 
-    def _call_jointly(self, tensors: list[Tensor], n_rows: int) -> Tensor:
-        """Outputs of several views of one shape from one forward pass: (V, B, C)."""
-        if len(tensors) == 1:
-            return self._call(tensors[0], n_rows)[None]
-        outputs = self._call(torch.cat(tensors), len(tensors) * n_rows)
-        return outputs.reshape(len(tensors), n_rows, outputs.shape[1])
+    def _call_jointly(
+        self, views: list[int], tensors: list[Tensor], batch: Batch, n_rows: int
+    ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+        """Outputs of several views of one shape from one forward pass, as in `_outputs`."""
+        joint = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        outputs = self._call(joint, len(tensors) * n_rows)
+        if outputs.ndim == 2:
+            outputs = outputs.reshape(len(tensors), n_rows, outputs.shape[1])
+            yield views, _swap_rows([self.views[k] for k in views], outputs), None
+            return
+        for place, k in enumerate(views):
+            part = outputs[place * n_rows : (place + 1) * n_rows]
+            maps, seen = self._restore(k, part, tensors[place], batch)
+            yield [k], maps[None], seen
 
     def _call(self, inputs: Batch, n_rows: int) -> Tensor:
-        """Outputs of the network: (B, C)."""
+        """Outputs of the network: (B, C), or maps (B, C, H, W) or (B, C, D, H, W)."""
         if isinstance(inputs, Tensor) and not torch.compiler.is_compiling() and n_rows > self._max_rows():
             parts = inputs.chunk(-(-n_rows // self._max_rows()))
             return torch.cat([self._call(part, part.shape[0]) for part in parts])
@@ -213,20 +337,31 @@ class TTAModule(nn.Module):
         if outputs.ndim == 1:
             outputs = outputs[:, None]
         same_rows = torch.compiler.is_exporting() or outputs.shape[0] == n_rows
-        if outputs.ndim != 2 or outputs.shape[1] != self.n_outputs or not same_rows:
+        if outputs.ndim not in (2, 4, 5) or outputs.shape[1] != self.n_outputs or not same_rows:
             raise ValueError(
                 f"the network returned shape {tuple(outputs.shape)} for {n_rows} rows; the policy was fitted to "
                 f"{self.n_outputs} outputs a row"
             )
+        if not torch.compiler.is_compiling():
+            self._gives_maps = outputs.ndim > 2
         return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
-    def _finish(self, totals: list[Tensor]) -> Tensor:
-        """The prediction from the sums of all members: (B, C)."""
+    def _finish(self, states: list[State]) -> Tensor:
+        """The prediction from the sums of all members: (B, C), or maps (B, C, ...)."""
         in_log = self.output_kind == "log_probability"
-        if in_log and len(totals) == 1 and self._pools[0].is_latent_softmax:
-            return torch.log_softmax(self._pools[0].utility(totals[0]), -1)
-        parts = [pool.share * pool.finish(totals[place]) for place, pool in enumerate(self._pools)]
-        result = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        if in_log and len(states) == 1 and self._pools[0].is_latent_softmax:
+            result = torch.log_softmax(self._pools[0].average(states[0]), -1)
+            return result.movedim(-1, 1) if result.ndim > 2 else result
+        total = share = torch.zeros((), dtype=states[0][0].dtype, device=self._device)
+        for pool, state in zip(self._pools, states, strict=True):
+            visible = pool.share if state[1] is None else pool.share * (state[1][..., :1] > 0).to(total.dtype)
+            total, share = total + visible * pool.finish(state), share + visible
+        result = total
+        if any(coverage is not None for _, coverage in states):  # members that see nothing of a position count nothing
+            if not torch.compiler.is_compiling() and not (share > 0).all():
+                raise _unseen(self.views)
+            result = total / share
+        result = result.movedim(-1, 1) if result.ndim > 2 else result
         return result.clamp_min(torch.finfo(result.dtype).tiny).log() if in_log else result
 
     @property
@@ -273,50 +408,59 @@ class _Pool(nn.Module):
     """The point prediction of one policy as a running sum over its views: see :class:`vbtta.models.base.Pooling`."""
 
     scale: Tensor  # (K, C)
-    offset: Tensor  # (C,)
+    offset: Tensor  # (K, C)
     weights: Tensor  # (K, C)
 
-    def __init__(self, policy: Policy, share: float, names: tuple[str, ...]) -> None:
+    def __init__(self, policy: Policy, share: float, names: tuple[str, ...], *, masked: bool) -> None:
         super().__init__()
         pooling = policy.posterior.pooling()
-        self.kind, self.link, self.share = pooling.kind, pooling.link, share
+        self.kind, self.link, self.share, self.masked = pooling.kind, pooling.link, share, masked
         self.by_class = policy.class_weights is not None
         # of the module's views: the row of the tables, or -1 for views that this policy does not use
         self.row_of = [policy.used_names.index(name) if name in policy.used_names else -1 for name in names]
         for name in ("scale", "offset", "weights"):
             self.register_buffer(name, torch.as_tensor(getattr(pooling, name), dtype=torch.float32))
 
-    def add(self, total: Tensor | None, views: list[int], outputs: Tensor) -> Tensor | None:
-        """The sum (B, C) with some views' outputs (V, B, C) added."""
+    def add(self, state: State | None, views: list[int], outputs: Tensor, seen: Tensor | None) -> State | None:
+        """The sums with some views' outputs (V, B, ..., C) added, where they are seen."""
         used = [place for place, view in enumerate(views) if self.row_of[view] >= 0]
         if not used:
-            return total
+            return state
         rows = [self.row_of[views[place]] for place in used]
         if len(used) < len(views):
             outputs = _rows_of(outputs, used)
-        scaled = outputs * _rows_of(self.scale, rows)[:, None].to(outputs.dtype)
+        shape = (len(rows), *[1] * (outputs.ndim - 2), outputs.shape[-1])
+        scale, offset, weights = (
+            _rows_of(table, rows).reshape(shape).to(outputs.dtype) for table in (self.scale, self.offset, self.weights)
+        )
+        terms = outputs * scale + offset
         if self.kind == "mixture":
-            probability = class_probabilities(self.link, scaled + self.offset.to(outputs.dtype))
-            scaled = probability * _rows_of(self.weights, rows)[:, None].to(outputs.dtype)
-        part = scaled.sum(0)
-        return part if total is None else total + part
+            terms = class_probabilities(self.link, terms)
+        part, coverage = (terms * weights).sum(0), None
+        if self.masked and outputs.ndim > 3:
+            coverage = (weights if self.by_class else weights[..., :1]).sum(0)
+            if seen is not None:
+                part, coverage = torch.where(seen, part, 0.0), coverage * seen
+        if state is None:
+            return part, coverage
+        return state[0] + part, None if coverage is None or state[1] is None else state[1] + coverage
 
     @property
     def is_latent_softmax(self) -> bool:
         """Whether log probabilities are a log-softmax."""
         return self.kind == "latent" and self.link == "softmax"
 
-    def utility(self, total: Tensor) -> Tensor:
-        """The pooled outputs with the offsets: (B, C)."""
-        return total + self.offset.to(total.dtype)
+    def average(self, state: State) -> Tensor:
+        """The weighted average over the views that see a position; zero where none does."""
+        total, coverage = state
+        return total if coverage is None else total / torch.where(coverage > 0, coverage, 1.0)
 
-    def finish(self, total: Tensor) -> Tensor:
-        """Means or probabilities from the sum over all views: (B, C)."""
-        if self.kind == "linear":
-            return self.utility(total)
+    def finish(self, state: State) -> Tensor:
+        """Means or probabilities from the sums over all views: (B, ..., C)."""
+        average = self.average(state)
         if self.kind == "latent":
-            return class_probabilities(self.link, self.utility(total))
-        return total / total.sum(-1, keepdim=True) if self.by_class else total
+            return class_probabilities(self.link, average)
+        return average / average.sum(-1, keepdim=True) if self.by_class else average
 
 
 def _output_kind(output: OutputKind | None, task: str) -> OutputKind:
@@ -347,8 +491,26 @@ def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> 
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _draw(view: Augmentation, batch: Batch, seed: int, draw: int) -> Batch:
-    return view(own_copy(view, batch), RowStreams(seed, view.name, draw, np.arange(n_rows_of(batch))))
+def _draw(view: Augmentation, batch: Batch, seed: int, draw: int, first: int) -> Batch:
+    return view(own_copy(view, batch), _streams(view, batch, seed, draw, first))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _streams(view: Augmentation, batch: Batch, seed: int, draw: int, first: int) -> RowStreams:
+    return RowStreams(seed, view.name, draw, first + np.arange(n_rows_of(batch)))
+
+
+def _swap_rows(views: list[Augmentation], outputs: Tensor) -> Tensor:
+    """Outputs (V, B, C) with the classes exchanged that views turn into each other."""
+    swapped = [reorder_classes(view, part) for view, part in zip(views, outputs, strict=True)]
+    return outputs if all(getattr(view, "swap_classes", True) is None for view in views) else torch.stack(swapped)
+
+
+def _unseen(views: list[Augmentation]) -> ValueError:
+    names = [view.name for view in views]
+    return ValueError(
+        f"some positions are seen by none of the policy's views {names}; fit it with Identity() among them"
+    )
 
 
 def _rows_of(table: Tensor, rows: list[int]) -> Tensor:

@@ -169,18 +169,19 @@ class InMemory(NamedTuple):
 class Pooling(NamedTuple):
     """A point prediction as plain arrays, for a network or an export that computes it elsewhere.
 
-        linear:   sum_k s_k f_k + b
-        mixture:  sum_k w_k P(s_k f_k + b), divided by its sum over the classes where weights are by class
-        latent:   P(sum_k s_k f_k + b)
+        linear:   sum_k w_k (s_k f_k + b_k)
+        mixture:  sum_k w_k P(s_k f_k + b_k), divided by its sum over the classes where weights are by class
+        latent:   P(sum_k w_k (s_k f_k + b_k))
 
-    Views are those of positive weight in the order of the fit; P is the link.
+    Weights of the views, or of the views for each class, sum to 1; where some views are missing, divide by the sum of
+    the others. Views are those of positive weight in the order of the fit; P is the link.
     """
 
     kind: str  # "linear", "mixture" or "latent"
     link: str  # a name in links.LINKS; "" for a linear pool
     scale: Array  # (K, C)
-    offset: Array  # (C,)
-    weights: Array  # (K, C); ones where the weights are in the scale
+    offset: Array  # (K, C)
+    weights: Array  # (K, C)
 
 
 class Posterior(ABC):

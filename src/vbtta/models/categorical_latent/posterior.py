@@ -80,9 +80,9 @@ class LatentClassPosterior(Posterior):
 
     def pooling(self) -> Pooling:
         """The link of the weighted sum of the views' logits."""
-        pool = (self.gain * self.weights)[self.weights > 0]
-        scale = np.repeat(pool[:, None], len(self.offset), axis=1)
-        return Pooling("latent", self.link, scale, self.offset, np.ones_like(scale))
+        weights = np.repeat(self.weights[self.weights > 0][:, None], len(self.offset), axis=1)
+        offset = np.broadcast_to(self.offset, weights.shape).copy()
+        return Pooling("latent", self.link, np.full(weights.shape, self.gain), offset, weights)
 
     def _classes(self, predictions: ViewPredictions, factors: Array | None) -> CategoricalPrediction:
         """Class probabilities, times factors (N, C) from labels where given."""

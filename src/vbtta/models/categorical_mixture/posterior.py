@@ -86,7 +86,7 @@ class CategoricalPosterior(Posterior):
         if self.class_weights is not None:
             weights = self.class_weights
         scale = np.repeat(self.kappa[used][:, None], len(offset), axis=1)
-        return Pooling("mixture", self.link, scale, offset, weights[used])
+        return Pooling("mixture", self.link, scale, np.broadcast_to(offset, scale.shape).copy(), weights[used])
 
     def _joint(self, predictions: ViewPredictions) -> Iterator[tuple[slice, Array]]:
         """Blocks of P(class, view), (C, K, n)."""

@@ -90,9 +90,10 @@ class LatentPosterior(Posterior):
 
     def pooling(self) -> Pooling:
         """The weighted sum of the views plus an offset."""
-        pool, C = self.state.pool[self.weights > 0], len(self.state.offset)
-        offset = self.standard.location * (1 - pool.sum()) + self.standard.scale * self.state.offset
-        return Pooling("linear", "", np.repeat(pool[:, None], C, axis=1), offset, np.ones((len(pool), C)))
+        weights = np.repeat(self.weights[self.weights > 0][:, None], len(self.state.offset), axis=1)
+        offset = self.standard.location * (1 - self.gain) + self.standard.scale * self.state.offset
+        scale = np.full(weights.shape, self.gain)
+        return Pooling("linear", "", scale, np.broadcast_to(offset, scale.shape).copy(), weights)
 
 
 @dataclass(frozen=True)

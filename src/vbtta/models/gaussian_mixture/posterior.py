@@ -119,11 +119,11 @@ class MixturePosterior(Posterior):
     def pooling(self) -> Pooling:
         """sum_k w_k (l + s (a_k + g_k (f_k - l)/s)): l, s location and scale of the labels, a and g the calibration."""
         used, C = self.weights > 0, self.prior.n_outputs
-        weights = self.predictive_weights[used][:, None]
+        weights = np.repeat(self.predictive_weights[used][:, None], C, axis=1)
         shift, gain = steps.calibration(self.state.views.theta_mean[used], C)  # (K, C) each
-        scale = np.broadcast_to(weights * gain, (len(weights), C)).copy()
-        offset = self.standard.location * (1 - scale.sum(axis=0)) + self.standard.scale * (weights * shift).sum(axis=0)
-        return Pooling("linear", "", scale, offset, np.ones((len(weights), C)))
+        scale = np.broadcast_to(gain, weights.shape).copy()
+        offset = self.standard.location * (1 - scale) + self.standard.scale * shift
+        return Pooling("linear", "", scale, offset, weights)
 
     def _components(self, predictions: ViewPredictions, used: Array) -> tuple[Array, Array, Array]:
         """Locations (N, K, C), scale matrices (N, K, C, C) and degrees of freedom (K,) in the labels' units."""
