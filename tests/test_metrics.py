@@ -98,3 +98,57 @@ def test_calibrated_predictions_have_small_ece():
 def test_errors_name_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_overlap_of_maps_by_image():
+    rng = np.random.default_rng(0)
+    truth, predicted = rng.integers(0, 3, size=(2, 4, 6, 5))
+    truth[3], predicted[3] = 0, 0
+    proba = np.moveaxis(np.eye(4)[predicted], -1, 1)
+    dices, ious = metrics.dice_scores(truth, predicted, 4), metrics.iou_scores(truth, proba)
+    for image in range(4):
+        for label in range(4):
+            a, b = truth[image] == label, predicted[image] == label
+            if not (a | b).any():
+                assert np.isnan(dices[image, label])
+                assert np.isnan(ious[image, label])
+                continue
+            assert dices[image, label] == pytest.approx(2 * (a & b).sum() / (a.sum() + b.sum()))
+            assert ious[image, label] == pytest.approx((a & b).sum() / (a | b).sum())
+    assert np.isnan(dices[:, 3]).all()
+    assert metrics.dice(truth, predicted, 4) == pytest.approx(np.nanmean(dices, axis=1).mean())
+    assert metrics.iou(truth, proba, background=0) == pytest.approx(np.nanmean(ious[:3, 1:], axis=1).mean())
+    hidden = truth.copy()
+    hidden[:, 0] = 255
+    np.testing.assert_array_equal(
+        metrics.dice_scores(hidden, predicted, 3, ignore=255), metrics.dice_scores(truth[:, 1:], predicted[:, 1:], 3)
+    )
+    rows, columns = metrics.map_rows(hidden, proba, ignore=255)
+    assert metrics.accuracy(rows, columns) == (truth == predicted)[:, 1:].mean()
+
+
+def test_average_precision_agrees_with_scikit_learn():
+    average_precision_score = pytest.importorskip("sklearn.metrics").average_precision_score
+    rng = np.random.default_rng(1)
+    truth, score = rng.integers(0, 2, size=(5, 7, 6)), rng.integers(0, 9, size=(5, 7, 6)) / 9  # many ties
+    expected = [average_precision_score(a.ravel(), b.ravel()) for a, b in zip(truth, score, strict=True)]
+    np.testing.assert_allclose(metrics.average_precisions(truth, score), expected)
+    truth[2] = 0
+    assert metrics.average_precision(truth, score) == pytest.approx(np.mean(np.delete(expected, 2)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: metrics.dice(np.zeros((1, 2, 2), int), np.zeros((1, 2, 3), int), 2), "maps must be shaped like y"),
+        (lambda: metrics.dice(np.zeros((1, 2, 2), int), np.zeros((1, 2, 2), int)), "n_classes must be given"),
+        (lambda: metrics.iou(np.full((1, 2, 2), 255), np.zeros((1, 2, 2), int), 2), r"y must be class positions 0..1"),
+        (lambda: metrics.iou(np.full((1, 2, 2), 9), np.zeros((1, 2, 2), int), 2, ignore=9), "no image has a class"),
+        (lambda: metrics.average_precision([[0, 0]], [[0.1, 0.2]]), "no positive in any image"),
+        (lambda: metrics.average_precision([[0, 2]], [[0.1, 0.2]]), "of 0 and 1"),
+        (lambda: metrics.map_rows(np.zeros((1, 2, 2)), np.zeros((1, 3, 2, 1))), r"proba must be \(N, C, ...\)"),
+    ],
+)
+def test_bad_maps_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

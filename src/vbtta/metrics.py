@@ -2,21 +2,31 @@
 
 The plural functions give one number a label, the singular ones their weighted mean; only the calibration error is no
 mean over labels. Errors, CRPS and coverage are averaged over outputs, where there are several.
+
+Of maps (segmentation), Dice, intersection over union and average precision are computed by image: the plural functions
+give one row an image. For the other metrics :func:`map_rows` makes rows of maps.
 """
 
 __all__ = [
     "absolute_errors",
     "accuracy",
+    "average_precision",
+    "average_precisions",
     "brier",
     "brier_scores",
     "calibration_gaps",
     "covered",
     "crps",
+    "dice",
+    "dice_scores",
     "ece",
     "entropy",
     "hits",
     "interval_coverage",
+    "iou",
+    "iou_scores",
     "mae",
+    "map_rows",
     "mse",
     "nll",
     "squared_errors",
@@ -255,6 +265,178 @@ def calibration_gaps(
     mass = np.bincount(rank, weights=times)
     share = (np.cumsum(mass) - 0.5 * mass) / mass.sum()
     return gap, np.minimum((share * bins).astype(np.intp), bins - 1)[rank]
+
+
+def dice(
+    y: ArrayLike,
+    maps: ArrayLike,
+    n_classes: int | None = None,
+    *,
+    ignore: int | None = None,
+    background: int | None = None,
+) -> float:
+    """Mean Dice score: over the classes of an image, then over images.
+
+    Parameters
+    ----------
+    y : (N, H, W) or (N, D, H, W) int array
+        Classes, positions 0..C-1.
+    maps : array
+        Predicted classes, shaped like y, or class probabilities (N, C, H, W).
+    n_classes : int, optional
+        C; needed for predicted classes only.
+    ignore : int, optional
+        Value of y that means "no label".
+    background : int, optional
+        Class that is left out of the mean.
+
+    Examples
+    --------
+    >>> round(dice([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 2), 3)
+    0.733
+    """
+    return _mean_by_image(dice_scores(y, maps, n_classes, ignore=ignore), background)
+
+
+def iou(
+    y: ArrayLike,
+    maps: ArrayLike,
+    n_classes: int | None = None,
+    *,
+    ignore: int | None = None,
+    background: int | None = None,
+) -> float:
+    """Mean intersection over union: over the classes of an image, then over images; arguments as in :func:`dice`.
+
+    Examples
+    --------
+    >>> round(iou([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 2), 3)
+    0.583
+    """
+    return _mean_by_image(iou_scores(y, maps, n_classes, ignore=ignore), background)
+
+
+def dice_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, ignore: int | None = None) -> Array:
+    """Dice score of every image and class, (N, C); NaN for a class that is neither there nor predicted.
+
+    Examples
+    --------
+    >>> dice_scores([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 3).round(2)
+    array([[0.67, 0.8 , nan]])
+    """
+    both, either = _overlap(y, maps, n_classes, ignore)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(2 * both / (both + either))
+
+
+def iou_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, ignore: int | None = None) -> Array:
+    """Intersection over union of every image and class, (N, C); NaN for a class neither there nor predicted.
+
+    Examples
+    --------
+    >>> iou_scores([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 2).round(2)
+    array([[0.5 , 0.67]])
+    """
+    both, either = _overlap(y, maps, n_classes, ignore)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(both / either)
+
+
+def average_precision(y: ArrayLike, score: ArrayLike) -> float:
+    """Mean over images of the average precision of binary maps; images without a positive are left out.
+
+    Parameters
+    ----------
+    y : (N, ...) array of 0 and 1
+    score : (N, ...) array
+        Larger where a positive is more probable.
+
+    Examples
+    --------
+    >>> round(average_precision([[1, 0, 1, 0]], [[0.9, 0.8, 0.7, 0.1]]), 3)
+    0.833
+    """
+    values = average_precisions(y, score)
+    if np.isnan(values).all():
+        raise ValueError("y has no positive in any image; average precision is not defined")
+    return float(np.nanmean(values))
+
+
+def average_precisions(y: ArrayLike, score: ArrayLike) -> Array:
+    """Average precision of every image, (N,): the mean precision at the positives, ties shared; NaN without any.
+
+    Examples
+    --------
+    >>> average_precisions([[1, 0], [0, 0]], [[0.5, 0.5], [0.1, 0.2]])
+    array([0.5, nan])
+    """
+    truth, values = np.asarray(y), np.asarray(score, dtype=np.float64)
+    if truth.shape != values.shape or truth.ndim < 2 or not np.isin(truth, (0, 1)).all() or np.isnan(values).any():
+        raise ValueError(
+            f"y must be (N, ...) of 0 and 1 and score numbers of its shape; got {truth.shape}, {values.shape}"
+        )
+    return np.array([_average_precision(*rows) for rows in zip(truth.astype(bool), values, strict=True)])
+
+
+def map_rows(y: ArrayLike, proba: ArrayLike, *, ignore: int | None = None) -> tuple[Array, Array]:
+    """Rows (J,) and (J, C) of all labelled positions of maps (N, H, W) and (N, C, H, W), for the other metrics.
+
+    Examples
+    --------
+    >>> y, proba = map_rows([[[0, 255]]], [[[[0.9, 0.2]], [[0.1, 0.8]]]], ignore=255)
+    >>> y, proba, accuracy(y, proba)
+    (array([0]), array([[0.9, 0.1]]), 1.0)
+    """
+    truth, maps = np.asarray(y), np.asarray(proba)
+    if maps.ndim != truth.ndim + 1 or maps.shape[:1] + maps.shape[2:] != truth.shape:
+        raise ValueError(f"proba must be (N, C, ...) for y (N, ...); got {maps.shape} and {truth.shape}")
+    rows = np.moveaxis(maps, 1, -1).reshape(-1, maps.shape[1])
+    kept = slice(None) if ignore is None else truth.ravel() != ignore
+    return truth.ravel()[kept], rows[kept]
+
+
+def _average_precision(truth: Array, score: Array) -> float:
+    levels, rank = np.unique(-score.ravel(), return_inverse=True)
+    positives = np.cumsum(np.bincount(rank, weights=truth.ravel(), minlength=len(levels)))
+    if positives[-1] == 0:
+        return np.nan
+    precision = positives / np.cumsum(np.bincount(rank, minlength=len(levels)))
+    return float(np.dot(precision, np.diff(positives, prepend=0)) / positives[-1])
+
+
+def _overlap(y: ArrayLike, maps: ArrayLike, n_classes: int | None, ignore: int | None) -> tuple[Array, Array]:
+    """Sizes of intersection and union, (N, C) each."""
+    truth, predicted = np.asarray(y), np.asarray(maps)
+    if predicted.ndim == truth.ndim + 1:
+        n_classes, predicted = predicted.shape[1], predicted.argmax(axis=1)
+    if predicted.shape != truth.shape or truth.ndim < 2:
+        raise ValueError(f"maps must be shaped like y, {truth.shape}, or (N, C, ...); got {np.shape(maps)}")
+    if n_classes is None:
+        raise ValueError("n_classes must be given for predicted classes; probabilities (N, C, ...) have them")
+    labelled = np.ones(truth.shape, dtype=bool) if ignore is None else truth != ignore
+    for name, values in (("y", truth[labelled]), ("maps", predicted[labelled])):
+        if values.dtype.kind not in "iub" or (values.size and not 0 <= values.min() <= values.max() < n_classes):
+            raise ValueError(f"{name} must be class positions 0..{n_classes - 1}; leave out others by ignore=")
+    image = np.broadcast_to(np.arange(len(truth)).reshape(-1, *[1] * (truth.ndim - 1)), truth.shape)[labelled]
+    both, there, said = (
+        np.bincount(image[kept] * n_classes + values[kept].astype(np.intp), minlength=len(truth) * n_classes)
+        for values, kept in (
+            (truth[labelled], (truth == predicted)[labelled]),
+            (truth[labelled], slice(None)),
+            (predicted[labelled], slice(None)),
+        )
+    )
+    shape = (len(truth), n_classes)
+    return both.reshape(shape), (there + said - both).reshape(shape)
+
+
+def _mean_by_image(scores: Array, background: int | None) -> float:
+    """Mean over classes that an image has, then over images that have any."""
+    kept = scores if background is None else np.delete(scores, background, axis=1)
+    some = ~np.isnan(kept).all(axis=1)
+    if not some.any():
+        raise ValueError("no image has a class to score; check ignore and background")
+    return float(np.nanmean(kept[some], axis=1).mean())
 
 
 def _average(values: Array, weights: ArrayLike | None, name: str = "the values") -> float:
