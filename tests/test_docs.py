@@ -129,6 +129,10 @@ EXAMPLES = {
     "image_classification": lambda ran: sum(ran["weight"][view.name] for view in ran["turned"]) < 0.2,
     "tabular_regression": lambda ran: ran["weighted"].policy_.weights.sum() == pytest.approx(1),
     "crowd_labels": lambda ran: (ran["found"].label == ran["CLASSES"][ran["truth"]])[ran["asked"]].mean() > 0.95,
+    "segmentation": lambda ran: (
+        ran["weight"]["hflip"] < 0.02 < ran["weight"]["hflip/swap(1,2)"]
+        and ran["scores"]["policy"][0] < min(ran["scores"]["network"][0], ran["scores"]["uniform"][0])
+    ),
     "from_onnx": lambda ran: (ran["found"].label == ran["digits"].target[ran["test"]]).mean() > 0.9,
 }
 
