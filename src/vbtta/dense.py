@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.batches import batches_of
-from vbtta._support.checks import whole_number
-from vbtta._support.extras import require
+from vbtta._support.batches import Progress, batches_of
+from vbtta._support.checks import require, whole_number
 from vbtta._support.fingerprints import prediction_fingerprint
-from vbtta._support.progress import Progress
 from vbtta._support.tensors import Batch, is_tensor, to_array
 from vbtta.adapters.base import Output, as_predictor
 from vbtta.augment.base import Augmentation, apply_view, check_invertible, invert_view, is_partial

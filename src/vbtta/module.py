@@ -82,8 +82,8 @@ class TTAModule(nn.Module):
         regression. By default "probability" or "mean".
     max_batch : int, optional
         Largest number of rows of a forward pass; views beyond it are computed in turn and added up, and a tensor of
-        more rows is split. By default 32 on a CPU and 512 elsewhere, and one view at a time for maps. An exported module computes all views in one
-        pass, or with `max_batch` in one pass each.
+        more rows is split. By default 32 on a CPU and 512 elsewhere, and one view at a time for maps. An exported
+        module computes all views in one pass, or with `max_batch` in one pass each.
     draws : int, optional
         Draws of every stochastic view; by default as many as the policy was fitted to, if that is known, else 1.
     seed : int

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from vbtta._support.extras import require
+from vbtta._support.checks import require
 from vbtta._support.fingerprints import describe_fields
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, is_floating, is_tensor
