@@ -234,3 +234,42 @@ def test_kornia_undoes_what_it_drew():
         inner = (..., slice(3, -3), slice(3, -3))  # kornia pads with zeros, which mix at the border
         assert ((restored - images).abs() * seen)[inner].mean() < 1e-3
     assert not seen.all()
+
+
+def test_monai_undoes_what_it_drew_and_agrees_with_ours():
+    transforms = pytest.importorskip("monai.transforms")
+    images = smooth(40, 48).repeat(3, 1, 1, 1)
+    exact = {
+        "flip": (transforms.Flip(1), HorizontalFlip()),
+        "turn": (transforms.Rotate90(1), Rotate90(1)),
+        "both": (
+            transforms.Compose([transforms.Flip(0), transforms.Rotate90(1)]),
+            Chain((VerticalFlip(), Rotate90(1))),
+        ),
+    }
+    for name, (transform, ours) in exact.items():
+        view = as_view(transform, name)
+        assert not view.stochastic
+        augmented = view(images)
+        assert torch.equal(augmented, ours(images))
+        restored, seen = invert_view(view, augmented, augmented, images)
+        assert torch.equal(restored, images)
+        assert seen.all()
+        np.testing.assert_array_equal(view(images.numpy()), augmented)
+    volumes = torch.rand(2, 1, 3, 4, 5)
+    view = as_view(transforms.Flip((0, 2)), "volume")
+    assert torch.equal(view.inverse(view(volumes)), volumes)
+    drawn = transforms.RandAffine(1.0, rotate_range=0.4, padding_mode="border", cache_grid=False)
+    random = transforms.Compose([transforms.RandFlip(0.5, spatial_axis=1), drawn])
+    view = as_view(random, "random")
+    assert view.stochastic
+    streams = [RowStreams(0, view.name, 0, range(3)) for _ in range(3)]
+    augmented = view(images, streams[0])
+    assert not torch.allclose(augmented[0], augmented[1])
+    restored, seen = view.inverse(augmented, streams[1]), view.seen(augmented, streams[2])
+    assert 0.5 < seen.float().mean() < 1
+    inner = (..., slice(3, -3), slice(3, -3))  # values of the padding mix at the border
+    assert ((restored - images).abs() * seen)[inner].mean() < 1e-3
+    check_invertible([view])
+    with pytest.raises(ValueError, match="has no inverse"):
+        check_invertible([as_view(transforms.RandGaussianNoise(1.0), "noise")])

@@ -3,12 +3,14 @@
 import tracemalloc
 import weakref
 
+import kornia
 import numpy as np
 import pytest
 import torch
+import ttach
 from torch import nn
 
-from vbtta import collect_dense, collect_views, fit_policy
+from vbtta import TTAModule, collect_dense, collect_views, fit_policy
 from vbtta.augment import (
     GaussianNoise,
     HorizontalFlip,
@@ -19,6 +21,7 @@ from vbtta.augment import (
     VerticalFlip,
     Zoom,
     as_view,
+    as_views,
     d4,
     volume_flips,
 )
@@ -152,6 +155,26 @@ def test_draws_of_random_views_do_not_depend_on_batches():
     np.testing.assert_allclose(first.variance, second.variance, atol=1e-6)
     assert (first.variance[:, 1] > 0).all()
     assert (first.variance[:, 0] == 0).all()
+
+
+def test_transforms_of_other_libraries_are_undone():
+    images, network = images_of(), Pointwise()
+    mirror = as_view(kornia.augmentation.RandomHorizontalFlip(p=0.5), "mirror")
+    turn = as_view(kornia.augmentation.RandomRotation(30.0, p=1.0), "turn")
+    others = as_views(ttach.Compose([ttach.HorizontalFlip(), ttach.Rotate90([0, 90])]))
+    views = [*others, mirror, turn]
+    predictions, _ = collect_dense(network, images, views, masks_of(images), positions=1000, draws=2, batch_size=3)
+    assert 0 < len(predictions) < 4 * 12 * 16  # corners are not seen
+    image, (row, column) = places(predictions, (12, 16))
+    expected = network(images).detach().numpy()[image, :, row, column]
+    for k in range(5):
+        np.testing.assert_allclose(predictions.outputs[:, k], expected, atol=1e-5, err_msg=predictions.names[k])
+    policy = fit_policy(
+        predictions.select(["identity", "mirror"]), expected.argmax(1), task="classification", guard=False
+    )
+    with torch.no_grad():
+        result = TTAModule(network, views, policy)(images)
+    assert result.shape == (4, 3, 12, 16)
 
 
 def test_several_raters_with_gaps_and_names():

@@ -160,6 +160,7 @@ class TTAModule(nn.Module):
             for views, outputs, seen in self._outputs(batch, exporting):
                 for place, pool in enumerate(self._pools):
                     states[place] = pool.add(states[place], views, outputs, seen)
+                del outputs, seen  # before the next view is computed
         result = self._finish([state for state in states if state is not None])
         if running and result.device.type == "cpu" and not result.isfinite().all():  # on other devices: a costly wait
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Any callable as a view: functions and the transforms of torchvision, kornia, albumentations and ttach."""
+"""Any callable as a view: functions and the transforms of torchvision, kornia, albumentations, MONAI and ttach."""
 
 __all__ = ["as_view", "as_views"]
 
@@ -42,14 +42,15 @@ def as_view(
         * a module or transform of torch, kornia or torchvision.transforms.v2. If it draws random numbers (dropout in
           training mode does) it is applied row by row, with torch's generator set for each row: results do not depend
           on batching. A module of your own that draws in its `forward` needs `stochastic=True`;
-        * an albumentations transform, applied image by image to (N, C, H, W) batches.
+        * an albumentations transform, applied image by image to (N, C, H, W) batches;
+        * a MONAI array transform, or a Compose of them, applied to one image or volume after the other.
     name : str, optional
         The view's name; taken from the object if not given.
     stochastic : bool, optional
         Whether the object draws random numbers, if that cannot be recognised.
     inverse : callable, optional
         For maps: a function from outputs (N, C, H, W) of the augmented inputs to the geometry of the inputs, zero where
-        the view sees nothing. A deterministic view needs it; kornia's and ttach's transforms have their own.
+        the view sees nothing. A deterministic view needs it; kornia's, MONAI's and ttach's have their own.
 
     Examples
     --------
@@ -75,6 +76,8 @@ def as_view(
     view_name = name or _name_of(obj)
     if _is_from(obj, "albumentations"):
         return AlbumentationsView(view_name, obj, stochastic is not False, inverse)
+    if _is_from(obj, "monai.transforms"):
+        return MonaiView(view_name, obj, _monai_draws(obj) if stochastic is None else stochastic, inverse)
     if _is_from(obj, "kornia.augmentation") or _is_from(obj, "torchvision"):
         draws = _draws(obj) if stochastic is None else stochastic
         return SeededView(view_name, obj, True, inverse) if draws else FunctionView(view_name, obj, False, inverse)
@@ -206,6 +209,50 @@ class AlbumentationsView(ForeignView):
             results.append(np.moveaxis(transform(image=last)["image"], -1, 0))
         stacked = np.ascontiguousarray(np.stack(results))
         return require("torch", "torch").from_numpy(stacked).to(batch.device) if is_tensor(batch) else stacked
+
+
+@dataclass(frozen=True)
+class MonaiView(ForeignView):
+    """A MONAI transform, applied to each image (C, H, W) or volume with its state seeded for the row."""
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        return self._by_row(self.function, batch, rng)
+
+    @property
+    def inverse(self) -> Callable[[Batch, RowStreams | None], Batch] | None:
+        """The inverse given, or else MONAI's own with the operations drawn again; None if there is none."""
+        own = hasattr(self.function, "inverse") and self.undo is None
+        return partial(self._by_row, self._draw_and_undo) if own else super().inverse
+
+    def _draw_and_undo(self, outputs: Batch) -> Batch:
+        """MONAI records its operations in the tensor it returns; positions beyond the augmented image are zero."""
+        transform: Any = self.function
+        traced = transform(outputs[:1] * 0)
+        operations = [_with_zeros(operation) for operation in traced.applied_operations]
+        return transform.inverse(type(traced)(outputs, applied_operations=operations))
+
+    def _by_row(self, function: Callable[[Batch], Batch], batch: Batch, rng: RowStreams | None = None) -> Batch:
+        transform: Any = self.function
+        results = []
+        for row, seed in zip(batch, _seeds(self, batch, rng) if self.stochastic else [0] * len(batch), strict=True):
+            if self.stochastic:
+                transform.set_random_state(seed)
+            results.append(function(row).as_tensor())
+        stacked = require("torch", "torch").stack(results)
+        return stacked if is_tensor(batch) else to_array(stacked)
+
+
+def _with_zeros(operation: Any) -> Any:
+    """A record of MONAI's with zeros as the padding of the inverse."""
+    if not isinstance(operation, Mapping):
+        return operation
+    return {key: "zeros" if key == "padding_mode" else _with_zeros(value) for key, value in operation.items()}
+
+
+def _monai_draws(transform: Any) -> bool:
+    """Whether a MONAI transform, or one of a Compose, draws random numbers."""
+    parts = getattr(transform, "transforms", None)
+    return any(map(_monai_draws, parts)) if parts is not None else hasattr(transform, "set_random_state")
 
 
 def _seeds(view: Augmentation, batch: Batch, rng: RowStreams | None) -> list[int]:
