@@ -573,10 +573,13 @@ def test_maps_that_cannot_be_pooled_are_refused(images):
 
 def test_rows_have_their_classes_exchanged(images):
     net = network(CLASSES).eval()
-    views = [Identity(), Identity(name="b"), HorizontalFlip(swap_classes=((1, 3),)), VerticalFlip()]
+    mirror = HorizontalFlip(swap_classes=((1, 3),))
+    views = [Identity(), Identity(name="b"), mirror, VerticalFlip(), Chain((mirror, VerticalFlip()))]
     policy = classification_policy([view.name for view in views])
     expected = expected_of(net, images, views, policy)
-    np.testing.assert_allclose(TTAModule(net, views, policy)(images).detach(), expected, atol=1e-5)
+    for max_batch in (None, 1, 64):
+        result = TTAModule(net, views, policy, max_batch=max_batch)(images).detach()
+        np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "latent"])

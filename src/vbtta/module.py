@@ -503,8 +503,9 @@ def _streams(view: Augmentation, batch: Batch, seed: int, draw: int, first: int)
 
 def _swap_rows(views: list[Augmentation], outputs: Tensor) -> Tensor:
     """Outputs (V, B, C) with the classes exchanged that views turn into each other."""
-    swapped = [reorder_classes(view, part) for view, part in zip(views, outputs, strict=True)]
-    return outputs if all(getattr(view, "swap_classes", True) is None for view in views) else torch.stack(swapped)
+    parts = list(outputs)
+    swapped = [reorder_classes(view, part) for view, part in zip(views, parts, strict=True)]
+    return torch.stack(swapped) if any(new is not old for new, old in zip(swapped, parts, strict=True)) else outputs
 
 
 def _unseen(views: list[Augmentation]) -> ValueError:
