@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import pairwise
+from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ _LONGEST = 1 << 13  # labels of a block: BLAS takes longer sums on threads of it
 _ALONE = 1 << 18  # multiplications of a product of matrices that BLAS does not spread over threads
 _SHORTEST = 64  # labels: with fewer in a piece, the product is large and threads are worth it
 _TASKS = 32  # a thread: enough to keep all of them busy to the end
+_MIN_THREADED_SECONDS = 4e-3  # of work, below which starting threads costs more than they gain
 BlockT = TypeVar("BlockT")
 ResultT = TypeVar("ResultT")
 
@@ -90,14 +92,18 @@ def plus(first: Any, second: Any) -> Any:
 
 
 def map_blocks(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> list[ResultT]:
-    """Apply a function to every block, on several threads; results in order."""
-    # Every call runs in the caller's context: NumPy's error state would not reach the threads otherwise.
-    threads = min(_cores(), len(blocks))
-    if threads <= 1:
-        return [function(block) for block in blocks]
-    contexts = [copy_context() for _ in blocks]
+    """Apply a function to every block; results in order, whichever threads compute them.
+
+    The first block is timed: threads are started where the others will take longer than starting them.
+    """
+    start = perf_counter()
+    first, others = function(blocks[0]), blocks[1:]
+    threads = min(_cores(), len(others))
+    if threads <= 1 or (perf_counter() - start) * len(others) < _MIN_THREADED_SECONDS:
+        return [first, *map(function, others)]
+    contexts = [copy_context() for _ in others]  # NumPy's error state would not reach the threads otherwise
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(lambda context, block: context.run(function, block), contexts, blocks))
+        return [first, *pool.map(lambda context, block: context.run(function, block), contexts, others)]
 
 
 def _merged(parts: Iterable[Node]) -> list[Node]:
