@@ -62,7 +62,7 @@ def test_fast_softmax_equals_the_general_link(by_class):
     class_weights = rng.dirichlet(np.ones(K), size=C).T if by_class else None
     calibration = Calibration(0.3 * rng.normal(size=K), 0.2 * rng.normal(size=C))
     softmax = LINKS["softmax"]
-    likelihood = Likelihood(softmax, True, calibration, weights, class_weights)
+    likelihood = Likelihood(softmax, True, True, calibration, weights, class_weights)
     views = view_shares(logits, None, likelihood, rng.poisson(1.0, size=(C, n)).astype(float), noisy=False).views
     ratio = rng.normal(size=(C, n)) / views.mixture
     share = views.scale * np.einsum("ckn,cn->kn", views.joint, ratio)

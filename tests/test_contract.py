@@ -140,6 +140,19 @@ EM_CASES = (
     _classes("categorical mixture, uncalibrated", CategoricalMixture(noise="none", calibrate=False)),
     _classes("categorical mixture, concentration", CategoricalMixture(noise="none", concentration=1.5)),
     *(
+        _classes(
+            f"categorical mixture, {link}, no offsets", CategoricalMixture(link=link, noise="none", offset_scale=0), **n
+        )
+        for link, n in LINKS.items()
+    ),
+    *(
+        pooled_classes(
+            f"categorical latent, {link}, no offsets",
+            CategoricalLatent(link=link, noise="uniform", offset_scale=0, shrinkage=2.0),
+        )
+        for link in LINKS
+    ),
+    *(
         pooled_classes(
             f"categorical latent, {link}, {noise}", CategoricalLatent(link=link, noise=noise, shrinkage=2.0), **sets
         )  # type: ignore[arg-type]
@@ -175,6 +188,10 @@ ADVI_CASES = (
     _classes("categorical mixture, uniform, ADVI", CategoricalMixture(noise="uniform"), DRIFT, labels=3),
     _classes("categorical mixture, probit, ADVI", CategoricalMixture(link="probit", noise="none"), DRIFT, n=16),
     _classes("categorical mixture, class weights, ADVI", CategoricalMixture(weights="view_class", noise="none"), DRIFT),
+    _classes("categorical mixture, no offsets, ADVI", CategoricalMixture(noise="none", offset_scale=0), DRIFT),
+    pooled_classes(
+        "categorical latent, no offsets, ADVI", CategoricalLatent(noise="none", offset_scale=0, shrinkage=2.0), DRIFT
+    ),
     _classes("categorical mixture, uncalibrated, ADVI", CategoricalMixture(noise="none", calibrate=False), DRIFT),
     pooled_classes("categorical latent, ADVI", CategoricalLatent(noise="none", shrinkage=2.0), DRIFT),
     pooled_classes(
@@ -321,7 +338,7 @@ def _categorical_mixture(model: CategoricalMixture, rng: np.random.Generator) ->
     if not model.calibrate:
         proba = np.einsum("mk,nkc->mnc", weights, _link(TINY_LOGITS, model.link))
         return _class_labels(proba, model, rng)
-    common, own = rng.normal(size=(DRAWS, 1)) * model.kappa_scale, rng.normal(size=(DRAWS, 2)) * model.xi_scale
+    common, own = rng.standard_t(2, size=(DRAWS, 1)) * model.kappa_scale, rng.normal(size=(DRAWS, 2)) * model.xi_scale
     offset = rng.normal(size=(DRAWS, 2)) * model.offset_scale
     proba = np.zeros((DRAWS, 5, 2))
     for k in range(2):
@@ -331,7 +348,7 @@ def _categorical_mixture(model: CategoricalMixture, rng: np.random.Generator) ->
 
 
 def _categorical_latent(model: CategoricalLatent, rng: np.random.Generator) -> np.ndarray:
-    centre = np.exp(rng.normal(size=(DRAWS, 1)) * model.kappa_scale) / 2
+    centre = np.exp(rng.standard_t(2, size=(DRAWS, 1)) * model.kappa_scale) / 2
     pool = _truncated(rng, np.broadcast_to(centre, (DRAWS, 2)), model.shrinkage)
     offset = rng.normal(size=(DRAWS, 1, 2)) * model.offset_scale
     return _class_labels(_link(np.einsum("mk,nkc->mnc", pool, TINY_LOGITS) + offset, model.link), model, rng)

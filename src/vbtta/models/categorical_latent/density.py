@@ -17,7 +17,7 @@ from vbtta.models.categorical_latent.em import LatentClassProblem
 from vbtta.models.categorical_latent.posterior import SampledLatentClassPosterior
 from vbtta.models.categorical_latent.spec import CategoricalLatent
 from vbtta.models.parts.link_densities import log_probabilities
-from vbtta.models.parts.tensors import ClassDensity, PositiveNormal, filled, fitted_noise, joint, normal
+from vbtta.models.parts.tensors import ClassDensity, PositiveNormal, filled, fitted_noise, joint, log_kappa_prior, normal
 
 
 class LatentClassDensity(ClassDensity):
@@ -26,10 +26,9 @@ class LatentClassDensity(ClassDensity):
     def __init__(self, problem: LatentClassProblem) -> None:
         self.link = problem.spec.link
         self._scale = filled(1 / math.sqrt(problem.shrinkage), problem.data.n_views)
-        priors = {
-            "log_centre": normal(problem.spec.kappa_scale),
-            "offset": normal(problem.spec.offset_scale, problem.data.n_classes),
-        }
+        priors = {"log_centre": log_kappa_prior(problem.spec.kappa_scale)}
+        if problem.spec.offset_scale:
+            priors["offset"] = normal(problem.spec.offset_scale, problem.data.n_classes)
         super().__init__(problem.data, problem.noise, priors)
 
     def prior(self, sample: Sample) -> Values:
@@ -52,7 +51,7 @@ class LatentClassDensity(ClassDensity):
         variance = None
         if self.tensors.variance is not None:
             variance = torch.einsum("mk,knc->mnc", values["pool"] ** 2, self.tensors.variance[:, rows])[:, None]
-        return log_probabilities(self.link, pooled[:, None], variance, kappa, values["offset"])[:, 0]
+        return log_probabilities(self.link, pooled[:, None], variance, kappa, values.get("offset"))[:, 0]
 
 
 def pose(source: InMemory, spec: CategoricalLatent, seed: int) -> AdviTask[Posterior]:
@@ -68,7 +67,7 @@ def _posterior(guide: Guide, problem: LatentClassProblem) -> SampledLatentClassP
     return SampledLatentClassPosterior(
         link=problem.spec.link,
         pool=draws["pool"].mean(axis=0),
-        offset=draws["offset"].mean(axis=0),
+        offset=draws["offset"].mean(axis=0) if "offset" in draws else np.zeros(problem.data.n_classes),
         noise=fitted_noise(draws, problem.noise),
         uncertainty=PoolUncertainty.none(K)._replace(covariance=covariance),
         guide=guide,

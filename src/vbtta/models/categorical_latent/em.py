@@ -14,8 +14,9 @@ from vbtta.inference.linalg import Reader
 from vbtta.models.base import InMemory, Source
 from vbtta.models.categorical_latent.posterior import LatentClassPosterior
 from vbtta.models.categorical_latent.spec import CategoricalLatent
-from vbtta.models.categorical_latent.steps import PoolSums, run_pool_pass
+from vbtta.models.categorical_latent.steps import PoolSums, minus, run_pool_pass
 from vbtta.models.parts import calibration
+from vbtta.models.parts.calibration import CalibrationPrior
 from vbtta.models.parts.class_data import CategoricalBlocks
 from vbtta.models.parts.class_model import BlockPass, ClassProblem, Statistics
 from vbtta.models.parts.label_noise import FittedNoise
@@ -35,6 +36,20 @@ class LatentClassState(NamedTuple):
     noise: FittedNoise | None
 
 
+class PoolExpansion(NamedTuple):
+    """Energy v^T A v / 2 - l^T v of the pool, the offsets at their minimum for every v."""
+
+    quadratic: Array  # (K, K): A
+    linear: Array  # (K,): l
+    anchor: Array  # (C,): the offsets at v = 0
+    response: Array  # (C, K): their change with -v
+    log_det: float  # of their curvature
+
+    def offset(self, pool: Array) -> Array:
+        """The offsets (C,) given a pool."""
+        return self.anchor - self.response @ pool
+
+
 @dataclass(frozen=True, eq=False)
 class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
     """Data and priors of a latent pool for class labels."""
@@ -48,7 +63,9 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         # The step takes into account that the centre g follows the pool: with g fixed, a strong prior around it would
         # keep the gain from changing.
         plain = state._replace(noise=statistics.noise)
-        pool, offset = laplace.solve(*self._expansion(state, statistics.sums, following=True), self.data.n_views)
+        expansion = self._expansion(state, statistics.sums, following=True)
+        pool = laplace.solve(expansion.quadratic, expansion.linear, self.data.n_views)[0]
+        offset = expansion.offset(pool)
 
         def moved(fraction: float) -> LatentClassState:
             new = pool if fraction == 1 else state.pool + fraction * (pool - state.pool)
@@ -89,40 +106,53 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         """The posterior at the end of an ascent, with what intervals for the weights need, at hardly any cost."""
         state: LatentClassState = ascent.state
         weak = min(self.shrinkage, 1 / state.centre**2)  # prior precision that remains
-        quadratic, linear = self._expansion(state, ascent.statistics.sums, weak=weak)
+        expansion = self._expansion(state, ascent.statistics.sums, weak=weak)
+        quadratic, linear = expansion.quadratic, expansion.linear
         uncertainty = laplace.pool_uncertainty(quadratic, linear, self.data.n_views, self.shrinkage, state.centre)
         return replace(self.posterior(state), uncertainty=uncertainty)
 
     def log_laplace_evidence(self, state: LatentClassState, statistics: Statistics[PoolSums]) -> float:
-        """Log evidence of lambda: (v, o) integrated out around their mode, weights at 0 over the half-line."""
-        quadratic, linear = self._expansion(state, statistics.sums)
-        u = np.concatenate([state.pool, state.offset])
-        return statistics.bound + laplace.log_volume(quadratic, linear, u, self.data.n_views)
+        """Log evidence of lambda but for a constant: (v, o) integrated out around their mode."""
+        expansion = self._expansion(state, statistics.sums)
+        volume = laplace.log_volume(expansion.quadratic, expansion.linear, state.pool, self.data.n_views)
+        return statistics.bound + volume - 0.5 * expansion.log_det
 
     def _expansion(
         self, state: LatentClassState, sums: PoolSums, *, following: bool = False, weak: float | None = None
-    ) -> tuple[Array, Array]:
-        """Second-order expansion u^T A u / 2 - l^T u of minus the bound in u = (v, o): A and l."""
+    ) -> PoolExpansion:
+        """Second-order expansion of minus the bound in (v, o), the offsets eliminated."""
         # The curvature is that of the evidence if positive definite (with the pool's prior precision lowered to `weak`
         # where given), else that of complete data, which always is. With `following`, g is eliminated.
-        K, C = self.data.n_views, self.data.n_classes
-        by_offset = np.full(C, 1 / self.spec.offset_scale**2)
-        prior = np.diag(np.concatenate([np.full(K, self.shrinkage), by_offset]))
-        pull = np.concatenate([self.shrinkage * (state.pool - state.centre / K), by_offset * state.offset])
+        K, of_offset = self.data.n_views, self._offset_precision
+        prior = self.shrinkage * np.eye(K)
+        pull = self.shrinkage * (state.pool - state.centre / K)
         if following:  # g is at its mode for every v: eliminate it by its curvatures given v and under its own prior
             stiffness = self.shrinkage / K
-            prior[:K, :K] -= stiffness**2 / (stiffness + 1 / (self.spec.kappa_scale * state.centre) ** 2)
-            pull[:K] = self.shrinkage * (state.pool - state.pool.mean()) + self._centre_slope(state.centre)
-        least = prior if weak is None else np.diag(np.concatenate([np.full(K, weak), by_offset]))
-        seen = sums.complete - sums.missing
-        if np.linalg.eigvalsh(seen + least)[0] < 0.1 * np.linalg.eigvalsh(least)[0]:
-            seen = sums.complete
-        quadratic = seen + prior
-        return quadratic, quadratic @ np.concatenate([state.pool, state.offset]) + sums.gradient - pull
+            own = calibration.kappa_precision(np.log(state.centre), self.spec.kappa_scale) / state.centre**2
+            prior -= stiffness**2 / (stiffness + own)
+            pull = self.shrinkage * (state.pool - state.pool.mean()) + self._centre_slope(state.centre)
+        least = prior if weak is None else weak * np.eye(K)
+        for curvature in (minus(sums.complete, sums.missing), sums.complete):
+            response = calibration.solve_tail(curvature.offset, of_offset, curvature.cross)
+            reduced = curvature.pool - curvature.cross.T @ response
+            definite = np.linalg.eigvalsh(reduced + least)[0] >= 0.1 * np.linalg.eigvalsh(least)[0]
+            if curvature is sums.complete or (definite and curvature.offset_eigenvalues().min() >= -0.9 * of_offset):
+                break
+        by_offset = sums.gradient[K:] - of_offset * state.offset
+        step = calibration.solve_tail(curvature.offset, of_offset, by_offset[:, None])[:, 0]
+        linear = sums.gradient[:K] - pull - curvature.cross.T @ step
+        log_det = np.log(curvature.offset_eigenvalues() + of_offset).sum()
+        quadratic = reduced + prior
+        anchor = state.offset + step + response @ state.pool
+        return PoolExpansion(quadratic, quadratic @ state.pool + linear, anchor, response, float(log_det))
+
+    @property
+    def _offset_precision(self) -> float:
+        return CalibrationPrior(self.spec.kappa_scale, 1.0, self.spec.offset_scale).offset_precision
 
     def _block_pass(self, state: LatentClassState) -> BlockPass[PoolSums]:
-        link, pool, offset = LINKS[self.spec.link], state.pool, state.offset
-        return lambda block, evidence: run_pool_pass(block, link, pool, offset, evidence)
+        link, pool, offset, offsets = LINKS[self.spec.link], state.pool, state.offset, self.spec.offset_scale > 0
+        return lambda block, evidence: run_pool_pass(block, link, pool, offset, evidence, offsets=offsets)
 
     def _penalties(self, state: LatentClassState) -> dict[str, float]:
         terms = {
@@ -135,14 +165,15 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
 
     def _pool_penalty(self, pool: Array, centre: float) -> float:
         """Minus the log priors of v and of ln g."""
-        penalty, scale = laplace.pool_penalty(pool, self.shrinkage, centre), self.spec.kappa_scale
-        return float(penalty + 0.5 * (np.log(centre) / scale) ** 2 + np.log(scale * np.sqrt(2 * np.pi)))
+        penalty = laplace.pool_penalty(pool, self.shrinkage, centre)
+        return penalty - calibration.log_kappa_density(np.log(centre), self.spec.kappa_scale)
 
     def _centre_slope(self, centre: float) -> float:
         """Slope of g's own part of the penalty, which at its mode is lambda times (the mean of v - g / K)."""
         place = np.sqrt(self.shrinkage) * centre / self.data.n_views
         hazard = np.exp(-0.5 * place**2 - special.log_ndtr(place)) / np.sqrt(2 * np.pi)  # phi / Phi
-        return float(np.log(centre) / (centre * self.spec.kappa_scale**2) + np.sqrt(self.shrinkage) * hazard)
+        precision = calibration.kappa_precision(np.log(centre), self.spec.kappa_scale)
+        return float(precision * np.log(centre) / centre + np.sqrt(self.shrinkage) * hazard)
 
     def _best_centre(self, state: LatentClassState) -> float:
         """The mode of g given v, or the present one where the search finds none better."""

@@ -15,19 +15,39 @@ from vbtta.models.parts.class_data import CategoricalBlock
 from vbtta.models.parts.links import MAX_CURVATURE_CLASSES, Link
 
 
+class PoolCurvature(NamedTuple):
+    """A curvature in (v, o)."""
+
+    pool: Array  # (K, K)
+    cross: Array  # (C, K)
+    offset: Array  # (C, C), or its diagonal (C,) where classes are many
+
+    def offset_eigenvalues(self) -> Array:
+        """Of the offsets' part: (C,)."""
+        return self.offset if self.offset.ndim == 1 else np.linalg.eigvalsh(self.offset)
+
+
 class PoolSums(NamedTuple):
     """Additive statistics; derivatives are with respect to (v, o)."""
 
     log_evidence: Array  # ()
-    gradient: Array  # (K + C,)
-    complete: Array  # (K + C, K + C): curvature if the truth were known
-    missing: Array  # (K + C, K + C)
+    gradient: Array  # (K + C,); zeros for offsets that are not inferred, in the curvatures too
+    complete: PoolCurvature  # if the truth were known
+    missing: PoolCurvature  # of the missing truths
+
+
+def minus(one: PoolCurvature, other: PoolCurvature) -> PoolCurvature:
+    """The difference of two curvatures."""
+    return PoolCurvature(*(first - second for first, second in zip(one, other, strict=True)))
 
 
 def run_pool_pass(
-    block: CategoricalBlock, link: Link, pool: Array, offset: Array, evidence: Array | None
+    block: CategoricalBlock, link: Link, pool: Array, offset: Array, evidence: Array | None, *, offsets: bool
 ) -> tuple[PoolSums, Array | None]:
-    """Statistics of a block's instances and, with a noise model, the truth's posterior (n, C)."""
+    """Statistics of a block's instances and, with a noise model, the truth's posterior (n, C).
+
+    `offsets` says whether class offsets are inferred.
+    """
     truth = None if evidence is None else np.empty_like(evidence)
 
     def part_sums(part: slice) -> PoolSums:
@@ -52,17 +72,16 @@ def run_pool_pass(
         by_pool = np.einsum("ckn,cn->kn", logits, by_utility)
         if in_variance is not None and variance is not None:
             by_pool += 2 * pool[:, None] * np.einsum("nc,ckn->kn", in_variance, variance)
-        gradient = np.concatenate([by_pool, by_utility])  # (K + C, n)
-        complete = _covariance(logits, proba * size, size)
-        missing = np.zeros_like(complete)
+        complete = _covariance(logits, proba * size, size, offsets=offsets)
+        missing = PoolCurvature(*map(np.zeros_like, complete))
         if not link.canonical:  # the mean of a softmax's curvature and the gradients' outer products
-            complete = 0.5 * link.information * complete
-            complete += 0.5 * products(gradient / np.maximum(size, 1e-300), gradient)
+            complete = _averaged(complete, by_pool, by_utility, size, link.information, offsets=offsets)
         elif truth is not None:
-            missing = _covariance(logits, posterior, size)
-            if len(offset) > MAX_CURVATURE_CLASSES:  # the offsets' complete curvature is bounded by its diagonal
-                missing[len(pool) :] = missing[:, len(pool) :] = 0
-        return PoolSums(np.asarray(total), gradient.sum(axis=1), complete, missing)
+            missing = _covariance(logits, posterior, size, offsets=offsets)
+            if missing.offset.ndim == 1:  # the offsets' complete curvature is bounded by its diagonal
+                missing = PoolCurvature(missing.pool, *map(np.zeros_like, missing[1:]))
+        gradient = np.concatenate([by_pool.sum(axis=1), offsets * by_utility.sum(axis=1)])
+        return PoolSums(np.asarray(total), gradient, complete, missing)
 
     sums: PoolSums = join(nodes(part_sums, block.parts))
     return sums, truth
@@ -81,17 +100,31 @@ def _pooled(logits: Array, variance: Array | None, pool: Array, offset: Array) -
     return utility, None if variance is None else np.einsum("ckn,k->cn", variance, pool**2)
 
 
-def _covariance(logits: Array, proba: Array, size: Array) -> Array:
-    """Sum over instances of the covariances of (f, 1_c) under proba / size, times size: (K + C, K + C)."""
+def _covariance(logits: Array, proba: Array, size: Array, *, offsets: bool) -> PoolCurvature:
+    """Sum over instances of the covariances of (f, 1_c) under proba / size, times size."""
     C, K, n = logits.shape
     flat = logits.transpose(1, 0, 2).reshape(K, C * n)
     mean = np.einsum("ckn,cn->kn", logits, proba)  # (K, n), times size
     inverse = 1 / np.maximum(size, 1e-300)
-    result = np.empty((K + C, K + C))
-    result[:K, :K] = products(flat * proba.reshape(-1), flat) - products(mean * inverse, mean)
+    pool = products(flat * proba.reshape(-1), flat) - products(mean * inverse, mean)
+    if not offsets:
+        return PoolCurvature(pool, np.zeros((C, K)), np.zeros(C))
     cross = np.einsum("ckn,cn->ck", logits, proba) - products(proba * inverse, mean)
-    result[K:, :K], result[:K, K:] = cross, cross.T
-    result[K:, K:] = np.diag(proba.sum(axis=1))
+    offset = proba.sum(axis=1)
     if C <= MAX_CURVATURE_CLASSES:
-        result[K:, K:] -= products(proba * inverse, proba)
-    return result
+        offset = np.diag(offset) - products(proba * inverse, proba)
+    return PoolCurvature(pool, cross, offset)
+
+
+def _averaged(
+    softmax: PoolCurvature, by_pool: Array, by_utility: Array, size: Array, information: float, *, offsets: bool
+) -> PoolCurvature:
+    """The mean of the softmax's curvature times the link's relative information and the gradients' outer products."""
+    inverse = 0.5 / np.maximum(size, 1e-300)
+    pool, cross, offset = (0.5 * information * part for part in softmax)
+    pool = pool + products(by_pool * inverse, by_pool)
+    if offsets:
+        cross = cross + products(by_utility * inverse, by_pool)
+        of_offsets = products(by_utility * inverse, by_utility)
+        offset = offset + (of_offsets if offset.ndim == 2 else np.diagonal(of_offsets))
+    return PoolCurvature(pool, cross, offset)

@@ -21,7 +21,15 @@ from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import check_logits, refuse_probabilities
 from vbtta.models.parts.label_noise import NoiseModel
 from vbtta.models.parts.link_densities import log_probabilities
-from vbtta.models.parts.tensors import ClassDensity, PriorTable, dirichlet, fitted_noise, joint, normal
+from vbtta.models.parts.tensors import (
+    ClassDensity,
+    PriorTable,
+    dirichlet,
+    fitted_noise,
+    joint,
+    log_kappa_prior,
+    normal,
+)
 
 
 class CategoricalDensity(ClassDensity):
@@ -32,8 +40,8 @@ class CategoricalDensity(ClassDensity):
         K, C = problem.data.n_views, problem.data.n_classes
         priors = {"weights": dirichlet(spec.concentration, K)}
         if spec.calibrate:
-            priors["log_kappa"] = normal(spec.kappa_scale)
-            priors["xi"] = normal(spec.xi_scale, K)
+            priors |= {"log_kappa": log_kappa_prior(spec.kappa_scale), "xi": normal(spec.xi_scale, K)}
+        if spec.calibrate and spec.offset_scale:
             priors["offset"] = normal(spec.offset_scale, C)
         super().__init__(problem.data, problem.noise, priors)
 
@@ -54,7 +62,7 @@ class CategoricalDensity(ClassDensity):
         if not self.spec.calibrate:
             return log_probabilities(self.spec.link, logits, variance, torch.ones_like(values["weights"]), None)
         kappa = torch.exp(values["log_kappa"][..., None] + values["xi"])
-        return log_probabilities(self.spec.link, logits, variance, kappa, values["offset"])
+        return log_probabilities(self.spec.link, logits, variance, kappa, values.get("offset"))
 
     def calibrated(self, values: Values, rows: Units) -> dict[str, Tensor]:
         """Log probabilities of the classes, (n, K, C), for a user's own likelihood."""
@@ -130,7 +138,8 @@ def _posterior(
     calibration = Calibration(np.zeros(len(weights)), np.zeros(n_classes))
     if spec.calibrate:
         log_kappa = draws["log_kappa"][:, None] + draws["xi"]
-        calibration = Calibration(log_kappa.mean(axis=0), draws["offset"].mean(axis=0))
+        offset = draws["offset"].mean(axis=0) if spec.offset_scale else calibration.offset
+        calibration = Calibration(log_kappa.mean(axis=0), offset)
     return SampledCategoricalPosterior(
         link=spec.link,
         weights=weights,

@@ -148,7 +148,14 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         weights = state.weights
         if state.weight_counts is not None:
             weights = np.exp(special.digamma(state.weight_counts) - special.digamma(state.weight_counts.sum()))
-        return Likelihood(LINKS[self.spec.link], self.spec.calibrate, state.calibration, weights, state.class_weights)
+        return Likelihood(
+            link=LINKS[self.spec.link],
+            calibrate=self.spec.calibrate,
+            offsets=self.spec.offset_scale > 0,
+            calibration=state.calibration,
+            weights=weights,
+            class_weights=state.class_weights,
+        )
 
     def _block_pass(self, state: CategoricalState) -> BlockPass[ViewSums]:
         likelihood = self._likelihood(state)
@@ -178,7 +185,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         curvature = sums.information * units * units[:, None]
         gradient = np.concatenate([sums.slope - float(sums.size), np.zeros(K)])
         if self.spec.calibrate:
-            curvature[K:, K:] += calibration.log_kappa_precision(K, self.prior)
+            curvature[K:, K:] += calibration.log_kappa_precision(now.log_kappa, self.prior)
             gradient[K:] = calibration.gradient(now, sums.calibration, self.prior)[:K]
         else:
             curvature[K:, K:] += np.eye(K)

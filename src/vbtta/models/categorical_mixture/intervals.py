@@ -6,6 +6,7 @@ from vbtta.data.labels import Array
 from vbtta.inference.blocks import join, nodes, products
 from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, eliminate
 from vbtta.models.categorical_mixture.steps import Likelihood, view_shares
+from vbtta.models.parts import calibration
 from vbtta.models.parts.calibration import CalibrationPrior
 from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks
 from vbtta.models.parts.label_noise import FittedNoise
@@ -42,8 +43,10 @@ def weight_information(
     nuisance = np.zeros(0)
     if likelihood.calibrate:
         F = int(free.sum())
-        scales = (prior.kappa_scale, prior.xi_scale, prior.offset_scale)
-        nuisance = np.repeat(1 / np.square(scales), (1, F, len(outer) - len(weights) - 1 - F))
+        common = calibration.common_log_kappa(likelihood.calibration.log_kappa, prior)
+        of_kappa = calibration.kappa_precision(common, prior.kappa_scale)
+        precisions = (of_kappa, 1 / prior.xi_scale**2, prior.offset_precision)
+        nuisance = np.repeat(precisions, (1, F, len(outer) - len(weights) - 1 - F))
     return WeightInformation(weights, eliminate(scale * outer, len(weights), nuisance), scale * profile)
 
 
@@ -78,7 +81,7 @@ def _scores(
     scores = likelihood.link.scores(views, ratio, share)
     by_log_kappa = np.exp(likelihood.calibration.log_kappa)[:, None] * scores.by_kappa
     rows = [by_weight, by_log_kappa.sum(axis=0, keepdims=True), by_log_kappa[free]]
-    if len(scores.by_offset) <= _MAX_OFFSET_CLASSES:
+    if likelihood.offsets and len(scores.by_offset) <= _MAX_OFFSET_CLASSES:
         rows.append(scores.by_offset)
     return np.concatenate(rows), size
 

@@ -35,6 +35,7 @@ class Likelihood(NamedTuple):
 
     link: Link
     calibrate: bool
+    offsets: bool  # whether class offsets are inferred
     calibration: Calibration
     weights: Array  # (K,): w, or exp E ln w
     class_weights: Array | None  # (K, C)
@@ -121,7 +122,7 @@ def _sums(shares: ViewShares, likelihood: Likelihood, *, noisy: bool) -> ViewSum
     by_kappa = None
     if likelihood.calibrate:
         scores = link.scores(views, net_ratio, net)
-        calibration = _softmax_curvature(shares, share, scores)
+        calibration = _softmax_curvature(shares, share, scores, offsets=likelihood.offsets)
         if scores.by_utility is None:
             by_kappa = scores.by_kappa
         else:
@@ -161,11 +162,15 @@ def _label_slopes(shares: ViewShares, weights: Array, *, with_kappa: bool) -> Ar
     return np.asarray((np.concatenate(slopes, axis=1) * np.sqrt(shares.target[label, instance])[:, None]).T)
 
 
-def _softmax_curvature(shares: ViewShares, share: Array, scores: ViewScores) -> CalibrationSums:
+def _softmax_curvature(shares: ViewShares, share: Array, scores: ViewScores, *, offsets: bool) -> CalibrationSums:
     """The gradient, and as curvature sums of share times the covariance of (f, 1_c) under P_k."""
     # Offsets: of P_k's covariances over an instance's views the mixed one is taken, which is no smaller.
     views = shares.views
     square = np.einsum("ckn,ckn->kn", views.weighted, views.logits) * views.inverse
+    by_kappa, kappa = scores.by_kappa.sum(axis=1), (share * (square - views.mean**2)).sum(axis=1)
+    if not offsets:
+        C, K = views.proba.shape[:2]
+        return CalibrationSums(by_kappa, np.zeros(C), kappa, np.zeros((C, K)), np.zeros(C))
     per_view = share * views.inverse
     mixed = np.einsum("ckn,kn->cn", views.proba, per_view)  # (C, n): sum_k share P_k
     cross = np.einsum("ckn,kn->ck", views.weighted, per_view)
@@ -173,8 +178,7 @@ def _softmax_curvature(shares: ViewShares, share: Array, scores: ViewScores) -> 
     offset = mixed.sum(axis=1)
     if len(mixed) <= MAX_CURVATURE_CLASSES:
         offset = np.diag(offset) - products(mixed / np.maximum(shares.size, 1e-300), mixed)
-    kappa = (share * (square - views.mean**2)).sum(axis=1)
-    return CalibrationSums(scores.by_kappa.sum(axis=1), scores.by_offset.sum(axis=1), kappa, cross, offset)
+    return CalibrationSums(by_kappa, scores.by_offset.sum(axis=1), kappa, cross, offset)
 
 
 def _averaged_curvature(

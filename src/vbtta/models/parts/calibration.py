@@ -1,29 +1,37 @@
 """Temperatures and class offsets: utilities kappa_k f_ik + o, ln kappa_k = ln kappa + xi_k.
 
-    ln kappa ~ Normal(0, a^2),   xi_k ~ Normal(0, b^2),   o_c ~ Normal(0, s^2),   all at their mode
+    ln kappa ~ Student_2(0, a),   xi_k ~ Normal(0, b^2),   o_c ~ Normal(0, s^2),   all at their mode
 
-Given ln kappa_k the mode of ln kappa is linear in them, so a state holds ln kappa_k and o alone.
+Few labels leave ln kappa near 0; the heavy tails allow for logits of another scale, which labels show at once. Given
+ln kappa_k the mode of ln kappa is known, so a state holds ln kappa_k and o alone. s = 0 switches the offsets off.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from vbtta.data.labels import Array
 
 WIDE = 30.0  # range of logits above which the likelihood may be flat at kappa = 1
 _START_RANGES = (30.0, 10.0, 3.0)  # of calibrated logits, where wide ones start
+KAPPA_DOF = 2.0  # degrees of freedom of the Student t
 _MAX_STEP = 2.0  # of ln kappa
 _MAX_UTILITY = 450.0  # up to which log probabilities are not cut off, a step's change included
 _FRACTIONS = 0.75 ** np.arange(40)  # of a step
 
 
 class CalibrationPrior(NamedTuple):
-    """Standard deviations."""
+    """Scales."""
 
     kappa_scale: float  # a
     xi_scale: float  # b
     offset_scale: float  # s
+
+    @property
+    def offset_precision(self) -> float:
+        """1/s^2; without offsets, whose derivatives are zero then, any positive number."""
+        return 1 / self.offset_scale**2 if self.offset_scale else 1.0
 
 
 class Calibration(NamedTuple):
@@ -43,17 +51,34 @@ class CalibrationSums(NamedTuple):
     offset_curvature: Array  # (C, C), or its diagonal (C,) where classes are many
 
 
+def kappa_precision(log_kappa: float, scale: float) -> float:
+    """Precision of the normal around 0 whose log density touches that of ln kappa from below."""
+    return (KAPPA_DOF + 1) / (KAPPA_DOF * scale**2 + log_kappa**2)
+
+
+def log_kappa_density(log_kappa: float, scale: float) -> float:
+    """Log density of ln kappa."""
+    half = 0.5 * (KAPPA_DOF + 1)
+    constant = special.gammaln(half) - special.gammaln(0.5 * KAPPA_DOF) - 0.5 * np.log(np.pi * KAPPA_DOF * scale**2)
+    return float(constant - half * np.log1p(log_kappa**2 / (KAPPA_DOF * scale**2)))
+
+
 def common_log_kappa(log_kappa: Array, prior: CalibrationPrior) -> float:
-    """The mode of ln kappa given all ln kappa_k."""
-    inner = 1 / prior.xi_scale**2
-    return float(inner * log_kappa.sum() / (1 / prior.kappa_scale**2 + len(log_kappa) * inner))
+    """The mode of ln kappa given all ln kappa_k, by EM: the Student t is a mixture of normals of different widths."""
+    inner, total, common = 1 / prior.xi_scale**2, float(log_kappa.sum()), float(log_kappa.mean())
+    for _ in range(100):
+        previous = common
+        common = inner * total / (kappa_precision(common, prior.kappa_scale) + len(log_kappa) * inner)
+        if abs(common - previous) <= 1e-15 * abs(common):
+            break
+    return common
 
 
 def log_prior(state: Calibration, prior: CalibrationPrior) -> float:
     """Log density of ln kappa, xi and o at the state."""
     common = common_log_kappa(state.log_kappa, prior)
     return (
-        log_normal(np.array([common]), prior.kappa_scale)
+        log_kappa_density(common, prior.kappa_scale)
         + log_normal(state.log_kappa - common, prior.xi_scale)
         + log_normal(state.offset, prior.offset_scale)
     )
@@ -63,42 +88,36 @@ def gradient(state: Calibration, sums: CalibrationSums, prior: CalibrationPrior)
     """Of the expected log-likelihood plus log prior with respect to (ln kappa_k, o): (K + C,)."""
     pull = (state.log_kappa - common_log_kappa(state.log_kappa, prior)) / prior.xi_scale**2
     by_kappa = np.exp(state.log_kappa) * sums.kappa - pull
-    return np.concatenate([by_kappa, sums.offset - state.offset / prior.offset_scale**2])
+    return np.concatenate([by_kappa, sums.offset - prior.offset_precision * state.offset])
 
 
-def log_kappa_precision(n_views: int, prior: CalibrationPrior) -> Array:
-    """Prior precision of all ln kappa_k, their common part at its mode: (K, K)."""
+def log_kappa_precision(log_kappa: Array, prior: CalibrationPrior) -> Array:
+    """Prior precision of all ln kappa_k, their common part at its mode, or an upper bound on it: (K, K)."""
     inner = 1 / prior.xi_scale**2
-    shared = inner**2 / (1 / prior.kappa_scale**2 + n_views * inner)
-    return inner * np.eye(n_views) - shared
-
-
-def precision(n_views: int, n_classes: int, prior: CalibrationPrior) -> Array:
-    """Prior precision of (ln kappa_k, o), whose prior mean is 0: (K + C, K + C)."""
-    result = np.zeros((n_views + n_classes, n_views + n_classes))
-    result[:n_views, :n_views] = log_kappa_precision(n_views, prior)
-    result[n_views:, n_views:] = np.eye(n_classes) / prior.offset_scale**2
-    return result
-
-
-def information(state: Calibration, sums: CalibrationSums) -> Array:
-    """Minus the Hessian of the expected log-likelihood in (ln kappa_k, o), without that of exp: (K + C, K + C)."""
-    K, kappa = len(state.log_kappa), np.exp(state.log_kappa)
-    result = np.empty((K + len(state.offset), K + len(state.offset)))
-    result[:K, :K] = np.diag(kappa**2 * np.maximum(sums.kappa_curvature, 0))
-    result[K:, :K] = sums.cross_curvature * kappa
-    result[:K, K:] = result[K:, :K].T
-    offset = sums.offset_curvature
-    result[K:, K:] = offset if offset.ndim == 2 else np.diag(offset)
-    return result
+    outer = kappa_precision(common_log_kappa(log_kappa, prior), prior.kappa_scale)
+    return inner * np.eye(len(log_kappa)) - inner**2 / (outer + len(log_kappa) * inner)
 
 
 def direction(state: Calibration, sums: CalibrationSums, prior: CalibrationPrior) -> Array:
     """A Newton step of (ln kappa_k, o), (K + C,), without the curvature of exp, so that it is an ascent direction."""
-    curvature = information(state, sums) + precision(len(state.log_kappa), len(state.offset), prior)
-    curvature[np.diag_indices_from(curvature)] *= 1 + 1e-10
-    step = np.linalg.solve(curvature, gradient(state, sums, prior))
+    kappa, ridge = np.exp(state.log_kappa), 1 + 1e-10
+    inside = np.diag(kappa**2 * np.maximum(sums.kappa_curvature, 0)) + log_kappa_precision(state.log_kappa, prior)
+    inside[np.diag_indices_from(inside)] *= ridge
+    slope = gradient(state, sums, prior)
+    by_kappa, by_offset = slope[: len(kappa)], slope[len(kappa) :]
+    cross = sums.cross_curvature * kappa
+    solved = solve_tail(sums.offset_curvature, ridge * prior.offset_precision, np.column_stack([cross, by_offset]))
+    response, offset = solved[:, :-1], solved[:, -1]
+    log_kappa = np.linalg.solve(inside - cross.T @ response, by_kappa - cross.T @ offset)
+    step = np.concatenate([log_kappa, offset - response @ log_kappa])
     return np.asarray(step / max(1.0, np.abs(step).max() / _MAX_STEP))
+
+
+def solve_tail(curvature: Array, precision: float, right: Array) -> Array:
+    """The solution (C, m) for the offsets, of a curvature (C, C) or its diagonal (C,) plus a prior precision."""
+    if curvature.ndim == 1:
+        return np.asarray(right / (curvature + precision)[:, None])
+    return np.linalg.solve(curvature + precision * np.eye(len(curvature)), right)
 
 
 def moved(state: Calibration, step: Array, fraction: float = 1.0) -> Calibration:
@@ -151,5 +170,7 @@ def safe_fraction(
 
 
 def log_normal(values: Array, scale: float) -> float:
-    """Log density of independent normal values of mean 0."""
+    """Log density of independent normal values of mean 0; 0 where the scale is, and so are they."""
+    if not scale:
+        return 0.0
     return float(-0.5 * (values**2).sum() / scale**2 - len(values) * np.log(scale * np.sqrt(2 * np.pi)))

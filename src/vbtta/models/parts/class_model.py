@@ -26,7 +26,7 @@ class ClassModel(Model):
 
     link: str = "softmax"
     noise: str | None = None
-    kappa_scale: float = 1.0
+    kappa_scale: float = 0.3
     offset_scale: float = 0.1
     confusion_prior: tuple[float, float] = (8.5, 4.5)
     accuracy_prior: tuple[float, float] = (8.0, 2.0)
@@ -34,7 +34,7 @@ class ClassModel(Model):
     def __post_init__(self) -> None:
         one_of("link", self.link, tuple(LINKS))
         one_of("noise", self.noise, (None, *NOISES))
-        positive(kappa_scale=self.kappa_scale, offset_scale=self.offset_scale)
+        positive(kappa_scale=self.kappa_scale, offset_scale=self.offset_scale or None)
         for name in ("confusion_prior", "accuracy_prior"):
             prior = getattr(self, name)
             if len(prior) != 2:
