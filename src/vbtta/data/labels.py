@@ -403,6 +403,11 @@ class LabelSets:
         return bool((size >= 2).sum() >= max(1, min(20, 0.1 * (size > 0).sum())))
 
     @property
+    def n_values(self) -> int:
+        """Number of different labels."""
+        return len(np.unique(self.value, axis=0))
+
+    @property
     def _unweighted(self) -> Array:
         return self.count if self.instance_weights is None else self.count / self.instance_weights[self.instance]
 

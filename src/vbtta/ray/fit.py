@@ -178,6 +178,7 @@ class Scan(NamedTuple):
     named: bool  # whether annotators are
     annotator_names: tuple[str, ...]
     largest: Array  # (C,) of the labels' absolute values; empty unless they are numbers
+    values: frozenset[Any]  # different labels; empty unless they are classes
 
 
 class Part(NamedTuple):
@@ -236,6 +237,7 @@ class Worker:
             named=labels.annotator is not None,
             annotator_names=labels.annotator_names,
             largest=np.abs(value).max(axis=0, initial=0),
+            values=frozenset() if labels.value.dtype.kind == "f" else frozenset(labels.value.ravel().tolist()),
         )
 
     def take(self, chunk: Chunk, places: Array, layout: Layout) -> Sample:
@@ -379,6 +381,7 @@ class Calibration:
         self.annotator_names = tuple(names) if labels.sets is None else labels.sets.annotator_names
         several = sum(scan.n_several for scan in scans)
         self.overlap = several >= max(1, min(20, 0.1 * self.n_instances))
+        self.n_values = len(frozenset().union(*(scan.values for scan in scans)))
         shapes = [scan.largest for scan in scans if len(scan.largest)]
         self.largest = np.max(shapes, axis=0) if shapes else np.zeros(0)
         self._plans = count()  # numbers of distributions of the data

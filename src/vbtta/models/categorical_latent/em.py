@@ -47,7 +47,7 @@ class PoolExpansion(NamedTuple):
 
     def offset(self, pool: Array) -> Array:
         """The offsets (C,) given a pool."""
-        return self.anchor - self.response @ pool
+        return np.asarray(self.anchor - self.response @ pool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +231,7 @@ def _choose_shrinkage(data: CategoricalBlocks, spec: CategoricalLatent) -> float
             return -np.inf
         if place not in evidences:
             candidate = replace(problem, shrinkage=(K / _SPREADS[place]) ** 2)
-            ascent = ascend(candidate, state, EM(tol=1e-5, max_steps=60))
+            ascent = ascend(candidate, state, EM(tol=1e-5, max_steps=60, accelerate=False))
             evidences[place] = candidate.log_laplace_evidence(ascent.state, ascent.statistics)
             state = ascent.state._replace(pool=np.maximum(ascent.state.pool, 1e-3 / K))  # the next one's start
         return evidences[place]

@@ -32,6 +32,14 @@ class LabelFacts(Protocol):
         """Whether enough instances carry two labels or more."""
 
     @property
+    def total(self) -> float:
+        """J, the number of labels, counts included."""
+
+    @property
+    def n_values(self) -> int:
+        """Number of different labels."""
+
+    @property
     def annotator_names(self) -> tuple[str, ...]:
         """The annotators, where they are named."""
 

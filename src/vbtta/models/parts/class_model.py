@@ -29,7 +29,7 @@ class ClassModel(Model):
     kappa_scale: float = 0.3
     offset_scale: float = 0.1
     confusion_prior: tuple[float, float] = (8.5, 4.5)
-    accuracy_prior: tuple[float, float] = (8.0, 2.0)
+    accuracy_prior: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         one_of("link", self.link, tuple(LINKS))
@@ -37,9 +37,9 @@ class ClassModel(Model):
         positive(kappa_scale=self.kappa_scale, offset_scale=self.offset_scale or None)
         for name in ("confusion_prior", "accuracy_prior"):
             prior = getattr(self, name)
-            if len(prior) != 2:
+            if prior is not None and len(prior) != 2:
                 raise ValueError(f"{name} must be two numbers; got {prior}")
-            for value in prior:
+            for value in prior or ():
                 positive(**{name: value})
 
     def resolve(self, labels: LabelFacts) -> Self:
@@ -52,8 +52,9 @@ class ClassModel(Model):
         kind = NOISES[self.noise]
         if kind is None:
             return None
-        prior = kind.prior(n_classes, self.confusion_prior, self.accuracy_prior)
-        return NoiseModel(self.noise, prior, n_classes, self.accuracy_prior, named and kind.per_annotator)
+        accuracy = self.accuracy_prior or kind.accuracy_prior
+        prior = kind.prior(n_classes, self.confusion_prior, accuracy)
+        return NoiseModel(self.noise, prior, n_classes, accuracy, named and kind.per_annotator)
 
     def lay_out(self, source: Source) -> tuple[CategoricalBlocks, NoiseModel | None]:
         """Labelled instances as the link wants them, and the noise model."""

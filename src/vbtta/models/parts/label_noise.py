@@ -20,6 +20,7 @@ from vbtta.models.parts.annotators import LabelFacts
 
 Sampler = Callable[[np.random.Generator, Array], Array]  # labels (J,) of true classes (J,)
 _LEVEL = 0.9  # of the intervals of accuracies
+_MIN_ROW_LABELS = 10  # of a row of a confusion matrix
 _MAX_ENTRIES = 1 << 27  # of all confusion matrices: a gigabyte
 
 
@@ -133,6 +134,10 @@ class NoiseKind(Protocol):
     def per_annotator(self) -> bool:
         """Whether annotators, where named, have parameters of their own."""
 
+    @property
+    def accuracy_prior(self) -> tuple[float, float]:
+        """Default Beta counts of an accuracy, right and wrong."""
+
     def prior(self, n_classes: int, confusion: tuple[float, float], accuracy: tuple[float, float]) -> Array:
         """Prior counts of one annotator."""
 
@@ -157,6 +162,7 @@ class _Accuracy:
     """A label is right with probability a_u, else any other class: counts (U, 2) of right and wrong."""
 
     per_annotator: bool
+    accuracy_prior: tuple[float, float]
 
     def prior(self, n_classes: int, confusion: tuple[float, float], accuracy: tuple[float, float]) -> Array:
         return np.array(accuracy, dtype=np.float64)
@@ -197,6 +203,7 @@ class _Confusion:
     """A confusion matrix: counts (U, C, C), true class by label."""
 
     per_annotator = True
+    accuracy_prior = (8.0, 2.0)
 
     def prior(self, n_classes: int, confusion: tuple[float, float], accuracy: tuple[float, float]) -> Array:
         prior = np.full((n_classes, n_classes), confusion[1] / (n_classes - 1))
@@ -249,16 +256,25 @@ class _Confusion:
 
 NOISES: dict[str, NoiseKind | None] = {
     "none": None,
-    "uniform": _Accuracy(per_annotator=False),
-    "annotator": _Accuracy(per_annotator=True),
+    "uniform": _Accuracy(per_annotator=False, accuracy_prior=(19.0, 1.0)),  # expects few errors: labels may be single
+    "annotator": _Accuracy(per_annotator=True, accuracy_prior=(8.0, 2.0)),
     "confusion": _Confusion(),
 }
 
 
 def default_noise(labels: LabelFacts) -> str:
-    """Confusion where at least 20 instances, or a tenth of the labelled ones, carry two labels or more; else none."""
-    # From single labels a confusion matrix invents noise: a view's errors are charged to the annotators.
-    return "confusion" if labels.overlap else "none"
+    """One accuracy for all where labels hardly overlap; else confusion matrices, if there are labels enough.
+
+    Ten labels for every row of a matrix are enough; with fewer every annotator has one accuracy. From single labels a
+    confusion matrix would be charged with the views' errors; one accuracy is identified by the labels that confident
+    and otherwise reliable predictions contradict.
+    """
+    if not labels.overlap:
+        return "uniform"
+    n_annotators = max(1, len(labels.annotator_names))
+    if labels.total >= _MIN_ROW_LABELS * n_annotators * labels.n_values:
+        return "confusion"
+    return "annotator" if n_annotators > 1 else "uniform"
 
 
 def n_entries(kind: str, n_classes: int, n_annotators: int) -> int:
