@@ -76,7 +76,7 @@ def test_mode_is_that_of_an_independent_solver():
         pool, offset, centre = u[:4], u[4:7], np.exp(u[7])
         utility = np.einsum("k,nkc->nc", pool, logits) + offset
         log_proba = special.log_softmax(utility, axis=1)[np.arange(150), labels[:, 0]]
-        prior = 10.0 * ((pool - centre / 4) ** 2).sum() + 50 * (offset**2).sum() - stats.t.logpdf(u[7], 2, scale=0.3)
+        prior = 10.0 * ((pool - centre / 4) ** 2).sum() + 50 * (offset**2).sum() - stats.t.logpdf(u[7], 2, scale=0.4)
         return -log_proba.sum() + prior + 4 * special.log_ndtr(np.sqrt(20.0) * centre / 4)
 
     start = np.concatenate([np.full(4, 0.25), np.zeros(4)])

@@ -310,14 +310,15 @@ def _truncated(rng: np.random.Generator, centre: np.ndarray, precision: Any) -> 
 def _class_labels(proba: np.ndarray, model: Any, rng: np.random.Generator) -> np.ndarray:
     """Log likelihood of the class labels given the probabilities of the true classes (M, n, C)."""
     if model.noise == "none":
-        log_proba = np.log(proba)
+        log_proba = np.log(np.maximum(proba, 1e-300))  # temperatures have heavy tails
         return sum(log_proba[:, np.arange(5), TINY_CLASSES[:, u]].sum(axis=1) for u in range(2))  # type: ignore[return-value]
     if model.noise == "confusion":
         rows = np.array([model.confusion_prior, model.confusion_prior[::-1]])
         matrices = np.stack([rng.dirichlet(row, size=(DRAWS, 2)) for row in rows], axis=2)  # (M, U, C, C)
     else:
         people = 1 if model.noise == "uniform" else 2
-        right = np.broadcast_to(rng.beta(*model.accuracy_prior, size=(DRAWS, people)), (DRAWS, 2))
+        prior = {"uniform": (19.0, 1.0), "annotator": (8.0, 2.0)}[model.noise]
+        right = np.broadcast_to(rng.beta(*prior, size=(DRAWS, people)), (DRAWS, 2))
         matrices = np.stack([np.stack([right, 1 - right], -1), np.stack([1 - right, right], -1)], axis=2)
     joint = proba
     for u in range(2):

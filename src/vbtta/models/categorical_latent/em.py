@@ -176,17 +176,18 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         return float(precision * np.log(centre) / centre + np.sqrt(self.shrinkage) * hazard)
 
     def _best_centre(self, state: LatentClassState) -> float:
-        """The mode of g given v, or the present one where the search finds none better."""
-        from scipy.optimize import minimize_scalar
+        """A mode of g given v, or the present one where the search finds none better."""
+        from scipy.optimize import brentq
+
+        def slope(log_centre: float) -> float:
+            centre = float(np.exp(log_centre))
+            return self._centre_slope(centre) - self.shrinkage * float(state.pool.mean() - centre / len(state.pool))
 
         ends = np.log([max(state.pool.sum(), 1e-6), 1.0, state.centre])
-        result = minimize_scalar(
-            lambda log_centre: self._pool_penalty(state.pool, float(np.exp(log_centre))),
-            bounds=(ends.min() - 1, ends.max() + 1),
-            method="bounded",
-            options={"xatol": 1e-10},
-        )
-        centre = float(np.exp(result.x))
+        low, high = ends.min() - 1, ends.max() + 1
+        while slope(low) > 0:
+            low -= 1
+        centre = float(np.exp(brentq(slope, low, high, xtol=1e-14)))
         better = self._pool_penalty(state.pool, centre) < self._pool_penalty(state.pool, state.centre)
         return centre if better else state.centre
 

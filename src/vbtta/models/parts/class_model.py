@@ -26,7 +26,7 @@ class ClassModel(Model):
 
     link: str = "softmax"
     noise: str | None = None
-    kappa_scale: float = 0.3
+    kappa_scale: float = 0.4
     offset_scale: float = 0.1
     confusion_prior: tuple[float, float] = (8.5, 4.5)
     accuracy_prior: tuple[float, float] | None = None
