@@ -173,7 +173,8 @@ def test_one_annotator_equals_uniform():
     logits, _, labels = draw(rng, 50, 3, 3, accuracy=(0.8, 0.8))
     alone = LabelSets.from_table(np.repeat(np.arange(50), 2), labels.ravel(), annotator=["ann"] * 100, n_instances=50)
     results = [
-        fit(logits, sets, noise, shrinkage=5.0)[1].bounds for sets, noise in ((alone, "annotator"), (labels, "uniform"))
+        fit(logits, sets, noise, shrinkage=5.0, accuracy_prior=(8, 2))[1].bounds
+        for sets, noise in ((alone, "annotator"), (labels, "uniform"))
     ]
     np.testing.assert_allclose(*results)
 

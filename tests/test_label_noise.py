@@ -86,7 +86,7 @@ def test_one_annotator_is_the_uniform_model():
     position = labels.categorical(4)
     alone = LabelSets.from_table(labels.instance, labels.value, ["ann"] * len(labels), n_instances=labels.n_instances)
     counts = [
-        updated(noise(kind, 4), truth, label_noise.label_table(some, position, kind)).counts
+        updated(noise(kind, 4, accuracy_prior=(8, 2)), truth, label_noise.label_table(some, position, kind)).counts
         for kind, some in (("uniform", labels), ("annotator", alone))
     ]
     np.testing.assert_allclose(*counts)
@@ -163,14 +163,18 @@ def test_accuracy_under_confusion_without_labels_is_that_of_its_prior():
     np.testing.assert_allclose(special.betainc(6, 2, found.accuracy_interval[0]), [0.05, 0.95])
 
 
-def test_default_needs_overlap():
+def test_confusion_by_default_needs_overlap_and_ten_labels_a_row():
     single = np.zeros(100, dtype=int)
-    assert label_noise.default_noise(LabelSets.from_array(single)) == "none"
+    assert label_noise.default_noise(LabelSets.from_array(single)) == "uniform"
     few = np.column_stack([np.zeros(300), np.where(np.arange(300) < 19, 1.0, np.nan)])
-    assert label_noise.default_noise(LabelSets.from_array(few)) == "none"
+    assert label_noise.default_noise(LabelSets.from_array(few)) == "uniform"
     few[19, 1] = 1
     assert label_noise.default_noise(LabelSets.from_array(few)) == "confusion"
-    assert label_noise.default_noise(LabelSets.from_counts([[0, 2], [1, 0]])) == "confusion"
+    assert label_noise.default_noise(LabelSets.from_counts([[0, 18], [2, 0]])) == "confusion"
+    assert label_noise.default_noise(LabelSets.from_counts([[0, 17], [2, 0]])) == "uniform"
+    pairs = np.arange(40).reshape(20, 2) % 4  # ten labels of each of four classes, five of them from each annotator
+    assert label_noise.default_noise(LabelSets.from_array(pairs)) == "confusion"
+    assert label_noise.default_noise(LabelSets.from_array(pairs, annotators=["ann", "bob"])) == "annotator"
 
 
 def test_too_many_matrices_name_the_remedy():

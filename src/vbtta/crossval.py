@@ -29,6 +29,7 @@ from vbtta.policy import ConvergenceWarning, Policy
 _FOLDS = 5
 MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
 _MAX_INSTANCES = 20_000  # enough to choose between models
+_MIN_SAMPLE, _MAX_ENTRIES = 2_000, 2_000_000  # instances where outputs are many, and outputs of them all
 
 Folds = list[tuple[Array, Array]]  # training and held-out rows
 
@@ -59,11 +60,11 @@ def cross_validate(
 ) -> CrossValidated:
     """Fit to all folds but one and score that one, in turn: log scores of label sets, noise model included.
 
-    The seed decides the folds of the labelled instances, of 20,000 of them at most, unless folds are given.
+    The seed decides the folds of the labelled instances, of 20,000 of them at most (2,000 where outputs are many), unless folds are given.
     """
     if folds is None:
         rows = labels.labelled
-        folds = split(rows[sampled(len(rows), seed)], predictions.groups)
+        folds = split(rows[sampled(len(rows), seed, predictions.outputs.shape[2])], predictions.groups)
     policies = []
     for train, _ in folds:
         with warnings.catch_warnings():
@@ -154,12 +155,11 @@ def n_units(labels: LabelSets, groups: Array | None) -> int:
     return len(labels.labelled) if groups is None else len(np.unique(groups[labels.labelled]))
 
 
-def sampled(n_instances: int, seed: int) -> Array:
-    """Positions of 20,000 instances at most, in random order; it takes memory for those alone."""
+def sampled(n_instances: int, seed: int, n_outputs: int) -> Array:
+    """Positions of 20,000 instances at most, or 2,000 where outputs are many, in random order."""
     rng = np.random.default_rng(seed)
-    if n_instances <= _MAX_INSTANCES:
-        return rng.permutation(n_instances)
-    return rng.choice(n_instances, _MAX_INSTANCES, replace=False)
+    size = min(_MAX_INSTANCES, max(_MIN_SAMPLE, _MAX_ENTRIES // n_outputs))
+    return rng.permutation(n_instances) if n_instances <= size else rng.choice(n_instances, size, replace=False)
 
 
 def split(rows: Array, groups: Array | None = None) -> Folds:
