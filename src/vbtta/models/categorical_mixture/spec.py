@@ -17,21 +17,24 @@ class CategoricalMixture(ClassModel):
         How logits become probabilities (eq. 20).
     noise : {"none", "uniform", "annotator", "confusion"}, optional
         What separates a label from the true class (eq. 22): nothing, one accuracy for all, one accuracy an
-        annotator, or a confusion matrix an annotator. By default confusion where enough instances carry two labels
-        or more, else none: from single labels a confusion matrix invents noise.
+        annotator, or a confusion matrix an annotator. By default one accuracy where labels are single; where enough
+        instances carry two labels or more, confusion if its rows have ten labels on average, else accuracies.
     calibrate : bool
         Whether temperatures and class offsets are inferred (eq. 21).
     weights : {"view", "view_class"}
         One weight a view, or one a view and class.
     concentration : float, optional
         Dirichlet concentration of the weights; without it they are at their maximum likelihood (eq. 23).
-    kappa_scale, xi_scale, offset_scale : float
-        Prior standard deviations of the common log inverse temperature, of the views' deviations from it and
-        of the class offsets (eq. 21).
+    kappa_scale : float
+        Scale of the Student t prior of the common log inverse temperature (eq. 21).
+    xi_scale, offset_scale : float
+        Prior standard deviations of the views' deviations from it and of the class offsets; ``offset_scale=0``
+        switches the offsets off.
     confusion_prior : (float, float)
         Dirichlet counts of a confusion row: on the diagonal, and in all off it.
-    accuracy_prior : (float, float)
-        Beta counts of an accuracy: right and wrong.
+    accuracy_prior : (float, float), optional
+        Beta counts of an accuracy: right and wrong. By default (8, 2) for an annotator's, and (19, 1), few errors,
+        where one accuracy is everybody's.
     class_concentration : float
         How strongly the class weights of ``weights="view_class"`` are drawn towards the common ones.
 
