@@ -317,7 +317,7 @@ def _class_labels(proba: np.ndarray, model: Any, rng: np.random.Generator) -> np
         matrices = np.stack([rng.dirichlet(row, size=(DRAWS, 2)) for row in rows], axis=2)  # (M, U, C, C)
     else:
         people = 1 if model.noise == "uniform" else 2
-        prior = {"uniform": (19.0, 1.0), "annotator": (8.0, 2.0)}[model.noise]
+        prior = {"uniform": (19.0, 0.5), "annotator": (8.0, 2.0)}[model.noise]
         right = np.broadcast_to(rng.beta(*prior, size=(DRAWS, people)), (DRAWS, 2))
         matrices = np.stack([np.stack([right, 1 - right], -1), np.stack([1 - right, right], -1)], axis=2)
     joint = proba

@@ -33,7 +33,7 @@ class CategoricalMixture(ClassModel):
     confusion_prior : (float, float)
         Dirichlet counts of a confusion row: on the diagonal, and in all off it.
     accuracy_prior : (float, float), optional
-        Beta counts of an accuracy: right and wrong. By default (8, 2) for an annotator's, and (19, 1), few errors,
+        Beta counts of an accuracy: right and wrong. By default (8, 2) for an annotator's, and (19, 0.5), few errors,
         where one accuracy is everybody's.
     class_concentration : float
         How strongly the class weights of ``weights="view_class"`` are drawn towards the common ones.

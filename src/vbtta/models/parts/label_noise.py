@@ -256,7 +256,7 @@ class _Confusion:
 
 NOISES: dict[str, NoiseKind | None] = {
     "none": None,
-    "uniform": _Accuracy(per_annotator=False, accuracy_prior=(19.0, 1.0)),  # expects few errors: labels may be single
+    "uniform": _Accuracy(per_annotator=False, accuracy_prior=(19.0, 0.5)),  # few errors: labels may be single
     "annotator": _Accuracy(per_annotator=True, accuracy_prior=(8.0, 2.0)),
     "confusion": _Confusion(),
 }
