@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, special
+from scipy import optimize, special, stats
 
 from problems import posed
 from vbtta.data.labels import LabelSets
@@ -17,7 +17,7 @@ from vbtta.models.categorical_mixture.em import CategoricalState
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.categorical_mixture.steps import update_class_weights
 from vbtta.models.parts import calibration, label_noise
-from vbtta.models.parts.calibration import Calibration
+from vbtta.models.parts.calibration import Calibration, CalibrationPrior, CalibrationSums
 from vbtta.models.parts.class_data import categorical_data
 from vbtta.models.parts.links import LINKS, view_proba
 from vbtta.models.parts.probit import log_probit
@@ -254,7 +254,10 @@ def test_one_annotator_equals_uniform():
     logits, _, labels = draw(rng, 80, 3, 4, accuracy=(0.8, 0.8))
     instance = np.repeat(np.arange(80), 2)
     alone = LabelSets.from_table(instance, labels.ravel(), annotator=["ann"] * 160, n_instances=80)
-    results = [fit(logits, sets, noise=noise)[1] for sets, noise in ((alone, "annotator"), (labels, "uniform"))]
+    results = [
+        fit(logits, sets, noise=noise, accuracy_prior=(8, 2))[1]
+        for sets, noise in ((alone, "annotator"), (labels, "uniform"))
+    ]
     np.testing.assert_allclose(*(ascent.bounds for ascent in results))
     np.testing.assert_allclose(*(ascent.weights[-1] for ascent in results))
 
@@ -549,7 +552,63 @@ def test_data_are_not_copied_where_classes_are_many():
     predictions = ViewPredictions(logits)
     data = categorical_data(predictions, LabelSets.from_array(np.arange(20)), noise="none", with_variance=False)
     assert data.whole.stored is None
-    assert np.shares_memory(data.mean, logits)
+    assert np.shares_memory(data.whole.mean, logits)
+
+
+def test_prior_of_temperatures_is_a_student_t_around_its_mode():
+    prior = CalibrationPrior(0.4, 0.1, 0.1)
+    log_kappa = np.array([1.3, 1.1, 1.6])
+    state = Calibration(log_kappa, np.zeros(2))
+
+    def density(common):
+        offsets = 2 * stats.norm.logpdf(0, scale=0.1)
+        return stats.t.logpdf(common, 2, scale=0.4) + stats.norm.logpdf(log_kappa - common, scale=0.1).sum() + offsets
+
+    best = optimize.minimize_scalar(lambda common: -density(common), bounds=(0, 2), method="bounded")
+    assert calibration.common_log_kappa(log_kappa, prior) == pytest.approx(best.x, abs=1e-5)
+    assert calibration.log_prior(state, prior) == pytest.approx(-best.fun)
+
+
+@pytest.mark.parametrize("scale", [1 / 50, 50.0])
+def test_logits_far_off_scale_are_calibrated(scale):
+    """The prior expects a temperature near 1; its tails give way to labels."""
+    rng = np.random.default_rng(3)
+    logits = 2 * rng.normal(size=(200, 1, 3))
+    truth = (logits[:, 0] + rng.gumbel(size=(200, 3))).argmax(axis=1)
+    kappa = [np.exp(fit(factor * logits, truth[:, None])[1].state.calibration.log_kappa) for factor in (1, scale)]
+    np.testing.assert_allclose(kappa[1] * scale, kappa[0], rtol=0.1)
+
+
+@pytest.mark.parametrize("n_classes", [4, 150])  # with a matrix of the offsets' curvature, and with its diagonal
+def test_a_step_is_the_solution_of_the_whole_system(n_classes):
+    rng = np.random.default_rng(4)
+    prior, K = CalibrationPrior(0.4, 0.1, 0.1), 3
+    state = Calibration(0.2 * rng.normal(size=K), 0.1 * rng.normal(size=n_classes))
+    diagonal = rng.gamma(2.0, size=n_classes)
+    sums = CalibrationSums(
+        rng.normal(size=K),
+        rng.normal(size=n_classes),
+        10 * rng.gamma(2.0, size=K),
+        0.1 * rng.normal(size=(n_classes, K)),
+        np.diag(diagonal) if n_classes < 128 else diagonal,
+    )
+    kappa = np.exp(state.log_kappa)
+    cross = sums.cross_curvature * kappa
+    first = np.diag(kappa**2 * sums.kappa_curvature) + calibration.log_kappa_precision(state.log_kappa, prior)
+    whole = np.block([[first, cross.T], [cross, np.diag(diagonal + 100)]])
+    expected = np.linalg.solve(whole, calibration.gradient(state, sums, prior))
+    np.testing.assert_allclose(calibration.direction(state, sums, prior), expected, rtol=1e-7)
+
+
+def test_offsets_of_scale_zero_stay_at_zero():
+    rng = np.random.default_rng(5)
+    logits, _, labels = draw(rng, 100, 3, 4)
+    state = fit(logits, labels, offset_scale=0)[1].state
+    assert not state.calibration.offset.any()
+    near = fit(logits, labels, offset_scale=1e-5)[1].state
+    np.testing.assert_allclose(state.calibration.log_kappa, near.calibration.log_kappa, atol=1e-3)
+    with pytest.raises(ValueError, match="offset_scale"):
+        CategoricalMixture(offset_scale=-0.1)
 
 
 def test_temperatures_start_at_one_unless_logits_are_wide():

@@ -110,6 +110,31 @@ def test_gradient_vanishes_at_convergence(link, noise):
         assert bound(1e-5 * np.eye(7)[k]) <= bound(np.zeros(7)) + 1e-9
 
 
+@pytest.mark.parametrize("offset_scale", [0, 0.1])
+@pytest.mark.parametrize("noise", ["none", "uniform"])
+def test_many_classes_end_at_the_mode(noise, offset_scale):
+    """Above 128 classes the offsets' curvature is its diagonal."""
+    rng = np.random.default_rng(6)
+    logits, _, labels = draw(rng, 80, 3, 140, accuracy=(0.9,), sharp=3.0)
+    engine = EM(tol=1e-12)
+    problem, ascent = fit(logits, labels[:, 0], noise, engine, shrinkage=10.0, offset_scale=offset_scale)
+    assert (np.diff(ascent.bounds) >= -1e-9 * np.abs(ascent.bounds[0])).all()
+    state = ascent.state
+    assert state.offset.any() == (offset_scale > 0)
+
+    def slope(pool, offset):
+        up, down = (
+            problem.evaluate(state._replace(pool=state.pool + sign * pool, offset=state.offset + sign * offset))[0]
+            for sign in (1e-5, -1e-5)
+        )
+        return (up - down) / 2e-5
+
+    along = [slope(direction, 0) for direction in np.eye(3)[state.pool > 1e-3]]
+    if offset_scale:
+        along += [slope(0, direction) for direction in np.eye(140)[:5]]
+    np.testing.assert_allclose(along, 0, atol=2e-2)
+
+
 @pytest.mark.parametrize("noise", ["none", "uniform", "confusion"])
 def test_a_pool_held_tightly_finds_its_gain_in_a_few_steps(noise):
     """Equal weights, held by the prior, are one view of average logits: the same gain, and no slower."""
