@@ -60,7 +60,8 @@ def cross_validate(
 ) -> CrossValidated:
     """Fit to all folds but one and score that one, in turn: log scores of label sets, noise model included.
 
-    The seed decides the folds of the labelled instances, of 20,000 of them at most (2,000 where outputs are many), unless folds are given.
+    The seed decides the folds of the labelled instances, unless folds are given: of 20,000 of them at most, or 2,000
+    where outputs are many.
     """
     if folds is None:
         rows = labels.labelled
