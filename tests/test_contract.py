@@ -465,6 +465,20 @@ def test_counts_equal_repeats(case: Case) -> None:
 
 
 @every(tuple(case for case in CASES if case.task == "classification"))
+def test_weights_of_instances_equal_repeated_instances(case: Case) -> None:
+    predictions, labels = case.problem()
+    times = np.arange(len(predictions)) % 3 + 1
+    rows = np.repeat(np.arange(len(predictions)), times)
+    problems = (predictions, labels.with_weights(times.astype(float))), (chosen(predictions, rows), labels.take(rows))
+    one, other = (case.fit(*problem, engine=case.few_steps) for problem in problems)
+    atol = 0.06 if isinstance(case.engine, ADVI) else 1e-6  # ADVI draws other numbers where units are other ones
+    np.testing.assert_allclose(one.weights, other.weights, atol=atol)
+    if not isinstance(case.engine, ADVI):
+        assert one.elbo == pytest.approx(other.elbo, rel=1e-8, abs=1e-6)
+        np.testing.assert_allclose(one.weight_interval(0.9), other.weight_interval(0.9), atol=1e-4)
+
+
+@every(tuple(case for case in CASES if case.task == "classification"))
 def test_tallies_equal_unnamed_labels(case: Case) -> None:
     predictions, labels = case.problem()
     tallies = np.zeros((len(predictions), 3))

@@ -339,7 +339,8 @@ class LabelSets:
     def with_weights(self, weights: ArrayLike) -> Self:
         """The same labels with weights of the instances, in place of earlier ones.
 
-        For a given noise model, an instance of weight 2 counts like its labels given twice.
+        For a given noise model, an instance of weight 2 counts like two instances; for numbers with annotators, like
+        its labels given twice.
 
         Parameters
         ----------

@@ -62,7 +62,9 @@ def run_pool_pass(
             norm = posterior.sum(axis=0)
             posterior /= norm
             truth[part] = posterior.T
-            size, total = np.ones(len(norm)), (top + np.log(norm)).sum()
+            size = block.table.importance[part]
+            total = (size * (top + np.log(norm))).sum()
+            posterior *= size
         else:
             assert block.mass is not None
             posterior = block.mass[part].T

@@ -38,8 +38,9 @@ def weight_information(
         sums: tuple[Array, Array, Array] = join(nodes(part_products, block.parts))
         return sums
 
-    outer, profile, seen = data.total(block_products, every=max(1, n_units // _MAX_UNITS))
-    scale = (data.n_labels if noise is None else float(data.n_instances)) / float(seen)
+    every = max(1, n_units // _MAX_UNITS)
+    outer, profile, seen = data.total(block_products, every=every)
+    scale = (data.n_labels if noise is None else data.n_instances) / float(seen) if every > 1 else 1.0
     nuisance = np.zeros(0)
     if likelihood.calibrate:
         F = int(free.sum())
@@ -56,7 +57,7 @@ def _scores(
     """Scores (K + 1 + F + C, units) of a block's units and how often each counts."""
     logits, variance = block.logits(part), block.variances(part)
     if evidence is not None:
-        shares = view_shares(logits, variance, likelihood, evidence[part].T, noisy=True)
+        shares = view_shares(logits, variance, likelihood, evidence[part].T, block.table.importance[part])
         size = shares.size
     else:
         assert block.mass is not None
@@ -67,12 +68,12 @@ def _scores(
         size = mass[instance, label]
         logits = logits[:, :, instance]
         variance = None if variance is None else variance[:, :, instance]
-        shares = view_shares(logits, variance, likelihood, one_hot, noisy=False)
+        shares = view_shares(logits, variance, likelihood, one_hot, None)
     views = shares.views
     ratio = shares.target / views.mixture
     by_weight = views.inverse * np.einsum("ckn,cn->kn", views.proba, ratio)  # (K, n): rho
     if likelihood.class_weights is not None:
-        load = shares.size / shares.total
+        load = 1 / shares.total
         by_weight += 1 - load
         ratio = ratio - load
     if not likelihood.calibrate:

@@ -60,7 +60,7 @@ class ViewShares(NamedTuple):
     views: MixedViews
     total: Array  # (n,): Z, 1 without class weights
     target: Array  # (C, n): q
-    size: Array  # (n,): number of labels, or 1 with a noise model
+    size: Array  # (n,): number of labels or, with a noise model, the instance's weight
     log_evidence: Array  # (n,)
 
 
@@ -72,7 +72,8 @@ def run_pass(block: CategoricalBlock, likelihood: Likelihood, evidence: Array | 
 
     def part_sums(part: slice) -> ViewSums:
         noisy = truth is not None
-        shares = view_shares(block.logits(part), block.variances(part), likelihood, target[part].T, noisy=noisy)
+        importance = block.table.importance[part] if noisy else None
+        shares = view_shares(block.logits(part), block.variances(part), likelihood, target[part].T, importance)
         if truth is not None:
             truth[part] = shares.target.T
         return _sums(shares, likelihood, noisy=noisy)
@@ -82,9 +83,9 @@ def run_pass(block: CategoricalBlock, likelihood: Likelihood, evidence: Array | 
 
 
 def view_shares(
-    logits: Array, variance: Array | None, likelihood: Likelihood, target: Array, *, noisy: bool
+    logits: Array, variance: Array | None, likelihood: Likelihood, target: Array, importance: Array | None
 ) -> ViewShares:
-    """Responsibilities of a block: `target` (C, n) counts labels or, if noisy, holds their log evidence."""
+    """Responsibilities of a block: `target` (C, n) counts labels or, given weights (n,), holds their log evidence."""
     proba, inverse = view_proba(likelihood.link, logits, variance, likelihood.calibration)
     if likelihood.class_weights is None:
         joint, scale = proba, likelihood.weights[:, None] * inverse
@@ -93,11 +94,11 @@ def view_shares(
     mixture = np.einsum("ckn,kn->cn", joint, scale)
     total = mixture.sum(axis=0) if likelihood.class_weights is not None else np.ones(mixture.shape[1])
     views = MixedViews(logits, variance, likelihood.calibration, proba, inverse, joint, scale, mixture)
-    if noisy:
+    if importance is not None:
         top = target.max(axis=0)
         posterior = np.exp(target - top) * mixture
         norm = posterior.sum(axis=0)
-        return ViewShares(views, total, posterior / norm, np.ones(len(norm)), top + np.log(norm / total))
+        return ViewShares(views, total, posterior / norm, importance, importance * (top + np.log(norm / total)))
     size = target.sum(axis=0)
     log_evidence = (target * np.log(mixture)).sum(axis=0) - size * np.log(total)
     return ViewShares(views, total, target, size, log_evidence)
@@ -106,7 +107,7 @@ def view_shares(
 def _sums(shares: ViewShares, likelihood: Likelihood, *, noisy: bool) -> ViewSums:
     views, link = shares.views, likelihood.link
     (K, C), by_class = (len(views.proba[0]), len(views.proba)), likelihood.class_weights is not None
-    ratio = shares.target / views.mixture  # (C, n)
+    ratio = (shares.target * shares.size if noisy else shares.target) / views.mixture  # (C, n)
     relative = np.einsum("ckn,cn->kn", views.joint, ratio)
     share = views.scale * relative  # (K, n)
     class_count = class_load = np.zeros((0, 0))
@@ -134,6 +135,7 @@ def _sums(shares: ViewShares, likelihood: Likelihood, *, noisy: bool) -> ViewSum
         slope = relative.sum(axis=1)
         if noisy:
             slopes = relative if by_kappa is None else np.concatenate([relative, by_kappa])
+            slopes = slopes / np.sqrt(shares.size)
         else:
             slopes = _label_slopes(shares, likelihood.weights, with_kappa=by_kappa is not None)
         information[: len(slopes), : len(slopes)] = products(slopes, slopes)

@@ -30,14 +30,20 @@ class LabelTable(NamedTuple):
     instance: Array  # (J,)
     label: Array  # (J,): positions among the classes
     annotator: Array  # (J,); zeros where all are alike
-    repeats: Array  # (J,): how often each label was given
+    repeats: Array  # (J,): how often each label was given, times the instance's weight
+    importance: Array  # (N+,): weights of the instances
     n_instances: int  # N+
     n_annotators: int
 
     def part(self, labels: slice, first: int, last: int) -> "LabelTable":
         """Some labels, which are those of instances from first up to last."""
         columns = (self.instance[labels] - first, self.label[labels], self.annotator[labels], self.repeats[labels])
-        return LabelTable(*columns, last - first, self.n_annotators)
+        return LabelTable(*columns, self.importance[first:last], last - first, self.n_annotators)
+
+    @property
+    def given(self) -> Array:
+        """How often each label was given: (J,)."""
+        return np.asarray(self.repeats / self.importance[self.instance])
 
 
 class NoiseModel(NamedTuple):
@@ -119,7 +125,7 @@ class FittedNoise(NamedTuple):
             counts = np.concatenate([counts, self.model.prior[None]])
             who = np.where(annotator < 0, len(counts) - 1, annotator)
         rows, instance = np.unique(labels.instance, return_inverse=True)
-        table = LabelTable(instance, position, who, labels.count, len(rows), len(counts))
+        table = LabelTable(instance, position, who, labels.count, _importance(labels, rows), len(rows), len(counts))
         return self.model.of_kind.log_evidence(table, log_noise(counts), self.model.n_classes)
 
     def label_sampler(self, annotator: Array) -> Sampler:
@@ -171,8 +177,8 @@ class _Accuracy:
         N, C = table.n_instances, n_classes
         right, wrong = log_noise[table.annotator].T
         wrong = wrong - np.log(C - 1)
-        evidence = np.bincount(table.instance * C + table.label, table.repeats * (right - wrong), N * C).reshape(N, C)
-        return evidence + np.bincount(table.instance, table.repeats * wrong, N)[:, None]
+        evidence = np.bincount(table.instance * C + table.label, table.given * (right - wrong), N * C).reshape(N, C)
+        return evidence + np.bincount(table.instance, table.given * wrong, N)[:, None]
 
     def expected_counts(self, truth: Array, table: LabelTable) -> Array:
         right = table.repeats * truth[table.instance, table.label]
@@ -212,11 +218,13 @@ class _Confusion:
 
     def log_evidence(self, table: LabelTable, log_noise: Array, n_classes: int) -> Array:
         rows = np.swapaxes(log_noise, 1, 2).reshape(-1, n_classes)  # (U C, C): annotator and label, true class
-        return np.asarray(self._incidence(table, n_classes) @ rows)
+        return np.asarray(self._incidence(table, table.given, n_classes) @ rows)
 
     def expected_counts(self, truth: Array, table: LabelTable) -> Array:
         U, C = table.n_annotators, truth.shape[1]
-        expected = np.asarray(self._incidence(table, C).T @ truth).reshape(U, C, C)  # annotator, label, true class
+        expected = np.asarray(self._incidence(table, table.repeats, C).T @ truth).reshape(
+            U, C, C
+        )  # annotator, label, true class
         return np.ascontiguousarray(np.swapaxes(expected, 1, 2))
 
     def accuracy_counts(self, noise: FittedNoise) -> Array:
@@ -247,11 +255,11 @@ class _Confusion:
 
         return draw
 
-    def _incidence(self, table: LabelTable, n_classes: int) -> sparse.csr_array:
+    def _incidence(self, table: LabelTable, repeats: Array, n_classes: int) -> sparse.csr_array:
         """How often annotator u gave label y to instance i: (N+, U C)."""
         column = table.annotator * n_classes + table.label
         shape = (table.n_instances, table.n_annotators * n_classes)
-        return sparse.csr_array((table.repeats, (table.instance, column)), shape=shape)
+        return sparse.csr_array((repeats, (table.instance, column)), shape=shape)
 
 
 NOISES: dict[str, NoiseKind | None] = {
@@ -289,7 +297,12 @@ def label_table(labels: LabelSets, position: Array, kind: str) -> LabelTable:
     annotator, n_annotators, noise = labels.annotator, len(labels.annotator_names), NOISES[kind]
     if annotator is None or noise is None or not noise.per_annotator:
         annotator, n_annotators = np.zeros(len(position), dtype=np.intp), 1
-    return LabelTable(instance, position, annotator, labels.count, len(rows), n_annotators)
+    return LabelTable(instance, position, annotator, labels.count, _importance(labels, rows), len(rows), n_annotators)
+
+
+def _importance(labels: LabelSets, rows: Array) -> Array:
+    """Weights of some instances."""
+    return np.ones(len(rows)) if labels.instance_weights is None else labels.instance_weights[rows]
 
 
 def _with_average(counts: Array) -> Array:
@@ -334,7 +347,7 @@ def score_labels(
     evidence = noise.label_evidence(labels, position, annotator, _log_mean)
     top = evidence.max(axis=1)
     likelihood = (np.exp(evidence - top[:, None]) * prediction.proba[rows]).sum(axis=1)
-    return np.asarray(top + np.log(np.maximum(likelihood, tiny)))
+    return np.asarray((top + np.log(np.maximum(likelihood, tiny))) * _importance(labels, rows))
 
 
 def _log_mean(counts: Array) -> Array:

@@ -152,7 +152,8 @@ class ClassDensity(PriorTable, ABC):
     """Temperatures and offsets have the EM engine's priors. Here they are inferred, where EM takes their mode."""
 
     def __init__(self, data: CategoricalBlocks, noise: NoiseModel | None, priors: dict[str, Any]) -> None:
-        self.tensors, self.noise = _class_tensors(data), noise
+        assert isinstance(data, CategoricalData)  # ADVI needs all data in memory
+        self.tensors, self.noise, self._importance = _class_tensors(data), noise, tensor(data.whole.table.importance)
         self.n_units, self.width = data.n_instances, data.n_views * data.n_classes
         self.priors = priors
         if noise is not None:
@@ -172,8 +173,9 @@ class ClassDensity(PriorTable, ABC):
             return (count * log_proba[..., owner, label]).sum(dim=-1)
         log_label = NOISE_DENSITIES[self.noise.kind].log_label
         each = log_label(values, self.tensors.annotator[labels], label, self.noise.n_classes)  # (M, j, C)
-        evidence = sum_by_instance(count[:, None] * each, owner, log_proba.shape[-2])
-        return torch.logsumexp(evidence + log_proba, dim=-1).sum(dim=-1)
+        importance = self._importance[units]
+        evidence = sum_by_instance((count / importance[owner])[:, None] * each, owner, log_proba.shape[-2])
+        return (importance * torch.logsumexp(evidence + log_proba, dim=-1)).sum(dim=-1)
 
 
 class NoiseDensity(NamedTuple):
@@ -227,8 +229,7 @@ def fitted_noise(draws: dict[str, Array], noise: NoiseModel | None) -> FittedNoi
     return None if noise is None else FittedNoise(noise, NOISE_DENSITIES[noise.kind].counts(draws))
 
 
-def _class_tensors(data: CategoricalBlocks) -> LabelTensors:
-    assert isinstance(data, CategoricalData)  # ADVI needs all data in memory
+def _class_tensors(data: CategoricalData) -> LabelTensors:
     whole, table = data.whole, data.whole.table
     variances = [whole.variances(part) for part in whole.parts]
     order = np.argsort(table.instance, kind="stable")
