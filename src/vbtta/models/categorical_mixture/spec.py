@@ -67,8 +67,8 @@ class CategoricalMixture(ClassModel):
 
     @classmethod
     def raw_network(cls) -> "CategoricalMixture":
-        """One temperature: offsets are all but fixed at zero."""
-        return cls(offset_scale=1e-4)
+        """One temperature and no offsets."""
+        return cls(offset_scale=0)
 
     def without_labels(self) -> Self:
         """Uncalibrated softmax views with one weight each."""
