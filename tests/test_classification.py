@@ -146,7 +146,8 @@ def test_odd_data_give_finite_answers(
         warnings.simplefilter("ignore", UserWarning)
         policy = fit_policy(predictions, Y, task="classification", model=model)  # type: ignore[arg-type]
     prediction = policy.predict(predictions)
-    for values in (policy.weights, policy.weight_interval(), policy.elbo, prediction.proba, prediction.entropy):
+    bounds = [member.elbo for member in policy.members or [policy]]
+    for values in (policy.weights, policy.weight_interval(), bounds, prediction.proba, prediction.entropy):
         assert np.isfinite(values).all()
     assert np.isfinite(prediction.log_prob(np.zeros(n, dtype=int))).all()
     assert (prediction.mutual_information >= 0).all()

@@ -422,7 +422,7 @@ class Calibration:
 
     def scores(self, model: Model, engine: Engine, *, alone: bool, seed: int) -> CrossValidated:
         """Held-out log scores of a sample, which is brought here once a seed."""
-        order = sampled(self.n_units, seed, self.calibration.n_outputs)
+        order = sampled(self.n_units, seed, self.n_outputs)
         places = np.sort(order)
         if seed not in self._samples:
             layout = Layout(None, self.annotator_names, with_variance=True)
