@@ -318,7 +318,7 @@ PROBLEMS = (
     _default("default, pooled numbers", "regression", number_data, seed=62, n=150, pooled=True),
     _default("default, classes", "classification", class_data, seed=63, n=150),
     _default("default, pooled classes", "classification", class_data, seed=64, n=150, pooled=True),
-    _default("default, guard falls back", "regression", useless_data, seed=3, n=15, useless=8),
+    _default("default, useless views", "regression", useless_data, seed=3, n=15, useless=8),
 )
 
 
@@ -330,8 +330,9 @@ def answers(policy: Policy, data: Data) -> dict[str, Any]:
     predictions, labels = data
     record: dict[str, Any] = {
         "weights": policy.weights,
-        "gain": policy.gain,
-        "elbo": policy.elbo,
+        "member_weights": policy.member_weights,
+        "gain": [member.gain for member in policy.members or (policy,)],
+        "elbo": [member.elbo for member in policy.members or (policy,)],
         "weight_interval": policy.weight_interval(0.9),
         "score": policy.score(predictions, labels).sum(),
         **{f"elbo_terms.{name}": value for name, value in policy.elbo_terms.items()},
@@ -348,6 +349,7 @@ def answers(policy: Policy, data: Data) -> dict[str, Any]:
         record["guard.fell_back"] = policy.guard.fell_back
         record["guard.difference"] = policy.guard.difference
         record["guard.standard_error"] = policy.guard.standard_error
+        record["guard.probability"] = policy.guard.probability
     return {name: np.asarray(value, dtype=np.float64).tolist() for name, value in record.items()}
 
 
