@@ -1,5 +1,7 @@
 """The latent pool for class labels: one weighted sum of logits, its mode, its noise and its doubts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -145,7 +147,7 @@ def test_a_pool_held_tightly_finds_its_gain_in_a_few_steps(noise):
     _, tight = fit(logits, given, noise, EM(tol=1e-10), shrinkage=1e7)
     _, single = fit(logits.mean(axis=1, keepdims=True), given, noise, EM(tol=1e-10), shrinkage=1e7)
     assert tight.converged
-    assert len(tight.bounds) < 40
+    assert len(tight.bounds) < 60
     assert tight.state.pool.sum() == pytest.approx(single.state.pool.sum(), rel=1e-3)
     np.testing.assert_allclose(tight.state.pool / tight.state.pool.sum(), 1 / 8, rtol=0.01)
 
@@ -196,7 +198,8 @@ def test_permutations_permute_and_counts_equal_repeats():
 def test_one_annotator_equals_uniform():
     rng = np.random.default_rng(5)
     logits, _, labels = draw(rng, 50, 3, 3, accuracy=(0.8, 0.8))
-    alone = LabelSets.from_table(np.repeat(np.arange(50), 2), labels.ravel(), annotator=["ann"] * 100, n_instances=50)
+    unnamed = LabelSets.from_table(np.repeat(np.arange(50), 2), labels.ravel(), n_instances=50)
+    alone = replace(unnamed, annotator=np.zeros(100, dtype=int), annotator_names=("ann",))
     results = [
         fit(logits, sets, noise, shrinkage=5.0, accuracy_prior=(8, 2))[1].bounds
         for sets, noise in ((alone, "annotator"), (labels, "uniform"))
@@ -234,7 +237,8 @@ def test_scores_predictions_and_kept_views():
     assert (prediction.mutual_information <= prediction.entropy).all()
     score = posterior.score(views, sets, nobody).sum()
     assert score == pytest.approx(float(ascent.statistics.sums.log_evidence))
-    np.testing.assert_allclose(posterior.consensus(views, sets, nobody).proba, prediction.proba)
+    given = np.stack([(labels == c).sum(axis=1) for c in range(3)], axis=1) * prediction.proba  # one label is right
+    np.testing.assert_allclose(posterior.consensus(views, sets, nobody).proba, given / given.sum(axis=1)[:, None])
     kept = posterior.keep(np.array([0, 1]))
     assert kept.gain == pytest.approx(posterior.gain)
     assert kept.weight_interval(0.9).shape == (2, 2)

@@ -1,5 +1,7 @@
 """Noise between true class and label: expectations, updates and divergences of every kind."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import special
@@ -31,7 +33,7 @@ def evidence(model, log_noise, table):
 
 
 def updated(model, truth, table):
-    return model.update(label_noise.NOISES[model.kind].expected_counts(truth, table))
+    return model.update(label_noise.NOISES[model.kind].expected_counts(truth[table.instance], table))
 
 
 def full_matrices(model, log_noise):
@@ -84,7 +86,7 @@ def test_expected_logarithms_are_those_of_beta_and_dirichlet():
 def test_one_annotator_is_the_uniform_model():
     labels, _, truth = tables("uniform")
     position = labels.categorical(4)
-    alone = LabelSets.from_table(labels.instance, labels.value, ["ann"] * len(labels), n_instances=labels.n_instances)
+    alone = replace(labels, annotator=np.zeros(len(labels), dtype=int), annotator_names=("ann",))
     counts = [
         updated(noise(kind, 4, accuracy_prior=(8, 2)), truth, label_noise.label_table(some, position, kind)).counts
         for kind, some in (("uniform", labels), ("annotator", alone))

@@ -4,6 +4,7 @@ __all__ = ["Array", "LabelSets", "LongLabels", "by_index", "class_positions", "i
 
 import os
 import re
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -199,6 +200,8 @@ class LabelSets:
         else:
             ids, rows = np.unique(key, return_inverse=True)
             size = len(ids)
+        if code is not None and count is None:
+            _warn_repeats(rows if ids is None else ids[rows], code, names)
         keep = times > 0
         return cls._build(
             instance=rows[keep],
@@ -777,6 +780,19 @@ def _names_of_columns(annotators: str | Sequence[Hashable], columns: int) -> tup
     if len(names) != columns or len(set(names)) != len(names):
         raise ValueError(f"annotators must be {columns} different names, one a column of Y; got {list(names)}")
     return names
+
+
+def _warn_repeats(instance: Array, annotator: Array, names: tuple[str, ...]) -> None:
+    """Warn where an annotator labels an instance twice."""
+    order = np.lexsort((annotator, instance))
+    again = (np.diff(annotator[order]) == 0) & (instance[order][1:] == instance[order][:-1])
+    if again.any():
+        first = order[int(np.argmax(again))]
+        warnings.warn(
+            f"annotator {names[annotator[first]]!r} labels instance {instance[first]} twice ({int(again.sum())} such "
+            "repeats in all), and every label counts; keep one of them, or pass count= where repeats are meant",
+            stacklevel=3,
+        )
 
 
 def _annotator_codes(annotator: ArrayLike, n_labels: int) -> tuple[Array, tuple[str, ...]]:

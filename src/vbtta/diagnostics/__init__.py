@@ -3,6 +3,7 @@
 __all__ = [
     "Diagnosis",
     "anderson_darling",
+    "copying_of",
     "diagnose",
     "drift_of",
     "effective_views",
@@ -17,6 +18,7 @@ __all__ = [
 ]
 
 from vbtta.diagnostics.checks import (
+    copying_of,
     drift_of,
     effective_views,
     influence_of,

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -18,10 +19,12 @@ from vbtta.fit import fit_model, quick_fit
 from vbtta.inference.em import EM
 from vbtta.metrics import entropy
 from vbtta.models.parts.annotators import AnnotatorNoise
+from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import ConvergenceWarning, Policy
 
 _MAX_INSTANCES = 4_000  # of a check that fits many times
 _MIN_SHIFT = 0.1  # standard deviations: smaller shifts are significant in large samples, and harmless
+_MIN_SHARED = 20  # instances that two annotators have labelled, to ask whether they copy
 _FACTOR = 3.0  # by which every prior is multiplied and divided
 _PRIORS = ("beta", "gamma", "nu", "shrinkage", "kappa_scale", "xi_scale", "offset_scale", "confusion_prior")
 _OF_NOISE = {"gamma": "annotator", "confusion_prior": "confusion"}  # priors of one noise model only
@@ -45,6 +48,16 @@ class Influence(NamedTuple):
     bound: Array  # (K,): bound without the view minus the bound with it
     score: Array  # (K,): the same of the cross-validated log score of an instance, on average
     standard_error: Array  # (K,): of `score`
+
+
+class Copying(NamedTuple):
+    """How often two annotators say the same beyond what independent errors explain."""
+
+    first: str
+    second: str
+    n_instances: int  # that both have labelled
+    copied: float  # share of the labels of one that are copies of the other's
+    p_value: float  # of that share being the median of all pairs, corrected for their number (Holm)
 
 
 class DriftCheck(NamedTuple):
@@ -261,7 +274,7 @@ def predictive_checks(
     if len(frequencies) <= 20:
         statistics |= frequencies
     sets = _Sets(value, given.instance, given.count, given.n_instances, centre, spread)
-    draw, generator = _simulator(policy, prediction, given), np.random.default_rng(seed)
+    draw, generator = _simulator(policy, predictions.take(rows), prediction, given), np.random.default_rng(seed)
     simulated = [sets._replace(value=draw(generator)) for _ in range(simulations)]
     return tuple(_check(name, statistic, sets, simulated) for name, statistic in statistics.items())
 
@@ -296,6 +309,79 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
             refitted = weights(replace(cast("Any", policy.model), **{prior: changed}))
             changes.append(Sensitivity(prior, factor, float(0.5 * np.abs(refitted - reference).sum())))
     return tuple(changes)
+
+
+def copying_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> tuple[Copying, ...]:
+    """Pairs of annotators of class labels who agree more often than two who err independently would.
+
+    Given an instance's views and all its labels but the second annotator's, the model says with which probability p
+    that annotator repeats the first one's label. If a share s of the labels is copied, the probability is
+    s + (1 - s) p. Shares are at their maximum likelihood. Hard instances make all pairs agree on errors: the
+    likelihood ratio tests whether a share exceeds the median of all pairs. It needs three annotators.
+
+    Examples
+    --------
+    >>> from vbtta.fit import fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.integers(0, 3, size=300)
+    >>> given = np.where(rng.random((300, 4)) < 0.7, truth[:, None], rng.integers(0, 3, size=(300, 4)))
+    >>> given[:, 3] = np.where(rng.random(300) < 0.5, given[:, 2], given[:, 3])
+    >>> views = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(300, 1, 3)))
+    >>> labels = LabelSets.from_array(given, annotators=["ann", "bob", "cleo", "dan"])
+    >>> policy = fit_policy(views, labels, task="classification", model="mixture", guard=False)
+    >>> [(pair.first, pair.second) for pair in copying_of(policy, views, labels) if pair.p_value < 0.01]
+    [('cleo', 'dan')]
+    """
+    people = policy.annotators
+    if not isinstance(people, AnnotatorAccuracy) or labels.annotator is None or len(labels.annotator_names) < 3:
+        return ()
+    labels = labels.align(len(predictions), predictions.ids)
+    proba = np.maximum(cast("CategoricalPrediction", policy.predict(predictions)).proba, np.finfo(np.float64).tiny)
+    value = labels.categorical(proba.shape[1], predictions.classes)
+    matrices = np.concatenate([people.confusion, people.confusion.mean(axis=0, keepdims=True)]).swapaxes(1, 2)
+    place = annotator_places(people.names, labels)
+    likelihood = matrices[place, value]  # (J, C): of every true class
+    log_truth = np.log(proba)
+    np.add.at(log_truth, labels.instance, np.log(likelihood))
+    rows_of = [np.flatnonzero(labels.annotator == person) for person in range(len(labels.annotator_names))]
+    pairs = []
+    for a, b in combinations(range(len(rows_of)), 2):
+        shared, at_a, at_b = np.intersect1d(
+            labels.instance[rows_of[a]], labels.instance[rows_of[b]], return_indices=True
+        )
+        if len(shared) < _MIN_SHARED:
+            continue
+        first, second = rows_of[a][at_a], rows_of[b][at_b]
+        truth = special.softmax(log_truth[shared] - np.log(likelihood[second]), axis=1)
+        repeat = matrices[place[second], value[first]]
+        pairs.append((a, b, np.vecdot(truth, repeat), value[first] == value[second]))
+    shares = np.array([_copied_share(chance, same) for _, _, chance, same in pairs])
+    typical = float(np.median(shares)) if len(shares) >= 3 else 0.0
+    ratios = [
+        _log_copies(share, chance, same) - _log_copies(typical, chance, same) if share > typical else 0.0
+        for share, (_, _, chance, same) in zip(shares, pairs, strict=True)
+    ]
+    p_values = holm(special.ndtr(-np.sqrt(2 * np.maximum(ratios, 0)))) if pairs else np.zeros(0)
+    names = labels.annotator_names
+    found = [
+        Copying(names[a], names[b], len(same), float(share), float(p_value))
+        for (a, b, _, same), share, p_value in zip(pairs, shares, p_values, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda pair: pair.p_value))
+
+
+def _log_copies(share: float, chance: Array, same: Array) -> float:
+    """Log likelihood that labels are the same (n,) where a share is copied and others agree by chance (n,)."""
+    agree = share + (1 - share) * chance
+    return float(np.log(np.maximum(np.where(same, agree, 1 - agree), np.finfo(np.float64).tiny)).sum())
+
+
+def _copied_share(chance: Array, same: Array) -> float:
+    """The share of copied labels of maximum likelihood: EM."""
+    share = 0.1
+    for _ in range(200):
+        share = float((same * share / np.maximum(share + (1 - share) * chance, 1e-300)).mean())
+    return share
 
 
 def annotator_places(names: Sequence[str], labels: LabelSets) -> Array:
@@ -340,14 +426,15 @@ def _check(name: str, statistic: Statistic, observed: _Sets, simulated: list[_Se
     return PredictiveCheck(name, float(value), float(values.mean()), float(low), float(high), float(p_value))
 
 
-def _simulator(policy: Policy, prediction: Prediction, labels: LabelSets) -> Draw:
+def _simulator(policy: Policy, predictions: ViewPredictions, prediction: Prediction, labels: LabelSets) -> Draw:
     """A function that draws new labels of the same inputs and annotators: (J,) class positions or (J, C) numbers."""
     annotators = policy.annotators
     if isinstance(prediction, CategoricalPrediction):
         if annotators is None:
             return lambda generator: _draw_class(generator, prediction.proba[labels.instance])
         assert policy.label_noise is not None
-        draw_labels = policy.label_noise.label_sampler(annotator_places(annotators.names, labels))
+        places = annotator_places(annotators.names, labels)
+        draw_labels = policy.label_noise.label_sampler(places, labels.instance, predictions.outputs)
         return lambda generator: draw_labels(generator, _draw_class(generator, prediction.proba)[labels.instance])
     if annotators is None:
         return lambda generator: _draw_number(generator, prediction, labels.instance)

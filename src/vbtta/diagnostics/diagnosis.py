@@ -40,6 +40,8 @@ class Diagnosis:
         How the views compare with the raw network.
     annotators : AnnotatorAccuracy, AnnotatorNoise or None
         Estimates of the label noise.
+    copying : tuple of Copying, or None
+        Pairs of annotators of class labels, most suspicious first.
     overlap : Overlap or None
     influence : Influence or None
     predictive : tuple of PredictiveCheck, or None
@@ -58,6 +60,7 @@ class Diagnosis:
     converged: bool
     guard: Guard
     annotators: Any
+    copying: tuple[checks.Copying, ...] | None
     overlap: checks.Overlap | None
     influence: checks.Influence | None
     predictive: tuple[checks.PredictiveCheck, ...] | None
@@ -73,7 +76,7 @@ class Diagnosis:
 
     def summary(self) -> str:
         """The findings in words, one line each; those that need attention start with an exclamation mark."""
-        parts = (_views, _noise, _overlap, _influence, _predictive, _sensitivity, _normality, _drift)
+        parts = (_views, _noise, _copying, _overlap, _influence, _predictive, _sensitivity, _normality, _drift)
         return "\n".join(line for part in parts for line in part(self))
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,9 +143,10 @@ def diagnose(
     2 of 2 views are kept; they count as 2.0 equal ones.
     """
     drawn = predictions.draws if draws is None else np.asarray(draws)
-    overlap = influence = predictive = sensitivity = None
+    copying = overlap = influence = predictive = sensitivity = None
     if labels is not None:
         sets = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+        copying = checks.copying_of(policy, predictions, sets)
         overlap = checks.overlap_of(policy, predictions, sets)
         predictive = checks.predictive_checks(policy, predictions, sets, seed=seed)
         if refit and isinstance(policy.engine, EM):
@@ -157,6 +161,7 @@ def diagnose(
         converged=policy.converged,
         guard=policy.guard,
         annotators=policy.annotators,
+        copying=copying,
         overlap=overlap,
         influence=influence,
         predictive=predictive,
@@ -201,6 +206,19 @@ def _noise(diagnosis: Diagnosis) -> list[str]:
         for name, noise, bias in zip(annotators.names, annotators.noise, annotators.bias, strict=True)
     ]
     return [f"Estimated standard deviation of the annotators: {listing(deviations)}."]
+
+
+def _copying(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.copying:
+        return []
+    suspects = [
+        f"{pair.first} and {pair.second} ({100 * pair.copied:.0f} % of {pair.n_instances}, p = {pair.p_value:.1g})"
+        for pair in diagnosis.copying
+        if pair.p_value < _SMALL_P
+    ]
+    if suspects:
+        return [f"! Annotators who seem to copy each other: {listing(suspects)}."]
+    return [f"None of {len(diagnosis.copying)} pairs of annotators seems to copy."]
 
 
 def _overlap(diagnosis: Diagnosis) -> list[str]:

@@ -64,7 +64,7 @@ class LatentClassDensity(ClassDensity):
 
 def pose(source: InMemory, spec: CategoricalLatent, seed: int) -> AdviTask[Posterior]:
     """The density of a latent pool and its posterior."""
-    problem, _ = em.pose(source, spec)
+    problem, _ = em.pose(source, spec.without_difficulty())
     return AdviTask(LatentClassDensity(problem), lambda guide: _posterior(guide, problem))
 
 

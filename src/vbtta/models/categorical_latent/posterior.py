@@ -13,7 +13,7 @@ from vbtta.models.base import Pooling, Posterior
 from vbtta.models.categorical_latent.steps import pool_proba
 from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import class_names, prediction_blocks
-from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, describe, score_labels
+from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, class_factors, describe, score_labels
 from vbtta.models.parts.links import LINKS, view_proba
 
 
@@ -52,9 +52,8 @@ class LatentClassPosterior(Posterior):
         return self._classes(predictions, None)
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
-        """The true class of every input given its labels; without a noise model the prediction itself."""
-        position = labels.categorical(predictions.outputs.shape[2], predictions.classes)
-        factors = None if self.noise is None else self.noise.class_factors(labels, position, annotator)
+        """The true class of every input given its labels; without a noise model one of the labels is right."""
+        factors = class_factors(self.noise, predictions, labels, annotator)
         return self._classes(predictions, factors)
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
@@ -92,7 +91,7 @@ class LatentClassPosterior(Posterior):
         proba, information = np.empty((N, C)), np.empty(N)
         for rows, logits, variance in prediction_blocks(predictions, with_variance=link.uses_variance):
             pooled = pool_proba(link, logits, variance, self.gain * weights, self.offset).T
-            pooled = pooled if factors is None else pooled * factors[rows]
+            pooled = pooled if factors is None else np.maximum(pooled, np.finfo(np.float64).tiny) * factors[rows]
             proba[rows] = pooled / pooled.sum(axis=1, keepdims=True)
             each, inverse = view_proba(link, logits, variance, alone)
             information[rows] = view_information(proba[rows], (each * inverse * weights[:, None]).T)

@@ -108,12 +108,12 @@ def _entropy(proba: Tensor) -> Tensor:
 
 def pose(source: InMemory, spec: CategoricalMixture, seed: int) -> AdviTask[Posterior]:
     """The density of a mixture and its posterior."""
-    return _task(em.pose(source, spec)[0])[1]
+    return _task(em.pose(source, spec.without_difficulty())[0])[1]
 
 
 def pose_views(source: InMemory, spec: CategoricalMixture) -> tuple[CategoricalDensity, AdviTask[Posterior]]:
     """The priors and the posterior of the views, for a user's own likelihood; labels keep their annotators."""
-    problem, _ = em.pose(source, replace(spec, noise="annotator", weights="view"))
+    problem, _ = em.pose(source, replace(spec, noise="annotator", weights="view", difficulty=False))
     return _task(replace(problem, noise=None))
 
 

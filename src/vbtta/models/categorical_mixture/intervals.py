@@ -29,7 +29,8 @@ def weight_information(
     evidence_of = None if noise is None else noise.evidence()
 
     def block_products(block: CategoricalBlock) -> tuple[Array, Array, Array]:
-        evidence = None if evidence_of is None else evidence_of(block.table)
+        difficulty = noise is not None and noise.model.difficulty
+        evidence = None if evidence_of is None else evidence_of(block.looked_at if difficulty else block.table)
 
         def part_products(part: slice) -> tuple[Array, Array, Array]:
             scores, size = _scores(block, likelihood, evidence, part, free)

@@ -12,8 +12,8 @@ from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import WeightInformation, weight_intervals
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.parts.calibration import Calibration
-from vbtta.models.parts.class_data import class_names, joint_information, prediction_blocks, view_evidence
-from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, describe, score_labels
+from vbtta.models.parts.class_data import class_names, joint_information, prediction_blocks
+from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, class_factors, describe, score_labels
 from vbtta.models.parts.links import LINKS, view_proba
 
 
@@ -42,17 +42,15 @@ class CategoricalPosterior(Posterior):
         return _prediction(predictions, self._joint(predictions))
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
-        """The true class of every input given its labels; `annotator` (J,) is -1 for those unknown to the fit."""
-        # Without a noise model: the views' predictions under the posterior of the view given all labels.
-        position = labels.categorical(predictions.outputs.shape[2], predictions.classes)
-        factors = None if self.noise is None else self.noise.class_factors(labels, position, annotator)
+        """The true class of every input given its labels; `annotator` (J,) is -1 for those unknown to the fit.
+
+        Without a noise model one of the labels is right.
+        """
+        factors = class_factors(self.noise, predictions, labels, annotator)
 
         def blocks() -> Iterator[tuple[slice, Array]]:
             for rows, joint in self._joint(predictions):
-                if factors is None:
-                    joint *= view_evidence(joint, labels, position, rows)
-                else:
-                    joint *= factors[rows].T[:, None]
+                joint = np.maximum(joint, np.finfo(np.float64).tiny) * factors[rows].T[:, None]
                 joint /= joint.sum(axis=(0, 1))
                 yield rows, joint
 

@@ -11,7 +11,8 @@ from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.gaussian_latent.steps import LatentState
-from vbtta.models.parts.annotators import AnnotatorNoise, annotator_noise, pool_truth, score_labels
+from vbtta.models.parts import annotators
+from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.standard import Standard
 
 
@@ -61,15 +62,14 @@ class LatentPosterior(Posterior):
         )
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:
-        """The truth of every input given its labels; without annotators labels tell nothing beyond the fit."""
-        prediction = self.predict(predictions)
-        if self.state.annotators is None:
-            return prediction
-        return pool_truth(prediction, labels, annotator, self.state.annotators, self.standard)[0]
+        """The truth of every input given its labels; `annotator` (J,) is -1 for unknown annotators."""
+        return annotators.consensus(self.predict(predictions), labels, annotator, self.state.annotators, self.standard)
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set, annotators included: (N+,)."""
-        return score_labels(self.predict(predictions), labels, annotator, self.state.annotators, self.standard)
+        return annotators.score_labels(
+            self.predict(predictions), labels, annotator, self.state.annotators, self.standard
+        )
 
     def keep(self, views: Array) -> "LatentPosterior":
         """The same with only some of the views; they take over the gain of the others."""
@@ -86,7 +86,7 @@ class LatentPosterior(Posterior):
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:
         """Biases and noise levels of the annotators."""
         people = self.state.annotators
-        return None if people is None else annotator_noise(people, self.standard, names)
+        return None if people is None else annotators.annotator_noise(people, self.standard, names)
 
     def pooling(self) -> Pooling:
         """The weighted sum of the views plus an offset."""

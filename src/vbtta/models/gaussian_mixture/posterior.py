@@ -4,11 +4,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.distributions import ContinuousPrediction, component_log_density, variance_factor
+from vbtta.distributions import ContinuousPrediction, variance_factor
 from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import WeightInformation, weight_intervals
 from vbtta.models.base import Pooling, Posterior
@@ -84,19 +83,7 @@ class MixturePosterior(Posterior):
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:
         """The truth of every input given its labels; `annotator` (J,) is -1 for unknown annotators."""
-        prior_view = self.predict(predictions)
-        with np.errstate(divide="ignore"):
-            log_weights = np.log(prior_view.weights)
-        if self.state.annotators is None:
-            value = labels.continuous(prior_view.location.shape[2])
-            log_share = log_weights.copy()
-            np.add.at(
-                log_share, labels.instance, labels.count[:, None] * self._log_components(prior_view, labels, value)
-            )
-            return ContinuousPrediction(
-                annotators.normalise(log_share), prior_view.dof, prior_view.location, prior_view.scale
-            )
-        return annotators.pool_truth(prior_view, labels, annotator, self.state.annotators, self.standard)[0]
+        return annotators.consensus(self.predict(predictions), labels, annotator, self.state.annotators, self.standard)
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set, annotators included: (N+,)."""
@@ -152,11 +139,6 @@ class MixturePosterior(Posterior):
         units = self.standard.scale
         return self.standard.location + units * (offset + gain * mean), units[:, None] * scale * units, dof
 
-    def _log_components(self, prediction: ContinuousPrediction, labels: LabelSets, value: Array) -> Array:
-        """Log density of every label under every view: (J, K)."""
-        rows = labels.instance
-        return component_log_density(value, prediction.dof, prediction.location[rows], prediction.scale[rows])
-
 
 @dataclass(frozen=True)
 class SampledMixturePosterior(WeightDraws, MixturePosterior):
@@ -168,22 +150,6 @@ class SampledMixturePosterior(WeightDraws, MixturePosterior):
     def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
         """The predictive mixture; a Laplace component is a mixture of normals itself."""
         return self._with_family(super().predict(predictions))
-
-    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:
-        """The truth of every input given its labels: the posterior of the view decides between the views."""
-        if self.component == "normal":
-            return super().consensus(predictions, labels, annotator)
-        prediction = self.predict(predictions)
-        value = labels.continuous(prediction.location.shape[2])
-        N, K = prediction.weights.shape[0], int((self.predictive_weights > 0).sum())
-        own = np.log(prediction.weights).reshape(N, K, -1)  # view, node
-        each = self._log_components(prediction, labels, value).reshape(len(value), K, -1)
-        share = own - special.logsumexp(own, axis=2, keepdims=True)
-        evidence = special.logsumexp(share[labels.instance] + each, axis=2)  # (J, K)
-        log_view = special.logsumexp(own, axis=2)
-        np.add.at(log_view, labels.instance, labels.count[:, None] * evidence)
-        weights = (annotators.normalise(log_view)[:, :, None] * np.exp(share)).reshape(N, -1)
-        return replace(prediction, weights=weights)
 
     def _with_family(self, prediction: ContinuousPrediction) -> ContinuousPrediction:
         if self.component == "normal":

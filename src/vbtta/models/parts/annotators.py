@@ -9,18 +9,20 @@ Q(t_i | z_i) is normal; integrated out, it leaves the evidence of each view (doc
 
 import warnings
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from scipy import special
 
 from vbtta._support.checks import positive
+from vbtta._support.extras import require
 from vbtta.data.labels import Array, LabelSets
 from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
 from vbtta.inference.blocks import Block
 from vbtta.inference.linalg import Reader, from_log_cholesky, inverse_and_log_det, kl_gamma, kl_normal, log_cholesky
 from vbtta.models.parts.standard import Standard
 
+MIN_LABEL_VARIANCE = 1e-6  # in standard units, of labels that are taken for the truth
 ContinuousNoise = Literal["none", "annotator"]
 
 
@@ -265,6 +267,35 @@ def pool_truth(
     return ContinuousPrediction(normalise(log_share), np.full(K, np.inf), location, scale), evidence
 
 
+def consensus(
+    prediction: ContinuousPrediction,
+    labels: LabelSets,
+    annotator: Array,
+    people: AnnotatorState | None,
+    standard: Standard,
+) -> ContinuousPrediction:
+    """The truth given predictive distributions and labels.
+
+    Without a noise model labels are as noisy as those of one instance differ, and where none differ they are the truth.
+    """
+    if people is None:
+        people, annotator = _label_spread(labels, standard), np.zeros_like(annotator)
+    return pool_truth(prediction, labels, annotator, people, standard)[0]
+
+
+def _label_spread(labels: LabelSets, standard: Standard) -> AnnotatorState:
+    """One annotator without bias whose variance is that of labels of the same instance."""
+    value = standard.apply(labels.continuous(len(standard.scale)))  # (J, C)
+    total = np.bincount(labels.instance, labels.count, labels.n_instances)
+    squares = 0.0
+    for column in value.T:
+        mean = np.bincount(labels.instance, labels.count * column, len(total)) / np.where(total > 0, total, 1)
+        squares += float(labels.count @ (column - mean[labels.instance]) ** 2)
+    variance = squares / (value.shape[1] * max(np.maximum(total - 1, 0).sum(), 1))
+    rate = np.array([max(variance, MIN_LABEL_VARIANCE)])
+    return AnnotatorState(np.ones(1), rate, np.zeros((1, value.shape[1])), np.zeros((1, 1)))
+
+
 def score_labels(
     prediction: ContinuousPrediction,
     labels: LabelSets,
@@ -296,6 +327,31 @@ class AnnotatorNoise(NamedTuple):
     bias_error: Array  # (U, C): its standard deviation
     noise: Array  # (U, C): standard deviation of their labels around the truth
     noise_interval: Array  # (U, C, 2): 90 %
+
+    def __repr__(self) -> str:
+        return f"AnnotatorNoise({brief(self.names, self.noise.mean(axis=1))})"
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row an annotator; columns end in the output's number where there are several."""
+        columns: dict[str, Array] = {}
+        for c in range(self.bias.shape[1]):
+            end = f"_{c}" if self.bias.shape[1] > 1 else ""
+            low, high = self.noise_interval[:, c].T
+            values = {"bias": self.bias[:, c], "bias_error": self.bias_error[:, c], "noise": self.noise[:, c]}
+            columns |= {name + end: column for name, column in (values | {"low": low, "high": high}).items()}
+        return require("pandas", "cli").DataFrame(columns, index=list(self.names))
+
+
+def brief(names: Sequence[str], values: Array, most: int = 4) -> str:
+    """The first names with a number each, and how many more there are.
+
+    Examples
+    --------
+    >>> brief(["ann", "bob", "cleo"], np.array([0.9, 0.8, 0.7]), most=2)
+    '3 annotators: ann 0.9, bob 0.8, ...'
+    """
+    text = ", ".join(f"{name} {value:.3g}" for name, value in zip(names[:most], values[:most], strict=True))
+    return f"{len(names)} annotator{'s' * (len(names) > 1)}: {text}{', ...' if len(names) > most else ''}"
 
 
 def annotator_noise(people: AnnotatorState, standard: Standard, names: tuple[str, ...]) -> AnnotatorNoise:

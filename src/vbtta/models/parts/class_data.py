@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -48,6 +49,12 @@ class CategoricalBlock:
         """Instances to be worked on at once."""
         step = _step(*self.mean.shape[1:])
         return [slice(first, min(first + step, self.n_instances)) for first in range(0, self.n_instances, step)]
+
+    @cached_property
+    def looked_at(self) -> LabelTable:
+        """The labels with the probability that the views give to each."""
+        row = self.table.instance if self.rows is None else self.rows[self.table.instance]
+        return self.table._replace(looks=label_noise.label_looks(self.mean, row, self.table.label))
 
     def logits(self, part: slice) -> Array:
         """Shifted logits of some labelled instances: (C, K, n), not to be written to."""
@@ -248,18 +255,6 @@ def joint_information(joint: Array) -> Array:
     by_view, by_class = joint.sum(axis=0), joint.sum(axis=1)
     entropies = special.entr(by_view).sum(axis=0) + special.entr(by_class).sum(axis=0)
     return np.asarray(np.maximum(entropies - special.entr(joint).sum(axis=(0, 1)), 0))
-
-
-def view_evidence(joint: Array, labels: LabelSets, position: Array, rows: slice) -> Array:
-    """Likelihood of an instance's labels under every view, relative to the best of them: (K, n)."""
-    inside = slice(*np.searchsorted(labels.instance, [rows.start, rows.stop]))
-    instance = labels.instance[inside] - rows.start
-    by_view = joint / joint.sum(axis=0)  # (C, K, n)
-    tiny = np.finfo(np.float64).tiny
-    each = np.log(np.maximum(by_view[position[inside], :, instance], tiny)) * labels.count[inside][:, None]  # (j, K)
-    total = np.zeros((joint.shape[2], joint.shape[1]))
-    np.add.at(total, instance, each)
-    return np.asarray(np.exp(total - total.max(axis=1, keepdims=True)).T)
 
 
 def class_names(predictions: ViewPredictions) -> Array:

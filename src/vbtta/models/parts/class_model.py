@@ -14,7 +14,7 @@ from vbtta.models.base import Model, Posterior, Source
 from vbtta.models.parts import calibration
 from vbtta.models.parts.annotators import LabelFacts
 from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks, CategoricalData
-from vbtta.models.parts.label_noise import NOISES, FittedNoise, NoiseModel, default_noise
+from vbtta.models.parts.label_noise import NOISES, FittedNoise, NoiseModel, NoiseSums, default_noise
 from vbtta.models.parts.links import LINKS
 
 MAX_START_INSTANCES = 2_000  # on which the first temperatures are chosen
@@ -26,6 +26,7 @@ class ClassModel(Model):
 
     link: str = "softmax"
     noise: str | None = None
+    difficulty: bool | None = None
     kappa_scale: float = 0.4
     offset_scale: float = 0.1
     confusion_prior: tuple[float, float] = (8.5, 4.5)
@@ -34,6 +35,9 @@ class ClassModel(Model):
     def __post_init__(self) -> None:
         one_of("link", self.link, tuple(LINKS))
         one_of("noise", self.noise, (None, *NOISES))
+        one_of("difficulty", self.difficulty, (None, True, False))
+        if self.difficulty and self.noise == "none":
+            raise ValueError("difficulty=True needs a noise model; noise is 'none'")
         positive(kappa_scale=self.kappa_scale, offset_scale=self.offset_scale or None)
         for name in ("confusion_prior", "accuracy_prior"):
             prior = getattr(self, name)
@@ -43,8 +47,16 @@ class ClassModel(Model):
                 positive(**{name: value})
 
     def resolve(self, labels: LabelFacts) -> Self:
-        """Decide the noise."""
-        return self if self.noise is not None else replace(self, noise=default_noise(labels))
+        """Decide the noise, and whether item difficulty can be told from it: where instances have several labels."""
+        noise = default_noise(labels) if self.noise is None else self.noise
+        possible = labels.overlap and noise != "none"
+        return replace(self, noise=noise, difficulty=self.difficulty if possible or self.difficulty else False)
+
+    def without_difficulty(self) -> Self:
+        """The model for an engine that has no item difficulty."""
+        if self.difficulty:
+            raise ValueError("difficulty=True needs engine='em'; leave it out for ADVI")
+        return replace(self, difficulty=False)
 
     def noise_model(self, n_classes: int, *, named: bool = False) -> NoiseModel | None:
         """The noise model of the resolved options; `named` says whether labels name their annotators."""
@@ -54,7 +66,8 @@ class ClassModel(Model):
             return None
         accuracy = self.accuracy_prior or kind.accuracy_prior
         prior = kind.prior(n_classes, self.confusion_prior, accuracy)
-        return NoiseModel(self.noise, prior, n_classes, accuracy, named and kind.per_annotator)
+        named, difficulty = named and kind.per_annotator, self.difficulty is not False
+        return NoiseModel(self.noise, prior, n_classes, accuracy, named, difficulty)
 
     def lay_out(self, source: Source) -> tuple[CategoricalBlocks, NoiseModel | None]:
         """Labelled instances as the link wants them, and the noise model."""
@@ -102,17 +115,17 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], Posterior], Generic[StateT
         if last is not None and last[0] is state:
             return last[1].bound, last[1]
         block_pass = self._block_pass(state)
-        counts_of, evidence_of = None, None
-        if state.noise is not None:
-            counts_of, evidence_of = state.noise.model.of_kind.expected_counts, state.noise.evidence()
+        read = None if state.noise is None else state.noise.reader()
+        difficulty = self.noise is not None and self.noise.difficulty
 
-        def block_statistics(block: CategoricalBlock) -> tuple[SumsT, Array | None]:
+        def block_statistics(block: CategoricalBlock) -> tuple[SumsT, NoiseSums | None]:
             """Serialised to workers: captures nothing else."""
-            sums, truth = block_pass(block, None if evidence_of is None else evidence_of(block.table))
-            return sums, None if counts_of is None or truth is None else counts_of(truth, block.table)
+            reading = None if read is None else read(block.looked_at if difficulty else block.table)
+            sums, truth = block_pass(block, None if reading is None else reading.log_evidence)
+            return sums, None if reading is None or truth is None else reading.sums(truth)
 
         sums, counts = self.data.total(block_statistics)
-        noise = None if self.noise is None or counts is None else self.noise.update(counts)
+        noise = None if state.noise is None or counts is None else state.noise.update(counts)
         bound = float(sums.log_evidence) - sum(self._penalties(state).values())
         statistics = Statistics(sums, noise, bound)
         self._last["evaluation"] = state, statistics

@@ -1,26 +1,44 @@
 """Label noise: what separates the labels of an instance from its true class (docs/method, eq. 22).
 
 A kind of noise is a class with an entry in :data:`NOISES`; all that depends on the kind is there and, for ADVI, in its
-torch counterpart. The parameters of annotator u, rows of probabilities, have Dirichlet priors and Dirichlet Q.
+torch counterpart. The parameters of annotator u, rows of probabilities, have Dirichlet priors and Dirichlet Q. The
+counts of that prior are common to all annotators and at their mode, with a log-normal prior around the given ones.
+
+With item difficulty an instance belongs to a level e with probability pi_e. It has an apparent class d_i, and each of
+its labels is that class with probability h_e, else a draw of the annotator's row (docs/method, eq. 22a):
+
+    d_i ~ G_i,   P(y_ij | t_i = c, d_i, e) = h_e 1[y_ij = d_i] + (1 - h_e) A_u[c, y_ij]
+
+G_i is the softmax of the views' average logits.
+
+Labels that agree with each other and with the views are then weaker evidence than independent ones.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy import sparse, special
 
+from vbtta._support.extras import require
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction
 from vbtta.inference.linalg import Reader, kl_dirichlet
-from vbtta.models.parts.annotators import LabelFacts
+from vbtta.models.parts.annotators import LabelFacts, brief
 
 Sampler = Callable[[np.random.Generator, Array], Array]  # labels (J,) of true classes (J,)
 _LEVEL = 0.9  # of the intervals of accuracies
 _MIN_ROW_LABELS = 10  # of a row of a confusion matrix
+_PRIOR_SCALE = 1.0  # standard deviation of the logarithms of the prior counts that annotators share
+_SHARES = np.array([0.0, 0.4])  # h_e: how often a label is the apparent class, at every level of difficulty
+_LEVEL_PRIOR = np.array([20.0, 3.0])  # Dirichlet counts of the levels
+_MIN_ROWS = 3  # of annotators or their matrices, to infer the prior that they share
+_MIN_INFORMATION = 0.05  # share of the labels that count in an accuracy's interval, at least
+_PRIOR_STEPS = 20  # until the prior of the accuracies has settled
+_LOOKED_ENTRIES = 1 << 18  # of logits at once
 _MAX_ENTRIES = 1 << 27  # of all confusion matrices: a gigabyte
 
 
@@ -34,11 +52,13 @@ class LabelTable(NamedTuple):
     importance: Array  # (N+,): weights of the instances
     n_instances: int  # N+
     n_annotators: int
+    looks: Array | None = None  # (J,): G_i(y_ij), where item difficulty is modelled
 
     def part(self, labels: slice, first: int, last: int) -> "LabelTable":
         """Some labels, which are those of instances from first up to last."""
         columns = (self.instance[labels] - first, self.label[labels], self.annotator[labels], self.repeats[labels])
-        return LabelTable(*columns, self.importance[first:last], last - first, self.n_annotators)
+        looks = None if self.looks is None else self.looks[labels]
+        return LabelTable(*columns, self.importance[first:last], last - first, self.n_annotators, looks)
 
     @property
     def given(self) -> Array:
@@ -54,6 +74,7 @@ class NoiseModel(NamedTuple):
     n_classes: int
     accuracy_prior: tuple[float, float]  # Beta of an accuracy, right and wrong
     named: bool  # whether annotators are told apart
+    difficulty: bool = False
 
     @property
     def of_kind(self) -> "NoiseKind":
@@ -69,10 +90,13 @@ class NoiseModel(NamedTuple):
                 f"noise='confusion' would need {n_annotators} matrices of {self.n_classes} x {self.n_classes}; "
                 "use noise='annotator', one accuracy each"
             )
-        return FittedNoise(self, np.repeat(self.prior[None], n_annotators, axis=0))
+        counts = np.repeat(self.prior[None], n_annotators, axis=0)
+        several = self.of_kind.per_annotator and counts.size // counts.shape[-1] >= _MIN_ROWS
+        start = FittedNoise(self, counts, _strength_of(self) if several else None)
+        return start._replace(levels=_LEVEL_PRIOR, tally=np.zeros_like(counts)) if self.difficulty else start
 
     def update(self, expected_counts: Array) -> "FittedNoise":
-        """Q given expected counts."""
+        """Q given expected counts, at the prior's own counts."""
         return FittedNoise(self, self.prior + expected_counts)
 
 
@@ -84,53 +108,214 @@ class AnnotatorAccuracy(NamedTuple):
     accuracy_interval: Array  # (U, 2): 90 %
     confusion: Array  # (U, C, C): posterior mean of A_u, true class by label
 
+    def __repr__(self) -> str:
+        return f"AnnotatorAccuracy({brief(self.names, self.accuracy)})"
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row an annotator: accuracy and the limits of its interval."""
+        low, high = self.accuracy_interval.T
+        columns = {"accuracy": self.accuracy, "low": low, "high": high}
+        return require("pandas", "cli").DataFrame(columns, index=list(self.names))
+
+
+class NoiseSums(NamedTuple):
+    """Additive expected counts; with item difficulty those that draws of the annotators' rows explain."""
+
+    counts: Array  # (U, 2) or (U, C, C)
+    doubt: Array  # (U,): sum over labels of q (1 - q), q the probability that the label is right
+    tally: Array  # counts of all labels; () without item difficulty
+    levels: Array  # (E,); () without item difficulty
+
 
 class FittedNoise(NamedTuple):
     """A noise model and the Dirichlet counts of Q."""
 
     model: NoiseModel
     counts: Array  # (U, 2) or (U, C, C)
+    strength: Array | None = None  # (2,): prior counts, right and wrong, that annotators share; None as in the model
+    levels: Array | None = None  # (E,): of the levels of difficulty
+    tally: Array | None = None  # like counts, without the prior: all labels, those of the apparent class included
+    doubt: Array | None = None  # (U,): sum over labels of q (1 - q), q the probability that the label is right
+
+    @property
+    def prior(self) -> Array:
+        """The prior counts of one annotator."""
+        return self.model.prior if self.strength is None else _prior_of(self.model, self.strength)
+
+    @property
+    def given(self) -> Array:
+        """Expected counts of true classes and labels, without the prior: like `counts`."""
+        return np.maximum(self.counts - self.prior, 0) if self.tally is None else self.tally
+
+    def reader(self) -> Callable[[LabelTable], "LabelReading"]:
+        """A function that reads a table's labels under E[ln A] and E[ln pi]; serialised to workers."""
+        log_levels = None if self.levels is None else log_expected(self.levels)
+        return partial(LabelReading, self.model.of_kind, log_expected(self.counts), log_levels, self.model.n_classes)
 
     def evidence(self) -> Callable[[LabelTable], Array]:
         """A function that gives the log evidence of a table's labels for every class under E[ln A]: (N+, C)."""
-        kind, C = self.model.of_kind, self.model.n_classes
-        return partial(kind.log_evidence, log_noise=log_expected(self.counts), n_classes=C)
+        read = self.reader()
+        return lambda table: read(table).log_evidence
+
+    def update(self, sums: NoiseSums) -> "FittedNoise":
+        """Q given expected counts, then a Newton step of the prior counts that annotators share."""
+        updated = self._replace(counts=self.prior + sums.counts, doubt=sums.doubt if len(sums.doubt) else None)
+        if self.levels is not None:
+            updated = updated._replace(levels=_LEVEL_PRIOR + sums.levels, tally=sums.tally)
+        return updated if self.strength is None else updated._shared_prior()
 
     def divergence(self) -> float:
-        """KL(Q || prior), summed over annotators and rows."""
-        return float(kl_dirichlet(self.counts, self.model.prior).sum())
+        """KL(Q || prior), summed over annotators, rows and levels, and minus the log prior of the shared counts."""
+        total = float(kl_dirichlet(self.counts, self.prior).sum())
+        if self.levels is not None:
+            total += float(kl_dirichlet(self.levels, _LEVEL_PRIOR))
+        return total if self.strength is None else total - _log_strength_prior(self.strength, self.model)
 
     def pack(self) -> Array:
         """Logarithms of the counts, as a vector."""
-        return np.log(self.counts).ravel()
+        return np.asarray(np.log(np.concatenate([self.counts.ravel(), [] if self.levels is None else self.levels])))
 
     def unpack(self, take: Reader) -> "FittedNoise":
         """The noise of the next entries of a packed vector."""
-        return self._replace(counts=np.exp(np.clip(take(*self.counts.shape), -30, 300)))
+        counts = np.exp(np.clip(take(*self.counts.shape), -30, 300))
+        levels = None if self.levels is None else np.exp(np.clip(take(len(self.levels)), -30, 300))
+        return self._replace(counts=counts, levels=levels)
 
-    def class_factors(self, labels: LabelSets, position: Array, annotator: Array) -> Array:
-        """Evidence of an instance's labels for every class, the largest 1, under E[ln A]: (N, C), ones unlabelled."""
-        log_evidence = self.label_evidence(labels, position, annotator, log_expected)
-        factors = np.ones((labels.n_instances, self.model.n_classes))
-        factors[labels.labelled] = np.exp(log_evidence - log_evidence.max(axis=1, keepdims=True))
-        return factors
+    def _shared_prior(self) -> "FittedNoise":
+        """The prior counts after a Newton step in their logarithms, halved until the bound does not fall."""
+        model, rows = self.model, self.counts.size // self.counts.shape[-1]
+        right, wrong = model.of_kind.log_sums(log_expected(self.counts))
+        cells = model.prior.shape[-1] - 1  # wrong answers of a row
 
-    def label_evidence(
-        self, labels: LabelSets, position: Array, annotator: Array, log_noise: Callable[[Array], Array]
-    ) -> Array:
-        """Log evidence for every class, a row a labelled instance, given what makes log A of counts: (N+, C)."""
-        # Unknown annotators (-1) have the prior's counts; where annotators are not named, one matrix is everybody's.
+        def height(logs: Array) -> float:
+            a, b = np.exp(logs)
+            norm = special.gammaln(a + b) - special.gammaln(a) - cells * special.gammaln(b / cells)
+            return float(rows * norm + a * right + b / cells * wrong + _log_strength_prior(np.exp(logs), model))
+
+        assert self.strength is not None
+        a, b = strength = self.strength
+        both = special.digamma(a + b)
+        slope = np.array([rows * (both - special.digamma(a)) + right, rows * (both - special.digamma(b / cells))])
+        slope[1] += wrong / cells
+        bend = rows * (special.polygamma(1, a + b) - np.diag(special.polygamma(1, [a, b / cells]) / [1, cells]))
+        offset = np.log(strength / _strength_of(model)) / _PRIOR_SCALE**2
+        hessian = bend * np.outer(strength, strength)
+        hessian += np.diag(np.minimum(slope * strength, 0) - _PRIOR_SCALE**-2)
+        step = np.clip(np.linalg.solve(hessian, offset - slope * strength), -1, 1)
+        logs, before = np.log(strength), height(np.log(strength))
+        steps = (logs + fraction * step for fraction in (1.0, 0.5, 0.1, 0.01))
+        better = next((candidate for candidate in steps if height(candidate) >= before), logs)
+        return self._replace(strength=np.exp(better))
+
+    def label_evidence(self, labels: LabelSets, position: Array, annotator: Array, outputs: Array) -> Array:
+        """Log probability of an instance's labels under E[A] for every class, given the views' outputs: (N+, C).
+
+        Unknown annotators (-1) are the average of the known; where annotators are not named, one matrix is everybody's.
+        """
         counts, who = self.counts, np.zeros_like(annotator)
         if self.model.named:
-            counts = np.concatenate([counts, self.model.prior[None]])
+            counts = _with_average(counts)
             who = np.where(annotator < 0, len(counts) - 1, annotator)
         rows, instance = np.unique(labels.instance, return_inverse=True)
         table = LabelTable(instance, position, who, labels.count, _importance(labels, rows), len(rows), len(counts))
-        return self.model.of_kind.log_evidence(table, log_noise(counts), self.model.n_classes)
+        log_levels = None
+        if self.levels is not None:
+            looks = label_looks(outputs, labels.instance, position)
+            table, log_levels = table._replace(looks=looks), log_mean(self.levels)
+        return LabelReading(self.model.of_kind, log_mean(counts), log_levels, self.model.n_classes, table).log_evidence
 
-    def label_sampler(self, annotator: Array) -> Sampler:
-        """Draws labels; `annotator` (J,) is one past the last for unknown ones, who have the average counts."""
-        return self.model.of_kind.sampler(self, annotator)
+    def label_sampler(self, annotator: Array, instance: Array, outputs: Array) -> Sampler:
+        """Draws labels of instances (J,) with outputs (N, K, C).
+
+        `annotator` (J,) is one past the last for unknown ones, who have the average counts.
+        """
+        if self.levels is None:
+            return self.model.of_kind.sampler(self, annotator)
+        draw_own = self.model.of_kind.sampler(self._replace(tally=None), annotator)
+        above = apparent_proba(outputs).cumsum(axis=1)[:, :-1]  # (N, C - 1)
+        levels = self.levels
+
+        def draw(generator: np.random.Generator, truth: Array) -> Array:
+            share = generator.choice(_SHARES, size=len(above), p=generator.dirichlet(levels))  # (N,)
+            apparent = (generator.random((len(above), 1)) > above).sum(axis=1)
+            same = generator.random(len(truth)) < share[instance]
+            return np.where(same, apparent[instance], draw_own(generator, truth))
+
+        return draw
+
+
+class LabelReading:
+    """Labels of a table under given ln A and, with item difficulty, ln pi."""
+
+    def __init__(
+        self, kind: "NoiseKind", log_noise: Array, log_levels: Array | None, n_classes: int, table: LabelTable
+    ) -> None:
+        self._kind, self._table = kind, table
+        self._levels: list[tuple[Array, Array | None, Array]] = []
+        if log_levels is None:
+            self.log_evidence = kind.log_evidence(table, log_noise, n_classes)  # (N+, C)
+            return
+        assert table.looks is not None
+        N, C = table.n_instances, n_classes
+        base = kind.log_evidence(table, log_noise, C)
+        cell, first, self._group = np.unique(table.instance * C + table.label, return_index=True, return_inverse=True)
+        looks = table.looks[first][:, None]
+        self._owner = cell // C  # instances of the groups of equal labels
+        by_group = _sums_by(self._group, table.given, len(cell))  # (groups, J)
+        by_instance = _sums_by(self._owner, np.ones(len(cell)), N)  # (N, groups)
+        total = np.bincount(table.instance, table.given, N)[:, None]
+        for log_level, share in zip(log_levels, _SHARES, strict=True):
+            if share == 0:
+                self._levels.append((base + log_level, None, np.zeros(0)))
+                continue
+            odds = share / (1 - share) * np.exp(-kind.per_answer(log_noise, C))
+            gain = by_group @ kind.rows(np.log1p(odds), table, C)  # ln of the product of 1 + odds: (groups, C)
+            top = np.zeros((N, C))
+            np.maximum.at(top, self._owner, gain)
+            excess = looks * (np.exp(gain - top[self._owner]) - np.exp(-top[self._owner]))
+            scale = np.exp(-top) + by_instance @ excess  # (N, C)
+            apparent = looks * np.exp(gain - top[self._owner]) / scale[self._owner]  # P(d_i is the group's label)
+            copied = kind.rows(odds / (1 + odds), table, C)
+            self._levels.append((base + log_level + total * np.log1p(-share) + top + np.log(scale), apparent, copied))
+        heights = np.stack([level[0] for level in self._levels])  # (E, N, C)
+        self.log_evidence = special.logsumexp(heights, axis=0)
+        self._shares = np.exp(heights - self.log_evidence)  # of the levels, given the class
+
+    def sums(self, truth: Array) -> NoiseSums:
+        """Expected counts given the probabilities of the true classes (N+, C)."""
+        kind, table, none = self._kind, self._table, np.zeros(0)
+        right, by_label = truth[table.instance, table.label], truth[table.instance]  # (J,) and (J, C)
+        doubt = np.bincount(table.annotator, table.repeats * right * (1 - right), table.n_annotators)
+        tally = kind.expected_counts(by_label, table)
+        if not self._levels:
+            return NoiseSums(tally, doubt, none, none)
+        own = by_label  # probability of the class, and that the label is a draw of the row
+        for share, (_, apparent, copied) in zip(self._shares, self._levels, strict=True):
+            if apparent is not None:
+                own = own - ((share * truth)[self._owner] * apparent)[self._group] * copied
+        levels = np.einsum("enc,nc,n->e", self._shares, truth, table.importance)
+        return NoiseSums(kind.expected_counts(np.maximum(own, 0), table), doubt, tally, levels)
+
+
+def _sums_by(place: Array, weight: Array, size: int) -> sparse.csr_array:
+    """A matrix (size, n) that adds up weighted rows by their places."""
+    return sparse.csr_array((weight, (place, np.arange(len(place)))), shape=(size, len(place)))
+
+
+def label_looks(outputs: Array, row: Array, position: Array) -> Array:
+    """Probability of every label's class under the average of its row's logits (N, K, C): (J,)."""
+    looks = np.empty(len(row))
+    step = max(1, _LOOKED_ENTRIES // outputs[0].size)
+    for first in range(0, len(row), step):
+        part = slice(first, first + step)
+        proba = apparent_proba(outputs[row[part]])
+        looks[part] = proba[np.arange(len(proba)), position[part]]
+    return looks
+
+
+def apparent_proba(outputs: Array) -> Array:
+    """The softmax of the average over views of logits (n, K, C), G: (n, C)."""
+    return np.asarray(special.softmax(np.asarray(outputs, dtype=np.float64).mean(axis=1), axis=1))
 
 
 class NoiseKind(Protocol):
@@ -150,11 +335,20 @@ class NoiseKind(Protocol):
     def log_evidence(self, table: LabelTable, log_noise: Array, n_classes: int) -> Array:
         """Sum over an instance's labels of ln A_u[c, y_ij] for every class c, given logarithms of A: (N+, C)."""
 
-    def expected_counts(self, truth: Array, table: LabelTable) -> Array:
-        """Expected counts given the probabilities of the true classes (N+, C); additive over instances."""
+    def rows(self, values: Array, table: LabelTable, n_classes: int) -> Array:
+        """Values like the parameters, for every label's annotator and answer and all true classes: (J, C)."""
 
-    def accuracy_counts(self, noise: FittedNoise) -> Array:
-        """Beta counts of every annotator's accuracy: (U, 2)."""
+    def per_answer(self, log_noise: Array, n_classes: int) -> Array:
+        """Logarithms of A's entries, shaped like the parameters."""
+
+    def log_sums(self, log_noise: Array) -> tuple[float, float]:
+        """Sums of the logarithms of right and of wrong answers."""
+
+    def expected_counts(self, truth: Array, table: LabelTable) -> Array:
+        """Expected counts given the probabilities of every label's true class (J, C); additive over labels."""
+
+    def right_and_wrong(self, given: Array) -> Array:
+        """Expected counts of right and wrong labels: (U, 2)."""
 
     def matrices(self, mean: Array, n_classes: int) -> Array:
         """Confusion matrices (U, C, C) of the parameters."""
@@ -180,13 +374,25 @@ class _Accuracy:
         evidence = np.bincount(table.instance * C + table.label, table.given * (right - wrong), N * C).reshape(N, C)
         return evidence + np.bincount(table.instance, table.given * wrong, N)[:, None]
 
-    def expected_counts(self, truth: Array, table: LabelTable) -> Array:
-        right = table.repeats * truth[table.instance, table.label]
-        both = [np.bincount(table.annotator, each, table.n_annotators) for each in (right, table.repeats - right)]
-        return np.stack(both, axis=1)
+    def rows(self, values: Array, table: LabelTable, n_classes: int) -> Array:
+        right, wrong = values[table.annotator].T
+        rows = np.repeat(wrong[:, None], n_classes, axis=1)
+        rows[np.arange(len(right)), table.label] = right
+        return rows
 
-    def accuracy_counts(self, noise: FittedNoise) -> Array:
-        return noise.counts
+    def per_answer(self, log_noise: Array, n_classes: int) -> Array:
+        return np.asarray(log_noise - [0, np.log(n_classes - 1)])
+
+    def log_sums(self, log_noise: Array) -> tuple[float, float]:
+        return float(log_noise[:, 0].sum()), float(log_noise[:, 1].sum())
+
+    def expected_counts(self, truth: Array, table: LabelTable) -> Array:
+        right = truth[np.arange(len(truth)), table.label]
+        both = (table.repeats * right, table.repeats * (truth.sum(axis=1) - right))
+        return np.stack([np.bincount(table.annotator, each, table.n_annotators) for each in both], axis=1)
+
+    def right_and_wrong(self, given: Array) -> Array:
+        return given
 
     def matrices(self, mean: Array, n_classes: int) -> Array:
         wrong, diagonal = mean[:, 1] / (n_classes - 1), np.arange(n_classes)
@@ -220,30 +426,37 @@ class _Confusion:
         rows = np.swapaxes(log_noise, 1, 2).reshape(-1, n_classes)  # (U C, C): annotator and label, true class
         return np.asarray(self._incidence(table, table.given, n_classes) @ rows)
 
+    def rows(self, values: Array, table: LabelTable, n_classes: int) -> Array:
+        return np.asarray(np.swapaxes(values, 1, 2)[table.annotator, table.label])
+
+    def per_answer(self, log_noise: Array, n_classes: int) -> Array:
+        return log_noise
+
+    def log_sums(self, log_noise: Array) -> tuple[float, float]:
+        right = float(np.trace(log_noise, axis1=1, axis2=2).sum())
+        return right, float(log_noise.sum()) - right
+
     def expected_counts(self, truth: Array, table: LabelTable) -> Array:
         U, C = table.n_annotators, truth.shape[1]
-        expected = np.asarray(self._incidence(table, table.repeats, C).T @ truth).reshape(
-            U, C, C
-        )  # annotator, label, true class
+        by_answer = _sums_by(table.annotator * C + table.label, table.repeats, U * C)
+        expected = np.asarray(by_answer @ truth).reshape(U, C, C)  # annotator, label, true class
         return np.ascontiguousarray(np.swapaxes(expected, 1, 2))
 
-    def accuracy_counts(self, noise: FittedNoise) -> Array:
-        """Expected counts on and off the diagonal, added to the prior of an accuracy."""
-        # The prior of the matrices, a few labels for every class, would pull an accuracy with the weight of them all.
-        given = np.maximum(noise.counts - noise.model.prior, 0)  # (U, C, C)
+    def right_and_wrong(self, given: Array) -> Array:
         right = np.trace(given, axis1=1, axis2=2)
-        wrong = np.maximum(given.sum(axis=(1, 2)) - right, 0)
-        return np.stack([right, wrong], axis=1) + noise.model.accuracy_prior
+        return np.stack([right, np.maximum(given.sum(axis=(1, 2)) - right, 0)], axis=1)
 
     def matrices(self, mean: Array, n_classes: int) -> Array:
         return mean
 
     def sampler(self, noise: FittedNoise, annotator: Array) -> Sampler:
-        """With the expected counts and one label a row of the prior."""
-        # The whole prior stands for a dozen labels of every class, which few annotators have given: labels simulated
-        # through it would be noisier than those that the matrices come from.
-        prior, C = noise.model.prior, noise.model.n_classes
-        counts = np.maximum(noise.counts - prior, 0) + prior / prior.sum(axis=1, keepdims=True)
+        """With the expected counts and one label a row of the prior.
+
+        The whole prior stands for a dozen labels of every class, which few annotators have given: labels simulated
+        through it would be noisier than those that the matrices come from.
+        """
+        prior, C = noise.prior, noise.model.n_classes
+        counts = noise.given + prior / prior.sum(axis=1, keepdims=True)
         counts = _with_average(counts).reshape(-1, C)  # annotator and true class by label
 
         def draw(generator: np.random.Generator, truth: Array) -> Array:
@@ -319,8 +532,8 @@ def describe(noise: FittedNoise | None, names: tuple[str, ...]) -> AnnotatorAccu
     """Accuracies with intervals, and confusion matrices; None without a noise model."""
     if noise is None:
         return None
-    model, counts = noise
-    beta = model.of_kind.accuracy_counts(noise)
+    model, counts = noise.model, noise.prior + noise.given
+    beta = _accuracy_counts(noise)
     levels = np.array([0.5 - 0.5 * _LEVEL, 0.5 + 0.5 * _LEVEL])
     return AnnotatorAccuracy(
         names=names if len(names) == len(counts) else ("all",),
@@ -328,6 +541,45 @@ def describe(noise: FittedNoise | None, names: tuple[str, ...]) -> AnnotatorAccu
         accuracy_interval=special.betaincinv(beta[:, :1], beta[:, 1:], levels),
         confusion=model.of_kind.matrices(counts / counts.sum(axis=-1, keepdims=True), model.n_classes),
     )
+
+
+def _accuracy_counts(noise: FittedNoise) -> Array:
+    """Beta counts of every annotator's accuracy: (U, 2).
+
+    The prior is that of an accuracy, which annotators share: that of confusion matrices, a few labels for every class,
+    would pull with the weight of them all. Counts are reduced to the observed information (Louis): complete data have
+    n / (a (1 - a)), and the truth's doubt takes sum q (1 - q) / (a (1 - a))^2 of it.
+    """
+    given = noise.model.of_kind.right_and_wrong(noise.given)
+    if noise.doubt is not None:
+        most = np.maximum(given.prod(axis=1) / np.maximum(given.sum(axis=1), 1e-300), 1e-300)  # n a (1 - a)
+        given = given * np.maximum(1 - noise.doubt / most, _MIN_INFORMATION)[:, None]
+    kind = "annotator" if noise.model.of_kind.per_annotator else "uniform"
+    model = noise.model._replace(kind=kind, prior=np.array(noise.model.accuracy_prior), difficulty=False)
+    accuracies, none = model.start(len(given)), np.zeros(0)
+    for _ in range(_PRIOR_STEPS):
+        accuracies = accuracies.update(NoiseSums(given, none, none, none))
+    return accuracies.counts
+
+
+def class_factors(
+    noise: FittedNoise | None, predictions: ViewPredictions, labels: LabelSets, annotator: Array
+) -> Array:
+    """What the posterior of an instance's class is multiplied by, given its labels: (N, C), ones without labels.
+
+    With a noise model this is their probability under E[A], relative to the largest. Without one, a label of the
+    instance taken at random is right: the share of the labels that name the class.
+    """
+    n_classes = predictions.outputs.shape[2]
+    position = labels.categorical(n_classes, predictions.classes)
+    factors = np.ones((labels.n_instances, n_classes))
+    if noise is None:
+        tally = np.bincount(labels.instance * n_classes + position, labels.count, factors.size).reshape(factors.shape)
+        factors[labels.labelled] = tally[labels.labelled] / tally.max(axis=1, keepdims=True)[labels.labelled]
+    else:
+        log_evidence = noise.label_evidence(labels, position, annotator, predictions.outputs)
+        factors[labels.labelled] = np.exp(log_evidence - log_evidence.max(axis=1, keepdims=True))
+    return factors
 
 
 def score_labels(
@@ -344,12 +596,30 @@ def score_labels(
     if noise is None:
         each = np.log(np.maximum(prediction.proba[labels.instance, position], tiny))
         return np.asarray(np.bincount(labels.instance, labels.count * each, labels.n_instances)[rows])
-    evidence = noise.label_evidence(labels, position, annotator, _log_mean)
+    evidence = noise.label_evidence(labels, position, annotator, predictions.outputs)
     top = evidence.max(axis=1)
     likelihood = (np.exp(evidence - top[:, None]) * prediction.proba[rows]).sum(axis=1)
     return np.asarray((top + np.log(np.maximum(likelihood, tiny))) * _importance(labels, rows))
 
 
-def _log_mean(counts: Array) -> Array:
+def log_mean(counts: Array) -> Array:
     """Ln E[A] under Q, which predicts labels."""
     return np.asarray(np.log(counts) - np.log(counts.sum(axis=-1, keepdims=True)))
+
+
+def _strength_of(model: NoiseModel) -> Array:
+    """The prior counts of a row, right and wrong: (2,)."""
+    first = model.prior.reshape(-1, model.prior.shape[-1])[0]
+    return np.array([first[0], first[1:].sum()])
+
+
+def _prior_of(model: NoiseModel, strength: Array) -> Array:
+    """The prior counts of an annotator with other counts of a row."""
+    pair = (float(strength[0]), float(strength[1]))
+    return model.of_kind.prior(model.n_classes, pair, pair)
+
+
+def _log_strength_prior(strength: Array, model: NoiseModel) -> float:
+    """Log density of the shared prior counts' logarithms."""
+    deviation = np.log(strength / _strength_of(model)) / _PRIOR_SCALE
+    return float(-0.5 * deviation @ deviation - 2 * np.log(_PRIOR_SCALE * np.sqrt(2 * np.pi)))
