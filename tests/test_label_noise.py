@@ -7,6 +7,9 @@ import pytest
 from scipy import special
 
 from vbtta.data.labels import LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.diagnostics import diagnose
+from vbtta.fit import fit_policy
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.parts import label_noise
 
@@ -183,3 +186,128 @@ def test_too_many_matrices_name_the_remedy():
     model = noise("confusion", 1000)
     with pytest.raises(ValueError, match="noise='annotator'"):
         model.start(500)
+
+
+def difficult(kind, seed=0):
+    """A table with looks, a noise model with item difficulty, and Q of its parameters."""
+    _, table, truth = tables(kind, seed=seed, n=12)
+    rng = np.random.default_rng(seed + 1)
+    looks = rng.dirichlet(np.ones(4), size=table.n_instances)
+    table = table._replace(looks=looks[table.instance, table.label])
+    start = noise(kind, 4).start(table.n_annotators)
+    fitted = start._replace(
+        counts=start.counts + rng.random(start.counts.shape), levels=np.array([15.0, 9.0]), tally=np.zeros(1)
+    )
+    return table, truth, looks, fitted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_of_hard_instances_may_be_the_apparent_class(kind):
+    table, _, looks, fitted = difficult(kind)
+    matrices = np.exp(full_matrices(fitted.model, label_noise.log_expected(fitted.counts)))
+    easy, hard = np.exp(label_noise.log_expected(fitted.levels))
+    for i in range(table.n_instances):
+        own = [(table.label[j], matrices[table.annotator[j]]) for j in np.flatnonzero(table.instance == i)]
+        for c in range(4):
+            total = easy * np.prod([matrix[c, y] for y, matrix in own])
+            for d in range(4):
+                each = [0.4 * (y == d) + 0.6 * matrix[c, y] for y, matrix in own]
+                total += hard * looks[i, d] * np.prod(each)
+            assert np.exp(fitted.evidence()(table)[i, c]) == pytest.approx(total)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_updates_with_difficulty_do_not_lower_the_bound(kind):
+    table, truth, _, fitted = difficult(kind)
+
+    def bound(noise):
+        return np.log((truth * np.exp(noise.evidence()(table))).sum(axis=1)).sum() - noise.divergence()
+
+    heights = [bound(fitted)]
+    for _ in range(8):
+        reading = fitted.reader()(table)
+        posterior = truth * np.exp(reading.log_evidence)
+        fitted = fitted.update(reading.sums(posterior / posterior.sum(axis=1, keepdims=True)))
+        heights.append(bound(fitted))
+    assert (np.diff(heights) >= -1e-10).all()
+    assert heights[-1] > heights[0]
+    assert fitted.tally.sum() == pytest.approx(table.repeats.sum())
+    assert fitted.levels.sum() == pytest.approx(23 + table.n_instances)
+
+
+def crowd(seed, n=300, n_classes=4, hard=0.0):
+    """Views and labels by three of twelve annotators each; on hard inputs labels may be what the input looks like."""
+    rng = np.random.default_rng(seed)
+    accuracy = np.array([0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.9, 0.85, 0.8, 0.6, 0.25, 0.25])
+    truth, is_hard = rng.integers(0, n_classes, n), rng.random(n) < hard
+    apparent = np.where(is_hard & (rng.random(n) < 0.5), (truth + rng.integers(1, n_classes, n)) % n_classes, truth)
+    logits = 0.8 * rng.normal(size=(n, 3, n_classes)) + 0.6 * rng.normal(size=(n, 1, n_classes))
+    logits += np.where(is_hard, 0.9, 2.2)[:, None, None] * np.eye(n_classes)[truth][:, None]
+    logits += np.where(is_hard, 1.2, 0)[:, None, None] * np.eye(n_classes)[apparent][:, None]
+    people = np.argsort(rng.random((n, 12)), axis=1)[:, :3]
+    given = np.where(
+        rng.random((n, 3)) < accuracy[people],
+        truth[:, None],
+        (truth[:, None] + rng.integers(1, n_classes, (n, 3))) % n_classes,
+    )
+    given = np.where(is_hard[:, None] & (rng.random((n, 3)) < 0.4), apparent[:, None], given)
+    labels = LabelSets.from_table(np.repeat(np.arange(n), 3), given.ravel(), [f"{u:02d}" for u in people.ravel()])
+    return ViewPredictions(logits), labels, truth, accuracy * (1 - 0.4 * hard) + 0.2 * hard
+
+
+@pytest.mark.parametrize("hard", [0.0, 0.3])
+def test_intervals_hold_accuracies_and_spammers_are_found(hard):
+    inside, error, claims = [], [], []
+    for seed in range(6):
+        predictions, labels, truth, accuracy = crowd(seed, hard=hard)
+        model = CategoricalMixture(noise="annotator")
+        policy = fit_policy(predictions, labels, task="classification", model=model, guard=False)
+        low, high = policy.annotators.accuracy_interval.T
+        inside.append((low <= accuracy) & (accuracy <= high))
+        error.append(policy.annotators.accuracy - accuracy)
+        consensus = policy.consensus(predictions, labels)
+        claims.append(consensus.proba.max(axis=1).mean() - (consensus.label == truth).mean())
+    assert 0.84 < np.mean(inside) < 0.99
+    assert abs(np.mean(error, axis=0)[10:].mean()) < 0.08  # spammers, right in about one of four cases
+    assert abs(np.mean(claims)) < 0.06
+
+
+def test_item_difficulty_is_for_overlapping_labels_and_em():
+    predictions, labels, _, _ = crowd(0, n=60)
+    options = {"task": "classification", "guard": False}
+    single = LabelSets.from_array(labels.value[::3])
+    assert fit_policy(predictions, single, model=CategoricalMixture(), **options).model.difficulty is False
+    policy = fit_policy(predictions, labels, model=CategoricalMixture(noise="confusion"), **options)
+    assert policy.label_noise.levels is not None
+    with pytest.raises(ValueError, match="needs a noise model"):
+        CategoricalMixture(noise="none", difficulty=True)
+    pytest.importorskip("pyro", reason="ADVI needs the extra advi")
+    model = CategoricalMixture(noise="confusion", difficulty=True)
+    with pytest.raises(ValueError, match="needs engine='em'"):
+        fit_policy(predictions, labels, model=model, engine="advi", **options)
+
+
+def test_tables_of_annotators():
+    policy = fit_policy(*crowd(0, n=60)[:2], task="classification", model="mixture", guard=False)
+    assert repr(policy.annotators).startswith("AnnotatorAccuracy(12 annotators: 00 ")
+    assert len(repr(policy.annotators)) < 120
+    frame = policy.annotators.to_frame()
+    assert frame.index[3] == "03"
+    assert frame.loc["03", "accuracy"] == policy.annotators.accuracy[3]
+    assert ((frame.low < frame.accuracy) & (frame.accuracy < frame.high)).all()
+
+
+def test_annotators_who_copy_are_reported():
+    rng = np.random.default_rng(0)
+    predictions, _, truth, _ = crowd(3, n=200, hard=0.3)
+    given = np.where(rng.random((200, 4)) < 0.7, truth[:, None], rng.integers(0, 4, (200, 4)))
+    options = {"task": "classification", "model": CategoricalMixture(noise="annotator"), "guard": False}
+    for copied in (False, True):
+        given[:, 3] = np.where((rng.random(200) < 0.5) & copied, given[:, 2], given[:, 3])
+        labels = LabelSets.from_array(given, annotators=["ann", "bob", "cleo", "dan"])
+        diagnosis = diagnose(fit_policy(predictions, labels, **options), predictions, labels, refit=False)
+        assert len(diagnosis.copying) == 6
+        suspects = [(pair.first, pair.second) for pair in diagnosis.copying if pair.p_value < 0.01]
+        assert suspects == ([("cleo", "dan")] if copied else [])
+    assert diagnosis.copying[0].copied == pytest.approx(0.5, abs=0.15)
+    assert "! Annotators who seem to copy each other: cleo and dan" in diagnosis.summary()

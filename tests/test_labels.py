@@ -401,3 +401,9 @@ def test_weights_with_a_default_index_are_refused_where_labels_have_ids() -> Non
         labels.with_weights(pd.Series([1.0, 2.0]))
     weighted = labels.with_weights(pd.Series([1.0, 2.0], index=["b", "a"]))
     assert weighted.align(2, np.array(["a", "b"])).count.tolist() == [2.0, 1.0]
+
+
+def test_an_annotator_who_labels_an_instance_twice_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"annotator 'bob' labels instance b twice \(1 such"):
+        LabelSets.from_table(["a", "b", "b", "b"], [0, 1, 1, 0], ["bob", "bob", "ann", "bob"])
+    LabelSets.from_table(["a", "b", "b"], [0, 1, 0], ["bob", "bob", "bob"], count=[1, 2, 1])  # repeats are meant
