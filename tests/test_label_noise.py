@@ -232,7 +232,7 @@ def test_updates_with_difficulty_do_not_lower_the_bound(kind):
     assert (np.diff(heights) >= -1e-10).all()
     assert heights[-1] > heights[0]
     assert fitted.tally.sum() == pytest.approx(table.repeats.sum())
-    assert fitted.levels.sum() == pytest.approx(23 + table.n_instances)
+    assert fitted.levels.sum() == pytest.approx(26 + table.n_instances)
 
 
 def crowd(seed, n=300, n_classes=4, hard=0.0):

@@ -18,7 +18,7 @@ class CategoricalLatent(ClassModel, LatentModel):
     ----------
     shrinkage : float, optional
         Prior precision of every weight around the common temperature's share; by default from the evidence.
-    link, noise, kappa_scale, offset_scale, confusion_prior, accuracy_prior
+    link, noise, difficulty, kappa_scale, offset_scale, confusion_prior, accuracy_prior
         As in :class:`CategoricalMixture`.
 
     Examples

@@ -19,6 +19,9 @@ class CategoricalMixture(ClassModel):
         What separates a label from the true class (eq. 22): nothing, one accuracy for all, one accuracy an
         annotator, or a confusion matrix an annotator. By default one accuracy where labels are single; where enough
         instances carry two labels or more, confusion if its rows have ten labels on average, else accuracies.
+    difficulty : bool, optional
+        Whether labels of hard instances may be the class that the views take it for (eq. 22a). By default where
+        instances have several labels and the engine is EM.
     calibrate : bool
         Whether temperatures and class offsets are inferred (eq. 21).
     weights : {"view", "view_class"}

@@ -5,7 +5,7 @@ torch counterpart. The parameters of annotator u, rows of probabilities, have Di
 counts of that prior are common to all annotators and at their mode, with a log-normal prior around the given ones.
 
 With item difficulty an instance belongs to a level e with probability pi_e. It has an apparent class d_i, and each of
-its labels is that class with probability h_e, else a draw of the annotator's row (docs/method, eq. 22a):
+its labels is that class with probability h_e, else a draw of the annotator's row (docs/method, eqs. 22a and 22b):
 
     d_i ~ G_i,   P(y_ij | t_i = c, d_i, e) = h_e 1[y_ij = d_i] + (1 - h_e) A_u[c, y_ij]
 
@@ -34,7 +34,7 @@ _LEVEL = 0.9  # of the intervals of accuracies
 _MIN_ROW_LABELS = 10  # of a row of a confusion matrix
 _PRIOR_SCALE = 1.0  # standard deviation of the logarithms of the prior counts that annotators share
 _SHARES = np.array([0.0, 0.4])  # h_e: how often a label is the apparent class, at every level of difficulty
-_LEVEL_PRIOR = np.array([20.0, 3.0])  # Dirichlet counts of the levels
+_LEVEL_PRIOR = np.array([20.0, 6.0])  # Dirichlet counts of the levels
 _MIN_ROWS = 3  # of annotators or their matrices, to infer the prior that they share
 _MIN_INFORMATION = 0.05  # share of the labels that count in an accuracy's interval, at least
 _PRIOR_STEPS = 20  # until the prior of the accuracies has settled
