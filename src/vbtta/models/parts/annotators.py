@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from scipy import special
 
-from vbtta._support.checks import positive
-from vbtta._support.extras import require
+from vbtta._support.checks import positive, require
 from vbtta.data.labels import Array, LabelSets
 from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
 from vbtta.inference.blocks import Block
