@@ -22,6 +22,7 @@ from vbtta import (
     ViewPredictions,
     fit_policy,
 )
+from vbtta._support.fingerprints import row_hashes
 from vbtta.crossval import CrossValidated
 from vbtta.policy import GuardWarning
 
@@ -380,3 +381,16 @@ def test_whatever_goes_in_errors_or_finite_numbers_come_out(mean: np.ndarray, la
     assert np.isfinite(prediction.mean).all()
     assert (prediction.variance > 0).all()
     assert np.isfinite(prediction.log_prob(np.zeros(prediction.mean.shape))).all()
+
+
+def test_a_policy_remembers_the_labelled_rows_of_its_fit(tmp_path):
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=5000)
+    predictions = ViewPredictions(truth[:, None, None] + rng.normal(size=(5000, 2, 1)), names=["identity", "flip"])
+    labels = np.where(np.arange(5000) < 60, truth, np.nan)
+    few = fit_policy(predictions, labels, task="regression", model="mixture")
+    assert few.rows.hashes == row_hashes(predictions.take(slice(60)).select(few.rows.views).outputs)
+    many = fit_policy(predictions, truth, task="regression", model="mixture")
+    assert 1024 < len(many.rows.hashes) <= 2048
+    many.save(tmp_path / "policy.json")
+    assert Policy.load(tmp_path / "policy.json").prune(0.0).rows == many.rows

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from vbtta._support.checks import one_of, whole_number
+from vbtta._support.fingerprints import Rows, row_hashes
 from vbtta.crossval import (
     MIN_UNITS,
     CrossValidated,
@@ -21,7 +22,7 @@ from vbtta.crossval import (
     n_units,
     stack_scores,
 )
-from vbtta.data.labels import LabelSets
+from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.advi import ADVI, fit_density
 from vbtta.inference.em import EM, Fit, fit_problem
@@ -31,6 +32,7 @@ from vbtta.models.pyro.spec import PyroModel
 from vbtta.models.stack.spec import Stack, default_stack
 from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Policy, stack_policies
 
+_MAX_HASHED = 2048  # rows whose hashes a policy keeps
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
 _LIKELY = 0.9  # probability below which the gain from the views is called doubtful
 
@@ -269,7 +271,15 @@ def fit_model(
         )
     else:
         fit = fit_problem(*pose(model, source), engine, intervals=intervals)
-    return policy_of(fit, model, engine, predictions, labels.annotator_names)
+    policy = policy_of(fit, model, engine, predictions, labels.annotator_names)
+    return replace(policy, rows=_rows_of(policy, predictions, labels.labelled)) if intervals else policy
+
+
+def _rows_of(policy: Policy, predictions: ViewPredictions, labelled: Array) -> Rows:
+    """Hashes of the labelled rows, or of evenly spaced ones among them, by the views of positive weight."""
+    used = tuple(name for name, weight in zip(policy.names, policy.weights, strict=True) if weight > 0)
+    chosen = labelled[:: -(-len(labelled) // _MAX_HASHED)]
+    return Rows(used, row_hashes(predictions.take(chosen).select(used).outputs))
 
 
 def quick_fit(model: Model, engine: Engine, seed: int) -> Callable[[ViewPredictions, LabelSets], Policy]:

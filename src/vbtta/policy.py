@@ -26,7 +26,7 @@ from scipy import special
 
 from vbtta._support.checks import between
 from vbtta._support.files import atomic_path, from_plain, to_plain
-from vbtta._support.fingerprints import conflict, draws_of
+from vbtta._support.fingerprints import Rows, conflict, draws_of
 from vbtta._version import __version__
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
@@ -173,6 +173,8 @@ class Policy:
         Whether the weights were inferred without labels.
     fingerprints : dict
         By view name, what made the predictions of the fit; predictions made otherwise are refused.
+    rows : Rows
+        Hashes of the rows of the fit, of 2,048 at most, by which :func:`vbtta.conformalize` recognises them.
 
     Examples
     --------
@@ -207,6 +209,7 @@ class Policy:
     fingerprints: dict[str, str] = field(default_factory=dict, repr=False)
     steps: tuple[Posterior, ...] = field(default=(), repr=False)
     unsupervised: bool = False
+    rows: Rows = field(default=Rows(), repr=False)
 
     def __repr__(self) -> str:
         order = np.argsort(-self.weights, kind="stable")[:6]
@@ -387,6 +390,7 @@ class Policy:
             "guard": to_plain(self.guard),
             "selection": to_plain(self.selection),
             "fingerprints": self.fingerprints,
+            "rows": to_plain(self.rows),
             "posterior": posterior,
             "history": to_plain(self.history),
         }
@@ -439,6 +443,7 @@ class Policy:
             guard=from_plain(Guard, data["guard"]),
             selection=from_plain(Selection | None, data["selection"]),
             fingerprints={name: from_plain(str, text) for name, text in data.get("fingerprints", {}).items()},
+            rows=from_plain(Rows, data["rows"]) if "rows" in data else Rows(),
         )
         if len(set(policy.names)) != len(policy.names) or not set(policy._fitted) <= set(policy.names):
             raise ValueError("its views are not distinct, or it was fitted to others")
@@ -657,7 +662,8 @@ def stack_policies(
     if len(kept) == 1:
         return replace(members[kept[0]], guard=guard)
     shares = weights[kept] / weights[kept].sum()
-    posterior = StackedPosterior(tuple(members[m] for m in kept), shares, covariance[np.ix_(kept, kept)])
+    parts = tuple(replace(members[m], rows=Rows()) for m in kept)  # the stack has them
+    posterior = StackedPosterior(parts, shares, covariance[np.ix_(kept, kept)])
     first = members[0]
     return replace(
         first,
@@ -672,6 +678,7 @@ def stack_policies(
         guard=guard,
         fingerprints={name: text for member in members for name, text in member.fingerprints.items()},
         steps=(),
+        rows=members[kept[0]].rows,
     )
 
 

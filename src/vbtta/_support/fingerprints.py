@@ -1,16 +1,16 @@
-"""Fingerprints of views and predictions: equal for equal parameters, on any machine.
+"""Fingerprints of views, predictions and rows: equal for equal parameters and outputs, on any machine.
 
 A prediction's fingerprint is `<hash of the view>/<kind of output>[/<draws>]`. Policies store it and compare it with
 that of the predictions they are given.
 """
 
-__all__ = ["conflict", "draws_of", "prediction_fingerprint", "view_fingerprint"]
+__all__ = ["Rows", "conflict", "draws_of", "prediction_fingerprint", "row_hashes", "view_fingerprint"]
 
 import hashlib
 import inspect
 import json
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,6 +19,13 @@ from vbtta._support.tensors import is_instance, is_tensor, to_array
 UNKNOWN = "-"  # the fingerprint of a view whose parameters cannot be read
 _MAX_LISTED = 1000  # entries of an array that is written out rather than hashed
 _PRINTING_PACKAGES = ("torch.", "kornia.", "torchvision.")  # modules whose repr shows all parameters but the tensors
+
+
+class Rows(NamedTuple):
+    """Hashes of the rows that a policy was fitted to; of 2,048 evenly spaced ones where there are more."""
+
+    views: tuple[str, ...] = ()  # whose outputs were hashed
+    hashes: tuple[str, ...] = ()
 
 
 class _View(Protocol):
@@ -83,6 +90,19 @@ def draws_of(text: str) -> int | None:
     """
     parts = text.split("/")
     return int(parts[2]) if len(parts) > 2 and parts[2].isdigit() else None
+
+
+def row_hashes(outputs: Any) -> tuple[str, ...]:
+    """Twelve hexadecimal digits for the outputs of every row, rounded to single precision.
+
+    Examples
+    --------
+    >>> first, second, third = row_hashes(np.array([[0.1, 2.0], [0.1, 2.5], [0.1, 2.0]]))
+    >>> first == third, first == second
+    (True, False)
+    """
+    single = np.ascontiguousarray(outputs, dtype="<f4")
+    return tuple(hashlib.blake2b(row.tobytes(), digest_size=6).hexdigest() for row in single)
 
 
 def describe(value: Any) -> Any:
