@@ -13,7 +13,6 @@ __all__ = [
     "stack_policies",
 ]
 
-import json
 import os
 import warnings
 from collections.abc import Sequence
@@ -25,9 +24,8 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from vbtta._support.checks import between
-from vbtta._support.files import atomic_path, from_plain, to_plain
+from vbtta._support.files import from_plain, read_json, to_plain, write_json
 from vbtta._support.fingerprints import Rows, conflict, draws_of
-from vbtta._version import __version__
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import Prediction
@@ -365,11 +363,15 @@ class Policy:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as human-readable JSON, atomically."""
-        data = {"format": _FORMAT, "version": _VERSION, "vbtta": __version__, **self._to_dict()}
-        with atomic_path(path) as temporary:
-            temporary.write_text(_json(data), encoding="utf-8")
+        write_json(path, _FORMAT, _VERSION, self.to_dict())
 
-    def _to_dict(self) -> dict[str, Any]:
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
+        return read_json(path, _FORMAT, _VERSION, "policy", cls.from_dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The policy as plain data for JSON."""
         stacked: Any = self.posterior
         posterior = stacked.to_dict() if self.members else to_plain(self.posterior)
         return {
@@ -396,30 +398,8 @@ class Policy:
         }
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"no policy file at {path}; write one with Policy.save")
-        try:
-            with open(path, encoding="utf-8") as file:
-                data = json.load(file, parse_constant=_no_constant)
-        except ValueError as error:  # not text, not JSON, or a number that is none
-            raise ValueError(f"{path} is not a policy: it is not JSON ({error})") from None
-        if not isinstance(data, dict) or data.get("format") != _FORMAT:
-            raise ValueError(f"{path} is not a policy: its format is not {_FORMAT!r}; write one with Policy.save")
-        if type(data.get("version")) is not int or not 1 <= data["version"] <= _VERSION:
-            raise ValueError(
-                f"{path} has version {data.get('version')!r} of the format, and this vbtta ({__version__}) reads up to "
-                f"{_VERSION}; upgrade vbtta"
-            )
-        try:
-            return cls._from_dict(data)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"{path} is a damaged policy: {what}; save it again") from None
-
-    @classmethod
-    def _from_dict(cls, data: dict[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The policy that :meth:`to_dict` described; raises ValueError or KeyError where data are damaged."""
         model, engine = record_from_dict(data["model"]), record_from_dict(data["engine"])
         if data["task"] != task_of(model):
             raise ValueError(f"its task is {data['task']!r}, and that of its model {task_of(model)!r}")
@@ -648,7 +628,7 @@ class StackedPosterior(Posterior):
     def to_dict(self) -> dict[str, Any]:
         """Plain data, members included."""
         return {
-            "members": [member._to_dict() for member in self.members],
+            "members": [member.to_dict() for member in self.members],
             "member_weights": to_plain(self.member_weights),
             "covariance": to_plain(self.covariance),
         }
@@ -686,7 +666,7 @@ def _read_posterior(model: Model, engine: Engine, data: dict[str, Any]) -> Any:
     """What :meth:`Policy.save` made of a posterior."""
     if not model.as_stack():
         return from_plain(posterior_type(model, engine), data)
-    members = tuple(Policy._from_dict(member) for member in data["members"])
+    members = tuple(Policy.from_dict(member) for member in data["members"])
     weights, covariance = np.asarray(data["member_weights"], float), np.asarray(data["covariance"], float)
     if not members or weights.shape != (len(members),) or covariance.shape != (len(members), len(members)):
         raise ValueError("its members and their weights do not match")
@@ -698,13 +678,3 @@ def _read_posterior(model: Model, engine: Engine, data: dict[str, Any]) -> Any:
 def _only_of_members(name: str, members: tuple[Policy, ...]) -> ValueError:
     kinds = ", ".join(type(member.model).__name__ for member in members)
     return ValueError(f"a stack has no {name} of its own; ask policy.members: {kinds}")
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"it holds {name}, which is no number")
-
-
-def _json(data: dict[str, Any]) -> str:
-    """JSON with one top-level entry a line and arrays in one line each."""
-    lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in data.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"

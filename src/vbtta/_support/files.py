@@ -1,18 +1,23 @@
 """Files that are whole or not there, and records of arrays as plain data (dicts, lists, numbers) for JSON."""
 
-__all__ = ["atomic_path", "finite", "from_plain", "to_plain"]
+__all__ = ["atomic_path", "finite", "from_plain", "read_json", "to_plain", "write_json"]
 
 import dataclasses
+import json
 import math
 import os
 import secrets
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+
+from vbtta._version import __version__
+
+T = TypeVar("T")
 
 _PREFIX = 40  # letters of the target's name, so that the temporary name is not too long for the file system
 
@@ -108,3 +113,40 @@ def _array(data: Any) -> Any:
     if array.dtype == object:
         raise ValueError("an array is damaged: it holds something other than numbers or strings")
     return array.astype(np.float64) if array.dtype.kind in "if" else array
+
+
+def write_json(path: str | os.PathLike[str], kind: str, version: int, data: dict[str, Any]) -> None:
+    """Write JSON of a format and version, atomically: one top-level entry a line and arrays in one line each."""
+    entries = {"format": kind, "version": version, "vbtta": __version__, **data}
+    lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in entries.items()]
+    with atomic_path(path) as temporary:
+        temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def read_json(
+    path: str | os.PathLike[str], kind: str, version: int, name: str, build: Callable[[dict[str, Any]], T]
+) -> T:
+    """Build what :func:`write_json` wrote; another format, a newer version or a damaged file is refused."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no {name} file at {path}; write one with its save method")
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file, parse_constant=_no_constant)
+    except ValueError as error:  # not text, not JSON, or a number that is none
+        raise ValueError(f"{path} is not a {name}: it is not JSON ({error})") from None
+    if not isinstance(data, dict) or data.get("format") != kind:
+        raise ValueError(f"{path} is not a {name}: its format is not {kind!r}; write one with its save method")
+    if type(data.get("version")) is not int or not 1 <= data["version"] <= version:
+        raise ValueError(
+            f"{path} has version {data.get('version')!r} of the format, and this vbtta ({__version__}) reads up to "
+            f"{version}; upgrade vbtta"
+        )
+    try:
+        return build(data)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} is a damaged {name}: {reason}; save it again") from None
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"it holds {name}, which is no number")
