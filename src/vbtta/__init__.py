@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vbtta.baselines import fit_baseline
     from vbtta.collect import collect_views, measure_cost
     from vbtta.comparison import compare
+    from vbtta.conformal import ConformalPolicy, conformalize
     from vbtta.data.labels import LabelSets
     from vbtta.data.predictions import ViewPredictions
     from vbtta.dense import collect_dense
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
     from vbtta.module import TTAModule
     from vbtta.policy import ConvergenceWarning, GuardWarning, Policy
     from vbtta.select import select_views
+    from vbtta.sequential import SequentialPolicy, fit_sequential
 
 __all__ = [
     "ADVI",
     "EM",
     "CategoricalLatent",
     "CategoricalMixture",
+    "ConformalPolicy",
     "ConvergenceWarning",
     "DivergenceError",
     "GaussianLatent",
@@ -51,6 +54,7 @@ __all__ = [
     "Policy",
     "PyroModel",
     "RankingMixture",
+    "SequentialPolicy",
     "Stack",
     "TTAModule",
     "VBTTAClassifier",
@@ -61,9 +65,11 @@ __all__ = [
     "collect_dense",
     "collect_views",
     "compare",
+    "conformalize",
     "diagnose",
     "fit_baseline",
     "fit_policy",
+    "fit_sequential",
     "measure_cost",
     "select_views",
 ]
@@ -73,6 +79,7 @@ _HOME = {
     "EM": "inference.em",
     "CategoricalLatent": "models.categorical_latent.spec",
     "CategoricalMixture": "models.categorical_mixture.spec",
+    "ConformalPolicy": "conformal",
     "ConvergenceWarning": "policy",
     "DivergenceError": "inference.advi",
     "GaussianLatent": "models.gaussian_latent.spec",
@@ -83,6 +90,7 @@ _HOME = {
     "Policy": "policy",
     "PyroModel": "models.pyro.spec",
     "RankingMixture": "models.ranking.spec",
+    "SequentialPolicy": "sequential",
     "Stack": "models.stack.spec",
     "TTAModule": "module",
     "VBTTAClassifier": "estimators",
@@ -92,9 +100,11 @@ _HOME = {
     "collect_dense": "dense",
     "collect_views": "collect",
     "compare": "comparison",
+    "conformalize": "conformal",
     "diagnose": "diagnostics",
     "fit_baseline": "baselines",
     "fit_policy": "fit",
+    "fit_sequential": "sequential",
     "measure_cost": "collect",
     "select_views": "select",
 }

@@ -5,6 +5,7 @@ __all__ = [
     "ContinuousPrediction",
     "Prediction",
     "component_log_density",
+    "merge",
     "mixture_log_density",
     "variance_factor",
     "view_information",
@@ -85,6 +86,14 @@ class ContinuousPrediction:
         values = [_quantile(float(p), self.weights, self.dof, self.location, self._spread) for p in levels.flat]
         return values[0] if levels.ndim == 0 else np.stack(values)
 
+    def take(self, rows: Array) -> "ContinuousPrediction":
+        """The prediction of some inputs, which may repeat."""
+        return ContinuousPrediction(self.weights[rows], self.dof, self.location[rows], self.scale[rows])
+
+    def cdf(self, y: ArrayLike) -> Array:
+        """Distribution function of every output at y, (N,) or (N, C): (N, C)."""
+        return _cdf(self._targets(y), self.weights, self.dof, self.location, self._spread)
+
     def interval(self, level: float) -> tuple[Array, Array]:
         """Equal-tailed interval of every output: lower and upper, (N, C) each."""
         if not 0 < level < 1:
@@ -157,6 +166,10 @@ class CategoricalPrediction:
     def __repr__(self) -> str:
         return f"CategoricalPrediction(N={self.proba.shape[0]}, C={self.proba.shape[1]})"
 
+    def take(self, rows: Array) -> "CategoricalPrediction":
+        """The prediction of some inputs, which may repeat."""
+        return CategoricalPrediction(self.proba[rows], self.mutual_information[rows], self.classes)
+
     @property
     def label(self) -> Array:
         """The most probable class of every input: (N,)."""
@@ -178,6 +191,37 @@ class CategoricalPrediction:
 
 
 Prediction = ContinuousPrediction | CategoricalPrediction
+
+
+def merge(parts: Sequence[tuple[Array, Prediction]], n_inputs: int) -> Prediction:
+    """One prediction from those of several models for disjoint rows that are all of `n_inputs`.
+
+    Numbers become mixtures of all models' components; those of other rows' models have weight 0.
+
+    Examples
+    --------
+    >>> normal = ContinuousPrediction(np.ones((1, 1)), np.array([np.inf]), np.zeros((1, 1, 1)), np.ones((1, 1, 1, 1)))
+    >>> merge([(np.array([1]), normal), (np.array([0]), normal)], 2).weights
+    array([[0., 1.],
+           [1., 0.]])
+    """
+    classes = [(rows, part) for rows, part in parts if isinstance(part, CategoricalPrediction)]
+    if classes:
+        proba, information = np.empty((n_inputs, classes[0][1].proba.shape[1])), np.empty(n_inputs)
+        for rows, part in classes:
+            proba[rows], information[rows] = part.proba, part.mutual_information
+        return CategoricalPrediction(proba, information, classes[0][1].classes)
+    mixtures = [(rows, part) for rows, part in parts if isinstance(part, ContinuousPrediction)]
+    dof = np.concatenate([part.dof for _, part in mixtures])
+    n_outputs = mixtures[0][1].location.shape[2]
+    weights, location = np.zeros((n_inputs, len(dof))), np.zeros((n_inputs, len(dof), n_outputs))
+    scale = np.tile(np.eye(n_outputs), (n_inputs, len(dof), 1, 1))
+    start = 0
+    for rows, part in mixtures:
+        own = slice(start, start + len(part.dof))
+        weights[rows, own], location[rows, own], scale[rows, own] = part.weights, part.location, part.scale
+        start = own.stop
+    return ContinuousPrediction(weights, dof, location, scale)
 
 
 def view_information(proba: Array, shares: Array) -> Array:

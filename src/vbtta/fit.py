@@ -1,6 +1,6 @@
 """fit_policy: predictions under K views and label sets in, a policy out."""
 
-__all__ = ["Sample", "fit_model", "fit_policy", "fit_sample", "model_record", "policy_of", "quick_fit"]
+__all__ = ["Sample", "fit_model", "fit_policy", "fit_sample", "model_record", "policy_of", "quick_fit", "refit"]
 
 import sys
 import warnings
@@ -288,6 +288,14 @@ def quick_fit(model: Model, engine: Engine, seed: int) -> Callable[[ViewPredicti
     if isinstance(quick, EM):
         quick = replace(quick, tol=max(quick.tol, 1e-6), max_steps=min(quick.max_steps, 300))
     return lambda predictions, labels: fit_model(predictions, labels, model, quick, seed=seed, intervals=False)
+
+
+def refit(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> Policy:
+    """The policy's model, engine and views, fitted to other aligned data for held-out predictions."""
+    views = predictions.select(policy.fitted or policy.names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum predicts as well
+        return quick_fit(policy.model, policy.engine, 0)(views, labels)
 
 
 def policy_of(

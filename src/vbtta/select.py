@@ -1,6 +1,6 @@
 """select_views: the best policy that a budget of forward passes allows, and what more would buy."""
 
-__all__ = ["select_views"]
+__all__ = ["prices", "select_views"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -83,7 +83,7 @@ def select_views(
         raise ValueError("labels must be given: views are selected by held-out scores; got None")
     labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
     labels = labels.align(len(predictions), predictions.ids)
-    price = _prices(cost, predictions.names)
+    price = prices(cost, predictions.names)
     _check_budget(budget, price)
     n_held_out = n_units(labels, predictions.groups)
     if n_held_out < MIN_UNITS:
@@ -226,7 +226,8 @@ def _mean_jaccard(sets: list[Views]) -> float:
     return float(np.mean([len(one & other) / len(one | other) for one, other in pairs]))
 
 
-def _prices(cost: Any, names: Views) -> dict[str, float]:
+def prices(cost: Any, names: Views) -> dict[str, float]:
+    """The cost of every view by name, 1 each where it is not given."""
     if cost is None:
         return dict.fromkeys(names, 1.0)
     if isinstance(cost, Mapping):

@@ -1,0 +1,457 @@
+"""conformalize: prediction sets and intervals that cover with a stated probability, whatever the policy."""
+
+__all__ = ["METHODS", "ConformalPolicy", "class_scores", "conformalize"]
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vbtta._support.checks import one_of, shown, whole_number
+from vbtta._support.files import read_json, write_json
+from vbtta._support.fingerprints import Rows, row_hashes
+from vbtta._support.plain import from_plain, to_plain
+from vbtta.crossval import sampled, split
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
+from vbtta.fit import refit
+from vbtta.policy import Policy
+from vbtta.sequential import SequentialPolicy
+
+METHODS = ("lac", "aps", "raps", "distributional")
+_FORMAT, _VERSION = "vbtta-conformal", 1
+_CONSENSUS_NODES = 20  # quantiles that stand for the truth's distribution in a regression
+_PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)  # of RAPS, as its authors try them
+_TUNING_SHARE = 0.2  # of the calibration units, for the two parameters of RAPS
+_MAX_SHARED = 0.01  # share of rows known from the fit that may be chance: equal inputs
+
+Method = Literal["lac", "aps", "raps", "distributional"]
+
+
+class Predictor(Protocol):
+    """What predicts from views: a Policy, a SequentialPolicy, a Baseline."""
+
+    def predict(self, predictions: ViewPredictions) -> Prediction:
+        """The predictive distribution of every input."""
+        ...
+
+
+class Penalty(NamedTuple):
+    """RAPS adds `strength` to the score for every class ranked beyond `rank`."""
+
+    strength: float
+    rank: float
+
+
+_NO_PENALTY = Penalty(0.0, 0.0)
+
+
+class _Values(NamedTuple):
+    """Values that the labels or truths of n inputs may have."""
+
+    input: Array  # (J,), 0..n-1
+    weight: Array  # (J,): those of an input sum to 1
+    value: Array  # (J,) classes by position, or (J, C) numbers
+
+
+@dataclass(frozen=True, eq=False)
+class ConformalPolicy:
+    """A policy whose sets or intervals cover the label with a stated probability; made by :func:`conformalize`.
+
+    Attributes
+    ----------
+    policy : Policy, SequentialPolicy or another predictor
+    method : {"lac", "aps", "raps", "distributional"}
+    levels : (L,) array
+        Probabilities of coverage.
+    covers : {"label", "truth"}
+        What is covered: the next label, or the truth behind noisy labels.
+    thresholds : (S, T, L) array
+        Largest score inside, by stratum (one if there are none), output (one in classification) and level.
+    strata : tuple of str or None
+        Names of the strata; the classes where `by_class`.
+    n_units : (S,) array
+        Calibration inputs of every stratum, or groups of them; weights of the truth may make them fractions.
+
+    Examples
+    --------
+    >>> import vbtta
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.normal(size=400)
+    >>> views = ViewPredictions(truth[:, None, None] + rng.normal(size=(400, 2, 1)), names=["identity", "flip"])
+    >>> policy = vbtta.fit_policy(views.take(slice(200)), truth[:200], task="regression")
+    >>> conformal = conformalize(policy, views.take(slice(200, 400)), truth[200:], level=[0.5, 0.9])
+    >>> lower, upper = conformal.predict_interval(views)
+    >>> lower.shape
+    (400, 1, 2)
+    """
+
+    policy: Predictor
+    method: Method
+    levels: Array
+    covers: str
+    thresholds: Array
+    n_units: Array
+    strata: tuple[str, ...] | None = None
+    by_class: bool = False
+    one_level: bool = False
+    penalty: Penalty = _NO_PENALTY
+
+    def __repr__(self) -> str:
+        levels = ", ".join(f"{level:g}" for level in self.levels)
+        return f"ConformalPolicy({self.method}, covers the {self.covers} at {levels}, {self.policy!r})"
+
+    def predict(self, predictions: ViewPredictions) -> Prediction:
+        """The predictive distribution of the policy itself."""
+        return self.policy.predict(predictions)
+
+    def predict_set(self, predictions: ViewPredictions, *, strata: ArrayLike | None = None) -> Array:
+        """Which classes are in the set of every input: (N, C) booleans, (N, C, L) for several levels."""
+        prediction = self.policy.predict(predictions)
+        if not isinstance(prediction, CategoricalPrediction):
+            raise ValueError("predict_set is for classes, and this policy predicts numbers; use predict_interval")
+        score = class_scores(prediction.proba, self.method, self.penalty)
+        thresholds = self.thresholds[:, 0]  # (S, L)
+        largest = thresholds[None] if self.by_class else thresholds[self._stratum(strata, len(predictions))][:, None]
+        inside = score[:, :, None] <= largest + 1e-12  # probabilities of another batch differ in the last digits
+        return inside[:, :, 0] if self.one_level else inside
+
+    def predict_interval(self, predictions: ViewPredictions, *, strata: ArrayLike | None = None) -> tuple[Array, Array]:
+        """Lower and upper limits of every input and output: (N, C) each, (N, C, L) for several levels."""
+        prediction = self.policy.predict(predictions)
+        if not isinstance(prediction, ContinuousPrediction):
+            raise ValueError("predict_interval is for numbers, and this policy predicts classes; use predict_set")
+        stratum = self._stratum(strata, len(predictions))
+        limits = np.empty((2, *prediction.mean.shape, len(self.levels)))
+        for s, output, place in np.ndindex(self.thresholds.shape):
+            rows, largest = stratum == s, float(self.thresholds[s, output, place])
+            for side, sign in enumerate((-1, 1)):
+                q = 0.5 + sign * largest
+                values = prediction.quantile(q)[rows, output] if 0 < q < 1 else sign * np.inf
+                limits[side, rows, output, place] = values
+        lower, upper = limits[..., 0] if self.one_level else limits
+        return lower, upper
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the policy with its thresholds as human-readable JSON, atomically."""
+        if not isinstance(self.policy, Policy | SequentialPolicy):
+            raise ValueError(f"a ConformalPolicy of {type(self.policy).__name__} cannot be saved; use a Policy")
+        data = {name: to_plain(getattr(self, name)) for name in _FIELDS}
+        kind = "single" if isinstance(self.policy, Policy) else "sequential"
+        write_json(path, _FORMAT, _VERSION, {**data, "kind": kind, "policy": self.policy.to_dict()})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
+        return read_json(path, _FORMAT, _VERSION, "conformal policy", cls._from_dict)
+
+    @classmethod
+    def _from_dict(cls, data: dict[str, Any]) -> Self:
+        policy: Policy | SequentialPolicy
+        policy = (
+            Policy.from_dict(data["policy"]) if data["kind"] == "single" else SequentialPolicy.from_dict(data["policy"])
+        )
+        conformal = cls(policy, **{name: from_plain(kind, data[name]) for name, kind in _FIELDS.items()})
+        if conformal.thresholds.ndim != 3 or conformal.thresholds.shape[2] != len(conformal.levels):
+            raise ValueError("its thresholds do not match its levels")
+        return conformal
+
+    def _stratum(self, strata: ArrayLike | None, n_rows: int) -> Array:
+        """The stratum of every row by its place."""
+        if self.strata is None or self.by_class:
+            if strata is not None:
+                raise ValueError("strata were not given to conformalize as an array, so predictions take none")
+            return np.zeros(n_rows, dtype=np.intp)
+        if strata is None:
+            raise ValueError(f"strata must be given: the stratum of every input, one of {shown(self.strata)}")
+        names = _stratum_names(strata, n_rows)
+        unknown = sorted(set(names.tolist()) - set(self.strata))
+        if unknown:
+            raise ValueError(
+                f"strata has {unknown[0]!r}, which was not in the calibration sample: {shown(self.strata)}"
+            )
+        known = np.array(self.strata)
+        order = np.argsort(known)
+        return order[np.searchsorted(known, names, sorter=order)]
+
+
+_FIELDS: dict[str, Any] = {
+    "method": str,
+    "levels": Array,
+    "covers": str,
+    "thresholds": Array,
+    "n_units": Array,
+    "strata": tuple[str, ...] | None,
+    "by_class": bool,
+    "one_level": bool,
+    "penalty": Penalty,
+}
+
+
+def conformalize(
+    policy: Predictor,
+    predictions: ViewPredictions,
+    labels: LabelSets | ArrayLike,
+    *,
+    level: float | Sequence[float] = 0.9,
+    method: Method | None = None,
+    strata: Literal["class"] | ArrayLike | None = None,
+    cross: bool = False,
+    covers: Literal["label", "truth"] = "label",
+    seed: int = 0,
+) -> ConformalPolicy:
+    """Calibrate prediction sets or intervals that cover a new input's label with probability `level` or more.
+
+    Split conformal prediction: the threshold is the ceil((n + 1) level)-th smallest score of n calibration inputs. The
+    guarantee holds on average over inputs like those of the calibration sample, in finite samples and whatever the
+    policy is worth; a better policy gives smaller sets. Of several labels of an input each counts with its share, so
+    that one drawn at random is covered.
+
+    Parameters
+    ----------
+    policy : Policy, SequentialPolicy or any other object with their `predict`
+    predictions : ViewPredictions
+        Inputs that the policy was not fitted to. Rows of a group are one draw: a row drawn from a new group is covered.
+    labels : LabelSets or array
+        Their labels. Instance weights make an input count more; a new input counts as the average one.
+    level : float or several
+        Probability of coverage.
+    method : {"lac", "aps", "raps", "distributional"}, optional
+        Classification: "lac" (default; 1 - p_y, the smallest sets), "aps" (probability of the classes above y, so that
+        hard inputs get larger sets) or "raps" ("aps" with a penalty on far ranks, tuned on a fifth of the sample).
+        Sets of the last two always hold the most probable class. Regression: "distributional",
+        |F(y) - 1/2| of the predictive distribution, so that intervals are as wide and asymmetric as that is.
+    strata : "class" or (N,) array, optional
+        Coverage within every class, or within every stratum of inputs; the latter need theirs for predictions too.
+    cross : bool
+        Whether `predictions` are the policy's own calibration sample. The policy's specification is then refitted to
+        five folds, by groups where there are groups, for held-out scores; coverage is approximate, since the policy
+        itself has seen all folds.
+    covers : {"label", "truth"}
+        With "truth" the scores of all values are weighted by the policy's consensus of the truth given the labels
+        (`policy.consensus`): sets cover the truth behind noisy labels as far as that consensus is calibrated.
+    seed : int
+        Decides the folds, and the part that tunes "raps".
+
+    Returns
+    -------
+    ConformalPolicy
+
+    Examples
+    --------
+    >>> import vbtta
+    >>> rng = np.random.default_rng(0)
+    >>> label = rng.integers(3, size=600)
+    >>> logits = 2 * np.eye(3)[label][:, None] + rng.normal(size=(600, 2, 3))
+    >>> views = ViewPredictions(logits, names=["identity", "flip"])
+    >>> policy = vbtta.fit_policy(views.take(slice(300)), label[:300], task="classification")
+    >>> conformal = conformalize(policy, views.take(slice(300, 600)), label[300:])
+    >>> conformal.predict_set(views).shape
+    (600, 3)
+    """
+    one_level = np.ndim(level) == 0
+    levels = np.atleast_1d(np.asarray(level, dtype=np.float64))
+    if levels.ndim != 1 or not len(levels) or not np.all((levels > 0) & (levels < 1)):
+        raise ValueError(f"level must be between 0 and 1, such as 0.9, or several such numbers; got {shown(level)}")
+    one_of("covers", covers, ("label", "truth"))
+    one_of("cross", cross, (True, False))
+    whole_number("seed", seed, 0)
+    labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+    labels = labels.align(len(predictions), predictions.ids)
+    if not len(labels):
+        raise ValueError("labels are empty: conformalize needs at least one labelled input")
+    rows, prediction, values = _calibration(policy, predictions, labels, cross, covers, seed)
+    categorical = isinstance(prediction, CategoricalPrediction)
+    method = method or ("lac" if categorical else "distributional")
+    one_of("method", method, METHODS[:3] if categorical else METHODS[3:])
+    row, weight = rows[values.input], values.weight
+    names: tuple[str, ...] = ("",)
+    stratum = np.zeros(len(row), dtype=np.intp)
+    by_class = isinstance(strata, str) and strata == "class"
+    if by_class:
+        if not isinstance(prediction, CategoricalPrediction):
+            raise ValueError("strata='class' is for classification; give an array with the stratum of every input")
+        names, stratum = tuple(map(str, prediction.classes)), values.value
+    elif strata is not None:
+        known, stratum = np.unique(_stratum_names(strata, len(predictions))[row], return_inverse=True)
+        names = tuple(known.tolist())
+    penalty, used = _NO_PENALTY, np.ones(len(row), dtype=bool)
+    if isinstance(prediction, CategoricalPrediction):
+        if method == "raps":
+            tuning = _tuning_rows(predictions, labels.labelled, seed)
+            penalty, used = _tune(prediction.proba, values, np.isin(rows, tuning), levels), ~np.isin(row, tuning)
+        scores = class_scores(prediction.proba, method, penalty)[values.input, values.value][:, None]
+    else:
+        scores = np.abs(prediction.take(values.input).cdf(values.value) - 0.5)  # (J, C)
+    groups = np.arange(len(predictions)) if predictions.groups is None else predictions.groups
+    importance = np.ones(len(predictions)) if labels.instance_weights is None else labels.instance_weights
+    thresholds, n_units = [], []
+    for place, name in enumerate(names):
+        inside = used & (stratum == place)
+        counts = _unit_weights(weight[inside], groups[row[inside]])
+        n_units.append(float(counts.sum()))
+        _check_enough(n_units[-1], levels, name)
+        counts = counts * importance[row[inside]]
+        counts *= n_units[-1] / counts.sum()
+        thresholds.append([_smallest_covering(column, counts, levels) for column in scores[inside].T])
+    return ConformalPolicy(
+        policy,
+        method,
+        levels,
+        covers,
+        np.array(thresholds),
+        np.array(n_units),
+        None if strata is None else names,
+        by_class,
+        one_level,
+        penalty,
+    )
+
+
+def class_scores(proba: Array, method: str, penalty: Penalty = _NO_PENALTY) -> Array:
+    """Scores of all classes, the larger the less they conform: (N, C).
+
+    "lac" is 1 - p_c. "aps" is the total probability of the classes above c: the smallest level whose set of most
+    probable classes holds c. "raps" adds a penalty for every rank beyond a given one.
+
+    Examples
+    --------
+    >>> class_scores(np.array([[0.2, 0.7, 0.1]]), "aps")
+    array([[0.7, 0. , 0.9]])
+    """
+    if method == "lac":
+        return np.asarray(1 - proba)
+    order = np.argsort(-proba, axis=1, kind="stable")
+    ordered = np.take_along_axis(proba, order, axis=1)
+    above = np.cumsum(ordered, axis=1) - ordered
+    above += penalty.strength * np.maximum(np.arange(1, proba.shape[1] + 1) - penalty.rank, 0)
+    scores = np.empty_like(above)
+    np.put_along_axis(scores, order, above, axis=1)
+    return np.asarray(scores)
+
+
+def _calibration(
+    policy: Predictor, predictions: ViewPredictions, labels: LabelSets, cross: bool, covers: str, seed: int
+) -> tuple[Array, Prediction, _Values]:
+    """Labelled rows (n,), their predictions by policies that were not fitted to them, and the values to be covered."""
+    held_out: list[tuple[Predictor, Array]] = [(policy, labels.labelled)]
+    if cross:
+        if not isinstance(policy, Policy | SequentialPolicy):
+            raise ValueError(f"cross=True refits a Policy or a SequentialPolicy; got {type(policy).__name__}")
+        shuffled = labels.labelled[sampled(len(labels.labelled), seed)]
+        held_out = []
+        for train, held in split(shuffled, predictions.groups):
+            data = predictions.take(train), labels.take(train)
+            held_out.append(
+                (policy.refit(*data) if isinstance(policy, SequentialPolicy) else refit(policy, *data), held)
+            )
+    elif n_shared := _n_shared(getattr(policy, "rows", Rows()), predictions.take(labels.labelled)):
+        raise ValueError(
+            f"predictions hold rows that the policy was fitted to (at least {n_shared} of {len(labels.labelled)}); "
+            "give other rows, or cross=True for the calibration sample itself"
+        )
+    parts, values, start = [], [], 0
+    for predictor, rows in held_out:
+        views, given = predictions.take(rows), labels.take(rows)
+        prediction = predictor.predict(views)
+        parts.append((np.arange(start, start + len(rows)), prediction))
+        inputs, *others = _labels_of(given, prediction) if covers == "label" else _truths_of(predictor, views, given)
+        values.append((inputs + start, *others))
+        start += len(rows)
+    joined = _Values(*(np.concatenate(arrays) for arrays in zip(*values, strict=True)))
+    return np.concatenate([rows for _, rows in held_out]), merge(parts, start), joined
+
+
+def _labels_of(labels: LabelSets, prediction: Prediction) -> _Values:
+    """The given labels."""
+    weight = labels.count / np.bincount(labels.instance, labels.count)[labels.instance]
+    if isinstance(prediction, CategoricalPrediction):
+        return _Values(labels.instance, weight, labels.categorical(prediction.proba.shape[1], prediction.classes))
+    return _Values(labels.instance, weight, labels.continuous(prediction.mean.shape[1]))
+
+
+def _truths_of(policy: Any, predictions: ViewPredictions, labels: LabelSets) -> _Values:
+    """The consensus of the truth: classes with their probabilities, or quantiles."""
+    if not hasattr(policy, "consensus"):
+        raise ValueError(f"covers='truth' needs a policy with a consensus; got {type(policy).__name__}")
+    truth: Prediction = policy.consensus(predictions, labels)
+    if isinstance(truth, CategoricalPrediction):
+        inputs, position = np.nonzero(truth.proba)
+        return _Values(inputs, truth.proba[inputs, position], position)
+    nodes = (np.arange(_CONSENSUS_NODES) + 0.5) / _CONSENSUS_NODES
+    inputs = np.tile(np.arange(len(predictions)), _CONSENSUS_NODES)
+    value = truth.quantile(nodes).reshape(len(inputs), -1)  # (Q, N, C) before
+    return _Values(inputs, np.full(len(inputs), 1 / _CONSENSUS_NODES), value)
+
+
+def _n_shared(known: Rows, predictions: ViewPredictions) -> int:
+    """Number of rows known from the fit, where they are too many for chance; rows that occur twice do not count."""
+    if not known.hashes or not set(known.views) <= set(predictions.names):
+        return 0
+    sides = []
+    for hashes in (known.hashes, row_hashes(predictions.select(known.views).outputs)):
+        values, times = np.unique(np.array(hashes), return_counts=True)
+        sides.append(values[times == 1])
+    n_shared = len(np.intersect1d(*sides))
+    return n_shared if n_shared > _MAX_SHARED * min(map(len, sides)) else 0
+
+
+def _unit_weights(weight: Array, unit: Array) -> Array:
+    """Weights of which those of a unit, an input or a group of them, sum to 1 at most."""
+    _, place = np.unique(unit, return_inverse=True)
+    return weight / np.maximum(np.bincount(place, weight), 1)[place] if len(weight) else weight
+
+
+def _smallest_covering(score: Array, weight: Array, levels: Array) -> list[float]:
+    """The smallest scores below which a share `level` of the weights lies, with weight 1 at infinity: (L,)."""
+    order = np.argsort(score, kind="stable")
+    below = np.cumsum(weight[order])
+    needed = levels * (below[-1] + 1)
+    place = np.searchsorted(below, needed * (1 - 1e-12))
+    return [float(value) for value in score[order][np.minimum(place, len(order) - 1)]]
+
+
+def _check_enough(n_units: float, levels: Array, stratum: str) -> None:
+    """A level needs n + 1 >= 1 / (1 - level) inputs."""
+    highest = float(levels.max())
+    if (n_units + 1) * (1 - highest) < 1 - 1e-9:
+        where = f"stratum {stratum!r} has" if stratum else "there are"
+        raise ValueError(
+            f"level {highest:g} needs at least {int(np.ceil(highest / (1 - highest) - 1e-9))} labelled calibration "
+            f"inputs, or groups of them, and {where} {n_units:.4g}; give more, or a lower level"
+        )
+
+
+def _stratum_names(strata: ArrayLike, n_rows: int) -> Array:
+    names = np.asarray(strata)
+    if names.shape != (n_rows,):
+        raise ValueError(f"strata must be 'class' or {n_rows} names, one an input; got shape {names.shape}")
+    return names.astype(str)
+
+
+def _tuning_rows(predictions: ViewPredictions, labelled: Array, seed: int) -> Array:
+    """A fifth of the labelled rows, by whole groups where there are groups."""
+    unit = np.arange(len(predictions)) if predictions.groups is None else predictions.groups
+    units = np.unique(unit[labelled])
+    chosen = np.random.default_rng(seed).permutation(units)[: int(_TUNING_SHARE * len(units))]
+    return labelled[np.isin(unit[labelled], chosen)]
+
+
+def _tune(proba: Array, values: _Values, tuning: Array, levels: Array) -> Penalty:
+    """RAPS's rank, which covers at the highest level, and the strength with the smallest sets on average."""
+    if not tuning.any():
+        raise ValueError("method 'raps' is tuned on a fifth of the calibration inputs, which are too few; use 'aps'")
+    inputs, weight, position = (part[tuning[values.input]] for part in values)
+    ranks = 1.0 + (proba[inputs] > proba[inputs, position][:, None]).sum(axis=1)
+    rank = max(_smallest_covering(ranks, weight, levels))
+
+    def size(penalty: Penalty) -> int:
+        scores = class_scores(proba, "raps", penalty)
+        largest = _smallest_covering(scores[inputs, position], weight, levels)
+        return int((scores[tuning][:, :, None] <= np.array(largest)).sum())
+
+    return min((Penalty(strength, rank) for strength in _PENALTIES), key=size)
