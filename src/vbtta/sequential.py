@@ -279,6 +279,13 @@ class SequentialPolicy:
                 break
         return _with_passes(merge(parts, n_rows), passes)
 
+    def _early_features(self, predicted: Sequence[Prediction], views: ViewPredictions) -> Array:
+        """Features after every stage but the last, from the predictions of all: (M - 1, N, F)."""
+        names = [self.names[: sum(map(len, self.stages[: m + 1]))] for m in range(len(predicted) - 1)]
+        return np.stack(
+            [_features(prediction, views.select(known)) for prediction, known in zip(predicted, names, strict=False)]
+        )
+
     def _stops(self, m: int, prediction: Prediction, collected: ViewPredictions, groups: Array | None) -> Array:
         """Which rows stop after stage m: (N,)."""
         by_confidence = self.rule == "confidence"
@@ -436,7 +443,7 @@ class _HeldOut(NamedTuple):
     scores: Array  # (M, n)
     confidence: Array  # (M - 1, n); zeros in regression
     gain: Array  # (M - 1, n): Kullback-Leibler divergence from the full policy's prediction
-    features: Array  # (M - 1, n, F)
+    features: Array  # (M - 1, n, F), less their fold's mean: what differs by fold alone says nothing of an input
     fold: Array  # (n,)
     groups: Array | None  # (n,)
 
@@ -470,13 +477,18 @@ def _choose_rule(
     simpler = "confidence" in rules and best["gain"].cost >= _CLEARLY_FEWER * best["confidence"].cost
     rule = "confidence" if simpler else "gain"
     chosen = best[rule]
+    known = predictions.take(labels.labelled[sampled(len(labels.labelled), seed)])
+    predicted = [policy.predict(known) for policy in sequential.policies]
     curve = {(point.cost, point.score): point for point in (*points[rule], full, chosen)}
     sequential = replace(
         sequential,
         rule=rule,
         threshold=chosen.threshold,
         undecided=chosen.undecided,
-        gains=tuple(_fit_gain(held_out.features[m], held_out.gain[m]) for m in range(n_early)),
+        gains=tuple(
+            _fit_gain(held_out.features[m], held_out.gain[m])._replace(center=center)
+            for m, center in enumerate(sequential._early_features(predicted, known).mean(axis=1))
+        ),
         loss=chosen.loss,
         loss_upper=_upper(chosen),
         curve=tuple(curve[key] for key in sorted(curve)),
@@ -495,20 +507,18 @@ def _hold_out(sequential: SequentialPolicy, predictions: ViewPredictions, labels
     """Scores, confidence, gains and features of all stages by cross-validation."""
     rows = labels.labelled
     folds = split(rows[sampled(len(rows), seed)], predictions.groups)
-    stages = sequential.stages
-    known = [tuple(name for stage in stages[: m + 1] for name in stage) for m in range(len(stages))]
     parts = []
     for train, held in folds:
         fold = sequential.refit(predictions.take(train), labels.take(train))
         views, truth = predictions.take(held), labels.take(held)
         predicted = [policy.predict(views) for policy in fold.policies]
-        early = predicted[:-1]
+        features = sequential._early_features(predicted, views)
         parts.append(
             (
                 np.stack([policy.score(views, truth) for policy in fold.policies]),
-                np.stack([_confidence(prediction) for prediction in early]),
-                np.stack([_divergence(predicted[-1], prediction) for prediction in early]),
-                np.stack([_features(prediction, views.select(known[m])) for m, prediction in enumerate(early)]),
+                np.stack([_confidence(prediction) for prediction in predicted[:-1]]),
+                np.stack([_divergence(predicted[-1], prediction) for prediction in predicted[:-1]]),
+                features - features.mean(axis=1, keepdims=True),
             )
         )
     held_rows = np.concatenate([held for _, held in folds])
@@ -587,9 +597,9 @@ def _divergence(full: Prediction, early: Prediction) -> Array:
 
 
 def _fit_gain(features: Array, gain: Array) -> GainModel:
-    """Log-linear regression of gains (n,), which are not negative, by Newton's method with a small ridge."""
-    center, scale = features.mean(axis=0), features.std(axis=0)
-    scale = np.where(scale > _SMALL * (1 + np.abs(center)), scale, 1e12)  # a constant says nothing
+    """Log-linear regression of gains (n,) on centred features (n, F), by Newton's method with a small ridge."""
+    center, scale = np.zeros(features.shape[1]), features.std(axis=0)
+    scale = np.where(scale > _SMALL, scale, 1e12)  # a constant says nothing
     mean = max(float(gain.mean()), _SMALL)
     design = _design(features, center, scale)
     ridge = np.eye(design.shape[1])
