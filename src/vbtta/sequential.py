@@ -493,7 +493,7 @@ def _choose_rule(
         loss_upper=_upper(chosen),
         curve=tuple(curve[key] for key in sorted(curve)),
     )
-    if chosen is not full:
+    if chosen.cost < full.cost:
         return sequential
     warnings.warn(
         f"no early stop keeps the loss in log score within tolerance={sequential.tolerance:g} nats at 95 % confidence; "

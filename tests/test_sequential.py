@@ -1,0 +1,224 @@
+"""fit_sequential stops where more views would change little, within its tolerance, and survives files."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from vbtta import CategoricalLatent, GaussianLatent, Policy, SequentialPolicy, ViewPredictions, conformalize, fit_policy
+from vbtta.sequential import fit_sequential
+
+NAMES = ["identity", "flip", "crop", "zoom", "shift", "blur"]
+FAST = {"task": "classification", "model": CategoricalLatent(shrinkage=1.0)}
+
+
+def classes(seed, n, groups=None):
+    """Inputs of which half are clear to every view."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(3, size=n)
+    clear = rng.random(n) < 0.5 if groups is None else (rng.random(groups.max() + 1) < 0.5)[groups]
+    strength = np.where(clear, 12.0, 2.0)[:, None, None]
+    logits = strength * np.eye(3)[label][:, None] + rng.normal(size=(n, 6, 3))
+    return ViewPredictions(logits, names=NAMES, groups=groups), label, clear
+
+
+def numbers(seed, n):
+    """Numbers whose views agree where they are precise."""
+    rng = np.random.default_rng(seed)
+    truth, spread = rng.normal(size=n), np.exp(rng.normal(size=n))
+    views = truth[:, None] + 0.3 * spread[:, None] * rng.normal(size=(n, 6)) + 0.1 * rng.normal(size=(n, 1))
+    return ViewPredictions(views[:, :, None], names=NAMES), truth
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return classes(0, 1500)
+
+
+@pytest.fixture(scope="module")
+def sequential(sample):
+    return fit_sequential(*sample[:2], stages=NAMES, tolerance=0.02, **FAST)
+
+
+def test_clear_inputs_stop_early_within_the_tolerance(sequential):
+    test, label, clear = classes(1, 4000)
+    full = sequential.policies[-1]
+    prediction = sequential.predict(test)
+    assert prediction.passes[clear].mean() < 1.5
+    assert prediction.passes[~clear].mean() > 1.8
+    loss = full.score(test, label) - sequential.score(test, label)
+    assert loss.mean() < 0.02 + 2 * loss.std() / np.sqrt(len(loss))
+    assert sequential.loss <= sequential.loss_upper <= 0.02
+    np.testing.assert_array_equal(prediction.passes, sequential.passes(test))
+    assert prediction.passes.mean() <= 0.6 * len(NAMES)
+
+
+def test_every_row_has_the_prediction_of_its_last_stage(sequential):
+    test, label, _ = classes(2, 300)
+    prediction = sequential.predict(test)
+    for m, policy in enumerate(sequential.policies):
+        here = prediction.passes == m + 1
+        expected = policy.predict(test.take(here)) if here.any() else None
+        if expected is not None:
+            np.testing.assert_allclose(prediction.proba[here], expected.proba, atol=1e-12)
+            np.testing.assert_allclose(prediction.mutual_information[here], expected.mutual_information, atol=1e-12)
+    np.testing.assert_allclose(
+        sequential.score(test, label), np.log(prediction.proba[np.arange(300), label]), atol=1e-9
+    )
+
+
+def test_views_of_later_stages_do_not_matter(sequential):
+    test, _, _ = classes(3, 300)
+    passes = sequential.passes(test)
+    spoiled = test.outputs.copy()
+    order = [NAMES.index(name) for name in sequential.names]
+    for row, count in enumerate(passes):
+        spoiled[row, order[count:]] = 50.0
+    other = ViewPredictions(spoiled, names=NAMES)
+    np.testing.assert_array_equal(sequential.passes(other), passes)
+    np.testing.assert_allclose(sequential.predict(other).proba, sequential.predict(test).proba)
+
+
+def test_only_rows_that_are_left_are_computed(sequential):
+    test, _, _ = classes(4, 200)
+    asked = []
+
+    def compute(stage, rows):
+        asked.append((stage, len(rows)))
+        return test.select(sequential.stages[stage]).outputs[rows]
+
+    prediction = sequential.run(compute, 200)
+    np.testing.assert_allclose(prediction.proba, sequential.predict(test).proba)
+    assert sum(n * len(sequential.stages[stage]) for stage, n in asked) == prediction.passes.sum()
+
+
+def test_the_curve_knows_the_full_policy_and_the_chosen_setting(sequential):
+    cost = [point.cost for point in sequential.curve]
+    assert cost == sorted(cost)
+    assert sequential.curve[-1].passes == 6
+    assert sequential.curve[-1].loss == 0
+    (chosen,) = (point for point in sequential.curve if point.threshold == sequential.threshold)
+    assert chosen.loss == sequential.loss
+    assert chosen.loss + 1.645 * chosen.standard_error == pytest.approx(sequential.loss_upper)
+
+
+def test_stages_follow_the_order_of_selection():
+    rng = np.random.default_rng(0)
+    label = rng.integers(3, size=400)
+    noise = np.array([2.0, 1.0, 4.0])[:, None]
+    logits = 4 * np.eye(3)[label][:, None] + noise * rng.normal(size=(400, 3, 3))
+    predictions = ViewPredictions(logits, names=["identity", "good", "bad"])
+    sequential = fit_sequential(predictions, label, tolerance=0.5, **FAST)
+    assert sequential.stages[0] == ("good",)
+    assert set(sequential.names) == {"identity", "good", "bad"}
+
+
+def test_costs_count_instead_of_passes(sample):
+    cost = dict.fromkeys(NAMES, 1.0) | {"blur": 5.0}
+    sequential = fit_sequential(*sample[:2], stages=[["identity", "flip"], "blur"], tolerance=0.05, cost=cost, **FAST)
+    assert sequential.stages == (("identity", "flip"), ("blur",))
+    assert sequential.curve[-1].cost == 7
+    assert sequential.curve[-1].passes == 3
+    assert set(sequential.passes(sample[0])) == {2, 3}
+
+
+def test_numbers_stop_where_views_agree():
+    train, test = numbers(0, 1500), numbers(1, 2000)
+    model = GaussianLatent(shrinkage=1.0)
+    sequential = fit_sequential(*train, task="regression", stages=NAMES, tolerance=0.1, model=model)
+    prediction = sequential.predict(test[0])
+    loss = sequential.policies[-1].score(*test) - sequential.score(*test)
+    assert loss.mean() < 0.1 + 2 * loss.std() / np.sqrt(2000)
+    assert sequential.rule == "gain"
+    assert prediction.passes.mean() < 5.5
+    assert len(np.unique(prediction.passes)) > 1
+    for count in np.unique(prediction.passes):
+        here = prediction.passes == count
+        expected = sequential.policies[count - 1].predict(test[0].take(here))
+        np.testing.assert_allclose(prediction.mean[here], expected.mean)
+        np.testing.assert_allclose(prediction.variance[here], expected.variance)
+        np.testing.assert_allclose(prediction.quantile(0.9)[here], expected.quantile(0.9))
+        np.testing.assert_allclose(prediction.log_prob(test[1])[here], expected.log_prob(test[1][here]))
+
+
+def test_rows_of_a_group_stop_together():
+    groups = np.repeat(np.arange(100), 20)
+    predictions, label, _ = classes(5, 2000, groups)
+    sequential = fit_sequential(predictions, label, stages=NAMES, tolerance=0.05, **FAST)
+    assert sequential.by_group
+    passes = sequential.passes(predictions).reshape(100, 20)
+    assert np.all(passes == passes[:, :1])
+    assert len(np.unique(passes)) > 1
+
+
+def test_a_tolerance_that_cannot_be_met_leaves_the_full_policy():
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=60)
+    views = truth[:, None] + rng.normal(size=(60, 3)) * [1, 1, 0.01]  # the last one is needed
+    predictions = ViewPredictions(views[:, :, None], names=NAMES[:3])
+    options = {"task": "regression", "model": GaussianLatent(shrinkage=1.0), "stages": NAMES[:3]}
+    with pytest.warns(UserWarning, match=r"no early stop .* tolerance=1e-09 nats .* the full policy is the only stage"):
+        sequential = fit_sequential(predictions, truth, tolerance=1e-9, **options)
+    assert len(sequential.policies) == 1
+    np.testing.assert_array_equal(sequential.passes(predictions), 3)
+    full = fit_policy(predictions, truth, task="regression", model=options["model"])
+    np.testing.assert_allclose(sequential.predict(predictions).mean, full.predict(predictions).mean)
+
+
+def test_files_and_pruning(sequential, tmp_path):
+    test, _, _ = classes(6, 200)
+    path = tmp_path / "sequential.json"
+    sequential.save(path)
+    loaded = SequentialPolicy.load(path)
+    np.testing.assert_allclose(loaded.predict(test).proba, sequential.predict(test).proba, rtol=1e-9)
+    np.testing.assert_array_equal(loaded.passes(test), sequential.passes(test))
+    assert loaded.curve == sequential.curve
+    assert repr(loaded) == repr(sequential)
+    with pytest.raises(ValueError, match="is not a policy"):
+        Policy.load(path)
+    lighter = sequential.prune(0.17)
+    assert len(lighter.names) <= len(sequential.names)
+    assert lighter.predict(test.select(lighter.names)).proba.shape == (200, 3)
+
+
+def test_conformal_sets_of_a_sequential_policy(sequential, sample, tmp_path):
+    calibration, label, _ = classes(7, 800)
+    test, truth, _ = classes(8, 4000)
+    sets = conformalize(sequential, calibration, label, level=0.9)
+    crossed = conformalize(sequential, *sample[:2], level=0.9, cross=True)
+    for conformal in (sets, crossed):
+        assert conformal.predict_set(test)[np.arange(4000), truth].mean() == pytest.approx(0.9, abs=0.03)
+    with pytest.raises(ValueError, match="rows that the policy was fitted to"):
+        conformalize(sequential, *sample[:2])
+    sets.save(tmp_path / "conformal.json")
+    np.testing.assert_array_equal(
+        type(sets).load(tmp_path / "conformal.json").predict_set(test), sets.predict_set(test)
+    )
+
+
+def test_bad_arguments_are_named(sequential, sample):
+    predictions, label, _ = sample
+    with pytest.raises(ValueError, match=r"needs the views \['blur'\] at stage 6 of 6, which the predictions lack"):
+        sequential.predict(predictions.select(NAMES[:5]))
+    for options, message in (
+        ({"tolerance": 0}, "tolerance must be a positive number"),
+        ({"task": "ordinal"}, "task must be 'classification' or 'regression'"),
+        ({"stages": [["identity"], ["mirror"]]}, r"lacks views \['mirror'\]"),
+        ({"stages": ["identity", "identity"]}, "has some of an earlier stage"),
+        ({"stages": []}, "stages must be at least one list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit_sequential(predictions, label, **{**FAST, **options})
+    with pytest.raises(ValueError, match="views must have names"):
+        fit_sequential(ViewPredictions(predictions.outputs), label, **FAST)
+    with pytest.raises(ValueError, match="at least 5 labelled inputs"):
+        fit_sequential(predictions.take(slice(4)), label[:4], **FAST)
+
+
+def test_one_view_is_one_stage(sample):
+    predictions, label, _ = sample
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sequential = fit_sequential(predictions.select(["identity"]), label, stages=["identity"], **FAST)
+    assert sequential.stages == (("identity",),)
+    assert sequential.loss_upper == 0
