@@ -291,7 +291,11 @@ def quick_fit(model: Model, engine: Engine, seed: int) -> Callable[[ViewPredicti
 
 
 def refit(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> Policy:
-    """The policy's model, engine and views, fitted to other aligned data for held-out predictions."""
+    """The policy's model, engine and views, fitted to other aligned data; the members of a stack keep their weights."""
+    if policy.members:
+        members = [refit(member, predictions, labels).among(member.names) for member in policy.members]
+        covariance = np.zeros((len(members), len(members)))
+        return stack_policies(policy.model, policy.engine, members, policy.member_weights, covariance, policy.guard)
     views = predictions.select(policy.fitted or policy.names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum predicts as well

@@ -138,7 +138,7 @@ class SequentialPolicy:
         known: set[str] = set()
         stages = []
         for policy in self.policies:
-            stages.append(tuple(name for name in _used(policy) if name not in known))
+            stages.append(tuple(name for name in policy.used_names if name not in known))
             known.update(stages[-1])
         return tuple(stages)
 
@@ -312,7 +312,7 @@ def fit_sequential(
 ) -> SequentialPolicy:
     """Fit policies of growing sets of views, and a rule that stops early where more views would change little.
 
-    Stages follow the order in which :func:`select_views` needs the views. Every stage has its own policy, of the same
+    Stages are the nested sets of :func:`select_views`, the smallest first. Every stage has its own policy, of the same
     model. An input stops after the first stage that is confident, or whose expected gain from the remaining views is
     small: the Kullback-Leibler divergence of the stage's prediction from the full one, regressed on entropy and margin
     (in regression on variance, disagreement of the views so far, and mean). Threshold and rule are those of the lowest
@@ -334,7 +334,7 @@ def fit_sequential(
     model, engine
         As in :func:`fit_policy`; a closed form is needed.
     stages : sequence of view names or of lists of them, optional
-        Views that every stage adds, instead of the order of :func:`select_views`; such as those that share a pass.
+        Views that every stage adds, instead of the sets of :func:`select_views`; such as those that share a pass.
     seed : int
         Decides the folds.
     progress : bool
@@ -373,7 +373,9 @@ def fit_sequential(
     if stages is None:
         budget = sum(price.values())
         full = select_views(predictions, labels, budget=budget, cost=price, model=model, **options)
-        nested = _prefixes(full)
+        assert full.selection is not None
+        chosen = full.selection.chosen.views
+        nested = [point.views for point in full.selection.curve if set(point.views) <= set(chosen)]
     else:
         nested = _given_stages(stages, predictions.names)
         full = fit_policy(predictions.select(nested[-1]), labels, model=model, **options)
@@ -386,21 +388,6 @@ def fit_sequential(
         (*policies,), "gain", 0.0, 0.0, predictions.groups is not None, (), price, tolerance, 0.0, 0.0, ()
     )
     return _choose_rule(sequential, predictions, labels, seed)
-
-
-def _prefixes(full: Policy) -> list[Views]:
-    """Nested sets of the full policy's views, in the order in which the best sets of each size need them."""
-    assert full.selection is not None
-    weight = dict(zip(full.names, full.weights.tolist(), strict=True))
-    order: list[str] = []
-    for point in full.selection.curve:  # cheapest first
-        new = [name for name in point.views if weight[name] > 0 and name not in order]
-        order.extend(sorted(new, key=lambda name: -weight[name]))
-    sizes, size = [], 1
-    while size < len(order):
-        sizes.append(size)
-        size += max(1, size // 2)
-    return [tuple(order[:size]) for size in (*sizes, len(order))]
 
 
 def _given_stages(stages: Sequence[Sequence[str] | str], names: Views) -> list[Views]:
@@ -418,10 +405,6 @@ def _given_stages(stages: Sequence[Sequence[str] | str], names: Views) -> list[V
     return nested
 
 
-def _used(policy: Policy) -> Views:
-    return tuple(name for name, weight in zip(policy.names, policy.weights, strict=True) if weight > 0)
-
-
 def _pruned(policy: Policy) -> Policy:
     """Without the views of weight zero, so that a fit to other rows does not need them either."""
     return policy.prune(np.finfo(np.float64).tiny)
@@ -431,7 +414,7 @@ def _growing(policies: list[Policy]) -> list[Policy]:
     """Without the stages after which a later one needs no more views."""
     kept: list[Policy] = []
     for policy in policies:
-        while kept and set(_used(policy)) <= {name for earlier in kept for name in _used(earlier)}:
+        while kept and set(policy.used_names) <= {name for earlier in kept for name in earlier.used_names}:
             kept.pop()
         kept.append(policy)
     return kept
@@ -535,16 +518,12 @@ def _point(
     stops = np.stack([_together(stage, held_out.groups, undecided) for stage in decided])
     last = np.where(stops.any(axis=0), stops.argmax(axis=0), len(stops))  # (n,)
     scores = np.take_along_axis(held_out.scores, last[None], axis=0)[0]
-    none = np.empty(0)
-    difference, error = compare_scores(
-        CrossValidated(held_out.scores[-1], held_out.groups, none), CrossValidated(scores, held_out.groups, none)
-    )
+    full = CrossValidated(held_out.scores[-1], held_out.groups, held_out.fold, np.ones(len(scores)))
+    loss, error = compare_scores(full, full._replace(scores=scores))
     passes = np.cumsum([len(stage) for stage in sequential.stages])
     cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
-    n = len(scores)
-    mean_passes, mean_cost = float(passes[last].mean()), float(cost[last].mean())
     return SequentialPoint(
-        threshold, undecided, mean_passes, mean_cost, float(scores.mean()), difference / n, error / n
+        threshold, undecided, float(passes[last].mean()), float(cost[last].mean()), float(scores.mean()), loss, error
     )
 
 
