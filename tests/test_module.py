@@ -25,6 +25,7 @@ from vbtta.models.parts.link_densities import class_probabilities
 from vbtta.models.stack.spec import Stack
 from vbtta.module import TTAModule
 from vbtta.policy import History, Policy
+from vbtta.sequential import fit_sequential
 
 CLASSES = 4
 
@@ -599,3 +600,91 @@ def test_maps_are_exported_to_onnx(tmp_path, kind):
         result = session.run(None, {session.get_inputs()[0].name: some.numpy()})[0]
         with torch.no_grad():
             np.testing.assert_allclose(result, module(some), atol=1e-4)
+
+
+# -- stages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def staged():
+    """A network, views with one that draws, and a sequential policy of which some inputs stop at every stage."""
+    net = network(CLASSES).eval()
+    given = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    views = [Identity(), HorizontalFlip(), GaussianNoise(0.1), Rotate(10.0)]
+    predictions = collect_views(net, given, views, draws=2, seed=5)
+    rng = np.random.default_rng(0)
+    scaled = ViewPredictions(
+        3 * (predictions.outputs - predictions.outputs.mean(axis=(0, 1))) / predictions.outputs.std(),
+        names=predictions.names,
+    )
+    labels = (scaled.outputs.mean(axis=1) + rng.gumbel(size=(300, CLASSES))).argmax(axis=1)
+    stages = [["identity"], [predictions.names[1], predictions.names[2]], [predictions.names[3]]]
+    model = CategoricalLatent(noise="none", shrinkage=1.0)
+    policies = fit_sequential(predictions, labels, task="classification", model=model, stages=stages, tolerance=5.0)
+    confidence = policies.policies[0].predict(predictions).proba.max(axis=1)
+    # an untrained network: stop by confidence, half of the inputs after the first stage
+    return net, given, views, replace(policies, rule="confidence", threshold=float(np.median(confidence)))
+
+
+@pytest.mark.parametrize("max_batch", [None, 7])
+def test_stages_are_computed_for_the_rows_that_are_left(staged, max_batch):
+    net, given, views, sequential = staged
+    expected = sequential.predict(collect_views(net, given, views, draws=2, seed=5))
+    assert set(expected.passes) >= {1, len(sequential.names)}
+    module = TTAModule(net, views, sequential, max_batch=max_batch, seed=5)
+    rows = []
+    handle = net.register_forward_hook(lambda _module, _inputs, outputs: rows.append(len(outputs)))
+    found = module(given)
+    handle.remove()
+    np.testing.assert_allclose(found.numpy(), expected.proba, atol=1e-5)
+    draws = {name: 2 if name.startswith("noise") else 1 for name in sequential.names}
+    passes = np.cumsum([sum(draws[name] for name in stage) for stage in sequential.stages])
+    computed = dict(zip(np.cumsum([len(stage) for stage in sequential.stages]).tolist(), passes.tolist(), strict=True))
+    assert sum(rows) == sum(computed[count] for count in expected.passes.tolist())
+    logs = TTAModule(net, views, sequential, output="log_probability", seed=5)(given)
+    np.testing.assert_allclose(logs.exp().numpy(), expected.proba, atol=1e-5)
+    assert list(module.state_dict()) == list(TTAModule(net, views, sequential.policies[-1]).state_dict())
+
+
+def test_stages_of_numbers(images, views):
+    net = network(2).eval()
+    given = torch.rand(200, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    predictions = collect_views(net, given, views)
+    truth = predictions.outputs.mean(axis=1) + 0.001 * np.random.default_rng(0).normal(size=(200, 2))
+    sequential = fit_sequential(
+        predictions, truth[:, None], task="regression", model="latent", stages=predictions.names, tolerance=50.0
+    )
+    sequential = replace(sequential, threshold=float(np.median([point.threshold for point in sequential.curve])))
+    expected = sequential.predict(collect_views(net, images, views))
+    found = TTAModule(net, views, sequential)(images)
+    np.testing.assert_allclose(found.numpy(), expected.mean, atol=1e-5)
+
+
+def test_stages_are_exported_one_by_one(staged, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    net, given, views, sequential = staged
+    noise = next(name for name in sequential.names if name.startswith("noise"))
+    kept = [name for name in sequential.policies[-1].used_names if name != noise]
+    policies = (
+        sequential.policies[0],
+        sequential.policies[-1].restrict([k for k, name in enumerate(sequential.policies[-1].fitted) if name in kept]),
+    )
+    sequential = replace(sequential, policies=policies)
+    module = TTAModule(net, views, sequential).eval()
+    rows = torch.export.Dim("rows", min=1, max=4096)
+    with pytest.raises(Exception, match=r"export each of module\.stages"):
+        torch.export.export(module, (given,), dynamic_shapes=({0: rows},))
+    sessions = []
+    for place, stage in enumerate(module.stages):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(stage, (given,), dynamic_shapes=({0: rows},))
+            torch.onnx.export(program, (), tmp_path / f"stage{place}.onnx", verbose=False)
+        sessions.append(runtime.InferenceSession(tmp_path / f"stage{place}.onnx", providers=["CPUExecutionProvider"]))
+
+    def compute(stage, left):
+        session = sessions[stage]
+        return session.run(None, {session.get_inputs()[0].name: given.numpy()[left]})[0]
+
+    np.testing.assert_allclose(sequential.run(compute, len(given)).proba, module(given).numpy(), atol=1e-5)

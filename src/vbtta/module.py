@@ -1,6 +1,6 @@
 """TTAModule: a network, its views and a policy as one torch module, ready for export."""
 
-__all__ = ["Maps", "TTAModule"]
+__all__ = ["Maps", "Stage", "TTAModule"]
 
 import os
 from collections.abc import Iterator, Mapping
@@ -13,13 +13,15 @@ import numpy as np
 from vbtta._support.checks import missing_extra, whole_number
 from vbtta._support.fingerprints import conflict, draws_of, view_fingerprint
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, copy_of, n_rows_of
+from vbtta._support.tensors import Batch, copy_of, n_rows_of, rows_of, to_array
 from vbtta.adapters.base import as_predictor, select_output
 from vbtta.augment.base import Augmentation, check_invertible, invert_view, is_partial, own_copy, reorder_classes
 from vbtta.augment.foreign import as_views
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import ContinuousPrediction
 from vbtta.policy import Policy
+from vbtta.sequential import SequentialPolicy
 
 try:
     import torch
@@ -75,8 +77,10 @@ class TTAModule(nn.Module):
         The network; it is called in evaluation mode, and its mode is restored afterwards.
     views : list of views
         All views of the policy with a positive weight, matched by name; others are ignored.
-    policy : Policy
-        Fitted to predictions of the same network and views.
+    policy : Policy or SequentialPolicy
+        Fitted to predictions of the same network and views. Of a sequential policy every stage is computed for the rows
+        of the batch that are left, together; the result has no gradient and is that of `policy.predict`. Its stages are
+        `module.stages`: compile them with ``stage.compile()`` and export them one by one, for `SequentialPolicy.run`.
     output : {"probability", "log_probability", "mean"}, optional
         Result of `forward`: class probabilities (B, C) or their logarithm in classification, means (B, C) in
         regression. By default "probability" or "mean".
@@ -104,7 +108,7 @@ class TTAModule(nn.Module):
         self,
         network: Any,
         views: Any,
-        policy: Policy,
+        policy: Policy | SequentialPolicy,
         *,
         output: OutputKind | None = None,
         max_batch: int | None = None,
@@ -116,6 +120,8 @@ class TTAModule(nn.Module):
         if not isinstance(adapter, TorchPredictor):
             kind = type(network).__name__
             raise TypeError(f"TTAModule wraps torch modules; got {kind}. Use collect_views for others")
+        self.sequential = policy if isinstance(policy, SequentialPolicy) else None
+        policy = policy.policies[-1] if isinstance(policy, SequentialPolicy) else policy
         given: object = policy
         if not isinstance(given, Policy):
             remedy = ". Read a file with Policy.load(path)" if isinstance(given, str | os.PathLike) else ""
@@ -140,6 +146,13 @@ class TTAModule(nn.Module):
         self.view_modules = nn.ModuleList(part for part in functions if isinstance(part, nn.Module))
         self._select, self._autocast = adapter.output, adapter.autocast
         self._needed, self._keywords = adapter.needed, adapter.keywords
+        self.stages: tuple[Stage, ...] = ()  # not registered: the network is already
+        if self.sequential is not None:
+            steps = zip(self.sequential.policies, self.sequential.stages, strict=True)
+            options = {"max_batch": max_batch, "draws": draws, "seed": seed}
+            self.stages = tuple(Stage(network, views, part, names, **options) for part, names in steps)
+            others = (part for stage in self.stages for part in stage.view_modules)
+            self.view_modules.extend(part for part in others if part not in list(self.view_modules))
 
     def extra_repr(self) -> str:
         """Name the views and the output."""
@@ -147,6 +160,11 @@ class TTAModule(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """Inputs of B rows, as the network takes them, to probabilities, their logarithm or means: (B, C), or maps."""
+        if self.sequential is not None:
+            if torch.compiler.is_exporting():
+                raise ValueError("a sequential module has one graph a stage; export each of module.stages")
+            in_stages: Tensor = self._in_stages(batch, self.sequential)
+            return in_stages
         exporting = torch.compiler.is_exporting()
         running = not torch.compiler.is_compiling()
         if exporting:
@@ -223,6 +241,23 @@ class TTAModule(nn.Module):
                         result.setdefault(name, np.empty((n_positions, values.shape[1]), np.float32))[block] = values
         return result
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _in_stages(self, batch: Batch, sequential: SequentialPolicy) -> Tensor:
+        """Every stage for the rows that are left."""
+        self._check_batch(batch)
+        batch = self._in_precision(batch)
+
+        def compute(stage: int, rows: Array) -> Array:
+            with torch.no_grad():
+                return to_array(self.stages[stage](rows_of(batch, torch.from_numpy(rows)), rows))
+
+        prediction = sequential.run(compute, n_rows_of(batch))
+        values = prediction.mean if isinstance(prediction, ContinuousPrediction) else prediction.proba
+        result = torch.from_numpy(values).to(device=self._device, dtype=dtype_of(self.network) or torch.float32)
+        return (
+            result.clamp_min(torch.finfo(result.dtype).tiny).log() if self.output_kind == "log_probability" else result
+        )
+
     def train(self, mode: bool = True) -> Self:
         """Set the network's mode; views keep theirs (dropout depends on it)."""
         modes = [(part, part.training) for part in self.view_modules.modules()]
@@ -244,11 +279,11 @@ class TTAModule(nn.Module):
             )
 
     def _outputs(
-        self, batch: Batch, exporting: bool, first: int = 0
+        self, batch: Batch, exporting: bool, first: int | Array = 0
     ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
         """Indices of some views, the outputs (V, B, ..., C) for them, and the mask (1 or B, ..., 1) of what they see.
 
-        Maps come view by view, in the geometry of the batch; `first` is the number of the first row.
+        Maps come view by view, in the geometry of the batch; `first` is the number of the first row, or of each row less its place.
         """
         n_rows = batch.shape[0] if isinstance(batch, Tensor) else n_rows_of(batch)  # a symbol while exporting
         at_once = self._views_at_once(batch, n_rows, exporting)
@@ -274,7 +309,7 @@ class TTAModule(nn.Module):
         for indices, tensors in pending.values():
             yield from self._call_jointly(indices, tensors, batch, n_rows)
 
-    def _drawn(self, k: int, batch: Batch, n_rows: int, first: int) -> tuple[list[int], Tensor, Tensor | None]:
+    def _drawn(self, k: int, batch: Batch, n_rows: int, first: int | Array) -> tuple[list[int], Tensor, Tensor | None]:
         """Mean outputs (1, B, ..., C) of a stochastic view, and the mask of what all draws see."""
         view, total, seen = self.views[k], None, None
         for m in range(self.draws):
@@ -464,6 +499,33 @@ class _Pool(nn.Module):
         return average / average.sum(-1, keepdim=True) if self.by_class else average
 
 
+class Stage(TTAModule):
+    """The views that a stage of a sequential policy adds: inputs of B rows to the network's outputs (B, V, C)."""
+
+    def __init__(self, network: Any, views: Any, policy: Policy, names: tuple[str, ...], **options: Any) -> None:
+        super().__init__(network, views, policy, **options)
+        self.views = [view for view in self.views if view.name in names]
+
+    def forward(self, batch: Any, row_numbers: Array | None = None) -> Tensor:
+        """Outputs of the stage's views, in the order of `SequentialPolicy.stages`."""
+        exporting = torch.compiler.is_exporting()
+        if exporting:
+            self._check_exportable()
+        training = not exporting and any(part.training for part in self.network.modules())
+        first = 0 if row_numbers is None else row_numbers - np.arange(len(row_numbers))
+        with evaluating(self.network) if training else nullcontext():
+            parts = list(self._outputs(batch, exporting, first))
+        outputs = torch.cat([part[1] for part in parts])
+        if outputs.ndim != 3:
+            raise ValueError("the network returns maps, and a sequential policy takes rows (B, C); use its last policy")
+        order = np.argsort([view for part in parts for view in part[0]]).tolist()
+        return _rows_of(outputs, order).transpose(0, 1)
+
+    @property
+    def _device(self) -> torch.device:
+        return next((tensor.device for tensor in self.network.parameters()), super()._device)
+
+
 def _output_kind(output: OutputKind | None, task: str) -> OutputKind:
     kinds: tuple[OutputKind, ...] = ("mean",) if task == "regression" else ("probability", "log_probability")
     if output is not None and output not in kinds:
@@ -492,12 +554,12 @@ def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> 
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _draw(view: Augmentation, batch: Batch, seed: int, draw: int, first: int) -> Batch:
+def _draw(view: Augmentation, batch: Batch, seed: int, draw: int, first: int | Array) -> Batch:
     return view(own_copy(view, batch), _streams(view, batch, seed, draw, first))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _streams(view: Augmentation, batch: Batch, seed: int, draw: int, first: int) -> RowStreams:
+def _streams(view: Augmentation, batch: Batch, seed: int, draw: int, first: int | Array) -> RowStreams:
     return RowStreams(seed, view.name, draw, first + np.arange(n_rows_of(batch)))
 
 

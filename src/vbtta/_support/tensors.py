@@ -1,6 +1,6 @@
 """NumPy arrays and torch tensors alike; torch is never imported here, only used where it is loaded already."""
 
-__all__ = ["copy_of", "is_floating", "is_instance", "is_tensor", "like", "n_rows_of", "to_array", "where"]
+__all__ = ["copy_of", "is_floating", "is_instance", "is_tensor", "like", "n_rows_of", "rows_of", "to_array", "where"]
 
 import copy
 import sys
@@ -71,3 +71,12 @@ def n_rows_of(batch: Batch) -> int:
     if isinstance(batch, tuple | list):
         return n_rows_of(batch[0])
     return int(batch.shape[0]) if hasattr(batch, "shape") else len(batch)
+
+
+def rows_of(batch: Batch, rows: Any) -> Batch:
+    """Some rows of every array of a batch."""
+    if isinstance(batch, Mapping):
+        return {key: rows_of(part, rows) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(rows_of(part, rows) for part in batch)
+    return [batch[row] for row in rows] if isinstance(batch, list) else batch[rows]
