@@ -26,6 +26,7 @@ from vbtta.select import prices, select_views
 
 _FORMAT, _VERSION = "vbtta-sequential", 1
 _UPPER = 1.645  # standard errors above the mean: one-sided 95 % limit
+_UNSEEN = _UPPER**2 / 2  # rare large losses that are added to those seen, as in the interval of Agresti and Coull
 _CONFIDENCES = 1 - np.geomspace(1e-4, 0.5, 60)
 _GAINS = np.geomspace(1e-5, 1.0, 60)
 _UNDECIDED_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)  # of a group's rows
@@ -45,6 +46,7 @@ class SequentialPoint(NamedTuple):
     score: float  # log score, mean over labelled inputs
     loss: float  # of score against the full policy
     standard_error: float  # of the loss
+    loss_upper: float  # upper 95 % confidence limit of the loss
 
 
 class GainModel(NamedTuple):
@@ -317,7 +319,8 @@ def fit_sequential(
     small: the Kullback-Leibler divergence of the stage's prediction from the full one, regressed on entropy and margin
     (in regression on variance, disagreement of the views so far, and mean). Threshold and rule are those of the lowest
     cost whose loss in log score against the full policy is at most `tolerance`, as an upper 95 % confidence limit by
-    cross-validation.
+    cross-validation. The limit allows for rare large losses that the sample does not show, so that a small tolerance
+    needs many labels: with losses of 3 nats at most some 2,000 for a tolerance of 0.005.
 
     Parameters
     ----------
@@ -430,6 +433,15 @@ class _HeldOut(NamedTuple):
     fold: Array  # (n,)
     groups: Array | None  # (n,)
 
+    @property
+    def large_loss(self) -> float:
+        """What stopping early can cost an input, or a group of them: the 99 % quantile after any stage."""
+        loss = np.maximum(self.scores[-1] - self.scores[:-1], 0)
+        if self.groups is not None:
+            place = np.unique(self.groups, return_inverse=True)[1]
+            loss = np.stack([np.bincount(place, stage) for stage in loss])
+        return float(np.quantile(loss, 0.99))
+
 
 def _choose_rule(
     sequential: SequentialPolicy, predictions: ViewPredictions, labels: LabelSets, seed: int
@@ -455,7 +467,7 @@ def _choose_rule(
             for threshold in thresholds
             for share in shares
         ]
-        allowed = [point for point in points[rule] if _upper(point) <= sequential.tolerance]
+        allowed = [point for point in points[rule] if point.loss_upper <= sequential.tolerance]
         best[rule] = min((*allowed, full), key=lambda point: (point.cost, point.loss))
     simpler = "confidence" in rules and best["gain"].cost >= _CLEARLY_FEWER * best["confidence"].cost
     rule = "confidence" if simpler else "gain"
@@ -473,7 +485,7 @@ def _choose_rule(
             for m, center in enumerate(sequential._early_features(predicted, known).mean(axis=1))
         ),
         loss=chosen.loss,
-        loss_upper=_upper(chosen),
+        loss_upper=chosen.loss_upper,
         curve=tuple(curve[key] for key in sorted(curve)),
     )
     if chosen.cost < full.cost:
@@ -522,13 +534,12 @@ def _point(
     loss, error = compare_scores(full, full._replace(scores=scores))
     passes = np.cumsum([len(stage) for stage in sequential.stages])
     cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
-    return SequentialPoint(
-        threshold, undecided, float(passes[last].mean()), float(cost[last].mean()), float(scores.mean()), loss, error
-    )
-
-
-def _upper(point: SequentialPoint) -> float:
-    return point.loss + _UPPER * point.standard_error
+    upper = 0.0
+    if stops.any():  # large losses are rare: a sample may have none, and the setting was chosen for that
+        unseen = held_out.large_loss / len(scores)
+        upper = loss + _UNSEEN * unseen + _UPPER * float(np.sqrt(error**2 + _UNSEEN * unseen**2))
+    mean_passes, mean_cost = float(passes[last].mean()), float(cost[last].mean())
+    return SequentialPoint(threshold, undecided, mean_passes, mean_cost, float(scores.mean()), loss, error, upper)
 
 
 def _decided(rule: str, values: Array, threshold: float) -> Array:
