@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import one_of, shown, whole_number
-from vbtta._support.files import read_json, write_json
+from vbtta._support.files import from_plain, read_json, to_plain, write_json
 from vbtta._support.fingerprints import Rows, row_hashes
-from vbtta._support.plain import from_plain, to_plain
 from vbtta.crossval import sampled, split
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions

@@ -212,14 +212,14 @@ def merge(parts: Sequence[tuple[Array, Prediction]], n_inputs: int) -> Predictio
             proba[rows], information[rows] = part.proba, part.mutual_information
         return CategoricalPrediction(proba, information, classes[0][1].classes)
     mixtures = [(rows, part) for rows, part in parts if isinstance(part, ContinuousPrediction)]
-    dof = np.concatenate([part.dof for _, part in mixtures])
+    dof = np.concatenate([mixture.dof for _, mixture in mixtures])
     n_outputs = mixtures[0][1].location.shape[2]
     weights, location = np.zeros((n_inputs, len(dof))), np.zeros((n_inputs, len(dof), n_outputs))
     scale = np.tile(np.eye(n_outputs), (n_inputs, len(dof), 1, 1))
     start = 0
-    for rows, part in mixtures:
-        own = slice(start, start + len(part.dof))
-        weights[rows, own], location[rows, own], scale[rows, own] = part.weights, part.location, part.scale
+    for rows, mixture in mixtures:
+        own = slice(start, start + len(mixture.dof))
+        weights[rows, own], location[rows, own], scale[rows, own] = mixture.weights, mixture.location, mixture.scale
         start = own.stop
     return ContinuousPrediction(weights, dof, location, scale)
 

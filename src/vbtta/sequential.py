@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import positive, whole_number
-from vbtta._support.files import read_json, write_json
+from vbtta._support.files import from_plain, read_json, to_plain, write_json
 from vbtta._support.fingerprints import Rows
-from vbtta._support.plain import from_plain, to_plain
 from vbtta.crossval import MIN_UNITS, CrossValidated, compare_scores, n_units, sampled, split
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
