@@ -220,6 +220,7 @@ def test_bad_arguments_are_named(sequential, sample):
         ({"task": "ordinal"}, "task must be 'classification' or 'regression'"),
         ({"stages": [["identity"], ["mirror"]]}, r"lacks views \['mirror'\]"),
         ({"stages": ["identity", "identity"]}, "has some of an earlier stage"),
+        ({"engine": "advi"}, r"engine must be 'auto', 'em' or EM\(...\).*got 'advi'"),
         ({"stages": []}, "stages must be at least one list"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -19,7 +19,8 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
 from vbtta.fit import fit_policy, refit
-from vbtta.models.base import Engine, Model
+from vbtta.inference.em import EM
+from vbtta.models.base import Model
 from vbtta.policy import KEPT, Policy
 from vbtta.select import prices, select_views
 
@@ -306,7 +307,7 @@ def fit_sequential(
     tolerance: float = 0.005,
     cost: Mapping[str, float] | Sequence[float] | None = None,
     model: Model | Literal["auto", "mixture", "latent"] = "auto",
-    engine: Engine | Literal["auto", "em"] = "auto",
+    engine: EM | Literal["auto", "em"] = "auto",
     stages: Sequence[Sequence[str] | str] | None = None,
     seed: int = 0,
     progress: bool = False,
@@ -360,6 +361,8 @@ def fit_sequential(
     seed = whole_number("seed", seed, 0)
     if task not in ("classification", "regression"):
         raise ValueError(f"task must be 'classification' or 'regression'; got {task!r}")
+    if engine not in ("auto", "em") and not isinstance(engine, EM):
+        raise ValueError(f"engine must be 'auto', 'em' or EM(...): stages are fitted some fifty times; got {engine!r}")
     if predictions.generated_names:
         raise ValueError("views must have names, by which stages are matched; use ViewPredictions(names=...)")
     labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
@@ -383,6 +386,7 @@ def fit_sequential(
         full = fit_policy(predictions.select(nested[-1]), labels, model=model, **options)
     options = {**options, "model": full.model, "guard": False}
     policies = [fit_policy(predictions.select(views), labels, **options) for views in nested[:-1]]
+    policies = [replace(policy, rows=Rows()) for policy in policies]  # the full policy has them
     policies = _growing([_pruned(policy) for policy in (*policies, full)])
     if len(policies) == 1:
         return SequentialPolicy((*policies,), "confidence", 0.0, 0.0, False, (), price, tolerance, 0.0, 0.0, ())
