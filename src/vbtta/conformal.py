@@ -341,7 +341,7 @@ def _calibration(
     if cross:
         if not isinstance(policy, Policy | SequentialPolicy):
             raise ValueError(f"cross=True refits a Policy or a SequentialPolicy; got {type(policy).__name__}")
-        shuffled = labels.labelled[sampled(len(labels.labelled), seed)]
+        shuffled = labels.labelled[sampled(len(labels.labelled), seed, predictions.outputs.shape[2])]
         held_out = []
         for train, held in split(shuffled, predictions.groups):
             data = predictions.take(train), labels.take(train)

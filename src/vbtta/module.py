@@ -283,7 +283,8 @@ class TTAModule(nn.Module):
     ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
         """Indices of some views, the outputs (V, B, ..., C) for them, and the mask (1 or B, ..., 1) of what they see.
 
-        Maps come view by view, in the geometry of the batch; `first` is the number of the first row, or of each row less its place.
+        Maps come view by view, in the geometry of the batch; `first` is the number of the first row, or of every row
+        less its place.
         """
         n_rows = batch.shape[0] if isinstance(batch, Tensor) else n_rows_of(batch)  # a symbol while exporting
         at_once = self._views_at_once(batch, n_rows, exporting)

@@ -475,7 +475,7 @@ def _choose_rule(
     simpler = "confidence" in rules and best["gain"].cost >= _CLEARLY_FEWER * best["confidence"].cost
     rule = "confidence" if simpler else "gain"
     chosen = best[rule]
-    known = predictions.take(labels.labelled[sampled(len(labels.labelled), seed)])
+    known = predictions.take(labels.labelled[sampled(len(labels.labelled), seed, predictions.outputs.shape[2])])
     predicted = [policy.predict(known) for policy in sequential.policies]
     curve = {(point.cost, point.score): point for point in (*points[rule], full, chosen)}
     sequential = replace(
@@ -504,7 +504,7 @@ def _choose_rule(
 def _hold_out(sequential: SequentialPolicy, predictions: ViewPredictions, labels: LabelSets, seed: int) -> _HeldOut:
     """Scores, confidence, gains and features of all stages by cross-validation."""
     rows = labels.labelled
-    folds = split(rows[sampled(len(rows), seed)], predictions.groups)
+    folds = split(rows[sampled(len(rows), seed, predictions.outputs.shape[2])], predictions.groups)
     parts = []
     for train, held in folds:
         fold = sequential.refit(predictions.take(train), labels.take(train))
