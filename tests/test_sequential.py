@@ -9,7 +9,7 @@ from vbtta import CategoricalLatent, GaussianLatent, Policy, SequentialPolicy, V
 from vbtta.sequential import fit_sequential
 
 NAMES = ["identity", "flip", "crop", "zoom", "shift", "blur"]
-FAST = {"task": "classification", "model": CategoricalLatent(shrinkage=1.0)}
+FAST = {"task": "classification", "model": CategoricalLatent(noise="none", shrinkage=1.0)}
 
 
 def classes(seed, n, groups=None):
