@@ -129,7 +129,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
             log_labels += n * (0.5 * C * (log_tau - np.log(2 * np.pi)) - 0.5 * tau[u] * (gap @ gap + doubt[u]))
         V = views.inverse_scale[k]
         log_det = special.digamma(0.5 * (views.dof[k] - np.arange(C))).sum() + C * np.log(2) - np.linalg.slogdet(V)[1]
-        form = (t - mu) @ L @ (t - mu) + np.trace(L @ H @ views.theta_covariance[k] @ H.T)
+        form = (t - mu) @ L @ (t - mu) + np.trace(L @ H @ views.calibration_covariance(problem.prior.beta)[k] @ H.T)
         log_rho[i, k] = np.log(views.weights[k]) + 0.5 * (log_det - np.linalg.slogdet(P)[1] - form) + log_labels
         truth[i, k], spread[i, k] = t, np.trace(np.linalg.inv(P))
     _, sums = problem.evaluate(state)

@@ -88,7 +88,7 @@ def test_seven_terms_by_their_definitions(rng: np.random.Generator) -> None:
         omega = 1 / (1 + block.variance[:, k, instance[j]] / prior.residual_variance)
         H = np.hstack([np.diag(f), np.eye(C)])
         r = y - f - H @ views.theta_mean[k]
-        e = np.outer(r, r) + H @ views.theta_covariance[k] @ H.T
+        e = np.outer(r, r) + H @ views.calibration_covariance(prior.beta)[k] @ H.T
         root = np.diag(np.sqrt(omega))
         precision = views.dof[k] * np.linalg.inv(views.inverse_scale[k])
         log_det = (
@@ -105,16 +105,21 @@ def test_seven_terms_by_their_definitions(rng: np.random.Generator) -> None:
     assert terms["J_z"] == pytest.approx((p * np.log(views.weights)[:, None]).sum())
     assert terms["Pi_z"] == pytest.approx((p * np.log(plain)).sum())
     draws = np.random.default_rng(0)
-    sigma, theta_log, theta_prior, q_log = 0.0, 0.0, 0.0, 0.0
-    size = 20_000
+    sigma, q_log, size = 0.0, 0.0, 20_000
+    common = draws.multivariate_normal(views.common_mean, views.common_covariance, size=size)
+    theta_log = stats.multivariate_normal(views.common_mean, views.common_covariance).logpdf(common).mean()
+    typical = np.sqrt((common**2).mean(axis=0))  # where the bound on E ln t stands
+    theta_prior = stats.t(3, scale=prior.common_scale).logpdf(typical).sum()
     for k in range(3):  # the others by Monte Carlo under Q
         wishart = stats.wishart(views.dof[k], np.linalg.inv(views.inverse_scale[k]))
         sample = wishart.rvs(size, random_state=draws)
         sigma += stats.wishart(prior.nu, np.linalg.inv(prior.inverse_scale)).logpdf(sample.transpose(1, 2, 0)).mean()
         q_log += wishart.logpdf(sample.transpose(1, 2, 0)).mean()
-        theta = draws.multivariate_normal(views.theta_mean[k], views.theta_covariance[k], size=size)
-        theta_prior += stats.norm(0, prior.beta**-0.5).logpdf(theta).sum(axis=1).mean()
-        theta_log += stats.multivariate_normal(views.theta_mean[k], views.theta_covariance[k]).logpdf(theta).mean()
+        own = views.theta_covariance[k]
+        offset = views.theta_mean[k] + prior.beta * (common - views.common_mean) @ own
+        deviation = draws.multivariate_normal(np.zeros(2 * C), own, size=size)
+        theta_prior += stats.norm(0, prior.beta**-0.5).logpdf(offset + deviation - common).sum(axis=1).mean()
+        theta_log += stats.multivariate_normal(np.zeros(2 * C), own).logpdf(deviation).mean()
     assert terms["J_Sigma"] == pytest.approx(sigma, abs=0.1)
     assert terms["Pi_Sigma"] == pytest.approx(q_log, abs=0.1)
     assert terms["J_mu"] == pytest.approx(theta_prior, abs=0.1)
@@ -142,7 +147,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
         V, nu = views.inverse_scale[k], views.dof[k]
         log_det = special.digamma(0.5 * (nu - np.arange(C))).sum() + C * np.log(2) - np.linalg.slogdet(V)[1]
         gap = r - H @ views.theta_mean[k]
-        square = np.outer(gap, gap) + H @ views.theta_covariance[k] @ H.T
+        square = np.outer(gap, gap) + H @ views.calibration_covariance(prior.beta)[k] @ H.T
         log_p[k, j] = np.log(views.weights[k]) + 0.5 * (log_det + np.log(omega).sum() - C * np.log(2 * np.pi))
         log_p[k, j] -= 0.5 * np.trace(nu * np.linalg.inv(V) @ root @ square @ root)
     p = special.softmax(log_p, axis=0) * block.repeats  # (8)
@@ -150,15 +155,25 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     assert float(sums.views.log_evidence) == pytest.approx(block.repeats @ special.logsumexp(log_p, axis=0))
     np.testing.assert_allclose(found.weights, p.sum(axis=1) / block.repeats.sum(), rtol=1e-8)  # (7)
     np.testing.assert_allclose(found.dof, prior.nu + p.sum(axis=1), rtol=1e-8)  # (6)
+    D = 2 * C  # the joint normal of theta_0 and all theta_k: its precision G and linear term
+    square = views.common_mean**2 + np.diagonal(views.common_covariance)
+    G, pull = np.zeros(((K + 1) * D, (K + 1) * D)), np.zeros((K + 1) * D)
+    G[:D, :D] = np.diag(4 / (3 * prior.common_scale**2 + square)) + K * prior.beta * np.eye(D)
     for k in range(K):
-        precision = views.dof[k] * np.linalg.inv(views.inverse_scale[k])
-        G, pull, V = prior.beta * np.eye(2 * C), np.zeros(2 * C), prior.inverse_scale.copy()
+        precision, own = views.dof[k] * np.linalg.inv(views.inverse_scale[k]), slice((k + 1) * D, (k + 2) * D)
+        G[own, own], G[:D, own], G[own, :D] = prior.beta * np.eye(D), -prior.beta * np.eye(D), -prior.beta * np.eye(D)
         for j in labelled:
             weighted = p[k, j] * designs[k, j].T @ roots[k, j] @ precision @ roots[k, j]
-            G, pull = G + weighted @ designs[k, j], pull + weighted @ residuals[k, j]
-        m, covariance = np.linalg.solve(G, pull), np.linalg.inv(G)
-        np.testing.assert_allclose(found.theta_mean[k], m, rtol=1e-6, atol=1e-9)  # (4)
-        np.testing.assert_allclose(found.theta_covariance[k], covariance, rtol=1e-6, atol=1e-9)
+            G[own, own] += weighted @ designs[k, j]
+            pull[own] += weighted @ residuals[k, j]
+    joint_mean, joint_covariance = np.linalg.solve(G, pull), np.linalg.inv(G)
+    np.testing.assert_allclose(found.common_mean, joint_mean[:D], rtol=1e-6, atol=1e-9)  # (4)
+    np.testing.assert_allclose(found.common_covariance, joint_covariance[:D, :D], rtol=1e-6, atol=1e-9)
+    for k in range(K):
+        own, V = slice((k + 1) * D, (k + 2) * D), prior.inverse_scale.copy()
+        m, covariance = joint_mean[own], joint_covariance[own, own]
+        np.testing.assert_allclose(found.theta_mean[k], m, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(found.calibration_covariance(prior.beta)[k], covariance, rtol=1e-6, atol=1e-9)
         for j in labelled:
             H, gap = designs[k, j], residuals[k, j] - designs[k, j] @ m
             V += p[k, j] * roots[k, j] @ (np.outer(gap, gap) + H @ covariance @ H.T) @ roots[k, j]
@@ -188,7 +203,7 @@ def test_the_bound_lies_below_the_exact_evidence(link: str, seed: int) -> None:
     f = rng.normal(size=(4, 2, 1))
     y = f[:, 0, 0] + 0.5 * rng.normal(size=4)
     for concentration in (None, 1.5):
-        spec = GaussianMixture(link=link, concentration=concentration, beta=0.5, nu=4.0)  # type: ignore[arg-type]
+        spec = GaussianMixture(link=link, concentration=concentration, beta=0.5, common_scale=1e-6, nu=4.0)  # type: ignore[arg-type]
         problem, first = posed(ViewPredictions(f), LabelSets.from_array(y), spec, noise="none")
         ascent = ascend(problem, first, EM(max_steps=100))
         block, prior, weights = problem.data.blocks[0], problem.prior, ascent.state.views.weights
@@ -219,7 +234,7 @@ def test_the_bound_lies_below_the_exact_evidence(link: str, seed: int) -> None:
 def test_one_view_with_known_precision_is_conjugate_regression(rng: np.random.Generator) -> None:
     f, sd = rng.normal(size=60), 0.4
     y = 1.5 + 0.7 * f + sd * rng.normal(size=60)
-    model = GaussianMixture(noise="none", nu=1e12, v=sd**2, beta=2.0)
+    model = GaussianMixture(noise="none", nu=1e12, v=sd**2, beta=2.0, common_scale=1e-7)
     policy = fit_policy(ViewPredictions(f[:, None, None]), y, task="regression", model=model, guard=False)
     posterior = policy.posterior
     location, scale = posterior.standard.location[0], posterior.standard.scale[0]  # type: ignore[attr-defined]
@@ -235,12 +250,15 @@ def test_one_view_with_known_precision_is_conjugate_regression(rng: np.random.Ge
 def test_one_view_with_known_precision_has_no_gap_below_the_evidence(rng: np.random.Generator) -> None:
     f, sd, beta = rng.normal(size=60), 0.4, 2.0
     y = 1.5 + 0.7 * f + sd * rng.normal(size=60)
-    model = GaussianMixture(noise="none", nu=1e8, v=sd**2, beta=beta)
+    model = GaussianMixture(noise="none", nu=1e8, v=sd**2, beta=beta, common_scale=1e-7)
     policy = fit_policy(ViewPredictions(f[:, None, None]), y, task="regression", model=model, guard=False)
     location, scale = (float(part[0]) for part in policy.posterior.standard[:2])  # type: ignore[attr-defined]
     design = np.stack([f - location, np.full(60, scale)], axis=1)  # H in the labels' units
     evidence = stats.multivariate_normal(np.zeros(60), sd**2 * np.eye(60) + design @ design.T / beta).logpdf(y - f)
-    assert policy.elbo == pytest.approx(evidence, abs=1e-4)
+    # but for the common calibration's Student-t, whose precision Q takes as independent of it
+    spread = np.linspace(0.5, 3, 2001)
+    gap = -(stats.t(3).logpdf(spread) + 0.5 * np.log(2 * np.pi * np.e * spread**2)).max()
+    assert policy.elbo == pytest.approx(evidence - 2 * gap, abs=1e-4)
 
 
 def test_one_view_with_a_flat_prior_is_least_squares(rng: np.random.Generator) -> None:
@@ -322,6 +340,34 @@ def test_counts_equal_repeated_labels(views, model: str) -> None:  # type: ignor
     a, b = fit(f, twice, model=model), fit(f, counted, model=model)
     np.testing.assert_allclose(a.weights, b.weights, rtol=1e-6, atol=1e-9)
     assert a.elbo == pytest.approx(b.elbo, rel=1e-9)
+
+
+@pytest.mark.parametrize(("shift", "factor"), [(0.0, 1.0), (-32.0, 0.5), (1000.0, 1.0), (0.0, 0.001), (5.0, 300.0)])
+@pytest.mark.parametrize("model", ["mixture", "latent"])
+def test_predictions_in_other_units_are_calibrated(model: str, shift: float, factor: float) -> None:
+    rng = np.random.default_rng(0)
+    truth = 40 + 15 * rng.normal(size=60)
+    views = shift + factor * (truth[:, None] + 5 * rng.normal(size=(60, 4)))
+    policy = fit_policy(ViewPredictions(views[:, :, None]), truth, task="regression", model=model, guard=False)
+    prediction = policy.predict(ViewPredictions(views[:, :, None]))
+    assert np.abs(prediction.mean[:, 0] - truth).mean() < 5
+    assert 2 < np.sqrt(prediction.variance.mean()) < 8
+
+
+def test_few_labels_leave_a_good_network_nearly_as_it_is() -> None:
+    """The common calibration is shrunken to the identity, and views to the common one."""
+    rng = np.random.default_rng(0)
+    error = np.zeros(2)
+    for _ in range(40):
+        truth = rng.normal(size=8)
+        views = truth[:, None] + 0.4 * rng.normal(size=(8, 6))
+        models = GaussianMixture(), GaussianMixture(beta=0.01, nu=3.0)  # with and without a common calibration
+        for place, model in enumerate(models):
+            policy = fit_policy(ViewPredictions(views[:, :, None]), truth, task="regression", model=model, guard=False)
+            prediction = policy.predict(ViewPredictions(np.linspace(-2, 2, 9)[:, None, None].repeat(6, axis=1)))
+            error[place] += np.abs(prediction.mean[:, 0] - np.linspace(-2, 2, 9)).mean() / 40
+    assert error[0] < 0.1
+    assert error[0] < 0.5 * error[1]
 
 
 def test_one_view_without_calibration_is_the_model_itself(views) -> None:  # type: ignore[no-untyped-def]

@@ -292,7 +292,8 @@ def _weights(rng: np.random.Generator) -> np.ndarray:
 
 def _gaussian_mixture(model: GaussianMixture, rng: np.random.Generator) -> np.ndarray:
     precision = rng.gamma(PRIOR_NU / 2, 2 / (PRIOR_NU * PRIOR_V), size=(DRAWS, 1, 2))
-    shift, slope = rng.normal(size=(2, DRAWS, 1, 2)) * model.beta**-0.5
+    common = rng.standard_t(3, size=(2, DRAWS, 1, 1)) * model.common_scale
+    shift, slope = common + rng.normal(size=(2, DRAWS, 1, 2)) * model.beta**-0.5
     views = TINY_VIEWS[:, :, 0]
     location = views + shift + (slope * views if model.link == "affine" else 0)
     log_each = stats.norm.logpdf(_standard_labels()[:, None], location, precision**-0.5)
@@ -401,10 +402,11 @@ def _tiny(task: str) -> tuple[ViewPredictions, LabelSets]:
 
 
 _PRIOR: dict[str, Any] = {"noise": "none", "beta": 1.0, "nu": PRIOR_NU, "v": PRIOR_V}
+_COMMON: dict[str, Any] = {"common_scale": 0.3, "concentration": 1.0, **_PRIOR}
 _PLAIN: dict[str, Any] = {"calibrate": False, "concentration": 1.0}
 EVIDENCE_CASES: tuple[tuple[str, Any, Callable[..., np.ndarray], tuple[str, ...]], ...] = (
-    ("regression", GaussianMixture(link="shift", concentration=1.0, **_PRIOR), _gaussian_mixture, ("em", "advi")),
-    ("regression", GaussianMixture(link="affine", concentration=1.0, **_PRIOR), _gaussian_mixture, ("em", "advi")),
+    ("regression", GaussianMixture(link="shift", **_COMMON), _gaussian_mixture, ("em", "advi")),
+    ("regression", GaussianMixture(link="affine", **_COMMON), _gaussian_mixture, ("em", "advi")),
     ("regression", GaussianLatent(shrinkage=4.0, **_PRIOR), _gaussian_latent, ("advi",)),
     *(
         (
@@ -458,7 +460,7 @@ def test_bounds_lie_below_the_evidence(
         policy = Case("tiny", task, model, _tiny, engine=kinds[engine]).fit(*_tiny(task))
         sampling = 4 * error + (0.05 if engine == "advi" else 0)  # of the evidence, and of ADVI's bound from 1024 draws
         mode = 2.0 if engine == "em" and model.noise == "confusion" else 0.0  # of the counts that annotators share
-        assert evidence - 1.5 - mode < policy.elbo < evidence + sampling, engine
+        assert evidence - 2 - mode < policy.elbo < evidence + sampling, engine
 
 
 @pytest.mark.parametrize("link", LINKS)

@@ -50,7 +50,7 @@ class PoolUncertainty(NamedTuple):
 
 def eliminate(information: Array, n_weights: int, nuisance_prior: Array) -> Array:
     """The information on the first parameters when the others are inferred too: a Schur complement."""
-    inside = information[n_weights:, n_weights:] + np.diag(nuisance_prior)
+    inside = information[n_weights:, n_weights:] + nuisance_prior
     inside[np.diag_indices_from(inside)] += 1e-10 * np.abs(np.diagonal(inside)).max(initial=1e-300)
     cross = information[:n_weights, n_weights:]
     return np.asarray(information[:n_weights, :n_weights] - cross @ np.linalg.solve(inside, cross.T))

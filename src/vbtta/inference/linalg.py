@@ -7,6 +7,7 @@ from scipy import special
 
 from vbtta.data.labels import Array
 
+TAIL_DOF = 3.0  # of priors with heavy tails
 _LN2, _LNPI = np.log(2.0), np.log(np.pi)
 
 
@@ -84,6 +85,22 @@ def kl_normal(mean: Array, covariance: Array, precision: float) -> Array:
     trace = np.trace(covariance, axis1=-2, axis2=-1) + (mean**2).sum(axis=-1)
     log_det = inverse_and_log_det(covariance)[1] + size * np.log(precision)
     return np.asarray(0.5 * (precision * trace - size - log_det))
+
+
+def student_log_density(square: Array, scale: float) -> Array:
+    """Lower bound on E ln t(x) where E x^2 = square, elementwise: the t as a normal of unknown precision; exact at a point."""
+    degrees = TAIL_DOF
+    constant = special.gammaln(0.5 * (degrees + 1)) - special.gammaln(0.5 * degrees)
+    return np.asarray(
+        constant
+        - 0.5 * np.log(degrees * np.pi * scale**2)
+        - 0.5 * (degrees + 1) * np.log1p(square / (degrees * scale**2))
+    )
+
+
+def student_precision(square: Array, scale: float) -> Array:
+    """E of the precision of that normal, elementwise: with it, the normal's quadratic is tangent to the bound."""
+    return np.asarray((TAIL_DOF + 1) / (TAIL_DOF * scale**2 + square))
 
 
 def kl_gamma(shape: Array, rate: Array, prior_shape: float, prior_rate: float) -> Array:

@@ -49,7 +49,7 @@ def weight_information(
         of_kappa = calibration.kappa_precision(common, prior.kappa_scale)
         precisions = (of_kappa, 1 / prior.xi_scale**2, prior.offset_precision)
         nuisance = np.repeat(precisions, (1, F, len(outer) - len(weights) - 1 - F))
-    return WeightInformation(weights, eliminate(scale * outer, len(weights), nuisance), scale * profile)
+    return WeightInformation(weights, eliminate(scale * outer, len(weights), np.diag(nuisance)), scale * profile)
 
 
 def _scores(

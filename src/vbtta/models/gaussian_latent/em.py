@@ -155,7 +155,7 @@ def pose(source: Source, spec: GaussianLatent) -> tuple[LatentProblem, LatentSta
     """The problem that data and model pose, and where to start: the plain average of the views."""
     data = source.continuous(with_variance=False)
     C, K = data.n_outputs, data.n_views
-    reference, _ = start(data, GaussianMixture(link="shift", beta=spec.beta, nu=spec.nu, v=spec.v))
+    reference, _ = start(data, GaussianMixture(link="shift", nu=C + 2 if spec.nu is None else spec.nu, v=spec.v))
     moments = data.total(steps.moments_of)
     scale = reference.inverse_scale
     if spec.v is None:  # the average of the views may be far better than each of them

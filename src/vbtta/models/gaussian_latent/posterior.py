@@ -43,7 +43,7 @@ class LatentPosterior(Posterior):
         """The predictive distribution for inputs whose views are those of positive weight, in order: one Student-t."""
         state, C = self.state, len(self.state.offset)
         used = self.weights > 0
-        mean = self.standard.apply(predictions.outputs)  # (N, K, C)
+        mean = self.standard.apply_to_predictions(predictions.outputs)  # (N, K, C)
         location = np.einsum("k,nkc->nc", state.pool[used], mean) + state.offset
         K = len(used)
         uncertainty = np.einsum(
@@ -91,9 +91,8 @@ class LatentPosterior(Posterior):
     def pooling(self) -> Pooling:
         """The weighted sum of the views plus an offset."""
         weights = np.repeat(self.weights[self.weights > 0][:, None], len(self.state.offset), axis=1)
-        offset = self.standard.location * (1 - self.gain) + self.standard.scale * self.state.offset
-        scale = np.full(weights.shape, self.gain)
-        return Pooling("linear", "", scale, np.broadcast_to(offset, scale.shape).copy(), weights)
+        scale, offset = self.standard.linear(np.full(weights.shape, self.gain), self.state.offset)
+        return Pooling("linear", "", scale, offset, weights)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from vbtta.data.labels import Array
 from vbtta.inference.advi import AdviTask
 from vbtta.inference.guide import N_DRAWS, Guide, match_dirichlet, match_wishart, precision_draws
 from vbtta.inference.unconstrained import Units, Values, tensor
+from vbtta.inference.linalg import TAIL_DOF
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.gaussian_mixture import em
 from vbtta.models.gaussian_mixture.em import MixtureProblem
@@ -27,10 +28,11 @@ class MixtureDensity(GaussianDensity):
 
     def __init__(self, problem: MixtureProblem, first: MixtureFactors, component: str) -> None:
         settings, views = problem.prior, first.views
-        K, C = problem.data.n_views, problem.data.n_outputs
+        (K, D), C = views.theta_mean.shape, problem.data.n_outputs
         priors = {
             "weights": tensors.dirichlet(settings.concentration, K),
-            "theta": tensors.normal(1 / math.sqrt(settings.beta), *views.theta_mean.shape),
+            "common": tensors.joint(dist.StudentT(tensors.filled(TAIL_DOF, D), 0.0, settings.common_scale, validate_args=False)),
+            "deviation": tensors.normal(1 / math.sqrt(settings.beta), K, D),
             **tensors.wishart(settings.nu, K, C),
         }
         if component == "student_t":
@@ -48,12 +50,13 @@ class MixtureDensity(GaussianDensity):
     def start(self) -> dict[str, Array]:
         """Where EM starts: uniform weights, every view fitted to all labels."""
         K = len(self._first.weights)
-        sites = {"weights": np.full(K, 1 / K), "theta": self._first.theta_mean}
+        common = self._first.common_mean
+        sites = {"weights": np.full(K, 1 / K), "common": common, "deviation": self._first.theta_mean - common}
         return sites | tensors.bartlett(self._first.precision, self.inverse_root)
 
     def views(self, values: Values, rows: Units) -> Views:
         """Calibrated views of some instances."""
-        location, theta = self.tensors.mean[:, rows], values["theta"]
+        location, theta = self.tensors.mean[:, rows], values["common"][..., None, :] + values["deviation"]
         C = location.shape[2]
         if self._affine:
             location = (1 + theta[..., :C])[..., None, :] * location
@@ -111,15 +114,17 @@ def _task(source: InMemory, spec: GaussianMixture) -> tuple[MixtureDensity, Advi
 def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> SampledMixturePosterior:
     """Conjugate factors of the same moments."""
     draws = guide.draw(N_DRAWS)
-    mean, covariance = guide.marginal("theta")
-    K = problem.data.n_views
-    D = len(mean) // K
+    theta = draws["common"][:, None] + draws["deviation"]  # (M, K, D)
+    K, D = theta.shape[1:]
+    centred = theta - theta.mean(axis=0)
     dof, inverse_scale = match_wishart(precision_draws(draws, problem.prior.inverse_scale))
     views = MixtureState(
         weights=draws["weights"].mean(axis=0),
         weight_counts=match_dirichlet(draws["weights"]),
-        theta_mean=mean.reshape(K, D),
-        theta_covariance=covariance.reshape(K, D, K, D)[np.arange(K), :, np.arange(K)],
+        theta_mean=theta.mean(axis=0),
+        theta_covariance=np.einsum("mkd,mke->kde", centred, centred) / (len(theta) - 1),
+        common_mean=draws["common"].mean(axis=0),
+        common_covariance=np.zeros((D, D)),  # the covariance above includes it
         dof=dof,
         inverse_scale=inverse_scale,
     )

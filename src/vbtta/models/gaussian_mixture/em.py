@@ -21,6 +21,8 @@ from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
 from vbtta.models.parts.standard import ContinuousBlocks
 
 _INTERVAL_LABELS = 100_000  # labels from which intervals are estimated, at most
+_COMMON_LABELS = 20  # that the median view's residual variance counts for in that of all views
+_SCREENING_ROUNDS = 3  # of a few steps each
 _SCREENING_LABELS = 20_000  # labels from which the prior's scale is estimated, at most
 
 
@@ -75,13 +77,15 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         return after._replace(views=after.views._replace(weights=weights))
 
     def pack(self, state: MixtureFactors) -> Array:
-        """(sqrt w, m, log-Cholesky of G^-1, ln nu_k, log-Cholesky of V_k), then the annotators' likewise."""
+        """(sqrt w, m, log-Cholesky of S, the same of theta_0, ln nu_k, log-Cholesky of V_k), then the annotators'."""
         views, people = state
         weights = views.weights if views.weight_counts is None else views.weight_counts
         parts = [
             np.sqrt(weights),
             views.theta_mean,
             log_cholesky(views.theta_covariance),
+            views.common_mean,
+            log_cholesky(views.common_covariance),
             np.log(views.dof - self._least_dof),
             log_cholesky(views.inverse_scale),
         ]
@@ -101,6 +105,8 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
             weight_counts=weights if counted else None,
             theta_mean=take(K, D),
             theta_covariance=from_log_cholesky(take(K, D * (D + 1) // 2), D),
+            common_mean=take(D),
+            common_covariance=from_log_cholesky(take(D * (D + 1) // 2), D),
             dof=self._least_dof + np.exp(np.minimum(take(K), 300)),
             inverse_scale=from_log_cholesky(take(K, C * (C + 1) // 2), C),
         )
@@ -155,7 +161,8 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         precision = views.precision
         log_det = np.linalg.slogdet(precision)[1]
         trace = np.einsum("cd,kcd->", self.prior.inverse_scale, precision)
-        return float(0.5 * (trace - self.prior.nu * log_det.sum() + self.prior.beta * (views.theta_mean**2).sum()))
+        log_prior = steps.calibration_terms(views, self.prior, plug_in=True)[0]
+        return float(0.5 * (trace - self.prior.nu * log_det.sum()) - log_prior)
 
     @property
     def _least_dof(self) -> int:
@@ -164,15 +171,17 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
 
 def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: MixtureState) -> tuple[float, ...]:
     """Residual variance of a label around its own view, in the labels' units: (C,), the prior's v."""
-    # A view's residuals include those of labels that other views explain; where views differ much, their variance is
-    # far too large a guess. A short fit separates them.
+    # A view's residuals include those of labels that other views explain, and of all labels before calibration; their
+    # variance is far too large a guess where views differ much. A short fit separates them.
     subsample = data.some(_SCREENING_LABELS)
-    factors = ascend(
-        MixtureProblem(subsample, prior, None), MixtureFactors(first, None), EM(max_steps=30, tol=1e-4)
-    ).state
-    views = factors.views
-    within = views.weights @ np.diagonal(views.inverse_scale / views.dof[:, None, None], axis1=1, axis2=2)
-    return tuple(np.minimum(within, prior.residual_variance) * data.standard.scale**2)
+    state = MixtureFactors(first, None)
+    for _ in range(_SCREENING_ROUNDS):
+        state = ascend(MixtureProblem(subsample, prior, None), state, EM(max_steps=10, tol=1e-4)).state
+        squares = np.diagonal(state.views.inverse_scale - prior.inverse_scale, axis1=1, axis2=2).sum(axis=0)
+        n_labels = (state.views.dof - prior.nu).sum()
+        within = (squares + _COMMON_LABELS * prior.residual_variance) / (n_labels + _COMMON_LABELS)
+        prior = prior._replace(inverse_scale=prior.nu * np.diag(within))
+    return tuple(np.diagonal(prior.inverse_scale) / prior.nu * data.standard.scale**2)
 
 
 def likelihood_problem(

@@ -1,10 +1,12 @@
 """Observed information of the weights of a continuous mixture."""
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from vbtta.data.labels import Array
 from vbtta.inference.blocks import Block, products
 from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, eliminate
+from vbtta.inference.linalg import student_precision
 from vbtta.models.gaussian_mixture.posterior import MixtureFactors
 from vbtta.models.gaussian_mixture.steps import Density, Expectation, MixturePrior, expectation
 from vbtta.models.parts.standard import ContinuousBlocks
@@ -15,14 +17,14 @@ def weight_information(
 ) -> WeightInformation:
     """Sums of outer products of scores at the likelihood's maximum, calibration and precision eliminated."""
     # Scores of a subsample are scaled up to all data. A dropped view is profiled over a grid of weights, both at its
-    # fitted calibration and uncalibrated with the others' precision.
+    # fitted calibration and at the common one with the others' precision.
     views, K = state.views, len(state.views.weights)
     free = views.weights > 0
     flat = np.zeros(K)  # equal weights: dropped views have scores too
     density = Density.of(views, prior, flat, plug_in=True)
     pooled = np.einsum("k,kcd->cd", views.weights, views.precision)
     uncalibrated = views._replace(
-        theta_mean=np.where(free[:, None], views.theta_mean, 0.0),
+        theta_mean=np.where(free[:, None], views.theta_mean, views.common_mean),
         inverse_scale=np.where(
             free[:, None, None], views.inverse_scale, views.dof[:, None, None] * np.linalg.inv(pooled)
         ),
@@ -45,7 +47,9 @@ def weight_information(
     information, fitted, unfitted, seen = subsample.total(block_sums)
     total = data.n_labels if state.annotators is None else data.n_instances
     D, C, n_free = views.theta_mean.shape[1], prior.n_outputs, int(free.sum())
-    nuisance = np.concatenate([np.full(D * n_free, prior.beta), np.full(n_free, 0.5 * prior.nu * C)])
+    common = student_precision(views.common_mean**2, prior.common_scale)  # (D,)
+    inner = prior.beta * np.eye(n_free) - (prior.beta * (prior.beta / (common + n_free * prior.beta)))[:, None, None]  # (D, F, F)
+    nuisance = block_diag(*inner, 0.5 * prior.nu * C * np.eye(n_free))
     scale = total / float(seen)
     profile = np.maximum(
         *(scale * (log_likelihood - log_likelihood.max(axis=1, keepdims=True)) for log_likelihood in (fitted, unfitted))

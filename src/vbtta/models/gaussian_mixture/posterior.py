@@ -104,26 +104,26 @@ class MixturePosterior(Posterior):
         return None if people is None else annotators.annotator_noise(people, self.standard, names)
 
     def pooling(self) -> Pooling:
-        """sum_k w_k (l + s (a_k + g_k (f_k - l)/s)): l, s location and scale of the labels, a and g the calibration."""
+        """sum_k w_k (a_k + g_k f_k), a and g the calibration."""
         used, C = self.weights > 0, self.prior.n_outputs
         weights = np.repeat(self.predictive_weights[used][:, None], C, axis=1)
         shift, gain = steps.calibration(self.state.views.theta_mean[used], C)  # (K, C) each
-        scale = np.broadcast_to(gain, weights.shape).copy()
-        offset = self.standard.location * (1 - scale) + self.standard.scale * shift
+        scale, offset = self.standard.linear(np.broadcast_to(gain, weights.shape), shift)
         return Pooling("linear", "", scale, offset, weights)
 
     def _components(self, predictions: ViewPredictions, used: Array) -> tuple[Array, Array, Array]:
         """Locations (N, K, C), scale matrices (N, K, C, C) and degrees of freedom (K,) in the labels' units."""
         C = self.prior.n_outputs
         views = self.state.views.take(used)
-        mean = self.standard.apply(predictions.outputs)  # (N, K, C)
+        mean = self.standard.apply_to_predictions(predictions.outputs)  # (N, K, C)
         offset, gain = steps.calibration(views.theta_mean, C)
         dof = views.dof + 1 - C
+        covariance = views.calibration_covariance(self.prior.beta)
         regressors = [mean, np.ones_like(mean)] if self.prior.affine else [np.ones_like(mean)]
-        doubt = np.zeros((*mean.shape, C))  # H G^-1 H^T
+        doubt = np.zeros((*mean.shape, C))  # H Cov(theta) H^T
         for row, left in enumerate(regressors):
             for column, right in enumerate(regressors):
-                block = views.theta_covariance[:, row * C : (row + 1) * C, column * C : (column + 1) * C]
+                block = covariance[:, row * C : (row + 1) * C, column * C : (column + 1) * C]
                 doubt += left[..., :, None] * block * right[..., None, :]
         noise = views.inverse_scale / dof[:, None, None]
         if self.prior.heteroscedastic:
@@ -132,7 +132,7 @@ class MixturePosterior(Posterior):
                     "the policy was fitted with heteroscedastic=True: predictions need a variance, as those of the "
                     "fit had"
                 )
-            variance = predictions.variance / self.standard.scale**2
+            variance = predictions.variance / self.standard.prediction_scale**2
             loss = np.sqrt(1 + variance / self.prior.residual_variance)  # omega^-1/2
             noise = loss[..., :, None] * noise * loss[..., None, :]
         scale = noise + ((dof - 2) / dof)[:, None, None] * doubt

@@ -29,9 +29,12 @@ class GaussianMixture(Model):
         view is needed: a view that explains nothing becomes the wide component that strays need, and a mixture of
         normals with such a view is heavy-tailed by itself.
     beta : float
-        Prior precision of the calibration (eq. 3), in standardised units.
+        Prior precision of a view's calibration around the common one (eq. 3), in standardised units.
+    common_scale : float, optional
+        Scale of the Student-t prior of the common calibration (eq. 3): how far a slope is expected from 1, and an
+        offset from 0 in standard deviations of the labels. By default sqrt(2 / beta), which is 0.1.
     nu : float, optional
-        Prior degrees of freedom of the precision (eq. 3); C + 2 by default.
+        Prior degrees of freedom of the precision (eq. 3); C + 9 by default, less with fewer than 8 labels.
     v : float or C floats, optional
         Prior residual variance in the labels' units; by default the smaller of the median over views of what is
         observed and of what a short preliminary fit leaves around a label's own view.
@@ -58,7 +61,8 @@ class GaussianMixture(Model):
     heteroscedastic: bool = False
     concentration: float | None = None
     component: Literal["normal", "student_t", "laplace"] = "normal"
-    beta: float = 0.01
+    beta: float = 200.0
+    common_scale: float | None = None
     nu: float | None = None
     v: float | Sequence[float] | None = None
     gamma: float = 1.0
@@ -67,7 +71,8 @@ class GaussianMixture(Model):
         one_of("link", self.link, ("affine", "shift"))
         one_of("noise", self.noise, (None, "none", "annotator"))
         one_of("component", self.component, ("normal", "student_t", "laplace"))
-        positive(concentration=self.concentration, beta=self.beta, nu=self.nu, gamma=self.gamma)
+        positive(concentration=self.concentration, beta=self.beta, common_scale=self.common_scale)
+        positive(nu=self.nu, gamma=self.gamma)
         check_scale(self.v)
 
     @classmethod

@@ -1,12 +1,18 @@
 """Continuous outputs: a mixture of calibrated views by closed-form variational EM (docs/method, eqs. 1 to 12).
 
     z_ij ~ Categorical(w),   y_ij | z_ij = k ~ Normal(f_ik + H_ik theta_k, (Omega_ik^1/2 Lambda_k Omega_ik^1/2)^-1)
-    theta_k ~ Normal(0, I / beta),   Lambda_k ~ Wishart(nu, V),   V the inverse scale
+    theta_k ~ Normal(theta_0, I / beta),   theta_0 ~ Student-t of a scale, entry by entry
+    Lambda_k ~ Wishart(nu, V),   V the inverse scale
+
+Q(theta_0) Q(theta_k | theta_0) is the exact posterior given responsibilities and precisions: with S_k = G_k^-1,
+
+    theta_0 ~ Normal(m_0, S_0),   theta_k | theta_0 ~ Normal(m_k + beta S_k (theta_0 - m_0), S_k)
 
 A step needs, for every view, the second moments of (f, 1, e) under the responsibilities, e the residual
 at the current calibration: enough for theta, the residual at the new one and Lambda without another pass.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +26,14 @@ from vbtta.models.parts.annotators import AnnotatorState, Truth, infer_truth, su
 from vbtta.models.parts.standard import SMALLEST_VARIANCE, ContinuousBlocks
 
 
+_WIDE = 10.0  # scale of the common calibration's prior at the start
+
+
 class MixturePrior(NamedTuple):
     """Hyperparameters in standard units."""
 
-    beta: float
+    beta: float  # precision of a view's calibration around the common one
+    common_scale: float  # of the common calibration's Student-t
     nu: float
     inverse_scale: Array  # (C, C): V
     residual_variance: Array  # (C,): sigma_0^2, of the median view
@@ -48,17 +58,27 @@ class MixtureState(NamedTuple):
     weights: Array  # (K,); their mean under a Dirichlet
     weight_counts: Array | None  # (K,) Dirichlet parameters of Q(w)
     theta_mean: Array  # (K, D): m
-    theta_covariance: Array  # (K, D, D): G^-1
+    theta_covariance: Array  # (K, D, D): S_k, given the common calibration
+    common_mean: Array  # (D,): m_0
+    common_covariance: Array  # (D, D): S_0
     dof: Array  # (K,): nu_k
     inverse_scale: Array  # (K, C, C): V_k
 
     def take(self, views: Array) -> "MixtureState":
         """Some of the views."""
-        return MixtureState(
-            self.weights[views],
-            None if self.weight_counts is None else self.weight_counts[views],
-            *(field[views] for field in (self.theta_mean, self.theta_covariance, self.dof, self.inverse_scale)),
+        return self._replace(
+            weights=self.weights[views],
+            weight_counts=None if self.weight_counts is None else self.weight_counts[views],
+            theta_mean=self.theta_mean[views],
+            theta_covariance=self.theta_covariance[views],
+            dof=self.dof[views],
+            inverse_scale=self.inverse_scale[views],
         )
+
+    def calibration_covariance(self, beta: float) -> Array:
+        """Covariance of theta_k with that of the common calibration: (K, D, D)."""
+        follows = beta * self.theta_covariance
+        return np.asarray(self.theta_covariance + follows @ self.common_covariance @ follows)
 
     @property
     def precision(self) -> Array:
@@ -103,7 +123,7 @@ class Density(NamedTuple):
     gain: Array  # (C, K): 1 + slopes
     constant: Array  # (K,)
     residual_form: Array  # (K, C, C): E[Lambda]
-    regressor_form: Array  # (K, D, D): E[Lambda] spread over G^-1
+    regressor_form: Array  # (K, D, D): E[Lambda] spread over the covariance of theta
 
     @classmethod
     def of(cls, state: MixtureState, prior: MixturePrior, log_weights: Array, plug_in: bool = False) -> "Density":
@@ -116,7 +136,8 @@ class Density(NamedTuple):
             log_precision = n_outputs * np.log(state.dof) - log_det
         constant = 0.5 * (log_precision - n_outputs * np.log(2 * np.pi))
         shift, gain = calibration(state.theta_mean, n_outputs)
-        form = spread(precision, prior.affine) * (0.0 if plug_in else 1.0) * state.theta_covariance
+        uncertainty = 0.0 if plug_in else state.calibration_covariance(prior.beta)
+        form = spread(precision, prior.affine) * np.ones_like(state.theta_covariance) * uncertainty
         return cls(shift.T, gain.T, constant + log_weights, precision, form)
 
 
@@ -223,7 +244,7 @@ def responsibilities(log_density: Array, count: Array) -> tuple[Array, float]:
 
 
 def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, plug_in: bool = False) -> MixtureState:
-    """The state that maximises the bound factor by factor: theta, then Lambda at the new theta, then w."""
+    """The state that maximises the bound factor by factor: all theta, then Lambda at the new theta, then w."""
     # With ``plug_in`` the uncertainty of theta does not enter Lambda: the mode instead of the mean field.
     C, inside = prior.n_outputs, prior.regressors
     moments = total.moments
@@ -233,18 +254,25 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
     output = np.arange(regressor.shape[1]) % C  # which output a column of H acts on
     belongs = np.eye(C)[output]  # (D, C)
 
-    form = spread(precision, prior.affine)
-    theta_precision = prior.beta * np.eye(len(output)) + form * regressor  # (K, D, D): G
+    beta, unit = prior.beta, np.eye(len(output))
+    information = spread(precision, prior.affine) * regressor  # (K, D, D): sum of p H^T Lambda H
     pull = np.einsum("kdc,kdc->kd", precision[:, output], cross)  # sum of p H^T Lambda e
-    theta_covariance = linalg.inverse_and_log_det(theta_precision)[0]
-    change = np.einsum("kde,ke->kd", theta_covariance, pull - prior.beta * state.theta_mean)
-    theta_mean = state.theta_mean + change
+    theta_covariance = linalg.inverse_and_log_det(beta * unit + information)[0]
+    follows = beta * theta_covariance  # (K, D, D): how far theta_k moves with theta_0
+    square = common_square(state, plug_in)
+    common_precision = np.diag(linalg.student_precision(square, prior.common_scale))
+    common_precision += np.einsum("kde,kef->df", follows, information)
+    common_covariance = linalg.inverse_and_log_det(0.5 * (common_precision + common_precision.T))[0]
+    target = pull + np.einsum("kde,ke->kd", information, state.theta_mean)
+    common_mean = common_covariance @ np.einsum("kde,ke->d", follows, target)
+    change = np.einsum("kde,ke->kd", theta_covariance, pull + beta * (common_mean - state.theta_mean))
 
     back = -change[:, :, None] * belongs  # (K, D, C): e at the new theta is e + back^T h
     outer = moments[:, 2 * C :, 2 * C :] + np.swapaxes(cross, 1, 2) @ back + np.swapaxes(back, 1, 2) @ cross
     outer += np.swapaxes(back, 1, 2) @ regressor @ back
     if not plug_in:
-        outer += belongs.T @ (theta_covariance * regressor) @ belongs
+        uncertainty = theta_covariance + follows @ common_covariance @ follows
+        outer += belongs.T @ (uncertainty * regressor) @ belongs
     inverse_scale = prior.inverse_scale + 0.5 * (outer + np.swapaxes(outer, 1, 2))
 
     counts = None if prior.concentration is None else prior.concentration + total.mass
@@ -252,8 +280,10 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
     return MixtureState(
         weights=weights / weights.sum(),
         weight_counts=counts,
-        theta_mean=theta_mean,
+        theta_mean=state.theta_mean + change,
         theta_covariance=theta_covariance,
+        common_mean=common_mean,
+        common_covariance=common_covariance,
         dof=prior.nu + total.mass,
         inverse_scale=inverse_scale,
     )
@@ -261,17 +291,41 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
 
 def divergence(state: MixtureState, prior: MixturePrior) -> float:
     """KL from the prior of theta, Lambda and, under a Dirichlet, w."""
-    total = linalg.kl_normal(state.theta_mean, state.theta_covariance, prior.beta).sum()
+    prior_term, entropy = calibration_terms(state, prior)
+    total = -prior_term - entropy
     total += linalg.kl_wishart(state.dof, state.inverse_scale, prior.nu, prior.inverse_scale).sum()
     if state.weight_counts is not None and prior.concentration is not None:
         total += linalg.kl_dirichlet(state.weight_counts, np.full_like(state.weight_counts, prior.concentration))
     return float(total)
 
 
+def common_square(state: MixtureState, plug_in: bool) -> Array:
+    """E theta_0^2, entry by entry: (D,)."""
+    return np.asarray(state.common_mean**2 + (0.0 if plug_in else np.diagonal(state.common_covariance)))
+
+
+def calibration_terms(state: MixtureState, prior: MixturePrior, plug_in: bool = False) -> tuple[float, float]:
+    """E ln P(theta_0, all theta_k), bounded below where tails are heavy, and the entropy of Q."""
+    K, D = state.theta_mean.shape
+    squares = ((state.theta_mean - state.common_mean) ** 2).sum()
+    log_common = linalg.student_log_density(common_square(state, plug_in), prior.common_scale).sum()
+    log_views = 0.5 * K * D * np.log(prior.beta / (2 * np.pi))
+    if plug_in:
+        return float(log_common + log_views - 0.5 * prior.beta * squares), 0.0
+    own = state.theta_covariance
+    stays = prior.beta * own - np.eye(D)  # theta_k - theta_0 as a function of theta_0
+    spread_out = np.trace(own, axis1=1, axis2=2).sum()
+    spread_out += np.einsum("kde,ef,kdf->", stays, state.common_covariance, stays)
+    log_dets = np.linalg.slogdet(own)[1].sum() + np.linalg.slogdet(state.common_covariance)[1]
+    entropy = 0.5 * ((K + 1) * D * (1 + np.log(2 * np.pi)) + log_dets)
+    return float(log_common + log_views - 0.5 * prior.beta * (squares + spread_out)), float(entropy)
+
+
 def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePrior) -> dict[str, float]:
     """The paper's seven terms, repaired; they sum (J minus Pi) to the bound (docs/method, eq. 11)."""
     C, inside = prior.n_outputs, prior.regressors
-    n_views, size = state.theta_mean.shape
+    n_views = len(state.theta_mean)
+    prior_of_theta, entropy_of_theta = calibration_terms(state, prior)
     inverse, log_det = linalg.inverse_and_log_det(state.inverse_scale)
     precision = state.dof[:, None, None] * inverse
     log_precision = linalg.wishart_log_det(state.dof, log_det, C)
@@ -285,14 +339,12 @@ def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePri
         + total.log_omega
         - 0.5 * error,
         "J_z": total.mass[used] @ state.expected_log_weights[used],
-        "J_mu": 0.5 * n_views * size * np.log(prior.beta / (2 * np.pi))
-        - 0.5 * prior.beta * (np.trace(state.theta_covariance, axis1=1, axis2=2).sum() + (state.theta_mean**2).sum()),
+        "J_mu": prior_of_theta,
         "J_Sigma": n_views
         * linalg.wishart_log_normaliser(np.asarray(prior.nu), np.linalg.slogdet(prior.inverse_scale)[1], C)
         + 0.5 * (prior.nu - C - 1) * log_precision.sum()
         - 0.5 * np.einsum("cd,kcd->", prior.inverse_scale, precision),
-        "Pi_mu": -0.5 * n_views * size * (1 + np.log(2 * np.pi))
-        - 0.5 * np.linalg.slogdet(state.theta_covariance)[1].sum(),
+        "Pi_mu": -entropy_of_theta,
         "Pi_Sigma": (
             linalg.wishart_log_normaliser(state.dof, log_det, C)
             + 0.5 * (state.dof - C - 1) * log_precision
@@ -310,7 +362,8 @@ def start(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, 
     C, K = data.n_outputs, data.n_views
     prior = MixturePrior(
         beta=spec.beta,
-        nu=C + 2 if spec.nu is None else spec.nu,
+        common_scale=math.sqrt(2 / spec.beta) if spec.common_scale is None else spec.common_scale,
+        nu=C + 1 + min(data.n_labels, 8) if spec.nu is None else spec.nu,
         inverse_scale=np.eye(C),
         residual_variance=np.ones(C),
         concentration=spec.concentration,
@@ -320,7 +373,7 @@ def start(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, 
     if prior.nu <= C + 1:
         raise ValueError(f"nu must exceed C + 1 = {C + 1}, or a view's predictive variance is infinite; got {prior.nu}")
     total = data.total(lambda block: statistics(expectation(block, None, prior)))
-    variance = residual_variance(total, C, data.n_labels)  # (K, C)
+    variance = residual_variance(total.moments, C, prior.affine, data.n_labels)  # (K, C)
     if spec.v is not None and np.asarray(spec.v).size not in (1, C):
         raise ValueError(f"v must be one number, or one for each of the {C} output(s); got {spec.v!r}")
     typical = np.median(variance, axis=0) if spec.v is None else np.asarray(spec.v) / data.standard.scale**2
@@ -332,18 +385,30 @@ def start(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, 
         weight_counts=None,
         theta_mean=np.zeros((K, size)),
         theta_covariance=np.zeros((K, size, size)),
+        common_mean=np.zeros(size),
+        common_covariance=np.zeros((size, size)),
         dof=np.ones(K),
         inverse_scale=np.eye(C) * np.maximum(variance, typical * 1e-3)[:, :, None],
     )
-    return prior, update(flat, total, prior)
+    # a wide prior: from a common calibration that is far off, shrunken to zero, EM might not return
+    return prior, update(flat, total, prior._replace(common_scale=max(_WIDE, prior.common_scale)))
 
 
-def residual_variance(total: MixtureStatistics, n_outputs: int, n_labels: float) -> Array:
-    """Residual variance of every view and output (K, C); a mean residual counts as one more label."""
-    C = n_outputs
-    square = np.diagonal(total.moments[:, 2 * C :, 2 * C :], axis1=1, axis2=2) / total.mass[:, None]
-    mean = np.diagonal(total.moments[:, C : 2 * C, 2 * C :], axis1=1, axis2=2) / total.mass[:, None]
-    return np.maximum(square - mean**2, 0) + mean**2 / max(n_labels, 1)
+def residual_variance(moments: Array, n_outputs: int, affine: bool, n_labels: float) -> Array:
+    """Residual variance of every view and output around its own least-squares calibration: (K, C).
+
+    What the calibration explains counts as the residual of one more label: with two labels it explains all.
+    """
+    f, one, e = (np.arange(n_outputs) + part * n_outputs for part in range(3))
+    mean = moments / moments[:, one[0], one[0]][:, None, None]
+    square, explained = mean[:, e, e], mean[:, one, e] ** 2
+    if affine:
+        own = mean[:, f, f] - mean[:, f, one] ** 2
+        covariance = mean[:, f, e] - mean[:, f, one] * mean[:, one, e]
+        varies = own > 1e-12 * mean[:, f, f]
+        explained = explained + np.divide(covariance**2, own, out=np.zeros_like(own), where=varies)
+    n_left = max(n_labels - (2.0 if affine else 1.0), 1.0)
+    return np.asarray((np.maximum(square - explained, 0) * n_labels + explained) / n_left)
 
 
 def _root_omega(block: Block, instance: Array | None, prior: MixturePrior) -> Array | None:

@@ -16,18 +16,34 @@ SMALLEST_VARIANCE = 1e-12  # of a residual, in standard units: perfect predictio
 _ROWS_AT_A_TIME = 1 << 14
 _SMALLEST_SCALE = 1e-100  # of labels, so that its square is a number too
 _LOOKED_AT = 4096  # labels whose residuals stand in for the scale of labels that do not vary
+_FAR = 5.0  # standard deviations of the labels between them and predictions in the same units, at most
+_OTHER_UNITS = 10.0  # ratio of the standard deviations of labels and predictions in the same units, at most
 ResultT = TypeVar("ResultT")
 
 
 class Standard(NamedTuple):
-    """The labels' location and scale, which the priors are relative to."""
+    """The labels' location and scale, which the priors are relative to, and those of the predictions.
+
+    They are the same unless predictions are in other units: far from the labels, or on another scale altogether.
+    """
 
     location: Array  # (C,)
     scale: Array  # (C,)
+    prediction_location: Array  # (C,)
+    prediction_scale: Array  # (C,)
 
     def apply(self, values: Array) -> Array:
-        """Values (..., C) in standard units."""
+        """Labels (..., C) in standard units."""
         return np.asarray((values - self.location) / self.scale)
+
+    def apply_to_predictions(self, values: Array) -> Array:
+        """Predictions (..., C) in standard units."""
+        return np.asarray((values - self.prediction_location) / self.prediction_scale)
+
+    def linear(self, gain: Array, shift: Array) -> tuple[Array, Array]:
+        """Factors and offsets (K, C) of predictions f that give l + s (shift_k + gain_k f), f in standard units."""
+        factor = gain * (self.scale / self.prediction_scale)
+        return factor, self.location + self.scale * shift - factor * self.prediction_location
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,8 +131,9 @@ def lay_out(
 ) -> list[Block]:
     """Blocks of `size` instances: rows (n,) of predictions (N, K, C), and labels whose instances count from 0."""
     n_outputs = mean.shape[2]
-    laid_out = _views_first(mean, rows, standard.location, standard.scale)
-    spread = None if variance is None else _views_first(variance, rows, np.zeros(n_outputs), standard.scale**2)
+    unit = standard.prediction_scale
+    laid_out = _views_first(mean, rows, standard.prediction_location, unit)
+    spread = None if variance is None else _views_first(variance, rows, np.zeros(n_outputs), unit**2)
     targets = np.ascontiguousarray(standard.apply(value).T)  # (C, J)
     blocks = []
     for number, part in enumerate(_label_edges(instance, len(rows), size)):
@@ -144,20 +161,24 @@ def standard_of(
     moments: Callable[[Array], LabelMoments], size: Array, some: Callable[[], tuple[Array, Array]]
 ) -> Standard:
     """Mean and standard deviation of the labels; where they do not vary, the size of the residuals."""
-    # Labels are seen through their moments around a centre and their largest absolute values (C,) alone; `some` gives a
-    # few of them (j, C) with their predictions (j, K, C), where they are needed.
+    # Labels are seen through their moments around a centre and their largest absolute values (C,) alone; `some` gives
+    # a few of them (j, C) with their predictions (j, K, C), which decide whether predictions are in other units.
     first = moments(np.zeros(len(size)))
     location = first.value / first.n
     scale = np.sqrt(moments(location).square / first.n)
     flat = scale <= 1e-12 * size
+    value, mean = some()
     if flat.any():
-        value, mean = some()
         typical = np.median(np.abs(value[:, None] - mean), axis=(0, 1))
         scale = np.where(flat, np.where(typical > 1e-12 * size, typical, np.where(size > 0, size, 1.0)), scale)
     if not (scale > _SMALLEST_SCALE).all() or (size > 1 / _SMALLEST_SCALE).any():
         worst = float(scale.min()) if not (scale > _SMALLEST_SCALE).all() else float(size.max())
         raise ValueError(f"labels are of size {worst:.3g}, whose square is no number; rescale labels and predictions")
-    return Standard(location, scale)
+    centre, spread = np.median(mean.mean(axis=0), axis=0), mean.std(axis=(0, 1))
+    apart = (np.abs(centre - location) > _FAR * scale) | (spread > _OTHER_UNITS * scale)
+    apart |= (spread < scale / _OTHER_UNITS) & (spread > 1e-12 * np.abs(centre))
+    spread = np.where(spread > 1e-12 * np.abs(centre), spread, scale)
+    return Standard(location, scale, np.where(apart, centre, location), np.where(apart, spread, scale))
 
 
 def _label_edges(instance: Array, n_instances: int, size: int) -> list[slice]:
