@@ -303,7 +303,7 @@ def _gaussian_mixture(model: GaussianMixture, rng: np.random.Generator) -> np.nd
 def _gaussian_latent(model: GaussianLatent, rng: np.random.Generator) -> np.ndarray:
     precision = rng.gamma(PRIOR_NU / 2, 2 / (PRIOR_NU * PRIOR_V), size=(DRAWS, 1))
     pool = _truncated(rng, np.full((DRAWS, 2), 0.5), model.shrinkage)
-    offset = rng.normal(size=(DRAWS, 1)) * model.beta**-0.5
+    offset = rng.standard_t(3, size=(DRAWS, 1)) * (2 / model.beta) ** 0.5
     location = pool @ TINY_VIEWS[:, :, 0].T + offset
     return np.asarray(stats.norm.logpdf(_standard_labels(), location, precision**-0.5).sum(axis=1))
 

@@ -29,7 +29,7 @@ class LatentDensity(GaussianDensity):
             "pool": tensors.joint(
                 PositiveNormal(tensors.filled(1 / K, K), tensors.filled(1 / math.sqrt(settings.shrinkage), K))
             ),
-            "offset": tensors.normal(1 / math.sqrt(settings.beta), C),
+            "offset": tensors.student(settings.offset_scale, C),
             **tensors.wishart(settings.nu, 1, C),
         }
         super().__init__(problem.data, settings.inverse_scale, problem.annotator_prior, priors)

@@ -1,5 +1,6 @@
 """EM for the latent pool of continuous labels: a convex problem for the pool, closed forms for the rest."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
     def update(self, state: LatentState, statistics: Sums) -> LatentState:
         """The pool at the current precision, then the precision at the new pool, then the annotators."""
         moments = statistics.moments
-        quadratic, linear = steps.curvature(moments, state.precision, self.prior)
+        quadratic, linear = steps.curvature(moments, state.precision, self.prior, state.offset)
         pool, offset = laplace.solve(quadratic, linear, self.data.n_views)
         outer = steps.residual_outer(moments, pool, offset)
         people = state.annotators
@@ -109,7 +110,7 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> LatentPosterior:
         """The posterior at the end, with the Laplace approximation of the pool, which predictions need too."""
         state, K = ascent.state, self.data.n_views
-        quadratic, linear = steps.curvature(ascent.statistics.moments, state.precision, self.prior)
+        quadratic, linear = steps.curvature(ascent.statistics.moments, state.precision, self.prior, state.offset)
         free = np.concatenate([state.pool > 0, np.ones(self.data.n_outputs, dtype=bool)])
         covariance = np.zeros_like(quadratic)
         covariance[np.ix_(free, free)] = np.linalg.inv(quadratic[np.ix_(free, free)])
@@ -142,8 +143,7 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         """Minus the log priors of the pool, plus the divergences of the other factors."""
         prior = self.prior
         penalty = laplace.pool_penalty(state.pool, prior.shrinkage, 1.0)
-        penalty += 0.5 * prior.beta * float((state.offset**2).sum())
-        penalty -= 0.5 * len(state.offset) * np.log(prior.beta / (2 * np.pi))
+        penalty -= float(linalg.student_log_density(state.offset**2, prior.offset_scale).sum())
         dof, scale = np.atleast_1d(state.dof), state.inverse_scale[None]
         penalty += float(linalg.kl_wishart(dof, scale, prior.nu, prior.inverse_scale).sum())
         if state.annotators is not None and self.annotator_prior is not None:
@@ -160,15 +160,16 @@ def pose(source: Source, spec: GaussianLatent) -> tuple[LatentProblem, LatentSta
     scale = reference.inverse_scale
     if spec.v is None:  # the average of the views may be far better than each of them
         scale = np.minimum(scale, reference.nu * np.diag(steps.variance_around_average(moments)))
-    prior = LatentPrior(1.0, spec.beta, reference.nu, scale)
+    prior = LatentPrior(1.0, math.sqrt(2 / spec.beta), reference.nu, scale)
     shrinkage = steps.choose_shrinkage(moments, prior) if spec.shrinkage is None else spec.shrinkage
     prior = prior._replace(shrinkage=shrinkage)
-    outer = steps.residual_outer(moments, np.full(K, 1 / K), np.zeros(C))
+    offset = steps.mean_residual(moments)  # from a far one, shrunken to zero, EM might not return
+    outer = steps.residual_outer(moments, np.full(K, 1 / K), offset)
     people, people_prior = None, None
     if spec.noise == "annotator":
         people_prior = annotators.default_prior(reference.residual_variance, spec.gamma)
         people = annotators.start(data.n_annotators, C, people_prior)
     first = LatentState(
-        np.full(K, 1 / K), np.zeros(C), np.asarray(prior.nu + moments.n), prior.inverse_scale + outer, people
+        np.full(K, 1 / K), offset, np.asarray(prior.nu + moments.n), prior.inverse_scale + outer, people
     )
     return LatentProblem(data, prior, people_prior, moments), first

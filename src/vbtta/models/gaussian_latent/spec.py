@@ -20,7 +20,7 @@ class GaussianLatent(LatentModel):
     shrinkage : float, optional
         Prior precision lambda of every weight around 1/K, in standardised units; by default from the evidence.
     beta, nu, v, gamma
-        As in :class:`GaussianMixture`; beta is the precision of the common offset, and v is by default the smaller of
+        As in :class:`GaussianMixture`; the common offset has a Student-t prior of scale sqrt(2 / beta), and v is by default the smaller of
         the residual variances around the median view and around the plain average.
 
     Examples
@@ -40,7 +40,7 @@ class GaussianLatent(LatentModel):
 
     noise: ContinuousNoise | None = None
     shrinkage: float | None = None
-    beta: float = 0.01
+    beta: float = 200.0
     nu: float | None = None
     v: float | Sequence[float] | None = None
     gamma: float = 1.0

@@ -1,6 +1,6 @@
 """Continuous outputs pooled inside the model: y = sum_k v_k f_k + b + noise, v >= 0 (docs/method, "Pooling").
 
-    v_k ~ Normal(1/K, 1/lambda) on v_k >= 0,   b ~ Normal(0, I / beta),   Lambda ~ Wishart(nu, V)
+    v_k ~ Normal(1/K, 1/lambda) on v_k >= 0,   b ~ Student-t of a scale,   Lambda ~ Wishart(nu, V)
 
 Given Lambda the mode in (v, b) is a small convex problem on the second moments of (f, 1, y), which are
 formed once. The weights are w = v / sum v; the sum is the gain.
@@ -13,10 +13,11 @@ import numpy as np
 from vbtta.data.labels import Array
 from vbtta.inference.blocks import Block, products
 from vbtta.inference.laplace import log_volume, pool_penalty, solve
-from vbtta.inference.linalg import inverse_and_log_det
+from vbtta.inference.linalg import inverse_and_log_det, student_precision
 from vbtta.models.parts.annotators import AnnotatorState
 from vbtta.models.parts.standard import SMALLEST_VARIANCE
 
+_LEAST_SHRINKAGE = 1e-10  # relative to the largest curvature: equal views of equal labels leave it singular
 _SHRINKAGES = 10.0 ** np.arange(-1.0, 8.01, 0.25)  # candidates for lambda
 
 
@@ -24,7 +25,7 @@ class LatentPrior(NamedTuple):
     """Hyperparameters in standard units."""
 
     shrinkage: float  # lambda
-    beta: float
+    offset_scale: float  # of the offset's Student-t
     nu: float
     inverse_scale: Array  # (C, C): V
 
@@ -78,16 +79,18 @@ def moments_of(block: Block, targets: Array | None = None, spread: Array | None 
     )
 
 
-def curvature(moments: Moments, precision: Array, prior: LatentPrior) -> tuple[Array, Array]:
-    """Quadratic energy u^T A u / 2 - g^T u of u = (v, b): A (K + C, K + C) and g (K + C,)."""
+def curvature(moments: Moments, precision: Array, prior: LatentPrior, offset: Array) -> tuple[Array, Array]:
+    """Quadratic energy u^T A u / 2 - g^T u of u = (v, b), tangent at an offset: A (K + C, K + C) and g (K + C,)."""
     K, C = moments.x1.shape[1], len(precision)
     quadratic = np.empty((K + C, K + C))
-    quadratic[:K, :K] = np.einsum("cd,cdkl->kl", precision, moments.xx) + prior.shrinkage * np.eye(K)
+    gram = np.einsum("cd,cdkl->kl", precision, moments.xx)
+    shrinkage = max(prior.shrinkage, _LEAST_SHRINKAGE * float(np.diagonal(gram).max()))
+    quadratic[:K, :K] = gram + shrinkage * np.eye(K)
     quadratic[:K, K:] = moments.x1.T @ precision
     quadratic[K:, :K] = quadratic[:K, K:].T
-    quadratic[K:, K:] = moments.n * precision + prior.beta * np.eye(C)
+    quadratic[K:, K:] = moments.n * precision + np.diag(student_precision(offset**2, prior.offset_scale))
     linear = np.concatenate(
-        [np.einsum("cd,cdk->k", precision, moments.xy) + prior.shrinkage / K, precision @ moments.y1]
+        [np.einsum("cd,cdk->k", precision, moments.xy) + shrinkage / K, precision @ moments.y1]
     )
     return quadratic, linear
 
@@ -103,12 +106,17 @@ def residual_outer(moments: Moments, pool: Array, offset: Array) -> Array:
     return np.asarray((vectors * np.maximum(values, 0)) @ vectors.T)  # rounding must not make it indefinite
 
 
+def mean_residual(moments: Moments) -> Array:
+    """Mean of the labels minus the plain average of the views: (C,)."""
+    return np.asarray((moments.y1 - moments.x1.mean(axis=1)) / np.maximum(moments.n, 1.0))
+
+
 def variance_around_average(moments: Moments) -> Array:
     """Residual variance of every output around the plain average of the views (C,); its mean counts as one label."""
     C, K = moments.x1.shape
     n = max(float(moments.n), 1.0)
     square = np.diagonal(residual_outer(moments, np.full(K, 1 / K), np.zeros(C))) / n
-    mean = (moments.y1 - moments.x1.mean(axis=1)) / n
+    mean = mean_residual(moments)
     return np.asarray(np.maximum(np.maximum(square - mean**2, 0) + mean**2 / n, SMALLEST_VARIANCE))
 
 
@@ -116,22 +124,22 @@ def choose_shrinkage(moments: Moments, prior: LatentPrior) -> float:
     """Lambda that maximises the Laplace evidence, precision and lambda in turn."""
     best = float(_SHRINKAGES[len(_SHRINKAGES) // 2])
     K = moments.x1.shape[1]
-    pool, offset = np.full(K, 1 / K), np.zeros(len(moments.y1))
+    pool, offset = np.full(K, 1 / K), mean_residual(moments)
     for _ in range(20):
         inverse_scale = prior.inverse_scale + residual_outer(moments, pool, offset)
         precision = (prior.nu + moments.n) * inverse_and_log_det(inverse_scale)[0]
         candidates = [prior._replace(shrinkage=float(value)) for value in _SHRINKAGES]
-        found = float(_SHRINKAGES[int(np.argmax([_log_evidence(moments, precision, one) for one in candidates]))])
-        pool, offset = solve(*curvature(moments, precision, prior._replace(shrinkage=found)), K)
+        found = float(_SHRINKAGES[int(np.argmax([_log_evidence(moments, precision, one, offset) for one in candidates]))])
+        pool, offset = solve(*curvature(moments, precision, prior._replace(shrinkage=found), offset), K)
         if found == best:
             break
         best = found
     return best
 
 
-def _log_evidence(moments: Moments, precision: Array, prior: LatentPrior) -> float:
+def _log_evidence(moments: Moments, precision: Array, prior: LatentPrior, offset: Array) -> float:
     """Laplace evidence of lambda at a precision, up to terms free of lambda."""
-    quadratic, linear = curvature(moments, precision, prior)
+    quadratic, linear = curvature(moments, precision, prior, offset)
     K = moments.x1.shape[1]
     pool, offset = solve(quadratic, linear, K)
     u = np.concatenate([pool, offset])

@@ -12,7 +12,6 @@ from vbtta.data.labels import Array
 from vbtta.inference.advi import AdviTask
 from vbtta.inference.guide import N_DRAWS, Guide, match_dirichlet, match_wishart, precision_draws
 from vbtta.inference.unconstrained import Units, Values, tensor
-from vbtta.inference.linalg import TAIL_DOF
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.gaussian_mixture import em
 from vbtta.models.gaussian_mixture.em import MixtureProblem
@@ -31,7 +30,7 @@ class MixtureDensity(GaussianDensity):
         (K, D), C = views.theta_mean.shape, problem.data.n_outputs
         priors = {
             "weights": tensors.dirichlet(settings.concentration, K),
-            "common": tensors.joint(dist.StudentT(tensors.filled(TAIL_DOF, D), 0.0, settings.common_scale, validate_args=False)),
+            "common": tensors.student(settings.common_scale, D),
             "deviation": tensors.normal(1 / math.sqrt(settings.beta), K, D),
             **tensors.wishart(settings.nu, K, C),
         }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vbtta.data.labels import Array
 from vbtta.inference.guide import Guide, match_dirichlet, match_gamma
+from vbtta.inference.linalg import TAIL_DOF
 from vbtta.inference.unconstrained import Sample, Units, Values, tensor
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorState, contrasts
 from vbtta.models.parts.calibration import KAPPA_DOF
@@ -136,6 +137,11 @@ def normal(scale: float, *shape: int) -> Any:
 def log_kappa_prior(scale: float) -> Any:
     """The prior of ln kappa."""
     return dist.StudentT(KAPPA_DOF, filled(0), filled(scale), validate_args=False)
+
+
+def student(scale: float, *shape: int) -> Any:
+    """A prior with heavy tails around zero for a site of a shape."""
+    return joint(dist.StudentT(filled(TAIL_DOF, *shape), 0.0, scale, validate_args=False))
 
 
 def joint(distribution: Any, dimensions: int | None = None) -> Any:
