@@ -109,7 +109,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     assert prior is not None
     assert block.instance is not None
     views, tau, n_people = state.views, people.precision, len(people.shape)
-    doubt = C * np.diagonal(people.bias_covariance)  # tr S_u
+    doubt = C * people.bias_variance  # tr S_u
     log_rho, truth = np.empty((6, K)), np.empty((6, K, C))
     spread = np.empty((6, K))  # tr P^-1
     for i, k in np.ndindex(6, K):
@@ -148,7 +148,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     np.testing.assert_allclose(found.rate, rate)
     B, new = contrasts(n_people), shape / rate
     covariance = B @ np.linalg.inv(prior.gamma * np.eye(n_people - 1) + B.T @ np.diag(given * new) @ B) @ B.T
-    np.testing.assert_allclose(found.bias_covariance, covariance, atol=1e-12)  # (18)
+    np.testing.assert_allclose(found.bias_variance, np.diagonal(covariance), atol=1e-12)  # (18)
     np.testing.assert_allclose(found.bias, covariance @ (new[:, None] * residual), atol=1e-10)
 
 

@@ -3,7 +3,8 @@
     t_i | view ~ Normal(mu_i, L_i^-1),   y_ij | t_i ~ Normal(t_i + d_u, I / tau_u)
     tau_u ~ Gamma(a0, b0),   d = B eta,   eta ~ Normal(0, I / gamma)
 
-B holds orthonormal contrasts: biases sum to zero, as a bias common to all cannot be told from the truth.
+B holds orthonormal contrasts: biases sum to zero, as a bias common to all cannot be told from the truth. Their
+covariance is that of independent biases of variances a, given the sum: diag(a) - a a^T / sum a.
 Q(t_i | z_i) is normal; integrated out, it leaves the evidence of each view (docs/method, eqs. 13 to 18).
 """
 
@@ -18,7 +19,7 @@ from vbtta._support.checks import positive, require
 from vbtta.data.labels import Array, LabelSets
 from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
 from vbtta.inference.blocks import Block
-from vbtta.inference.linalg import Reader, from_log_cholesky, inverse_and_log_det, kl_gamma, kl_normal, log_cholesky
+from vbtta.inference.linalg import Reader, inverse_and_log_det, kl_gamma
 from vbtta.models.parts.standard import Standard
 
 MIN_LABEL_VARIANCE = 1e-6  # in standard units, of labels that are taken for the truth
@@ -87,7 +88,8 @@ class AnnotatorState(NamedTuple):
     shape: Array  # (U,)
     rate: Array  # (U,)
     bias: Array  # (U, C): the mean of d
-    bias_covariance: Array  # (U, U): of d, the same for every output
+    free_variance: Array  # (U,): a, of d if biases were independent; the same for every output
+    bias_variance: Array  # (U,): of d, whose sum is zero
 
     @property
     def precision(self) -> Array:
@@ -129,10 +131,15 @@ def contrasts(n_annotators: int) -> Array:
 def start(n_annotators: int, n_outputs: int, prior: AnnotatorPrior) -> AnnotatorState:
     """Precisions at their prior, no biases."""
     U = n_annotators
-    basis = contrasts(U)
+    free = np.full(U, 1 / prior.gamma)
     return AnnotatorState(
-        np.full(U, prior.shape), np.full(U, prior.rate), np.zeros((U, n_outputs)), basis @ basis.T / prior.gamma
+        np.full(U, prior.shape), np.full(U, prior.rate), np.zeros((U, n_outputs)), free, _given_the_sum(free)
     )
+
+
+def _given_the_sum(free_variance: Array) -> Array:
+    """Variances of independent biases given that they sum to zero: (U,)."""
+    return np.asarray(free_variance * (1 - free_variance / free_variance.sum()))
 
 
 def summarise(block: Block, annotators: AnnotatorState) -> LabelSummary:
@@ -145,7 +152,7 @@ def summarise(block: Block, annotators: AnnotatorState) -> LabelSummary:
     total = np.bincount(instance, tau, size)
     centre = np.stack([np.bincount(instance, tau * row, size) for row in shifted]) / total
     squares = ((shifted - centre[:, instance]) ** 2).sum(axis=0)
-    squares += n_outputs * np.diagonal(annotators.bias_covariance)[u]
+    squares += n_outputs * annotators.bias_variance[u]
     log_tau = special.digamma(annotators.shape[u]) - np.log(annotators.rate[u])
     constant = 0.5 * n_outputs * block.repeats * (log_tau - np.log(2 * np.pi)) - 0.5 * tau * squares
     return LabelSummary(total, centre, np.bincount(instance, constant, size))
@@ -184,40 +191,36 @@ def annotator_statistics(block: Block, annotators: AnnotatorState, truth: Truth,
 def update(state: AnnotatorState, total: AnnotatorStatistics, prior: AnnotatorPrior) -> AnnotatorState:
     """Precisions at the current biases, then biases at the new precisions."""
     n_outputs = total.residual.shape[1]
-    doubt = n_outputs * total.n_labels * np.diagonal(state.bias_covariance)
+    doubt = n_outputs * total.n_labels * state.bias_variance
     shape = prior.shape + 0.5 * n_outputs * total.n_labels
     rate = prior.rate + 0.5 * (total.squares + doubt)
     precision = shape / rate
-    basis = contrasts(len(shape))
-    information = prior.gamma * np.eye(basis.shape[1]) + basis.T @ ((total.n_labels * precision)[:, None] * basis)
-    covariance = basis @ np.linalg.inv(information) @ basis.T
-    return AnnotatorState(shape, rate, covariance @ (precision[:, None] * total.residual), covariance)
+    free = 1 / (prior.gamma + total.n_labels * precision)  # (U,)
+    bias = (free * precision)[:, None] * total.residual
+    bias -= free[:, None] * (bias.sum(axis=0) / free.sum())
+    return AnnotatorState(shape, rate, bias, free, _given_the_sum(free))
 
 
 def divergence(state: AnnotatorState, prior: AnnotatorPrior) -> float:
     """KL from the prior of precisions and biases."""
-    basis = contrasts(len(state.shape))
-    contrast = (basis.T @ state.bias).T  # (C, U - 1)
-    covariance = basis.T @ state.bias_covariance @ basis
-    biases = kl_normal(contrast, np.broadcast_to(covariance, (len(contrast), *covariance.shape)), prior.gamma).sum()
+    (U, C), free = state.bias.shape, state.free_variance
+    log_det = np.log(free).sum() - np.log(free.mean()) + (U - 1) * np.log(prior.gamma)  # of the contrasts' covariance
+    biases = 0.5 * C * (prior.gamma * state.bias_variance.sum() - (U - 1) - log_det)
+    biases += 0.5 * prior.gamma * (state.bias**2).sum()
     return float(kl_gamma(state.shape, state.rate, prior.shape, prior.rate).sum() + biases)
 
 
 def pack(state: AnnotatorState) -> Array:
     """Rates and biases as an unconstrained vector; shapes depend on the data alone."""
-    basis = contrasts(len(state.shape))
-    covariance = log_cholesky(basis.T @ state.bias_covariance @ basis)
-    return np.concatenate([np.log(state.rate), (basis.T @ state.bias).ravel(), covariance])
+    return np.concatenate([np.log(state.rate), state.bias.ravel(), np.log(state.free_variance)])
 
 
 def unpack(take: Reader, like: AnnotatorState) -> AnnotatorState:
     """The state of a packed vector."""
     U, C = like.bias.shape
-    basis = contrasts(U)
-    rate = np.exp(np.clip(take(U), -300, 300))
-    bias = basis @ take(U - 1, C)
-    covariance = basis @ from_log_cholesky(take(U * (U - 1) // 2), U - 1) @ basis.T
-    return AnnotatorState(like.shape, rate, bias, covariance)
+    rate, bias = np.exp(np.clip(take(U), -300, 300)), take(U, C)
+    free = np.exp(np.clip(take(U), -300, 300))
+    return AnnotatorState(like.shape, rate, bias, free, _given_the_sum(free))
 
 
 def pool_truth(
@@ -236,7 +239,8 @@ def pool_truth(
         shape=np.append(people.shape, typical_shape),
         rate=np.append(people.rate, typical_shape * (people.rate / people.shape).mean()),
         bias=np.concatenate([people.bias, np.zeros((1, C))]),
-        bias_covariance=np.pad(people.bias_covariance, (0, 1)),
+        free_variance=np.append(people.free_variance, 0.0),
+        bias_variance=np.append(people.bias_variance, 0.0),
     )
     spread = variance_factor(prediction.dof)  # (K,)
     covariance = spread[:, None, None] * prediction.scale / (standard.scale[:, None] * standard.scale)  # (N, K, C, C)
@@ -355,7 +359,7 @@ def brief(names: Sequence[str], values: Array, most: int = 4) -> str:
 
 def annotator_noise(people: AnnotatorState, standard: Standard, names: tuple[str, ...]) -> AnnotatorNoise:
     """Biases and noise levels of annotators with their uncertainty."""
-    error = np.sqrt(np.diagonal(people.bias_covariance))[:, None] * standard.scale
+    error = np.sqrt(people.bias_variance)[:, None] * standard.scale
     quantiles = special.gammaincinv(people.shape[:, None], [0.95, 0.05]) / people.rate[:, None]  # of tau: (U, 2)
     interval = standard.scale[:, None] / np.sqrt(quantiles)[:, None]
     noise = standard.scale / np.sqrt(people.precision)[:, None]

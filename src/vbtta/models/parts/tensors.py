@@ -388,13 +388,14 @@ def bartlett(precision: Array, inverse_root: Tensor) -> dict[str, Array]:
 
 
 def annotator_state(guide: Guide, draws: dict[str, Array]) -> AnnotatorState:
-    """Annotators of the same moments; the covariance of their biases is averaged over outputs."""
+    """Annotators of the same moments; the variance of their biases is averaged over outputs."""
     mean, covariance = guide.marginal("bias")
     contrast, C = draws["bias"].shape[1:]
     blocks = covariance.reshape(contrast, C, contrast, C)
     common = np.mean([blocks[:, c, :, c] for c in range(C)], axis=0)
     basis = contrasts(contrast + 1)
-    return AnnotatorState(*match_gamma(draws["tau"]), basis @ mean.reshape(contrast, C), basis @ common @ basis.T)
+    variance = np.einsum("uv,vw,uw->u", basis, common, basis)
+    return AnnotatorState(*match_gamma(draws["tau"]), basis @ mean.reshape(contrast, C), variance, variance)
 
 
 def _gaussian_tensors(data: ContinuousBlocks) -> LabelTensors:
