@@ -29,6 +29,7 @@ def never_falls(bounds: list[float]) -> bool:
     link=st.sampled_from(["affine", "shift"]),
     counts=st.booleans(),
     heteroscedastic=st.booleans(),
+    scale=st.sampled_from(["constant", "prediction"]),
     concentration=st.sampled_from([None, 0.3, 2.0]),
     edge=st.booleans(),
 )
@@ -41,6 +42,7 @@ def test_the_bound_never_falls(
     link: str,
     counts: bool,
     heteroscedastic: bool,
+    scale: str,
     concentration: float | None,
     edge: bool,
 ) -> None:
@@ -54,7 +56,7 @@ def test_the_bound_never_falls(
         gaps=0.3,
         counts=counts,
     )
-    spec = GaussianMixture(link=link, heteroscedastic=heteroscedastic, concentration=concentration)  # type: ignore[arg-type]
+    spec = GaussianMixture(link=link, heteroscedastic=heteroscedastic, scale=scale, concentration=concentration)  # type: ignore[arg-type]
     problem, first = posed(predictions, labels, spec, noise="none")
     if edge and n_views > 1 and concentration is None:  # start on the edge of the simplex
         weights = np.r_[0.0, rng.dirichlet(np.ones(n_views - 1))]
@@ -387,6 +389,32 @@ def test_a_useless_view_is_suppressed_and_copies_share(rng: np.random.Generator)
         pair = fit(np.stack([good, good, noise], axis=1)[:, :, None], y, model=model).weights
         assert pair[0] == pytest.approx(pair[1], abs=1e-6)
         assert pair[0] == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("engine", ["em", "advi"])
+def test_the_scale_follows_the_prediction(rng: np.random.Generator, engine: str) -> None:
+    truth = rng.normal(size=800)
+    noise = 0.3 * np.exp(0.5 * truth)
+    views = truth[:, None] + 0.05 * rng.normal(size=(800, 2))
+    y = truth + noise * rng.normal(size=800)
+    model = GaussianMixture(scale="prediction", v=0.1)
+    policy = fit(views[:, :, None], y, model=model, engine=engine)
+    prediction = policy.predict(ViewPredictions(views[:, :, None]))
+    ratio = np.sqrt(prediction.variance[:, 0]) / noise
+    assert np.polyfit(truth, np.log(ratio), 1)[0] == pytest.approx(0, abs=0.08)
+    assert ratio.mean() == pytest.approx(1, abs=0.12)
+    plain = fit(views[:, :, None], y, model=GaussianMixture(scale="constant", v=0.1))
+    assert policy.score(ViewPredictions(views[:, :, None]), y).sum() > (
+        plain.score(ViewPredictions(views[:, :, None]), y).sum() + 50
+    )
+
+
+def test_a_constant_scale_stays_nearly_constant(rng: np.random.Generator) -> None:
+    truth = rng.normal(size=800)
+    views = truth[:, None] + 0.3 * rng.normal(size=(800, 2))
+    policy = fit(views[:, :, None], truth, model=GaussianMixture(scale="prediction"))
+    variance = policy.predict(ViewPredictions(np.array([-1.5, 1.5])[:, None, None].repeat(2, axis=1))).variance[:, 0]
+    assert abs(np.log(variance[1] / variance[0])) < 0.4
 
 
 def test_a_view_counts_less_where_its_draws_vary(rng: np.random.Generator) -> None:

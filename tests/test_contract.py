@@ -117,6 +117,13 @@ EM_CASES = (
     _numbers("gaussian mixture, affine, two outputs", GaussianMixture(noise="none"), outputs=2),
     _numbers("gaussian mixture, concentration", GaussianMixture(noise="none", concentration=1.5)),
     _numbers("gaussian mixture, heteroscedastic", GaussianMixture(noise="none", heteroscedastic=True), variance=True),
+    _numbers(
+        "gaussian mixture, scale by prediction, two outputs",
+        GaussianMixture(noise="none", scale="prediction", heteroscedastic=True),
+        outputs=2,
+        variance=True,
+    ),
+    _numbers("gaussian mixture, constant scale", GaussianMixture(noise="none", scale="constant")),
     _numbers("gaussian mixture, annotator", GaussianMixture(noise="annotator"), labels=3),
     _numbers(
         "gaussian mixture, shift, annotator, two outputs",
@@ -168,6 +175,7 @@ EM_CASES = (
 )
 ADVI_CASES = (
     _numbers("gaussian mixture, ADVI", GaussianMixture(noise="none", v=0.05), DRIFT),
+    _numbers("gaussian mixture, constant scale, ADVI", GaussianMixture(noise="none", scale="constant"), DRIFT),
     _numbers("gaussian mixture, annotator, ADVI", GaussianMixture(noise="annotator", v=0.05), DRIFT, labels=3),
     _numbers("gaussian mixture, Student t, ADVI", GaussianMixture(component="student_t", noise="none"), DRIFT),
     _numbers(
@@ -402,7 +410,7 @@ def _tiny(task: str) -> tuple[ViewPredictions, LabelSets]:
 
 
 _PRIOR: dict[str, Any] = {"noise": "none", "beta": 1.0, "nu": PRIOR_NU, "v": PRIOR_V}
-_COMMON: dict[str, Any] = {"common_scale": 0.3, "concentration": 1.0, **_PRIOR}
+_COMMON: dict[str, Any] = {"common_scale": 0.3, "scale": "constant", "concentration": 1.0, **_PRIOR}
 _PLAIN: dict[str, Any] = {"calibrate": False, "concentration": 1.0}
 EVIDENCE_CASES: tuple[tuple[str, Any, Callable[..., np.ndarray], tuple[str, ...]], ...] = (
     ("regression", GaussianMixture(link="shift", **_COMMON), _gaussian_mixture, ("em", "advi")),

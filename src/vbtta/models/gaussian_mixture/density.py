@@ -13,7 +13,7 @@ from vbtta.inference.advi import AdviTask
 from vbtta.inference.guide import N_DRAWS, Guide, match_dirichlet, match_wishart, precision_draws
 from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
-from vbtta.models.gaussian_mixture import em
+from vbtta.models.gaussian_mixture import em, steps
 from vbtta.models.gaussian_mixture.em import MixtureProblem
 from vbtta.models.gaussian_mixture.posterior import MixtureFactors, SampledMixturePosterior, laplace_nodes
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
@@ -34,6 +34,8 @@ class MixtureDensity(GaussianDensity):
             "deviation": tensors.normal(1 / math.sqrt(settings.beta), K, D),
             **tensors.wishart(settings.nu, K, C),
         }
+        if settings.slope_scale:
+            priors["scale_slope"] = tensors.normal(settings.slope_scale)
         if component == "student_t":
             priors["excess_dof"] = dist.Gamma(tensors.filled(2.0), tensors.filled(0.1), validate_args=False)
         super().__init__(problem.data, settings.inverse_scale, problem.annotator_prior, priors)
@@ -61,6 +63,10 @@ class MixtureDensity(GaussianDensity):
             location = (1 + theta[..., :C])[..., None, :] * location
         location = theta[..., -C:][..., None, :] + location
         root = None if self._root is None else self._root[:, rows]
+        if "scale_slope" in values:
+            covariate = tensor(steps.scale_covariate(self.tensors.mean[:, rows].numpy(), 2))  # (K, n)
+            tilt = torch.exp(-values["scale_slope"][..., None, None] * covariate)[..., None]
+            root = tilt.expand(*tilt.shape[:-1], C) if root is None else root * tilt
         return Views(values["weights"].log(), location, self.precision_factor(values), root)
 
     def calibrated(self, values: Values, rows: Units) -> dict[str, Tensor]:
@@ -126,6 +132,7 @@ def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> Sampled
         common_covariance=np.zeros((D, D)),  # the covariance above includes it
         dof=dof,
         inverse_scale=inverse_scale,
+        scale_slope=draws["scale_slope"].mean() if "scale_slope" in draws else np.zeros(()),
     )
     people = None if problem.annotator_prior is None else tensors.annotator_state(guide, draws)
     return SampledMixturePosterior(

@@ -88,6 +88,7 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
             log_cholesky(views.common_covariance),
             np.log(views.dof - self._least_dof),
             log_cholesky(views.inverse_scale),
+            views.scale_slope,
         ]
         if people is not None:
             parts.append(annotators.pack(people))
@@ -109,6 +110,7 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
             common_covariance=from_log_cholesky(take(D * (D + 1) // 2), D),
             dof=self._least_dof + np.exp(np.minimum(take(K), 300)),
             inverse_scale=from_log_cholesky(take(K, C * (C + 1) // 2), C),
+            scale_slope=take(1)[0],
         )
         people = None if like.annotators is None else annotators.unpack(take, like.annotators)
         return MixtureFactors(views, people)
@@ -162,7 +164,7 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         log_det = np.linalg.slogdet(precision)[1]
         trace = np.einsum("cd,kcd->", self.prior.inverse_scale, precision)
         log_prior = steps.calibration_terms(views, self.prior, plug_in=True)[0]
-        return float(0.5 * (trace - self.prior.nu * log_det.sum()) - log_prior)
+        return float(0.5 * (trace - self.prior.nu * log_det.sum()) - log_prior) + steps.slope_penalty(views, self.prior)
 
     @property
     def _least_dof(self) -> int:

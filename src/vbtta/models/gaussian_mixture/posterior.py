@@ -135,6 +135,9 @@ class MixturePosterior(Posterior):
             variance = predictions.variance / self.standard.prediction_scale**2
             loss = np.sqrt(1 + variance / self.prior.residual_variance)  # omega^-1/2
             noise = loss[..., :, None] * noise * loss[..., None, :]
+        if self.prior.slope_scale:
+            tilt = np.exp(2 * views.scale_slope * steps.scale_covariate(mean, 2))  # (N, K)
+            noise = tilt[..., None, None] * noise
         scale = noise + ((dof - 2) / dof)[:, None, None] * doubt
         units = self.standard.scale
         return self.standard.location + units * (offset + gain * mean), units[:, None] * scale * units, dof

@@ -22,6 +22,9 @@ class GaussianMixture(Model):
         modelled where they are named, their labels overlap and the component is normal.
     heteroscedastic : bool
         Whether a view counts less where its draws vary more: Omega in eq. 2.
+    scale : {"prediction", "constant"}
+        Whether the logarithm of the standard deviation around a view is linear in the view's prediction (eq. 2), with
+        one slope for all views, or constant.
     concentration : float, optional
         Dirichlet concentration of the weights; without it they are at their maximum likelihood (eq. 7).
     component : {"normal", "student_t", "laplace"}
@@ -59,6 +62,7 @@ class GaussianMixture(Model):
     link: Literal["affine", "shift"] = "affine"
     noise: ContinuousNoise | None = None
     heteroscedastic: bool = False
+    scale: Literal["prediction", "constant"] = "prediction"
     concentration: float | None = None
     component: Literal["normal", "student_t", "laplace"] = "normal"
     beta: float = 200.0
@@ -69,6 +73,7 @@ class GaussianMixture(Model):
 
     def __post_init__(self) -> None:
         one_of("link", self.link, ("affine", "shift"))
+        one_of("scale", self.scale, ("prediction", "constant"))
         one_of("noise", self.noise, (None, "none", "annotator"))
         one_of("component", self.component, ("normal", "student_t", "laplace"))
         positive(concentration=self.concentration, beta=self.beta, common_scale=self.common_scale)

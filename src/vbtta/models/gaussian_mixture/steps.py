@@ -26,7 +26,11 @@ from vbtta.models.parts.annotators import AnnotatorState, Truth, infer_truth, su
 from vbtta.models.parts.standard import SMALLEST_VARIANCE, ContinuousBlocks
 
 
+_MAX_COVARIATE = 3.0
 _WIDE = 10.0  # scale of the common calibration's prior at the start
+
+
+SLOPE_SCALE = 0.1  # prior standard deviation of b
 
 
 class MixturePrior(NamedTuple):
@@ -40,6 +44,7 @@ class MixturePrior(NamedTuple):
     concentration: float | None
     affine: bool
     heteroscedastic: bool
+    slope_scale: float  # of b, the slope of ln sd in the prediction; 0 where the scale is constant
 
     @property
     def n_outputs(self) -> int:
@@ -63,6 +68,7 @@ class MixtureState(NamedTuple):
     common_covariance: Array  # (D, D): S_0
     dof: Array  # (K,): nu_k
     inverse_scale: Array  # (K, C, C): V_k
+    scale_slope: Array  # (): b, at its mode
 
     def take(self, views: Array) -> "MixtureState":
         """Some of the views."""
@@ -101,6 +107,8 @@ class MixtureStatistics(NamedTuple):
     mass: Array  # (K,): sum of p
     moments: Array  # (K, 3C, 3C): sum of p a a^T, a = Omega^1/2 (f, 1, e)
     log_omega: Array  # (): sum of p/2 ln|Omega|
+    tilted: Array | None  # (2, K, 3C, 3C): the moments with x p and x^2 p, where the scale depends on x
+    tilted_mass: Array | None  # (): sum of x p
     overlap: Array  # (K, K): sum of p p^T, up to a factor
 
 
@@ -113,6 +121,7 @@ class Expectation(NamedTuple):
     share: Array  # (K, j): responsibilities times counts
     log_evidence: float
     log_omega: Array | None  # (K, j): ln|Omega|/2
+    covariate: Array | None  # (K, j): x, where the scale depends on it
     truth: Truth | None
 
 
@@ -124,6 +133,7 @@ class Density(NamedTuple):
     constant: Array  # (K,)
     residual_form: Array  # (K, C, C): E[Lambda]
     regressor_form: Array  # (K, D, D): E[Lambda] spread over the covariance of theta
+    scale_slope: float  # b
 
     @classmethod
     def of(cls, state: MixtureState, prior: MixturePrior, log_weights: Array, plug_in: bool = False) -> "Density":
@@ -138,7 +148,7 @@ class Density(NamedTuple):
         shift, gain = calibration(state.theta_mean, n_outputs)
         uncertainty = 0.0 if plug_in else state.calibration_covariance(prior.beta)
         form = spread(precision, prior.affine) * np.ones_like(state.theta_covariance) * uncertainty
-        return cls(shift.T, gain.T, constant + log_weights, precision, form)
+        return cls(shift.T, gain.T, constant + log_weights, precision, form, float(state.scale_slope))
 
 
 def calibration(theta: Array, n_outputs: int) -> tuple[Array, Array]:
@@ -161,12 +171,16 @@ def expectation(
     # instance, and the residual is that of the truth's mean.
     instance = block.instance if annotators is None else None
     mean = block.mean if instance is None else block.mean[:, :, instance]  # (C, K, j)
+    covariate = scale_covariate(mean, 0) if density is not None and prior.slope_scale else None  # (K, j)
     root = None if density is None else _root_omega(block, instance, prior)  # (C, K, j)
+    if density is not None and covariate is not None:
+        tilt = np.exp(-density.scale_slope * covariate)
+        root = np.broadcast_to(tilt, mean.shape) if root is None else root * tilt
     log_omega = None if root is None else np.log(root).sum(axis=0)  # (K, j): ln|Omega|/2
     if density is None:
         residual = block.value[:, None] - mean
         share = np.broadcast_to(block.repeats / mean.shape[1], mean.shape[1:])
-        return Expectation(list(mean) if prior.affine else [], residual, block.repeats, share, 0.0, None, None)
+        return Expectation(list(mean) if prior.affine else [], residual, block.repeats, share, 0.0, None, None, None)
 
     truth = None
     count = block.repeats
@@ -199,12 +213,29 @@ def expectation(
     else:
         log_density += truth.log_evidence
     share, log_evidence = responsibilities(log_density, count)
-    return Expectation(regressors, residual, count, share, log_evidence, log_omega, truth)
+    return Expectation(regressors, residual, count, share, log_evidence, log_omega, covariate, truth)
 
 
 def statistics(expected: Expectation) -> MixtureStatistics:
     """Sums over a block's labels (or instances)."""
-    share, residual = expected.share, expected.residual
+    share, covariate, tilted, tilted_mass = expected.share, expected.covariate, None, None
+    if covariate is not None:
+        shares = share * covariate, share * covariate**2
+        tilted, tilted_mass = np.stack([_all_moments(expected, one) for one in shares]), shares[0].sum()
+    return MixtureStatistics(
+        log_evidence=np.asarray(expected.log_evidence),
+        mass=share.sum(axis=1),
+        moments=_all_moments(expected, share),
+        log_omega=np.asarray(0.0 if expected.log_omega is None else np.vdot(share, expected.log_omega)),
+        tilted=tilted,
+        tilted_mass=tilted_mass,
+        overlap=_overlap(share, expected.repeats),
+    )
+
+
+def _all_moments(expected: Expectation, share: Array) -> Array:
+    """Sums of share a a^T, a = Omega^1/2 (f, 1, e), the truth's covariance included: (K, 3C, 3C)."""
+    residual = expected.residual
     n_outputs, n_views, _ = residual.shape
     ones = [None] * n_outputs if expected.log_omega is None else []
     features = [*expected.regressors, *ones, *residual]
@@ -217,13 +248,7 @@ def statistics(expected: Expectation) -> MixtureStatistics:
             root = np.moveaxis(np.stack(expected.regressors[-n_outputs:]), 0, -1)  # (K, n, C)
             covariance = root[..., :, None] * covariance * root[..., None, :]
         moments[:, 2 * n_outputs :, 2 * n_outputs :] += np.einsum("kn,kncd->kcd", share, covariance)
-    return MixtureStatistics(
-        log_evidence=np.asarray(expected.log_evidence),
-        mass=share.sum(axis=1),
-        moments=moments,
-        log_omega=np.asarray(0.0 if expected.log_omega is None else np.vdot(share, expected.log_omega)),
-        overlap=_overlap(share, expected.repeats),
-    )
+    return moments
 
 
 def _overlap(share: Array, repeats: Array) -> Array:
@@ -268,12 +293,22 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
     change = np.einsum("kde,ke->kd", theta_covariance, pull + beta * (common_mean - state.theta_mean))
 
     back = -change[:, :, None] * belongs  # (K, D, C): e at the new theta is e + back^T h
-    outer = moments[:, 2 * C :, 2 * C :] + np.swapaxes(cross, 1, 2) @ back + np.swapaxes(back, 1, 2) @ cross
-    outer += np.swapaxes(back, 1, 2) @ regressor @ back
-    if not plug_in:
-        uncertainty = theta_covariance + follows @ common_covariance @ follows
-        outer += belongs.T @ (uncertainty * regressor) @ belongs
-    inverse_scale = prior.inverse_scale + 0.5 * (outer + np.swapaxes(outer, 1, 2))
+    uncertainty = np.zeros_like(follows) if plug_in else theta_covariance + follows @ common_covariance @ follows
+
+    def squares(moments: Array) -> Array:
+        """E e e^T at the new theta, summed: (K, C, C)."""
+        regressor, cross = moments[:, inside, inside], moments[:, inside, 2 * C :]
+        outer = moments[:, 2 * C :, 2 * C :] + np.swapaxes(cross, 1, 2) @ back + np.swapaxes(back, 1, 2) @ cross
+        outer += np.swapaxes(back, 1, 2) @ regressor @ back + belongs.T @ (uncertainty * regressor) @ belongs
+        return np.asarray(0.5 * (outer + np.swapaxes(outer, 1, 2)))
+
+    inverse_scale, dof = prior.inverse_scale + squares(moments), prior.nu + total.mass
+    scale_slope = state.scale_slope
+    if total.tilted is not None and total.tilted_mass is not None:
+        new_precision = dof[:, None, None] * linalg.inverse_and_log_det(inverse_scale)[0]
+        first, second = (float((new_precision * squares(tilted)).sum()) for tilted in total.tilted)
+        slope = first - C * float(total.tilted_mass)
+        scale_slope = scale_slope + _slope_step(float(scale_slope), slope, second, prior.slope_scale)
 
     counts = None if prior.concentration is None else prior.concentration + total.mass
     weights = total.mass if counts is None else counts
@@ -284,19 +319,48 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
         theta_covariance=theta_covariance,
         common_mean=common_mean,
         common_covariance=common_covariance,
-        dof=prior.nu + total.mass,
+        dof=dof,
         inverse_scale=inverse_scale,
+        scale_slope=scale_slope,
     )
+
+
+def scale_covariate(mean: Array, output_axis: int) -> Array:
+    """x: the prediction in standard units, averaged over outputs, at most 3 in size."""
+    return np.clip(mean.mean(axis=output_axis), -_MAX_COVARIATE, _MAX_COVARIATE)
+
+
+def _slope_step(current: float, first: float, second: float, scale: float) -> float:
+    """A step of b that does not lower the expected log density, whose derivatives are `first` and -2 `second`.
+
+    With q the squared distances, q exp(-2 d x) exceeds its tangent by at most 4 d^2 q x^2 (exp(R) - 1 - R) / R^2,
+    R = 2 |d| max |x|: a lower bound on the gain of any step d.
+    """
+    step = (first - current / scale**2) / (2 * second + 1 / scale**2)
+    step = float(np.clip(step, -0.5, 0.5))
+    while abs(step) > 1e-12:
+        reach = 2 * abs(step) * _MAX_COVARIATE
+        rise = 0.5 if reach < 1e-4 else (np.expm1(reach) - reach) / reach**2
+        gain = step * first - 2 * step**2 * rise * second - ((current + step) ** 2 - current**2) / (2 * scale**2)
+        if gain >= 0:
+            return step
+        step *= 0.7
+    return 0.0
 
 
 def divergence(state: MixtureState, prior: MixturePrior) -> float:
     """KL from the prior of theta, Lambda and, under a Dirichlet, w."""
     prior_term, entropy = calibration_terms(state, prior)
-    total = -prior_term - entropy
+    total = -prior_term - entropy + slope_penalty(state, prior)
     total += linalg.kl_wishart(state.dof, state.inverse_scale, prior.nu, prior.inverse_scale).sum()
     if state.weight_counts is not None and prior.concentration is not None:
         total += linalg.kl_dirichlet(state.weight_counts, np.full_like(state.weight_counts, prior.concentration))
     return float(total)
+
+
+def slope_penalty(state: MixtureState, prior: MixturePrior) -> float:
+    """Minus the log prior of b at its mode, up to a constant."""
+    return 0.5 * float(state.scale_slope) ** 2 / prior.slope_scale**2 if prior.slope_scale else 0.0
 
 
 def common_square(state: MixtureState, plug_in: bool) -> Array:
@@ -352,6 +416,8 @@ def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePri
         ).sum(),
     }
     terms["Pi_z"] = terms["J_S"] + terms["J_z"] - total.log_evidence  # sum of p ln p, as ln p = ln p~ - logsumexp
+    if prior.slope_scale:
+        terms["penalty"] = slope_penalty(state, prior)
     if state.weight_counts is not None and prior.concentration is not None:
         terms["KL_w"] = linalg.kl_dirichlet(state.weight_counts, np.full(n_views, prior.concentration))
     return {name: float(value) for name, value in terms.items()}
@@ -369,6 +435,7 @@ def start(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, 
         concentration=spec.concentration,
         affine=spec.link == "affine",
         heteroscedastic=spec.heteroscedastic and data.has_variance,
+        slope_scale=SLOPE_SCALE if spec.scale == "prediction" else 0.0,
     )
     if prior.nu <= C + 1:
         raise ValueError(f"nu must exceed C + 1 = {C + 1}, or a view's predictive variance is infinite; got {prior.nu}")
@@ -389,6 +456,7 @@ def start(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, 
         common_covariance=np.zeros((size, size)),
         dof=np.ones(K),
         inverse_scale=np.eye(C) * np.maximum(variance, typical * 1e-3)[:, :, None],
+        scale_slope=np.zeros(()),
     )
     # a wide prior: from a common calibration that is far off, shrunken to zero, EM might not return
     return prior, update(flat, total, prior._replace(common_scale=max(_WIDE, prior.common_scale)))
