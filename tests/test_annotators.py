@@ -102,7 +102,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     predictions, labels = random_problem(
         rng, n_instances=6, n_views=K, n_outputs=C, n_columns=3, counts=True, annotators=True
     )
-    problem, first = posed(predictions, labels, GaussianMixture(), noise="annotator")
+    problem, first = posed(predictions, labels, GaussianMixture(scale="constant"), noise="annotator")
     state = problem.update(first, problem.evaluate(first)[1])  # biases and precisions that differ
     people, prior, block = state.annotators, problem.annotator_prior, problem.data.blocks[0]
     assert people is not None

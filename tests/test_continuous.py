@@ -75,7 +75,7 @@ def test_the_bound_never_falls(
 def test_seven_terms_by_their_definitions(rng: np.random.Generator) -> None:
     """Every term by brute force from the densities, not from the sums the code keeps."""
     predictions, labels = random_problem(rng, n_instances=12, n_views=3, n_outputs=2, n_columns=2, counts=True)
-    problem, first = posed(predictions, labels, GaussianMixture(heteroscedastic=True), noise="none")
+    problem, first = posed(predictions, labels, GaussianMixture(heteroscedastic=True, scale="constant"), noise="none")
     state = ascend(problem, first, EM(max_steps=3, accelerate=False)).state
     _, sums = problem.evaluate(state)
     terms = problem.bound_terms(state, sums)
@@ -132,7 +132,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     """(4) to (8) with every label on its own, not from the sums the code keeps."""
     K, C = 3, 2
     predictions, labels = random_problem(rng, n_instances=12, n_views=K, n_outputs=C, n_columns=2, counts=True)
-    problem, first = posed(predictions, labels, GaussianMixture(heteroscedastic=True), noise="none")
+    problem, first = posed(predictions, labels, GaussianMixture(heteroscedastic=True, scale="constant"), noise="none")
     state = problem.update(first, problem.evaluate(first)[1])  # no longer uniform
     _, sums = problem.evaluate(state)
     found, views, prior, block = problem.update(state, sums).views, state.views, problem.prior, problem.data.blocks[0]
@@ -205,7 +205,9 @@ def test_the_bound_lies_below_the_exact_evidence(link: str, seed: int) -> None:
     f = rng.normal(size=(4, 2, 1))
     y = f[:, 0, 0] + 0.5 * rng.normal(size=4)
     for concentration in (None, 1.5):
-        spec = GaussianMixture(link=link, concentration=concentration, beta=0.5, common_scale=1e-6, nu=4.0)  # type: ignore[arg-type]
+        spec = GaussianMixture(
+            link=link, concentration=concentration, scale="constant", beta=0.5, common_scale=1e-6, nu=4.0
+        )  # type: ignore[arg-type]
         problem, first = posed(ViewPredictions(f), LabelSets.from_array(y), spec, noise="none")
         ascent = ascend(problem, first, EM(max_steps=100))
         block, prior, weights = problem.data.blocks[0], problem.prior, ascent.state.views.weights
@@ -236,7 +238,7 @@ def test_the_bound_lies_below_the_exact_evidence(link: str, seed: int) -> None:
 def test_one_view_with_known_precision_is_conjugate_regression(rng: np.random.Generator) -> None:
     f, sd = rng.normal(size=60), 0.4
     y = 1.5 + 0.7 * f + sd * rng.normal(size=60)
-    model = GaussianMixture(noise="none", nu=1e12, v=sd**2, beta=2.0, common_scale=1e-7)
+    model = GaussianMixture(noise="none", nu=1e12, v=sd**2, beta=2.0, common_scale=1e-7, scale="constant")
     policy = fit_policy(ViewPredictions(f[:, None, None]), y, task="regression", model=model, guard=False)
     posterior = policy.posterior
     location, scale = posterior.standard.location[0], posterior.standard.scale[0]  # type: ignore[attr-defined]
@@ -252,7 +254,7 @@ def test_one_view_with_known_precision_is_conjugate_regression(rng: np.random.Ge
 def test_one_view_with_known_precision_has_no_gap_below_the_evidence(rng: np.random.Generator) -> None:
     f, sd, beta = rng.normal(size=60), 0.4, 2.0
     y = 1.5 + 0.7 * f + sd * rng.normal(size=60)
-    model = GaussianMixture(noise="none", nu=1e8, v=sd**2, beta=beta, common_scale=1e-7)
+    model = GaussianMixture(noise="none", nu=1e8, v=sd**2, beta=beta, common_scale=1e-7, scale="constant")
     policy = fit_policy(ViewPredictions(f[:, None, None]), y, task="regression", model=model, guard=False)
     location, scale = (float(part[0]) for part in policy.posterior.standard[:2])  # type: ignore[attr-defined]
     design = np.stack([f - location, np.full(60, scale)], axis=1)  # H in the labels' units
@@ -266,7 +268,7 @@ def test_one_view_with_known_precision_has_no_gap_below_the_evidence(rng: np.ran
 def test_one_view_with_a_flat_prior_is_least_squares(rng: np.random.Generator) -> None:
     f = rng.normal(size=(300, 1, 2)) * [1.0, 40.0] + [0.0, 500.0]
     y = f[:, 0] * [0.5, 2.0] + [3.0, -7.0] + rng.normal(size=(300, 2)) * [0.3, 9.0]
-    model = GaussianMixture(beta=1e-9)
+    model = GaussianMixture(beta=1e-9, scale="constant")
     policy = fit_policy(ViewPredictions(f), y[:, None], task="regression", model=model, guard=False)
     mean = policy.predict(ViewPredictions(f)).mean
     for c in range(2):

@@ -88,7 +88,7 @@ def kl_normal(mean: Array, covariance: Array, precision: float) -> Array:
 
 
 def student_log_density(square: Array, scale: float) -> Array:
-    """Lower bound on E ln t(x) where E x^2 = square, elementwise: the t as a normal of unknown precision; exact at a point."""
+    """Lower bound on E ln t(x) where E x^2 = square, elementwise; the t is a normal of unknown precision."""
     degrees = TAIL_DOF
     constant = special.gammaln(0.5 * (degrees + 1)) - special.gammaln(0.5 * degrees)
     return np.asarray(

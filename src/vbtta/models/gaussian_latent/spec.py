@@ -20,8 +20,8 @@ class GaussianLatent(LatentModel):
     shrinkage : float, optional
         Prior precision lambda of every weight around 1/K, in standardised units; by default from the evidence.
     beta, nu, v, gamma
-        As in :class:`GaussianMixture`; the common offset has a Student-t prior of scale sqrt(2 / beta), and v is by default the smaller of
-        the residual variances around the median view and around the plain average.
+        As in :class:`GaussianMixture`; the common offset has a Student-t prior of scale sqrt(2 / beta), and v is by
+        default the smaller of the residual variances around the median view and around the plain average.
 
     Examples
     --------

@@ -89,9 +89,7 @@ def curvature(moments: Moments, precision: Array, prior: LatentPrior, offset: Ar
     quadratic[:K, K:] = moments.x1.T @ precision
     quadratic[K:, :K] = quadratic[:K, K:].T
     quadratic[K:, K:] = moments.n * precision + np.diag(student_precision(offset**2, prior.offset_scale))
-    linear = np.concatenate(
-        [np.einsum("cd,cdk->k", precision, moments.xy) + shrinkage / K, precision @ moments.y1]
-    )
+    linear = np.concatenate([np.einsum("cd,cdk->k", precision, moments.xy) + shrinkage / K, precision @ moments.y1])
     return quadratic, linear
 
 
@@ -129,7 +127,9 @@ def choose_shrinkage(moments: Moments, prior: LatentPrior) -> float:
         inverse_scale = prior.inverse_scale + residual_outer(moments, pool, offset)
         precision = (prior.nu + moments.n) * inverse_and_log_det(inverse_scale)[0]
         candidates = [prior._replace(shrinkage=float(value)) for value in _SHRINKAGES]
-        found = float(_SHRINKAGES[int(np.argmax([_log_evidence(moments, precision, one, offset) for one in candidates]))])
+        found = float(
+            _SHRINKAGES[int(np.argmax([_log_evidence(moments, precision, one, offset) for one in candidates]))]
+        )
         pool, offset = solve(*curvature(moments, precision, prior._replace(shrinkage=found), offset), K)
         if found == best:
             break

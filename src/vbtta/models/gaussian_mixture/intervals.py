@@ -46,9 +46,10 @@ def weight_information(
 
     information, fitted, unfitted, seen = subsample.total(block_sums)
     total = data.n_labels if state.annotators is None else data.n_instances
-    D, C, n_free = views.theta_mean.shape[1], prior.n_outputs, int(free.sum())
+    C, n_free = prior.n_outputs, int(free.sum())
     common = student_precision(views.common_mean**2, prior.common_scale)  # (D,)
-    inner = prior.beta * np.eye(n_free) - (prior.beta * (prior.beta / (common + n_free * prior.beta)))[:, None, None]  # (D, F, F)
+    shared = prior.beta * (prior.beta / (common + n_free * prior.beta))  # (D,)
+    inner = prior.beta * np.eye(n_free) - shared[:, None, None]  # (D, F, F)
     nuisance = block_diag(*inner, 0.5 * prior.nu * C * np.eye(n_free))
     scale = total / float(seen)
     profile = np.maximum(

@@ -25,7 +25,6 @@ from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.parts.annotators import AnnotatorState, Truth, infer_truth, summarise
 from vbtta.models.parts.standard import SMALLEST_VARIANCE, ContinuousBlocks
 
-
 _MAX_COVARIATE = 3.0
 _WIDE = 10.0  # scale of the common calibration's prior at the start
 

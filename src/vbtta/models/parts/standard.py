@@ -41,7 +41,7 @@ class Standard(NamedTuple):
         return np.asarray((values - self.prediction_location) / self.prediction_scale)
 
     def linear(self, gain: Array, shift: Array) -> tuple[Array, Array]:
-        """Factors and offsets (K, C) of predictions f that give l + s (shift_k + gain_k f), f in standard units."""
+        """Factors and offsets (K, C) of predictions, from gains and shifts in standard units."""
         factor = gain * (self.scale / self.prediction_scale)
         return factor, self.location + self.scale * shift - factor * self.prediction_location
 
