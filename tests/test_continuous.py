@@ -541,3 +541,22 @@ def test_a_view_without_labels_does_not_decide_the_variance(link):
     assert (dirichlet.weights > 0).all()
     spread = [np.sqrt(policy.predict(predictions).variance.mean()) for policy in (sure, dirichlet)]
     assert spread[1] == pytest.approx(spread[0], rel=0.1)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("n", [2, 3, 30, 100])
+@pytest.mark.parametrize("model", ["mixture", "latent"])
+def test_degenerate_data_are_fitted_without_a_warning(model: str, n: int) -> None:
+    truth = np.random.default_rng(n).normal(size=n)
+    same, constant = np.repeat(truth[:, None], 3, axis=1), np.full((n, 3), 2.0)
+    for views, y in (
+        (same, truth),
+        (1e-9 * same, 1e-9 * truth),
+        (1e6 + same, 1e6 + truth),
+        (constant, truth),
+        (constant, constant[:, 0]),
+    ):
+        policy = fit(views[:, :, None], y, model=model)
+        prediction = policy.predict(ViewPredictions(views[:, :, None]))
+        assert np.isfinite(prediction.mean).all()
+        assert np.isfinite(prediction.variance).all()

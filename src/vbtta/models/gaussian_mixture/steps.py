@@ -326,7 +326,7 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
 
 def scale_covariate(mean: Array, output_axis: int) -> Array:
     """x: the prediction in standard units, averaged over outputs, at most 3 in size."""
-    return np.clip(mean.mean(axis=output_axis), -_MAX_COVARIATE, _MAX_COVARIATE)
+    return np.asarray(np.clip(mean.mean(axis=output_axis), -_MAX_COVARIATE, _MAX_COVARIATE))
 
 
 def _slope_step(current: float, first: float, second: float, scale: float) -> float:
