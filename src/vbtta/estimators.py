@@ -95,13 +95,8 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             predictions = predictions.with_groups(np.asarray(groups)[rows])
         predictions = self._set_classes(predictions, labels)
         options = {"task": self._task, "engine": self.engine, "seed": self.seed_}
-        model = self.model
-        weighted = replace(labels, count=labels.count * weight[labels.instance])
-        noise_is_open = self._task == "classification" or len(labels.annotator_names) > 1
-        if noise_is_open and weighted.overlap != labels.overlap:
-            # the noise model depends on the number of labels per input, which weights must not change
-            model = fit_policy(predictions, labels, model=model, guard=False, **options).model
-        self.policy_ = fit_policy(predictions, weighted, model=model, guard=self.guard, **options)
+        labels = labels.with_weights(np.where(weight > 0, weight, 1))
+        self.policy_ = fit_policy(predictions, labels, model=self.model, guard=self.guard, **options)
         return self
 
     def predict_distribution(self, X: Any) -> Any:

@@ -407,9 +407,9 @@ class LabelSets:
         return bool((size >= 2).sum() >= max(1, min(20, 0.1 * (size > 0).sum())))
 
     @property
-    def n_values(self) -> int:
-        """Number of different labels."""
-        return len(np.unique(self.value, axis=0))
+    def labels_per_value(self) -> float:
+        """How often each of the different labels was given, on average."""
+        return float(self._unweighted.sum()) / max(1, len(np.unique(self.value, axis=0)))
 
     @property
     def _unweighted(self) -> Array:

@@ -178,6 +178,7 @@ class Scan(NamedTuple):
     named: bool  # whether annotators are
     annotator_names: tuple[str, ...]
     largest: Array  # (C,) of the labels' absolute values; empty unless they are numbers
+    n_given: float  # labels, counts included
     values: frozenset[Any]  # different labels; empty unless they are classes
 
 
@@ -237,6 +238,7 @@ class Worker:
             named=labels.annotator is not None,
             annotator_names=labels.annotator_names,
             largest=np.abs(value).max(axis=0, initial=0),
+            n_given=float(labels.labels_per_instance.sum()),
             values=frozenset() if labels.value.dtype.kind == "f" else frozenset(labels.value.ravel().tolist()),
         )
 
@@ -381,7 +383,8 @@ class Calibration:
         self.annotator_names = tuple(names) if labels.sets is None else labels.sets.annotator_names
         several = sum(scan.n_several for scan in scans)
         self.overlap = several >= max(1, min(20, 0.1 * self.n_instances))
-        self.n_values = len(frozenset().union(*(scan.values for scan in scans)))
+        values = frozenset().union(*(scan.values for scan in scans))
+        self.labels_per_value = sum(scan.n_given for scan in scans) / max(1, len(values))
         shapes = [scan.largest for scan in scans if len(scan.largest)]
         self.largest = np.max(shapes, axis=0) if shapes else np.zeros(0)
         self._plans = count()  # numbers of distributions of the data

@@ -34,12 +34,8 @@ class LabelFacts(Protocol):
         """Whether enough instances carry two labels or more."""
 
     @property
-    def total(self) -> float:
-        """J, the number of labels, counts included."""
-
-    @property
-    def n_values(self) -> int:
-        """Number of different labels."""
+    def labels_per_value(self) -> float:
+        """How often each of the different labels was given, on average."""
 
     @property
     def annotator_names(self) -> tuple[str, ...]:
@@ -296,7 +292,7 @@ def _label_spread(labels: LabelSets, standard: Standard) -> AnnotatorState:
         squares += float(labels.count @ (column - mean[labels.instance]) ** 2)
     variance = squares / (value.shape[1] * max(np.maximum(total - 1, 0).sum(), 1))
     rate = np.array([max(variance, MIN_LABEL_VARIANCE)])
-    return AnnotatorState(np.ones(1), rate, np.zeros((1, value.shape[1])), np.zeros((1, 1)))
+    return AnnotatorState(np.ones(1), rate, np.zeros((1, value.shape[1])), np.zeros(1), np.zeros(1))
 
 
 def score_labels(

@@ -493,7 +493,7 @@ def default_noise(labels: LabelFacts) -> str:
     if not labels.overlap:
         return "uniform"
     n_annotators = max(1, len(labels.annotator_names))
-    if labels.total >= _MIN_ROW_LABELS * n_annotators * labels.n_values:
+    if labels.labels_per_value >= _MIN_ROW_LABELS * n_annotators:
         return "confusion"
     return "annotator" if n_annotators > 1 else "uniform"
 
