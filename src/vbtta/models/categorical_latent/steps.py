@@ -74,12 +74,13 @@ def run_pool_pass(
         by_pool = np.einsum("ckn,cn->kn", logits, by_utility)
         if in_variance is not None and variance is not None:
             by_pool += 2 * pool[:, None] * np.einsum("nc,ckn->kn", in_variance, variance)
-        complete = _covariance(logits, proba * size, size, offsets=offsets)
+        flat = _by_view(logits)
+        complete = _covariance(logits, flat, proba * size, size, offsets=offsets)
         missing = PoolCurvature(*map(np.zeros_like, complete))
         if not link.canonical:  # the mean of a softmax's curvature and the gradients' outer products
             complete = _averaged(complete, by_pool, by_utility, size, link.information, offsets=offsets)
         elif truth is not None:
-            missing = _covariance(logits, posterior, size, offsets=offsets)
+            missing = _covariance(logits, flat, posterior, size, offsets=offsets)
             if missing.offset.ndim == 1:  # the offsets' complete curvature is bounded by its diagonal
                 missing = PoolCurvature(missing.pool, *map(np.zeros_like, missing[1:]))
         gradient = np.concatenate([by_pool.sum(axis=1), offsets * by_utility.sum(axis=1)])
@@ -102,13 +103,24 @@ def _pooled(logits: Array, variance: Array | None, pool: Array, offset: Array) -
     return utility, None if variance is None else np.einsum("ckn,k->cn", variance, pool**2)
 
 
-def _covariance(logits: Array, proba: Array, size: Array, *, offsets: bool) -> PoolCurvature:
+def _classes_last(logits: Array) -> bool:
+    """Whether classes, not instances, are next to each other in memory."""
+    return logits.strides[0] < logits.strides[2]
+
+
+def _by_view(logits: Array) -> Array:
+    """Logits (C, K, n) as (K, C n) or, where classes are last in memory, (K, n C)."""
+    order = (1, 2, 0) if _classes_last(logits) else (1, 0, 2)
+    return logits.transpose(order).reshape(logits.shape[1], -1)
+
+
+def _covariance(logits: Array, flat: Array, proba: Array, size: Array, *, offsets: bool) -> PoolCurvature:
     """Sum over instances of the covariances of (f, 1_c) under proba / size, times size."""
-    C, K, n = logits.shape
-    flat = logits.transpose(1, 0, 2).reshape(K, C * n)
+    C, K, _ = logits.shape
     mean = np.einsum("ckn,cn->kn", logits, proba)  # (K, n), times size
     inverse = 1 / np.maximum(size, 1e-300)
-    pool = products(flat * proba.reshape(-1), flat) - products(mean * inverse, mean)
+    weights = (proba.T if _classes_last(logits) else proba).reshape(-1)
+    pool = products(flat * weights, flat) - products(mean * inverse, mean)
     if not offsets:
         return PoolCurvature(pool, np.zeros((C, K)), np.zeros(C))
     cross = np.einsum("ckn,cn->ck", logits, proba) - products(proba * inverse, mean)
