@@ -22,7 +22,8 @@ def score_of(values: Array, count: Array, *, within: bool) -> Standard:
     location = 0.0 if within else float(np.average(values.mean(axis=(1, 2)), weights=count))
     squares = np.var(values, axis=2).mean(axis=1) if within else ((values - location) ** 2).mean(axis=(1, 2))
     spread = float(np.sqrt(np.average(squares, weights=count)))
-    return Standard(np.asarray(location), np.asarray(spread if spread > 0 else 1.0))
+    own = np.asarray(location), np.asarray(spread if spread > 0 else 1.0)
+    return Standard(*own, *own)
 
 
 @dataclass(frozen=True)
