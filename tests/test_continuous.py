@@ -11,7 +11,7 @@ from scipy import integrate, special, stats
 from problems import posed, random_problem
 from vbtta import EM, GaussianMixture, LabelSets, ViewPredictions, fit_policy
 from vbtta.inference.em import ascend, extrapolated_weights
-from vbtta.inference.linalg import inverse_and_log_det
+from vbtta.inference.linalg import TAIL_DOF, inverse_and_log_det
 
 
 def never_falls(bounds: list[float]) -> bool:
@@ -111,7 +111,7 @@ def test_seven_terms_by_their_definitions(rng: np.random.Generator) -> None:
     common = draws.multivariate_normal(views.common_mean, views.common_covariance, size=size)
     theta_log = stats.multivariate_normal(views.common_mean, views.common_covariance).logpdf(common).mean()
     typical = np.sqrt((common**2).mean(axis=0))  # where the bound on E ln t stands
-    theta_prior = stats.t(3, scale=prior.common_scale).logpdf(typical).sum()
+    theta_prior = stats.t(TAIL_DOF, scale=prior.common_scale).logpdf(typical).sum()
     for k in range(3):  # the others by Monte Carlo under Q
         wishart = stats.wishart(views.dof[k], np.linalg.inv(views.inverse_scale[k]))
         sample = wishart.rvs(size, random_state=draws)
@@ -160,7 +160,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     D = 2 * C  # the joint normal of theta_0 and all theta_k: its precision G and linear term
     square = views.common_mean**2 + np.diagonal(views.common_covariance)
     G, pull = np.zeros(((K + 1) * D, (K + 1) * D)), np.zeros((K + 1) * D)
-    G[:D, :D] = np.diag(4 / (3 * prior.common_scale**2 + square)) + K * prior.beta * np.eye(D)
+    G[:D, :D] = np.diag((TAIL_DOF + 1) / (TAIL_DOF * prior.common_scale**2 + square)) + K * prior.beta * np.eye(D)
     for k in range(K):
         precision, own = views.dof[k] * np.linalg.inv(views.inverse_scale[k]), slice((k + 1) * D, (k + 2) * D)
         G[own, own], G[:D, own], G[own, :D] = prior.beta * np.eye(D), -prior.beta * np.eye(D), -prior.beta * np.eye(D)
@@ -261,7 +261,7 @@ def test_one_view_with_known_precision_has_no_gap_below_the_evidence(rng: np.ran
     evidence = stats.multivariate_normal(np.zeros(60), sd**2 * np.eye(60) + design @ design.T / beta).logpdf(y - f)
     # but for the common calibration's Student-t, whose precision Q takes as independent of it
     spread = np.linspace(0.5, 3, 2001)
-    gap = -(stats.t(3).logpdf(spread) + 0.5 * np.log(2 * np.pi * np.e * spread**2)).max()
+    gap = -(stats.t(TAIL_DOF).logpdf(spread) + 0.5 * np.log(2 * np.pi * np.e * spread**2)).max()
     assert policy.elbo == pytest.approx(evidence - 2 * gap, abs=1e-4)
 
 

@@ -29,7 +29,7 @@ def test_the_mode_is_the_convex_solution() -> None:
         return float(
             0.5 * precision * residual @ residual
             + 1.5 * ((u[:4] - 0.25) ** 2).sum()
-            + 2 * np.log1p(u[4] ** 2 / (3 * problem.prior.offset_scale**2))
+            + 1.5 * np.log1p(u[4] ** 2 / (2 * problem.prior.offset_scale**2))
         )
 
     solution = optimize.minimize(

@@ -3,7 +3,6 @@
 __all__ = ["VBTTAClassifier", "VBTTARegressor"]
 
 import warnings
-from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np

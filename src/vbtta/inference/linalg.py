@@ -1,13 +1,14 @@
 """Stacks of small symmetric matrices, and the divergences between the distributions they describe."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 from scipy import special
 
 from vbtta.data.labels import Array
 
-TAIL_DOF = 3.0  # of priors with heavy tails
+TAIL_DOF = 2.0  # degrees of freedom of Student t priors
 _LN2, _LNPI = np.log(2.0), np.log(np.pi)
 
 
@@ -87,7 +88,7 @@ def kl_normal(mean: Array, covariance: Array, precision: float) -> Array:
     return np.asarray(0.5 * (precision * trace - size - log_det))
 
 
-def student_log_density(square: Array, scale: float) -> Array:
+def student_log_density(square: Any, scale: float) -> Any:
     """Lower bound on E ln t(x) where E x^2 = square, elementwise; the t is a normal of unknown precision."""
     degrees = TAIL_DOF
     constant = special.gammaln(0.5 * (degrees + 1)) - special.gammaln(0.5 * degrees)
@@ -98,9 +99,9 @@ def student_log_density(square: Array, scale: float) -> Array:
     )
 
 
-def student_precision(square: Array, scale: float) -> Array:
+def student_precision(square: Any, scale: float) -> Any:
     """E of the precision of that normal, elementwise: with it, the normal's quadratic is tangent to the bound."""
-    return np.asarray((TAIL_DOF + 1) / (TAIL_DOF * scale**2 + square))
+    return (TAIL_DOF + 1) / (TAIL_DOF * scale**2 + square)
 
 
 def kl_gamma(shape: Array, rate: Array, prior_shape: float, prior_rate: float) -> Array:

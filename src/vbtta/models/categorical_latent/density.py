@@ -23,8 +23,8 @@ from vbtta.models.parts.tensors import (
     filled,
     fitted_noise,
     joint,
-    log_kappa_prior,
     normal,
+    student,
 )
 
 
@@ -34,7 +34,7 @@ class LatentClassDensity(ClassDensity):
     def __init__(self, problem: LatentClassProblem) -> None:
         self.link = problem.spec.link
         self._scale = filled(1 / math.sqrt(problem.shrinkage), problem.data.n_views)
-        priors = {"log_centre": log_kappa_prior(problem.spec.kappa_scale)}
+        priors = {"log_centre": student(problem.spec.kappa_scale)}
         if problem.spec.offset_scale:
             priors["offset"] = normal(problem.spec.offset_scale, problem.data.n_classes)
         super().__init__(problem.data, problem.noise, priors)

@@ -10,7 +10,7 @@ from vbtta.data.labels import Array
 from vbtta.inference import laplace
 from vbtta.inference.em import EM, Ascent, ascend
 from vbtta.inference.laplace import PoolUncertainty, pool_weights
-from vbtta.inference.linalg import Reader
+from vbtta.inference.linalg import Reader, student_log_density, student_precision
 from vbtta.models.base import InMemory, Source
 from vbtta.models.categorical_latent.posterior import LatentClassPosterior
 from vbtta.models.categorical_latent.spec import CategoricalLatent
@@ -128,7 +128,7 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         pull = self.shrinkage * (state.pool - state.centre / K)
         if following:  # g is at its mode for every v: eliminate it by its curvatures given v and under its own prior
             stiffness = self.shrinkage / K
-            own = calibration.kappa_precision(np.log(state.centre), self.spec.kappa_scale) / state.centre**2
+            own = student_precision(np.log(state.centre) ** 2, self.spec.kappa_scale) / state.centre**2
             prior -= stiffness**2 / (stiffness + own)
             pull = self.shrinkage * (state.pool - state.pool.mean()) + self._centre_slope(state.centre)
         least = prior if weak is None else weak * np.eye(K)
@@ -166,13 +166,13 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
     def _pool_penalty(self, pool: Array, centre: float) -> float:
         """Minus the log priors of v and of ln g."""
         penalty = laplace.pool_penalty(pool, self.shrinkage, centre)
-        return penalty - calibration.log_kappa_density(np.log(centre), self.spec.kappa_scale)
+        return penalty - float(student_log_density(np.log(centre) ** 2, self.spec.kappa_scale))
 
     def _centre_slope(self, centre: float) -> float:
         """Slope of g's own part of the penalty, which at its mode is lambda times (the mean of v - g / K)."""
         place = np.sqrt(self.shrinkage) * centre / self.data.n_views
         hazard = np.exp(-0.5 * place**2 - special.log_ndtr(place)) / np.sqrt(2 * np.pi)  # phi / Phi
-        precision = calibration.kappa_precision(np.log(centre), self.spec.kappa_scale)
+        precision = student_precision(np.log(centre) ** 2, self.spec.kappa_scale)
         return float(precision * np.log(centre) / centre + np.sqrt(self.shrinkage) * hazard)
 
     def _best_centre(self, state: LatentClassState) -> float:

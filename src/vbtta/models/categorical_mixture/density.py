@@ -27,8 +27,8 @@ from vbtta.models.parts.tensors import (
     dirichlet,
     fitted_noise,
     joint,
-    log_kappa_prior,
     normal,
+    student,
 )
 
 
@@ -40,7 +40,7 @@ class CategoricalDensity(ClassDensity):
         K, C = problem.data.n_views, problem.data.n_classes
         priors = {"weights": dirichlet(spec.concentration, K)}
         if spec.calibrate:
-            priors |= {"log_kappa": log_kappa_prior(spec.kappa_scale), "xi": normal(spec.xi_scale, K)}
+            priors |= {"log_kappa": student(spec.kappa_scale), "xi": normal(spec.xi_scale, K)}
         if spec.calibrate and spec.offset_scale:
             priors["offset"] = normal(spec.offset_scale, C)
         super().__init__(problem.data, problem.noise, priors)

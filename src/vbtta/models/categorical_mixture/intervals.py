@@ -5,6 +5,7 @@ import numpy as np
 from vbtta.data.labels import Array
 from vbtta.inference.blocks import join, nodes, products
 from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, eliminate
+from vbtta.inference.linalg import student_precision
 from vbtta.models.categorical_mixture.steps import Likelihood, view_shares
 from vbtta.models.parts import calibration
 from vbtta.models.parts.calibration import CalibrationPrior
@@ -46,7 +47,7 @@ def weight_information(
     if likelihood.calibrate:
         F = int(free.sum())
         common = calibration.common_log_kappa(likelihood.calibration.log_kappa, prior)
-        of_kappa = calibration.kappa_precision(common, prior.kappa_scale)
+        of_kappa = student_precision(common**2, prior.kappa_scale)
         precisions = (of_kappa, 1 / prior.xi_scale**2, prior.offset_precision)
         nuisance = np.repeat(precisions, (1, F, len(outer) - len(weights) - 1 - F))
     return WeightInformation(weights, eliminate(scale * outer, len(weights), np.diag(nuisance)), scale * profile)

@@ -9,13 +9,12 @@ ln kappa_k the mode of ln kappa is known, so a state holds ln kappa_k and o alon
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from vbtta.data.labels import Array
+from vbtta.inference.linalg import student_log_density, student_precision
 
 WIDE = 30.0  # range of logits above which the likelihood may be flat at kappa = 1
 _START_RANGES = (30.0, 10.0, 3.0)  # of calibrated logits, where wide ones start
-KAPPA_DOF = 2.0  # degrees of freedom of the Student t
 _MAX_STEP = 2.0  # of ln kappa
 _MAX_UTILITY = 450.0  # up to which log probabilities are not cut off, a step's change included
 _FRACTIONS = 0.75 ** np.arange(40)  # of a step
@@ -51,24 +50,12 @@ class CalibrationSums(NamedTuple):
     offset_curvature: Array  # (C, C), or its diagonal (C,) where classes are many
 
 
-def kappa_precision(log_kappa: float, scale: float) -> float:
-    """Precision of the normal around 0 whose log density touches that of ln kappa from below."""
-    return (KAPPA_DOF + 1) / (KAPPA_DOF * scale**2 + log_kappa**2)
-
-
-def log_kappa_density(log_kappa: float, scale: float) -> float:
-    """Log density of ln kappa."""
-    half = 0.5 * (KAPPA_DOF + 1)
-    constant = special.gammaln(half) - special.gammaln(0.5 * KAPPA_DOF) - 0.5 * np.log(np.pi * KAPPA_DOF * scale**2)
-    return float(constant - half * np.log1p(log_kappa**2 / (KAPPA_DOF * scale**2)))
-
-
 def common_log_kappa(log_kappa: Array, prior: CalibrationPrior) -> float:
     """The mode of ln kappa given all ln kappa_k, by EM: the Student t is a mixture of normals of different widths."""
     inner, total, common = 1 / prior.xi_scale**2, float(log_kappa.sum()), float(log_kappa.mean())
     for _ in range(100):
         previous = common
-        common = inner * total / (kappa_precision(common, prior.kappa_scale) + len(log_kappa) * inner)
+        common = inner * total / (student_precision(common**2, prior.kappa_scale) + len(log_kappa) * inner)
         if abs(common - previous) <= 1e-15 * abs(common):
             break
     return common
@@ -78,7 +65,7 @@ def log_prior(state: Calibration, prior: CalibrationPrior) -> float:
     """Log density of ln kappa, xi and o at the state."""
     common = common_log_kappa(state.log_kappa, prior)
     return (
-        log_kappa_density(common, prior.kappa_scale)
+        float(student_log_density(common**2, prior.kappa_scale))
         + log_normal(state.log_kappa - common, prior.xi_scale)
         + log_normal(state.offset, prior.offset_scale)
     )
@@ -94,8 +81,8 @@ def gradient(state: Calibration, sums: CalibrationSums, prior: CalibrationPrior)
 def log_kappa_precision(log_kappa: Array, prior: CalibrationPrior) -> Array:
     """Prior precision of all ln kappa_k, their common part at its mode, or an upper bound on it: (K, K)."""
     inner = 1 / prior.xi_scale**2
-    outer = kappa_precision(common_log_kappa(log_kappa, prior), prior.kappa_scale)
-    return inner * np.eye(len(log_kappa)) - inner**2 / (outer + len(log_kappa) * inner)
+    outer = student_precision(common_log_kappa(log_kappa, prior) ** 2, prior.kappa_scale)
+    return np.asarray(inner * np.eye(len(log_kappa)) - inner**2 / (outer + len(log_kappa) * inner))
 
 
 def direction(state: Calibration, sums: CalibrationSums, prior: CalibrationPrior) -> Array:

@@ -16,7 +16,6 @@ from vbtta.inference.guide import Guide, match_dirichlet, match_gamma
 from vbtta.inference.linalg import TAIL_DOF
 from vbtta.inference.unconstrained import Sample, Units, Values, tensor
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorState, contrasts
-from vbtta.models.parts.calibration import KAPPA_DOF
 from vbtta.models.parts.class_data import CategoricalBlocks, CategoricalData
 from vbtta.models.parts.label_noise import FittedNoise, NoiseModel
 from vbtta.models.parts.standard import ContinuousBlocks, ContinuousData
@@ -132,11 +131,6 @@ def normal(scale: float, *shape: int) -> Any:
     """A normal prior around zero for a site of a shape."""
     width = filled(scale, *shape)
     return joint(dist.Normal(torch.zeros_like(width), width, validate_args=False))
-
-
-def log_kappa_prior(scale: float) -> Any:
-    """The prior of ln kappa."""
-    return dist.StudentT(KAPPA_DOF, filled(0), filled(scale), validate_args=False)
 
 
 def student(scale: float, *shape: int) -> Any:
