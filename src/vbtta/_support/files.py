@@ -92,10 +92,10 @@ def from_plain(kind: Any, data: Any) -> Any:
         if not isinstance(data, dict):
             raise ValueError(f"{kind.__name__} is missing or damaged")
         hints = {name: hint for name, hint in get_type_hints(kind).items() if not name.startswith("_")}
-        absent = [name for name in hints if name not in data]
+        absent = [name for name in hints if name not in data and name not in getattr(kind, "_field_defaults", {})]
         if absent:
             raise ValueError(f"{kind.__name__} lacks {absent[0]!r}")
-        return kind(**{name: from_plain(hint, data[name]) for name, hint in hints.items()})
+        return kind(**{name: from_plain(hint, data[name]) for name, hint in hints.items() if name in data})
     if origin is tuple:
         return tuple(from_plain(get_args(kind)[0], entry) for entry in data)
     if kind in (float, int, bool, str):

@@ -133,6 +133,10 @@ class ViewPredictions:
         prints = {name: text for name, text in self.fingerprints.items() if name in wanted}
         return self._part(**parts, names=tuple(wanted), generated_names=False, fingerprints=prints)
 
+    def group_numbers(self, rows: Array) -> Array | None:
+        """Groups of some rows, numbered from 0; None where there are no groups."""
+        return None if self.groups is None else np.unique(self.groups[rows], return_inverse=True)[1]
+
     def with_groups(self, groups: ArrayLike) -> Self:
         """The same predictions with other groups: (N,) integers or strings, or a Series by id."""
         values = by_index(groups, self.ids, "groups", "the predictions")

@@ -40,6 +40,7 @@ class Block(NamedTuple):
     value: Array  # (C, j) standardised labels
     repeats: Array  # (j,): how often each label was given
     annotator: Array  # (j,); zeros where nobody is named
+    group: Array | None = None  # (n,): numbers of the instances' groups, where they come in groups
 
 
 class Node(NamedTuple):

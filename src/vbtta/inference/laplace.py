@@ -16,11 +16,14 @@ class WeightInformation(NamedTuple):
     centre: Array  # (K,): the maximum
     information: Array  # (K, K): sum_j rho_j rho_j^T less what the nuisance parameters take away
     profile: Array  # (K, G): log likelihood where view k takes a weight of the grid from all the others
+    clustered: Array | None = None  # (K, K): variance of the score where units come in groups; None: the information
 
     def take(self, views: Array) -> "WeightInformation":
         """Some of the views, whose weights sum to one again."""
         centre = self.centre[views] / max(self.centre[views].sum(), 1e-300)
-        return WeightInformation(centre, self.information[np.ix_(views, views)], self.profile[views])
+        square = np.ix_(views, views)
+        clustered = None if self.clustered is None else self.clustered[square]
+        return WeightInformation(centre, self.information[square], self.profile[views], clustered)
 
 
 class PoolUncertainty(NamedTuple):
@@ -48,12 +51,48 @@ class PoolUncertainty(NamedTuple):
         )
 
 
-def eliminate(information: Array, n_weights: int, nuisance_prior: Array) -> Array:
-    """The information on the first parameters when the others are inferred too: a Schur complement."""
-    inside = information[n_weights:, n_weights:] + nuisance_prior
+def group_sums(scores: Array, size: Array, group: Array, n_groups: int) -> Array:
+    """Sums (P + 1, G) over the units of each group, of their scores (P, n) and of how often they count (n,)."""
+    return np.stack([np.bincount(group, row, n_groups) for row in (*scores, size)])
+
+
+def score_variance(sums: Array) -> Array:
+    """Variance (P, P) of the score from its sums over independent groups: the middle of a sandwich."""
+    # Scores are centred: that of a weight held at zero has a negative mean, which is no variation.
+    scores, size, n_groups = sums[:-1], sums[-1], sums.shape[1]
+    if n_groups == 1:  # says nothing about the variation between groups
+        return 1e12 * np.eye(len(scores))
+    centred = scores - np.outer(scores.sum(axis=1) / size.sum(), size)
+    return np.asarray(n_groups / (n_groups - 1) * centred @ centred.T)
+
+
+def weight_information(
+    centre: Array, outer: Array, nuisance_prior: Array, profile: Array, sums: Array | None
+) -> WeightInformation:
+    """The information on weights when nuisance parameters are inferred too: a Schur complement."""
+    # `outer` (P, P) sums outer products of scores, weights first; `sums` are those of groups, where there are any. With
+    # groups the profile of a dropped view is divided by the design effect of its weight.
+    K = len(centre)
+    inside = outer[K:, K:] + nuisance_prior
     inside[np.diag_indices_from(inside)] += 1e-10 * np.abs(np.diagonal(inside)).max(initial=1e-300)
-    cross = information[:n_weights, n_weights:]
-    return np.asarray(information[:n_weights, :n_weights] - cross @ np.linalg.solve(inside, cross.T))
+    response = np.linalg.solve(inside, outer[K:, :K])
+    information = outer[:K, :K] - outer[:K, K:] @ response
+    if sums is None:
+        return WeightInformation(centre, information, profile)
+    variance, mean = score_variance(sums), sums[:K].sum(axis=1)
+    moves = np.eye(K) - centre  # view k takes weight from all the others
+    alone = outer[:K, :K] - np.outer(mean, mean) / sums[-1].sum()  # the variance if units were independent
+    effect = _forms(moves, variance[:K, :K]) / np.maximum(_forms(moves, alone), 1e-300)
+    variance[K:, K:] += nuisance_prior
+    efficient = np.concatenate([np.eye(K), -response.T], axis=1)
+    return WeightInformation(
+        centre, information, profile / np.maximum(effect, 1)[:, None], efficient @ variance @ efficient.T
+    )
+
+
+def _forms(rows: Array, matrix: Array) -> Array:
+    """a^T M a for every row a."""
+    return np.asarray(np.vecdot(rows @ matrix, rows))
 
 
 def weight_intervals(estimate: Array, known: WeightInformation | None, level: float) -> Array:
@@ -69,7 +108,10 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
     moves[free] = np.linalg.svd(np.eye(len(free)) - 1 / len(free))[0][:, :-1]
     # one label's worth of prior information, so that the inverse exists where labels say nothing
     inner = moves.T @ known.information @ moves + np.eye(moves.shape[1])
-    covariance = moves @ np.linalg.inv(inner) @ moves.T
+    inverse = np.linalg.inv(inner)
+    if known.clustered is not None:
+        inverse = inverse @ (moves.T @ known.clustered @ moves + np.eye(moves.shape[1])) @ inverse
+    covariance = moves @ inverse @ moves.T
     reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(np.maximum(np.diagonal(covariance)[free], 0))
     bounds = np.zeros((len(weights), 2))
     bounds[free, 0] = np.maximum(weights[free] - reach, 0)
@@ -135,9 +177,13 @@ def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:
     return pool, np.linalg.solve(inner, linear[K:] - cross.T @ pool)
 
 
-def pool_uncertainty(quadratic: Array, linear: Array, n_views: int, shrinkage: float, centre: float) -> PoolUncertainty:
+def pool_uncertainty(
+    quadratic: Array, linear: Array, n_views: int, shrinkage: float, centre: float, variance: Array | None = None
+) -> PoolUncertainty:
     """Quadratic approximation of the energy around its mode, with the prior precision of v lowered to 1/gain^2."""
-    # That much prior keeps the approximation proper where labels say nothing of the pool.
+    # That much prior keeps the approximation proper where labels say nothing of the pool. `variance` is that of the
+    # score where instances come in groups; it makes the covariance a sandwich and weakens the forces at the bounds by
+    # the design effect.
     K, weak = n_views, min(shrinkage, 1 / centre**2)
     diagonal = np.arange(K)
     quadratic, linear = quadratic.copy(), linear.copy()
@@ -146,10 +192,17 @@ def pool_uncertainty(quadratic: Array, linear: Array, n_views: int, shrinkage: f
     pool, offset = solve(quadratic, linear, K)
     free = np.concatenate([pool > 0, np.ones(len(offset), dtype=bool)])
     inside = np.flatnonzero(pool > 0)
-    covariance = np.zeros((K, K))
-    covariance[np.ix_(inside, inside)] = np.linalg.inv(quadratic[np.ix_(free, free)])[: len(inside), : len(inside)]
+    covariance, inverse = np.zeros((K, K)), np.linalg.inv(quadratic[np.ix_(free, free)])
+    forces = np.stack(pinned_forces(quadratic, linear, np.concatenate([pool, offset]), free))
+    if variance is not None:
+        variance[diagonal, diagonal] += weak
+        efficient = np.eye(len(free))[~free]
+        efficient[:, free] = -quadratic[np.ix_(~free, free)] @ inverse
+        forces /= np.maximum(_forms(efficient, variance) / forces[1], 1)
+        inverse = inverse @ variance[np.ix_(free, free)] @ inverse
+    covariance[np.ix_(inside, inside)] = inverse[: len(inside), : len(inside)]
     slope, stiffness = np.zeros(K), np.ones(K)
-    slope[pool == 0], stiffness[pool == 0] = pinned_forces(quadratic, linear, np.concatenate([pool, offset]), free)
+    slope[pool == 0], stiffness[pool == 0] = forces
     return PoolUncertainty(pool, covariance, slope, stiffness)
 
 

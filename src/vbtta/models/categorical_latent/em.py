@@ -17,7 +17,7 @@ from vbtta.models.categorical_latent.spec import CategoricalLatent
 from vbtta.models.categorical_latent.steps import PoolSums, minus, run_pool_pass
 from vbtta.models.parts import calibration
 from vbtta.models.parts.calibration import CalibrationPrior
-from vbtta.models.parts.class_data import CategoricalBlocks
+from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks
 from vbtta.models.parts.class_model import BlockPass, ClassProblem, Statistics
 from vbtta.models.parts.label_noise import FittedNoise
 from vbtta.models.parts.links import LINKS
@@ -108,8 +108,31 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         weak = min(self.shrinkage, 1 / state.centre**2)  # prior precision that remains
         expansion = self._expansion(state, ascent.statistics.sums, weak=weak)
         quadratic, linear = expansion.quadratic, expansion.linear
-        uncertainty = laplace.pool_uncertainty(quadratic, linear, self.data.n_views, self.shrinkage, state.centre)
+        uncertainty = laplace.pool_uncertainty(
+            quadratic, linear, self.data.n_views, self.shrinkage, state.centre, self._score_variance(state, expansion)
+        )
         return replace(self.posterior(state), uncertainty=uncertainty)
+
+    def _score_variance(self, state: LatentClassState, expansion: PoolExpansion) -> Array | None:
+        """Variance (K, K) of the pool's score, the offsets eliminated, where instances come in groups."""
+        n_groups, K, C = self.data.n_groups, self.data.n_views, self.data.n_classes
+        if not n_groups:
+            return None
+        evidence_of = None if state.noise is None else state.noise.evidence()
+        link, offsets = LINKS[self.spec.link], self.spec.offset_scale > 0
+
+        def block_sums(block: CategoricalBlock) -> Array:
+            assert block.group is not None
+            evidence = None if evidence_of is None else evidence_of(block.table)
+            scores = np.empty((K + C, block.n_instances))
+            run_pool_pass(block, link, state.pool, state.offset, evidence, offsets=offsets, scores=scores)
+            size = block.table.importance if block.mass is None else block.mass.sum(axis=1)
+            return laplace.group_sums(scores, size, block.group, n_groups)
+
+        variance = laplace.score_variance(self.data.total(block_sums))
+        variance[K:, K:] += self._offset_precision * np.eye(C)
+        efficient = np.concatenate([np.eye(K), -expansion.response.T], axis=1)
+        return np.asarray(efficient @ variance @ efficient.T)
 
     def log_laplace_evidence(self, state: LatentClassState, statistics: Statistics[PoolSums]) -> float:
         """Log evidence of lambda but for a constant: (v, o) integrated out around their mode."""

@@ -42,11 +42,18 @@ def minus(one: PoolCurvature, other: PoolCurvature) -> PoolCurvature:
 
 
 def run_pool_pass(
-    block: CategoricalBlock, link: Link, pool: Array, offset: Array, evidence: Array | None, *, offsets: bool
+    block: CategoricalBlock,
+    link: Link,
+    pool: Array,
+    offset: Array,
+    evidence: Array | None,
+    *,
+    offsets: bool,
+    scores: Array | None = None,
 ) -> tuple[PoolSums, Array | None]:
     """Statistics of a block's instances and, with a noise model, the truth's posterior (n, C).
 
-    `offsets` says whether class offsets are inferred.
+    `offsets` says whether class offsets are inferred; `scores` (K + C, n) takes the gradients of the instances.
     """
     truth = None if evidence is None else np.empty_like(evidence)
 
@@ -83,8 +90,10 @@ def run_pool_pass(
             missing = _covariance(logits, flat, posterior, size, offsets=offsets)
             if missing.offset.ndim == 1:  # the offsets' complete curvature is bounded by its diagonal
                 missing = PoolCurvature(missing.pool, *map(np.zeros_like, missing[1:]))
-        gradient = np.concatenate([by_pool.sum(axis=1), offsets * by_utility.sum(axis=1)])
-        return PoolSums(np.asarray(total), gradient, complete, missing)
+        gradients = np.concatenate([by_pool, offsets * by_utility])
+        if scores is not None:
+            scores[:, part] = gradients
+        return PoolSums(np.asarray(total), gradients.sum(axis=1), complete, missing)
 
     sums: PoolSums = join(nodes(part_sums, block.parts))
     return sums, truth

@@ -4,7 +4,8 @@ import numpy as np
 
 from vbtta.data.labels import Array
 from vbtta.inference.blocks import join, nodes, products
-from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, eliminate
+from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, group_sums
+from vbtta.inference.laplace import weight_information as information_of
 from vbtta.inference.linalg import student_precision
 from vbtta.models.categorical_mixture.steps import Likelihood, view_shares
 from vbtta.models.parts import calibration
@@ -28,20 +29,24 @@ def weight_information(
     free = weights > 0
     n_units = data.n_rows if noise is None else data.n_instances
     evidence_of = None if noise is None else noise.evidence()
+    n_groups = data.n_groups
 
-    def block_products(block: CategoricalBlock) -> tuple[Array, Array, Array]:
+    def block_products(block: CategoricalBlock) -> tuple[Array, Array, Array, Array | None]:
         difficulty = noise is not None and noise.model.difficulty
         evidence = None if evidence_of is None else evidence_of(block.looked_at if difficulty else block.table)
 
-        def part_products(part: slice) -> tuple[Array, Array, Array]:
-            scores, size = _scores(block, likelihood, evidence, part, free)
-            return products(scores * size, scores), _profile(scores[: len(weights)], free, size), size.sum()
+        def part_products(part: slice) -> tuple[Array, Array, Array, Array | None]:
+            scores, size, instance = _scores(block, likelihood, evidence, part, free)
+            weighted, grouped = scores * size, None
+            if block.group is not None:
+                grouped = group_sums(weighted, size, block.group[part][instance], n_groups)
+            return products(weighted, scores), _profile(scores[: len(weights)], free, size), size.sum(), grouped
 
-        sums: tuple[Array, Array, Array] = join(nodes(part_products, block.parts))
+        sums: tuple[Array, Array, Array, Array | None] = join(nodes(part_products, block.parts))
         return sums
 
-    every = max(1, n_units // _MAX_UNITS)
-    outer, profile, seen = data.total(block_products, every=every)
+    every = max(1, n_units // _MAX_UNITS) if not n_groups else 1
+    outer, profile, seen, grouped = data.total(block_products, every=every)
     scale = (data.n_labels if noise is None else data.n_instances) / float(seen) if every > 1 else 1.0
     nuisance = np.zeros(0)
     if likelihood.calibrate:
@@ -50,14 +55,15 @@ def weight_information(
         of_kappa = student_precision(common**2, prior.kappa_scale)
         precisions = (of_kappa, 1 / prior.xi_scale**2, prior.offset_precision)
         nuisance = np.repeat(precisions, (1, F, len(outer) - len(weights) - 1 - F))
-    return WeightInformation(weights, eliminate(scale * outer, len(weights), np.diag(nuisance)), scale * profile)
+    return information_of(weights, scale * outer, np.diag(nuisance), scale * profile, grouped)
 
 
 def _scores(
     block: CategoricalBlock, likelihood: Likelihood, evidence: Array | None, part: slice, free: Array
-) -> tuple[Array, Array]:
-    """Scores (K + 1 + F + C, units) of a block's units and how often each counts."""
+) -> tuple[Array, Array, Array]:
+    """Scores (K + 1 + F + C, units) of a block's units, how often each counts, and its instance in the part."""
     logits, variance = block.logits(part), block.variances(part)
+    instance = np.arange(logits.shape[2])
     if evidence is not None:
         shares = view_shares(logits, variance, likelihood, evidence[part].T, block.table.importance[part])
         size = shares.size
@@ -79,14 +85,14 @@ def _scores(
         by_weight += 1 - load
         ratio = ratio - load
     if not likelihood.calibrate:
-        return by_weight, size
+        return by_weight, size, instance
     share = views.scale * np.einsum("ckn,cn->kn", views.joint, ratio)
     scores = likelihood.link.scores(views, ratio, share)
     by_log_kappa = np.exp(likelihood.calibration.log_kappa)[:, None] * scores.by_kappa
     rows = [by_weight, by_log_kappa.sum(axis=0, keepdims=True), by_log_kappa[free]]
     if likelihood.offsets and len(scores.by_offset) <= _MAX_OFFSET_CLASSES:
         rows.append(scores.by_offset)
-    return np.concatenate(rows), size
+    return np.concatenate(rows), size, instance
 
 
 def _profile(rho: Array, free: Array, size: Array) -> Array:

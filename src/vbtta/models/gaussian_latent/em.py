@@ -8,7 +8,7 @@ import numpy as np
 
 from vbtta.data.labels import Array
 from vbtta.inference import laplace, linalg
-from vbtta.inference.blocks import Block
+from vbtta.inference.blocks import Block, products
 from vbtta.inference.em import Ascent, Problem
 from vbtta.inference.laplace import PoolUncertainty, pool_weights
 from vbtta.inference.linalg import Reader
@@ -20,7 +20,7 @@ from vbtta.models.gaussian_latent.steps import LatentPrior, LatentState, Moments
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.gaussian_mixture.steps import start
 from vbtta.models.parts import annotators
-from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
+from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics, Truth
 from vbtta.models.parts.standard import ContinuousBlocks
 
 
@@ -114,11 +114,42 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         free = np.concatenate([state.pool > 0, np.ones(self.data.n_outputs, dtype=bool)])
         covariance = np.zeros_like(quadratic)
         covariance[np.ix_(free, free)] = np.linalg.inv(quadratic[np.ix_(free, free)])
+        variance = None
+        if self.data.n_groups:
+            prior = np.diag(np.repeat([self.prior.shrinkage, self.prior.beta], [K, self.data.n_outputs]))
+            sums, outer = self._group_sums(state)
+            variance = laplace.score_variance(sums)
+            variance[K:, K:] += prior[K:, K:]
+            if state.annotators is not None:  # the curvature of complete data counts truths as known: take the scores'
+                mode = np.concatenate([state.pool, state.offset])
+                linear = (outer + prior) @ mode + linear - quadratic @ mode
+                quadratic = outer + prior
         return replace(
             self.posterior(state),
-            uncertainty=laplace.pool_uncertainty(quadratic, linear, K, self.prior.shrinkage, 1.0),
+            uncertainty=laplace.pool_uncertainty(quadratic, linear, K, self.prior.shrinkage, 1.0, variance),
             covariance=covariance,
         )
+
+    def _group_sums(self, state: LatentState) -> tuple[Array, Array]:
+        """Sums of the scores of (v, b) over the instances of every group, and of their outer products over all."""
+        n_groups, precision = self.data.n_groups, state.precision
+
+        def block_sums(block: Block) -> tuple[Array, Array]:
+            assert block.group is not None
+            instance = np.arange(block.mean.shape[2]) if block.instance is None else block.instance
+            if state.annotators is None:
+                targets, count = block.value, block.repeats
+            else:
+                targets, instance = _truth(block, state, precision, 0.0).mean[:, 0], np.arange(block.mean.shape[2])
+                count = np.ones(len(instance))
+            views = block.mean[:, :, instance]
+            residual = targets - np.einsum("k,ckj->cj", state.pool, views) - state.offset[:, None]
+            pull = precision @ residual
+            scores = np.concatenate([np.einsum("ckj,cj->kj", views, pull), pull])
+            weighted = scores * count
+            return laplace.group_sums(weighted, count, block.group[instance], n_groups), products(weighted, scores)
+
+        return self.data.total(block_sums)
 
     def _truth_pass(
         self, state: LatentState, precision: Array, log_precision: float
@@ -127,11 +158,8 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         assert people is not None
 
         def block_sums(block: Block) -> tuple[Moments, AnnotatorStatistics, Array]:
-            mean = np.einsum("k,ckn->cn", state.pool, block.mean)[:, None] + state.offset[:, None, None]  # (C, 1, n)
-            posterior = annotators.infer_truth(
-                mean, precision[None, None], np.full((1, 1), log_precision), annotators.summarise(block, people)
-            )
-            share = np.ones((1, mean.shape[2]))
+            posterior = _truth(block, state, precision, log_precision)
+            share = np.ones((1, block.mean.shape[2]))
             sums = annotators.annotator_statistics(block, people, posterior, share)
             spread = posterior.covariance[0].sum(axis=0)
             return steps.moments_of(block, posterior.mean[:, 0], spread), sums, posterior.log_evidence.sum()
@@ -149,6 +177,14 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         if state.annotators is not None and self.annotator_prior is not None:
             penalty += annotators.divergence(state.annotators, self.annotator_prior)
         return float(penalty)
+
+
+def _truth(block: Block, state: LatentState, precision: Array, log_precision: float) -> Truth:
+    """The truth of a block's instances given all labels."""
+    assert state.annotators is not None
+    mean = np.einsum("k,ckn->cn", state.pool, block.mean)[:, None] + state.offset[:, None, None]  # (C, 1, n)
+    labels = annotators.summarise(block, state.annotators)
+    return annotators.infer_truth(mean, precision[None, None], np.full((1, 1), log_precision), labels)
 
 
 def pose(source: Source, spec: GaussianLatent) -> tuple[LatentProblem, LatentState]:

@@ -151,7 +151,7 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         state: MixtureFactors = ascent.state
         if not intervals:
             return self.posterior(state)
-        subsample = self.data.some(_INTERVAL_LABELS)
+        subsample = self.data if self.data.n_groups else self.data.some(_INTERVAL_LABELS)  # groups stay whole
         likelihood, first = likelihood_problem(subsample, self, state)
         mode = ascend(likelihood, first, EM(tol=1e-6, max_steps=200)).state
         return self.posterior(state, weight_information(subsample, self.data, likelihood.prior, mode))

@@ -5,7 +5,8 @@ from scipy.linalg import block_diag
 
 from vbtta.data.labels import Array
 from vbtta.inference.blocks import Block, products
-from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, eliminate
+from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, group_sums
+from vbtta.inference.laplace import weight_information as information_of
 from vbtta.inference.linalg import student_precision
 from vbtta.models.gaussian_mixture.posterior import MixtureFactors
 from vbtta.models.gaussian_mixture.steps import Density, Expectation, MixturePrior, expectation
@@ -31,20 +32,28 @@ def weight_information(
     )
     plain = Density.of(uncalibrated, prior, flat, plug_in=True)
 
-    def block_sums(block: Block) -> tuple[Array, Array, Array, Array]:
+    n_groups = subsample.n_groups
+
+    def block_sums(block: Block) -> tuple[Array, Array, Array, Array, Array | None]:
         expected = expectation(block, density, prior, state.annotators)
         count = block.repeats if state.annotators is None else np.ones(expected.share.shape[1])
         ratio = _ratios(expected.share / count, views.weights)
         scores = scores_of(expected, density, views.weights, ratio)
         other = _ratios(expectation(block, plain, prior, state.annotators).share / count, views.weights)
+        weighted, grouped = scores * count, None
+        if block.group is not None:
+            one_each = block.instance is None or state.annotators is not None
+            group = block.group if one_each else block.group[block.instance]
+            grouped = group_sums(weighted, count, group, n_groups)
         return (
-            products(scores * count, scores),
+            products(weighted, scores),
             _profile(ratio, views.weights, count),
             _profile(other, views.weights, count),
             np.asarray(count.sum()),
+            grouped,
         )
 
-    information, fitted, unfitted, seen = subsample.total(block_sums)
+    outer, fitted, unfitted, seen, grouped = subsample.total(block_sums)
     total = data.n_labels if state.annotators is None else data.n_instances
     C, n_free = prior.n_outputs, int(free.sum())
     common = student_precision(views.common_mean**2, prior.common_scale)  # (D,)
@@ -55,7 +64,7 @@ def weight_information(
     profile = np.maximum(
         *(scale * (log_likelihood - log_likelihood.max(axis=1, keepdims=True)) for log_likelihood in (fitted, unfitted))
     )
-    return WeightInformation(views.weights, eliminate(scale * information, K, nuisance), profile)
+    return information_of(views.weights, scale * outer, nuisance, profile, grouped)
 
 
 def _ratios(relative: Array, weights: Array) -> Array:

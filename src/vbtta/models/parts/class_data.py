@@ -38,6 +38,7 @@ class CategoricalBlock:
     stored: Array | None  # (C, K, N+), shifted
     table: LabelTable
     mass: Array | None  # (N+, C): how often each class was given, for labels without noise
+    group: Array | None = None  # (N+,): numbers of the instances' groups, where they come in groups
 
     @property
     def n_instances(self) -> int:
@@ -88,6 +89,7 @@ class CategoricalBlock:
                 stored=None if self.stored is None else self.stored[:, :, inside],
                 table=self.table.part(labels, first, inside.stop),
                 mass=None if self.mass is None else self.mass[inside],
+                group=None if self.group is None else self.group[inside],
             )
             blocks.append(block)
         return blocks
@@ -108,6 +110,11 @@ class CategoricalBlocks(ABC):
     n_annotators: int  # that the noise model tells apart
     widest: Array  # (K,): largest range of every view's logits
 
+    @property
+    def n_groups(self) -> int:
+        """Number of groups of instances; 0 where instances are independent."""
+        return 0
+
     @abstractmethod
     def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
         """The sum of a function over every n-th block, in an order that depends on their number alone."""
@@ -124,6 +131,11 @@ class CategoricalData(CategoricalBlocks):
     whole: CategoricalBlock
     blocks: Sequence[CategoricalBlock]
     source: tuple[ViewPredictions, LabelSets]
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups of instances; 0 where instances are independent."""
+        return 0 if self.whole.group is None else int(self.whole.group.max()) + 1
 
     def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
         """The sum of a function over every n-th block, on several threads."""
@@ -152,6 +164,7 @@ def categorical_data(
     rows = labels.labelled
     variance = predictions.variance if with_variance else None
     whole = categorical_block(predictions.outputs, variance, rows, table, noise, classes_last=classes_last)
+    whole = replace(whole, group=predictions.group_numbers(rows))
     blocks = whole.split(block_rows(K, C, label_noise.n_entries(noise, C, table.n_annotators)))
     size = (K, C, len(rows), labels.total, len(table.label), table.n_annotators)
     return CategoricalData(*size, whole.spread(), whole, blocks, (predictions, labels))

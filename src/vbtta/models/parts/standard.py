@@ -58,6 +58,11 @@ class ContinuousBlocks(ABC):
     n_annotators: int
     has_variance: bool  # whether blocks hold variances
 
+    @property
+    def n_groups(self) -> int:
+        """Number of groups of instances; 0 where instances are independent."""
+        return 0
+
     @abstractmethod
     def total(self, function: Callable[[Block], ResultT]) -> ResultT:
         """The sum of a function over all blocks, in an order that depends on their number alone."""
@@ -72,6 +77,11 @@ class ContinuousData(ContinuousBlocks):
     """Labelled instances in standard units, in memory."""
 
     blocks: list[Block]
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups of instances; 0 where instances are independent."""
+        return 1 + max(-1 if block.group is None else int(block.group.max()) for block in self.blocks)
 
     def total(self, function: Callable[[Block], ResultT]) -> ResultT:
         """The sum of a function over all blocks, on several threads."""
@@ -113,6 +123,8 @@ def continuous_data(
     annotator = np.zeros(len(labels), dtype=np.intp) if labels.annotator is None else labels.annotator
     variance = predictions.variance if with_variance else None
     blocks = lay_out(predictions.outputs, variance, rows, instance, value, labels.count, annotator, standard, size)
+    if (group := predictions.group_numbers(rows)) is not None:
+        blocks = [block._replace(group=group[i * size : (i + 1) * size]) for i, block in enumerate(blocks)]
     people = max(1, len(labels.annotator_names))
     has_variance = variance is not None
     return ContinuousData(standard, n_views, n_outputs, labels.total, len(rows), people, has_variance, blocks)
