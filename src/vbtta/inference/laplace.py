@@ -17,13 +17,14 @@ class WeightInformation(NamedTuple):
     information: Array  # (K, K): sum_j rho_j rho_j^T less what the nuisance parameters take away
     profile: Array  # (K, G): log likelihood where view k takes a weight of the grid from all the others
     clustered: Array | None = None  # (K, K): variance of the score where units come in groups; None: the information
+    n_groups: int = 0  # 0 where units are independent
 
     def take(self, views: Array) -> "WeightInformation":
         """Some of the views, whose weights sum to one again."""
         centre = self.centre[views] / max(self.centre[views].sum(), 1e-300)
         square = np.ix_(views, views)
         clustered = None if self.clustered is None else self.clustered[square]
-        return WeightInformation(centre, self.information[square], self.profile[views], clustered)
+        return WeightInformation(centre, self.information[square], self.profile[views], clustered, self.n_groups)
 
 
 class PoolUncertainty(NamedTuple):
@@ -33,6 +34,7 @@ class PoolUncertainty(NamedTuple):
     covariance: Array  # (K, K); zero for weights held at 0
     slope: Array  # (K,): gradient at an active bound v_k = 0; 0 where the weight is free
     stiffness: Array  # (K,): curvature there
+    n_groups: int = 0  # 0 where instances are independent
 
     @classmethod
     def none(cls, n_views: int) -> "PoolUncertainty":
@@ -46,9 +48,8 @@ class PoolUncertainty(NamedTuple):
 
     def take(self, views: Array) -> "PoolUncertainty":
         """Some of the views."""
-        return PoolUncertainty(
-            self.centre[views], self.covariance[np.ix_(views, views)], self.slope[views], self.stiffness[views]
-        )
+        covariance = self.covariance[np.ix_(views, views)]
+        return PoolUncertainty(self.centre[views], covariance, self.slope[views], self.stiffness[views], self.n_groups)
 
 
 def group_sums(scores: Array, size: Array, group: Array, n_groups: int) -> Array:
@@ -85,9 +86,8 @@ def weight_information(
     effect = _forms(moves, variance[:K, :K]) / np.maximum(_forms(moves, alone), 1e-300)
     variance[K:, K:] += nuisance_prior
     efficient = np.concatenate([np.eye(K), -response.T], axis=1)
-    return WeightInformation(
-        centre, information, profile / np.maximum(effect, 1)[:, None], efficient @ variance @ efficient.T
-    )
+    clustered = efficient @ variance @ efficient.T
+    return WeightInformation(centre, information, profile / np.maximum(effect, 1)[:, None], clustered, sums.shape[1])
 
 
 def _forms(rows: Array, matrix: Array) -> Array:
@@ -112,7 +112,7 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
     if known.clustered is not None:
         inverse = inverse @ (moves.T @ known.clustered @ moves + np.eye(moves.shape[1])) @ inverse
     covariance = moves @ inverse @ moves.T
-    reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(np.maximum(np.diagonal(covariance)[free], 0))
+    reach = _quantile(level, known.n_groups) * np.sqrt(np.maximum(np.diagonal(covariance)[free], 0))
     bounds = np.zeros((len(weights), 2))
     bounds[free, 0] = np.maximum(weights[free] - reach, 0)
     bounds[free, 1] = weights[free] + reach + reach**2 / (4 * weights[free])
@@ -134,7 +134,7 @@ def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) 
     weights = uncertainty.centre / gain if uncertainty.centre.any() else np.full(K, 1 / K)
     jacobian = (np.eye(K) - weights[:, None]) / gain
     variance = np.maximum(np.diagonal(jacobian @ uncertainty.covariance @ jacobian.T), 0)
-    reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(variance)
+    reach = _quantile(level, uncertainty.n_groups) * np.sqrt(variance)
     bounds = np.stack([weights - reach, weights + reach], axis=1)
     pinned = uncertainty.centre == 0
     root = np.sqrt(uncertainty.stiffness[pinned])
@@ -145,6 +145,12 @@ def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) 
     bounds[:, 0] = np.minimum(bounds[:, 0], estimate)
     bounds[:, 1] = np.maximum(bounds[:, 1], estimate)
     return np.asarray(np.clip(bounds, 0, 1))
+
+
+def _quantile(level: float, n_groups: int) -> float:
+    """Half the length of a standard normal's interval, or of Student's t where groups estimate the variance."""
+    tail = 0.5 + 0.5 * level
+    return float(special.stdtrit(n_groups - 1, tail) if n_groups > 1 else special.ndtri(tail))
 
 
 def _check(level: float, known: bool) -> None:

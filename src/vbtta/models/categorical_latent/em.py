@@ -111,7 +111,7 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         uncertainty = laplace.pool_uncertainty(
             quadratic, linear, self.data.n_views, self.shrinkage, state.centre, self._score_variance(state, expansion)
         )
-        return replace(self.posterior(state), uncertainty=uncertainty)
+        return replace(self.posterior(state), uncertainty=uncertainty._replace(n_groups=self.data.n_groups))
 
     def _score_variance(self, state: LatentClassState, expansion: PoolExpansion) -> Array | None:
         """Variance (K, K) of the pool's score, the offsets eliminated, where instances come in groups."""

@@ -70,6 +70,7 @@ class LatentClassPosterior(Posterior):
                 uncertainty.covariance * scale**2,
                 uncertainty.slope / scale,
                 uncertainty.stiffness / scale**2,
+                uncertainty.n_groups,
             )
         return replace(self, pool=pool * scale, uncertainty=uncertainty)
 

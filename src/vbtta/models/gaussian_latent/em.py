@@ -124,9 +124,10 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
                 mode = np.concatenate([state.pool, state.offset])
                 linear = (outer + prior) @ mode + linear - quadratic @ mode
                 quadratic = outer + prior
+        uncertainty = laplace.pool_uncertainty(quadratic, linear, K, self.prior.shrinkage, 1.0, variance)
         return replace(
             self.posterior(state),
-            uncertainty=laplace.pool_uncertainty(quadratic, linear, K, self.prior.shrinkage, 1.0, variance),
+            uncertainty=uncertainty._replace(n_groups=self.data.n_groups),
             covariance=covariance,
         )
 
