@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +102,7 @@ def trained(name: str, seed: int, folder: str, cache: str) -> UNet:
         targets = torch.stack([_shares(masks, network.last.out_channels) for masks in scenes.masks])
         for epoch in range(done, EPOCHS[name]):
             for group in optimiser.param_groups:
-                group["lr"] = _RATE * 0.5 * (1 + np.cos(np.pi * epoch / EPOCHS[name]))
+                group["lr"] = _RATE * 0.5 * (1 + math.cos(math.pi * epoch / EPOCHS[name]))
             loss = _epoch(network.train(), optimiser, scenes.images, targets, np.random.default_rng([seed, epoch]))
             state = {"network": network.state_dict(), "optimiser": optimiser.state_dict(), "epochs": epoch + 1}
             with atomic_path(path) as temporary:
@@ -128,7 +129,7 @@ def _epoch(
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return float(np.mean(losses))
 
 
