@@ -1,0 +1,114 @@
+"""MONAI: an inferer that applies a policy, and collecting from MONAI's data sets.
+
+MONAI's invertible transforms are views by :func:`vbtta.augment.as_view`. A :class:`vbtta.TTAModule` is the `network` of
+any inferer; :class:`PolicyInferer` makes it of the network that an evaluator or a bundle passes on.
+"""
+
+__all__ = ["PolicyInferer", "collect_dataset"]
+
+from collections.abc import Callable
+from typing import Any
+
+from vbtta.data.labels import LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.integrations import collect_items
+from vbtta.policy import Policy
+
+
+class PolicyInferer:
+    """An inferer whose network is the given one with the views of a policy.
+
+    The result is the logarithm of the pooled probabilities by default: a softmax or argmax after it stays as it is.
+
+    Parameters
+    ----------
+    inferer : MONAI inferer
+        Such as ``SlidingWindowInferer(roi_size)``; every window is predicted under the views.
+    views : list of views
+    policy : Policy
+    options
+        Of :class:`vbtta.TTAModule`, such as ``output="probability"``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from vbtta import ViewPredictions, fit_policy
+    >>> from vbtta.augment import HorizontalFlip, Identity
+    >>> views = [Identity(), HorizontalFlip()]
+    >>> x = torch.randn(60, 2, 2, generator=torch.Generator().manual_seed(0)).numpy()
+    >>> predictions = ViewPredictions(x, names=["identity", "hflip"])
+    >>> policy = fit_policy(predictions, x.mean(1).argmax(1), task="classification", guard=False)
+    >>> inferer = PolicyInferer(lambda inputs, network: network(inputs), views, policy)  # as SimpleInferer()
+    >>> inferer(torch.zeros(1, 2, 4, 4), torch.nn.Identity()).shape
+    torch.Size([1, 2, 4, 4])
+    """
+
+    def __init__(self, inferer: Callable[..., Any], views: Any, policy: Policy, **options: Any) -> None:
+        self.inferer, self.views, self.policy = inferer, views, policy
+        default = {"output": "log_probability"} if policy.task == "classification" else {}
+        self.options = default | options
+        self._module: Any = None
+
+    def __call__(self, inputs: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
+        """Maps of the inputs (B, channels, H, W) or (B, channels, D, H, W)."""
+        from vbtta.module import TTAModule
+
+        if self._module is None or self._module.network is not network:
+            self._module = TTAModule(network, self.views, self.policy, **self.options)
+        return self.inferer(inputs, self._module, *args, **kwargs)
+
+
+def collect_dataset(
+    network: Any,
+    dataset: Any,
+    views: Any,
+    *,
+    image: str = "image",
+    label: str = "label",
+    inferer: Callable[..., Any] | None = None,
+    **options: Any,
+) -> tuple[ViewPredictions, LabelSets]:
+    """Collect from a MONAI data set of dictionaries, one item in memory at a time.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+    dataset : MONAI Dataset
+        Its items hold an image (channels, H, W) or (channels, D, H, W) and a label map (1, H, W) or (1, D, H, W),
+        or one channel a rater. Its transforms must not draw random numbers.
+    views : list of views
+    image, label : str
+        Keys of the items.
+    inferer : MONAI inferer, optional
+        By which the network is applied, such as ``SlidingWindowInferer(roi_size)``; by default to whole inputs.
+    options
+        Of :func:`vbtta.collect_dense`, such as `positions` and `ignore`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from vbtta.augment import Identity
+    >>> dataset = [{"image": torch.zeros(2, 8, 8), "label": torch.zeros(1, 8, 8)} for _ in range(3)]
+    >>> collect_dataset(torch.nn.Identity(), dataset, [Identity()], positions=20)
+    (ViewPredictions(N=60, K=1, C=2: identity), LabelSets(60 labels of 60 instances))
+    """
+
+    def load(i: int) -> tuple[Any, Any]:
+        item = dataset[i]
+        target = _plain(item[label]).cpu().numpy()
+        target = target[0] if len(target) == 1 else target
+        return _plain(item[image]), target
+
+    if inferer is None:
+        return collect_items(network, len(dataset), load, views, **options)
+    import torch
+
+    from vbtta.adapters.torch import evaluating
+
+    with evaluating(network), torch.no_grad():
+        return collect_items(lambda batch: inferer(batch, network), len(dataset), load, views, **options)
+
+
+def _plain(tensor: Any) -> Any:
+    """A tensor without MONAI's metadata."""
+    return tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
