@@ -355,3 +355,31 @@ def test_continuous_predictions_of_other_shapes_are_refused():
 
     with pytest.raises(ValueError, match="must predict"):
         run("regression", methods={"wide": Wide()})
+
+
+def grouped_sample(n_groups, size, seed):
+    """Two predictors' squared errors that are equal within a group: a group is one observation."""
+    generator = np.random.default_rng(seed)
+    errors = np.repeat(generator.normal(size=(2, n_groups)), size, axis=1)
+    views = ViewPredictions(errors.T[:, :, None], names=["identity", "flip"])
+    return views, np.repeat(np.arange(n_groups), size)
+
+
+def test_intervals_are_over_groups():
+    views, groups = grouped_sample(30, 40, seed=0)
+    y, single = np.zeros(len(views)), np.arange(0, len(views), 40)
+    methods = {"original": "original", "flip": _View(1)}
+    options = {"task": "regression", "methods": methods, "resamples": 300}
+    grouped = views.with_groups([f"image {g:02d}" for g in groups])
+    by_group = compare(views, y, grouped, y, **options)
+    of_singles = compare(views, y, views.take(single), y[single], **options)
+    naive = compare(views, y, views, y, **options)
+    assert by_group.n_instances == naive.n_instances == 1200
+    assert any("over the 30 groups" in note for note in by_group.notes)
+    np.testing.assert_allclose(by_group.values, naive.values)
+    width, narrow, reference = (
+        (outcome.against_original.high - outcome.against_original.low)[1, 0]
+        for outcome in (by_group, naive, of_singles)
+    )
+    assert width == pytest.approx(reference, rel=1e-6)  # the same groups are drawn
+    assert width > 4 * narrow

@@ -411,3 +411,24 @@ def test_henze_zirkler_does_not_reject_by_rounding_in_many_dimensions(rng):
 def test_a_listing_counts_what_it_leaves_out():
     assert listing(["a", "b", "c"], most=2) == "a, b and 1 more"
     assert listing(["a", "b"], most=2) == "a, b"
+
+
+def test_rows_of_a_group_are_one_observation_of_the_predictive_checks():
+    """Labels of a group are one draw, repeated: as single rows they seem far from what is predicted."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(60), 50)
+    outputs = np.repeat(rng.normal(size=(60, 2, 2)), 50, axis=0) + 0.01 * rng.normal(size=(3000, 2, 2))
+    views = ViewPredictions(outputs, names=["identity", "flip"])
+    policy = fit_policy(
+        views, (outputs.mean(1) + rng.gumbel(size=(3000, 2))).argmax(1), task="classification", guard=False
+    )
+    smallest = []
+    for _ in range(8):
+        labels = (outputs.mean(1)[::50] + rng.gumbel(size=(60, 2))).argmax(1)[groups]
+        checks = [
+            predictive_checks(policy, part, LabelSets.from_array(labels)) for part in (views, views.with_groups(groups))
+        ]
+        smallest.append([min(check.p_value for check in part) for part in checks])
+    naive, grouped = np.median(smallest, axis=0)
+    assert naive < 0.01
+    assert grouped > 0.05

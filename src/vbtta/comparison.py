@@ -202,7 +202,8 @@ def compare(
 
     Classification: accuracy, negative log-likelihood, Brier score and expected calibration error; regression: squared
     and absolute error, negative log-likelihood, CRPS and the coverage of 90 % intervals. Every test label counts as
-    often as its count. Differences have percentile intervals from a paired bootstrap over test instances.
+    often as its count. Differences have percentile intervals from a paired bootstrap over test instances, or over the
+    groups of the test predictions (images, patients) where there are any.
 
     Parameters
     ----------
@@ -278,6 +279,8 @@ def compare(
     original = next((m for m, entry in enumerate(chosen) if entry.baseline == "original"), None)
     baselines = [m for m, entry in enumerate(chosen) if entry.baseline is not None]
     best = min(baselines, key=lambda m: loss[m]) if baselines else None
+    if test_predictions.groups is not None:
+        notes.append(f"intervals are over the {test.n_instances:,} groups of the test instances")
     if best is not None:
         notes.append(f"the baseline with the best test NLL is {names[best]}, chosen with hindsight")
     return Comparison(
@@ -292,7 +295,7 @@ def compare(
         forward_passes=np.array(
             [sum(_draws(draws, view, test_predictions) for view in score.views) for score in scored]
         ),
-        n_instances=test.n_instances,
+        n_instances=len(np.unique(test.row)),
         n_labels=float(test.times.sum()),
         level=level,
         notes=tuple(notes),
@@ -320,7 +323,7 @@ class HeldOut(NamedTuple):
     """The labels of the test instances that have one."""
 
     row: Array  # (J,) of the predictions
-    instance: Array  # (J,) 0..N-1, labelled instances only
+    instance: Array  # (J,) 0..N-1, labelled instances only; where there are groups, groups of them
     y: Array  # (J,) class positions or (J, C) values
     times: Array  # (J,) how often each label was given
     n_instances: int
@@ -435,8 +438,9 @@ def held_out(predictions: ViewPredictions, labels: LabelSets, task: str) -> Held
         raise ValueError("test_labels are empty; a comparison needs at least one test label")
     n_outputs = predictions.outputs.shape[2]
     y = labels.categorical(n_outputs, predictions.classes) if task == "classification" else labels.continuous(n_outputs)
-    rows, instance = np.unique(labels.instance, return_inverse=True)
-    return HeldOut(labels.instance, instance, y, labels.count, len(rows))
+    unit = labels.instance if predictions.groups is None else predictions.groups[labels.instance]
+    units, instance = np.unique(unit, return_inverse=True)
+    return HeldOut(labels.instance, instance, y, labels.count, len(units))
 
 
 def by_label(prediction: Prediction, instance: Array) -> Prediction:

@@ -214,7 +214,7 @@ def comparison_table(document: dict[str, Any], talk: Talk) -> str:
 def content(views: Any, labels: Any) -> list[Any]:
     """The data that a comparison depends on."""
     arrays = [views.outputs, labels.instance, labels.value, labels.count]
-    arrays += [array for array in (views.variance, labels.annotator, views.classes) if array is not None]
+    arrays += [array for array in (views.variance, labels.annotator, views.classes, views.groups) if array is not None]
     return [views.names, labels.annotator_names, *arrays]
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from scipy import special
 
-from vbtta.crossval import cross_validate
+from vbtta.crossval import CrossValidated, compare_scores, cross_validate
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics.normality import holm
@@ -170,10 +170,10 @@ def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets
     views, given = predictions.select(policy.names).take(rows), labels.take(rows)
     fitted = policy.fitted or policy.names
 
-    def bound_and_scores(names: list[str]) -> tuple[float, Array]:
+    def bound_and_scores(names: list[str]) -> tuple[float, CrossValidated]:
         part = views.select(names)
         bound = fit_model(part, given, policy.model, engine).elbo
-        return bound, cross_validate(quick_fit(policy.model, engine, seed), part, given, seed=seed).scores
+        return bound, cross_validate(quick_fit(policy.model, engine, seed), part, given, seed=seed)
 
     bound, score, error = np.zeros((3, len(policy.names)))
     with warnings.catch_warnings():
@@ -183,9 +183,8 @@ def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets
             if policy.weights[k] == 0 or len(fitted) == 1:
                 continue
             reduced_bound, scores = bound_and_scores([other for other in fitted if other != name])
-            change = scores - full_scores
-            bound[k], score[k] = reduced_bound - full_bound, change.mean()
-            error[k] = change.std(ddof=1) / np.sqrt(len(change))
+            bound[k] = reduced_bound - full_bound
+            score[k], error[k] = compare_scores(scores, full_scores)
     return Influence(policy.names, bound, score, error)
 
 
@@ -242,10 +241,14 @@ def predictive_checks(
 
     Labels are drawn from the predictive distribution. Where label noise is modelled, the labels of an instance share
     one truth and are drawn through the annotators' noise, error rates of classes drawn from their posterior. A small
-    p-value names a respect in which the model is wrong.
+    p-value names a respect in which the model is wrong. Instances of a group (pixels of an image) are not independent:
+    one of each is drawn.
     """
     labels = labels.align(len(predictions), predictions.ids)
     rows = labelled_sample(labels, seed)
+    if predictions.groups is not None:
+        shuffled = np.random.default_rng(seed).permutation(labels.labelled)
+        rows = np.sort(shuffled[np.unique(predictions.groups[shuffled], return_index=True)[1]])[:_MAX_INSTANCES]
     given = labels.take(rows)
     prediction = policy.predict(predictions.take(rows))
     statistics: dict[str, Statistic]
