@@ -325,7 +325,8 @@ def _verdicts(methods: dict[str, dict[str, Any]], columns: Sequence[str]) -> Ite
         }
         beaten = [method for method, (low, _) in ends.items() if low > 0]
         better = [method for method, (_, high) in ends.items() if high < 0]
-        yield f"* {metric}: the stack is better than {', '.join(beaten) or 'none'}; worse than {', '.join(better) or 'none'}."
+        worse = ", ".join(better) or "none"
+        yield f"* {metric}: the stack is better than {', '.join(beaten) or 'none'}; worse than {worse}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

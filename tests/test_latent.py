@@ -5,7 +5,7 @@ import pytest
 from scipy import optimize
 
 from problems import posed
-from vbtta import EM, GaussianLatent, LabelSets, ViewPredictions, fit_policy
+from vbtta import EM, GaussianLatent, GaussianMixture, LabelSets, ViewPredictions, fit_policy
 from vbtta.inference.em import ascend
 
 

@@ -116,7 +116,8 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         covariance[np.ix_(free, free)] = np.linalg.inv(quadratic[np.ix_(free, free)])
         variance = None
         if self.data.n_groups:
-            prior = np.diag(np.repeat([self.prior.shrinkage, self.prior.beta], [K, self.data.n_outputs]))
+            of_offset = linalg.student_precision(state.offset**2, self.prior.offset_scale)  # (C,)
+            prior = np.diag(np.concatenate([np.full(K, self.prior.shrinkage), of_offset]))
             sums, outer = self._group_sums(state)
             variance = laplace.score_variance(sums)
             variance[K:, K:] += prior[K:, K:]
