@@ -127,7 +127,7 @@ def _epoch(
             inputs, wanted = inputs.flip(-1), wanted.flip(-1)
         loss = nn.functional.cross_entropy(network(inputs), wanted)
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         losses.append(loss.item())
     return float(np.mean(losses))
