@@ -83,7 +83,12 @@ def demo(
 def views(
     talk: Talk,
     predictor: Annotated[str, Option(metavar="PACKAGE.MODULE:FACTORY", help="Function that makes the predictor.")],
-    data: Annotated[Path, Option(help="Inputs: .npy or .npz (array `inputs`), .parquet (images or numbers), .csv.")],
+    data: Annotated[
+        Path,
+        Option(
+            help="Inputs: .npy or .npz (array `inputs`), .parquet (images or numbers), .csv; a folder with --dense."
+        ),
+    ],
     described: Annotated[Path, Option("--views", help="Views by name and parameters (.toml or .json).")],
     out: Annotated[
         Path, Option("--out", "-o", help="Where to write the predictions (.npz; a folder with --backend ray).")
@@ -101,11 +106,19 @@ def views(
     ] = None,
     workers: running.Workers = None,
     address: running.Address = None,
+    dense: Annotated[bool, Option("--dense", help="Maps: --data is a folder of images (PNG, TIFF, NIfTI).")] = False,
+    masks: Annotated[
+        list[Path] | None, Option(help="With --dense: folder of masks of the images' names; several: one a rater.")
+    ] = None,
+    labels: Annotated[Path | None, Option(help="With --dense: where to write the labels (.csv or .parquet).")] = None,
+    positions: Annotated[int, Option(min=1, help="With --dense: positions drawn per image.")] = 200,
+    ignore: Annotated[int | None, Option(help="With --dense: value of the masks that is no class.")] = None,
 ) -> None:
     """Predict every input under every view; an interrupted run goes on at the view where it stopped.
 
     Images in parquet files are given to the predictor as numbers from 0 to 1, shape (N, 3, H, W). With --backend ray
     the inputs are parquet files (or a folder of them), and an interrupted run goes on at the part where it stopped.
+    With --dense the predictor returns maps, and predictions and labels at random positions of all images are written.
 
     Example:
 
@@ -115,6 +128,17 @@ def views(
     from vbtta.cli.files import Parts, digest, fingerprint, load_predictor, read_inputs, side_by_side
 
     options: dict[str, Any] = {"draws": draws, "batch_size": batch_size, "seed": seed}
+    if dense:
+        if backend is running.Backend.ray or not masks or labels is None:
+            raise UsageError("--dense needs --masks and --labels, and --backend local")
+        writable(out, ".npz", ".parquet")
+        writable(labels, ".csv", ".parquet")
+        from vbtta.cli.dense import write_views
+
+        listed = load_views(existing(described, "views (.toml or .json)"))
+        options = {"draws": draws, "seed": seed, "positions": positions, "ignore": ignore, "progress": talk.progress}
+        network = load_predictor(predictor, weights)
+        return write_views(network, data, masks, listed, out, labels, talk, **options)
     if backend is running.Backend.ray:
         if keep_draws:
             raise UsageError("--keep-draws is for --backend local; leave one of them out")
@@ -275,8 +299,19 @@ def predict(
     talk: Talk,
     predictions: running.PredictionsFile,
     policy: running.PolicyFile,
-    out: Annotated[Path, Option("--out", "-o", help="Where to write the predictions (.parquet or .csv).")],
+    out: Annotated[
+        Path, Option("--out", "-o", help="Where to write the predictions (.parquet or .csv; a folder with --dense).")
+    ],
     level: Annotated[float, Option(min=0.01, max=0.999, help="Of the intervals of numbers.")] = 0.9,
+    dense: Annotated[
+        bool, Option("--dense", help="PREDICTIONS is a folder of images (PNG, TIFF, NIfTI); write label maps.")
+    ] = False,
+    predictor: Annotated[
+        str | None, Option(metavar="PACKAGE.MODULE:FACTORY", help="With --dense: makes the torch module.")
+    ] = None,
+    weights: Annotated[Path | None, Option(help="With --dense: weights of the module (.pt).")] = None,
+    described: Annotated[Path | None, Option("--views", help="With --dense: the views (.toml or .json).")] = None,
+    entropy: Annotated[bool, Option("--entropy", help="With --dense: write entropy maps, in nats, too.")] = False,
 ) -> None:
     """Turn the views of new inputs into one predictive distribution each.
 
@@ -284,6 +319,17 @@ def predict(
 
         vbtta predict new_preds.npz --policy policy.json --out predictions.parquet
     """
+    if dense:
+        if predictor is None or described is None:
+            raise UsageError("--dense needs --predictor and --views")
+        from vbtta.augment.serial import load_views
+        from vbtta.cli.dense import predict_maps
+        from vbtta.cli.files import load_predictor
+        from vbtta.policy import Policy
+
+        listed = load_views(existing(described, "views (.toml or .json)"))
+        rule, network = Policy.load(existing(policy, "a policy (.json)")), load_predictor(predictor, weights)
+        return predict_maps(network, predictions, listed, rule, out, talk, entropy=entropy)
     writable(out, ".parquet", ".csv")
     from vbtta.cli.files import read_predictions
     from vbtta.data.files import write_table
@@ -298,7 +344,7 @@ def predict(
     write_table(out, table)
     columns = ", ".join(list(table)[:6]) + (", ..." if len(table) > 6 else "")
     document = {"written": str(out), "rows": len(views), "columns": list(table)}
-    talk.result(document, f"wrote {len(views):,} predictions to {out}: {columns}")
+    return talk.result(document, f"wrote {len(views):,} predictions to {out}: {columns}")
 
 
 def _columns(prediction: Any, ids: Any, level: float) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Decoding of image files."""
+"""Decoding of image files, and maps as image files: PNG and TIFF by Pillow, NIfTI by nibabel."""
 
+import gzip
 import io
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vbtta._support.checks import require
+from vbtta._support.files import atomic_path
+
+MAP_SUFFIXES = (".png", ".tif", ".tiff", ".nii", ".nii.gz")
 
 
 def decode_images(
@@ -50,3 +55,70 @@ def _square(image: Any, size: int | None) -> Any:
         image = image.crop((left, top, left + side, top + side))
     resampling = require("PIL.Image", "data").Resampling.LANCZOS
     return image if side == size else image.resize((size, size), resampling)
+
+
+def map_files(folder: Path) -> dict[str, Path]:
+    """The images and volumes of a folder by name without suffix, in alphabetical order."""
+    names = {path: path.name.removesuffix(".gz") for path in sorted(folder.iterdir()) if suffix_of(path)}
+    files = {Path(name).stem: path for path, name in names.items()}
+    if len(files) < len(names):
+        raise ValueError(f"{folder} has several files of one name and different suffixes; keep one of each")
+    return files
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix of a map's file, empty for other files."""
+    return next((suffix for suffix in sorted(MAP_SUFFIXES, key=len) if path.name.lower().endswith(suffix)), "")
+
+
+def read_image(path: Path) -> NDArray[np.float32]:
+    """An image (channels, H, W) with pixels from 0 to 1, or a volume (channels, X, Y, Z) with its own values."""
+    if ".nii" in suffix_of(path):
+        volume = np.asarray(_nibabel(path).load(path).dataobj, dtype=np.float32)
+        return volume[None] if volume.ndim == 3 else np.moveaxis(volume, -1, 0)
+    pixels = _pixels(path, {"P": "RGB", "RGBA": "RGB", "CMYK": "RGB", "LA": "L", "1": "L"})
+    scale = float(np.iinfo(pixels.dtype).max) if pixels.dtype in (np.uint8, np.uint16) else 1.0
+    channels = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+    return np.ascontiguousarray(channels, dtype=np.float32) / np.float32(scale)
+
+
+def read_mask(path: Path) -> NDArray[Any]:
+    """A map of whole numbers (H, W) or (X, Y, Z); floating-point numbers of a regression stay as they are."""
+    if ".nii" in suffix_of(path):
+        values = np.asarray(_nibabel(path).load(path).dataobj)
+    else:
+        values = _pixels(path, {})
+        if values.ndim > 2:
+            raise ValueError(f"{path} is a colour image; a mask has one channel of class numbers")
+    whole = values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.rint(values)).all()
+    return values.astype(np.int64) if whole or values.dtype.kind in "bui" else values
+
+
+def write_map(path: Path, values: NDArray[Any], source: Path) -> None:
+    """Write a map (H, W) as PNG (whole numbers) or TIFF (others), or a volume as NIfTI with the source's geometry."""
+    if values.dtype.kind in "iu":
+        values = values.astype(np.uint8 if values.max(initial=0) < 256 else np.uint16)
+    with atomic_path(path) as temporary:
+        if ".nii" in suffix_of(path):
+            nibabel = _nibabel(path)
+            volume = nibabel.Nifti1Image(values, nibabel.load(source).affine)
+            temporary.write_bytes(gzip.compress(volume.to_bytes()) if path.suffix == ".gz" else volume.to_bytes())
+        else:
+            image = require("PIL.Image", "data").fromarray(values)
+            image.save(temporary, format="PNG" if path.suffix == ".png" else "TIFF")
+
+
+def _pixels(path: Path, modes: dict[str, str]) -> NDArray[Any]:
+    """Pixels of an image file, converted to other modes where they are listed."""
+    try:
+        with require("PIL.Image", "data").open(path) as image:
+            return np.asarray(image.convert(modes[image.mode]) if image.mode in modes else image)
+    except (OSError, TypeError) as error:
+        raise ValueError(f"{path} is not an image that can be read: {error}") from error
+
+
+def _nibabel(path: Path) -> Any:
+    try:
+        return import_module("nibabel")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"nibabel is needed for {path.name} and is not installed: pip install nibabel") from error
