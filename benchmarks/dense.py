@@ -150,7 +150,7 @@ def _maps(
             mask = torch.ones(()) if seen is None else seen.float()
             if view.name == "identity":
                 yield "identity", logits.softmax(dim=1).numpy()
-                yield "identity, temperature", (logits / temperature).softmax(dim=1).numpy()
+                yield "identity + temperature", (logits / temperature).softmax(dim=1).numpy()
             for method, members in sets.items():
                 if view.name in members:
                     total, weight = sums[method]
@@ -193,7 +193,11 @@ def _left_out(
         assert predictions.groups is not None
         place = np.array([int(text.rsplit(":", 1)[1]) for text in predictions.ids])
         samples[part] = predictions, predictions.groups.astype(int), place
-    rivals = {"mean of the other raters": _mean_of_raters, "STAPLE": _staple, "STAPLE, its own raters": _staple_raters}
+    rivals = {
+        "mean of the other raters": _mean_of_raters,
+        "STAPLE": _staple,
+        "STAPLE through its raters": _staple_raters,
+    }
     scores = {}
     for method, rival in rivals.items():
         logits, labels, _ = _rival_rows(calibration, rival, *samples["calibration"][1:])
@@ -320,13 +324,11 @@ def _verdicts(methods: dict[str, dict[str, Any]], columns: Sequence[str]) -> Ite
     """For every metric, the methods that the stack beats beyond the interval, and those that beat it."""
     for metric in columns:
         sign = -1 if metric in LARGER_IS_BETTER else 1
-        ends = {
-            m: sorted(sign * np.array(rows[metric]["minus_stack"][1:])) for m, rows in methods.items() if metric in rows
-        }
-        beaten = [method for method, (low, _) in ends.items() if low > 0]
-        better = [method for method, (_, high) in ends.items() if high < 0]
-        worse = ", ".join(better) or "none"
-        yield f"* {metric}: the stack is better than {', '.join(beaten) or 'none'}; worse than {worse}."
+        gaps = {method: rows[metric]["minus_stack"][1:] for method, rows in methods.items() if metric in rows}
+        ends = {method: sorted((sign * low, sign * high)) for method, (low, high) in gaps.items()}
+        beaten = ", ".join(method for method, (low, _) in ends.items() if low > 0) or "none"
+        better = ", ".join(method for method, (_, high) in ends.items() if high < 0) or "none"
+        yield f"* {metric}: the stack is better than {beaten}; worse than {better}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
