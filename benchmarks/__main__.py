@@ -16,7 +16,7 @@ from typing import Any
 from reproduction.provenance import provenance
 from vbtta._support.files import atomic_path
 
-_ON_REQUEST = ("quality", "cifar10n")  # need trained networks and have commands of their own
+_ON_REQUEST = ("quality", "cifar10n", "dense")  # need trained networks and have commands of their own
 
 
 def benchmarks() -> list[str]:

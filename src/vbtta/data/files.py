@@ -144,6 +144,12 @@ class Chunk(NamedTuple):
             return None if ids is None else ids[self.place : self.place + self.n_rows]
         return columns_of(self._table(("instance",))).get("instance")
 
+    def has_groups(self) -> bool:
+        """Whether the rows belong to groups."""
+        if self.kind == "npz":
+            return ViewPredictions.load(self.where, mmap=True).groups is not None
+        return bool(self._table(("group",)).column_names)
+
     def _table(self, columns: Iterable[str]) -> Any:
         if self.kind == "block":
             table = require("ray", "ray").get(self.where)

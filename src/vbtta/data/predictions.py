@@ -35,8 +35,8 @@ class ViewPredictions:
     classes : (C,) integers or strings, optional
         What the outputs of a classifier stand for; 0..C-1 where absent.
     groups : (N,) integers, strings or Series, optional
-        Rows that belong together, such as images of a patient; held-out folds keep them together. A Series is paired
-        with `ids` by its index.
+        Rows that belong together, such as images of a patient; held-out folds keep them together, and
+        weight intervals allow for their correlation. A Series is paired with `ids` by its index.
     draws : (n, K, M, C) array, optional
         The single draws of the first n inputs, for diagnostics; a choice of inputs leaves them behind.
     fingerprints : dict, optional

@@ -3,6 +3,7 @@
 __all__ = ["Calibration", "LabelReader", "RemoteViews", "fit_policy", "label_reader"]
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
@@ -351,6 +352,12 @@ class Calibration:
         self.n_outputs = self.views.outputs.shape[2]
         if task == "classification":
             check_logits(self.views)
+        if chunks[0].has_groups():
+            warnings.warn(
+                "predictions have groups: on a cluster weight intervals take rows for independent and are too short; "
+                "fit a sample in memory with fit_policy for intervals",
+                stacklevel=3,
+            )
         sets = labels.sets
         if sets is not None:
             labels = replace(labels, by_id=sets.pairs_by_id(chunks[0].ids()))
