@@ -5,8 +5,10 @@ __all__ = [
     "CrossValidated",
     "Folds",
     "Stacking",
+    "check_units",
     "compare_scores",
     "cross_validate",
+    "folds_of",
     "n_units",
     "sampled",
     "score_folds",
@@ -63,9 +65,7 @@ def cross_validate(
     The seed decides the folds of the labelled instances, unless folds are given: of 20,000 of them at most, or 2,000
     where outputs are many.
     """
-    if folds is None:
-        rows = labels.labelled
-        folds = split(rows[sampled(len(rows), seed, predictions.outputs.shape[2])], predictions.groups)
+    folds = folds_of(predictions, labels, seed) if folds is None else folds
     policies = []
     for train, _ in folds:
         with warnings.catch_warnings():
@@ -151,6 +151,15 @@ def stacking_weights(scores: Array, sizes: Array, prior_count: float) -> Stackin
     return Stacking(weights / weights.sum(), covariance)
 
 
+def check_units(labels: LabelSets, groups: Array | None, purpose: str, remedy: str) -> None:
+    """Refuse samples of which nothing can be held out."""
+    if n_units(labels, groups) < MIN_UNITS:
+        raise ValueError(
+            f"{purpose} by held-out scores, which need at least {MIN_UNITS} labelled inputs or groups of them; got "
+            f"{n_units(labels, groups)}. Use {remedy}"
+        )
+
+
 def n_units(labels: LabelSets, groups: Array | None) -> int:
     """Number of labelled instances, or of their groups: what can be held out."""
     return len(labels.labelled) if groups is None else len(np.unique(groups[labels.labelled]))
@@ -161,6 +170,12 @@ def sampled(n_instances: int, seed: int, n_outputs: int) -> Array:
     rng = np.random.default_rng(seed)
     size = min(_MAX_INSTANCES, max(_MIN_SAMPLE, _MAX_ENTRIES // n_outputs))
     return rng.permutation(n_instances) if n_instances <= size else rng.choice(n_instances, size, replace=False)
+
+
+def folds_of(predictions: ViewPredictions, labels: LabelSets, seed: int) -> Folds:
+    """Folds of the labelled instances, of a sample where they are very many."""
+    rows = labels.labelled
+    return split(rows[sampled(len(rows), seed, predictions.outputs.shape[2])], predictions.groups)
 
 
 def split(rows: Array, groups: Array | None = None) -> Folds:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import shown, whole_number
-from vbtta.crossval import MIN_UNITS, CrossValidated, Folds, compare_scores, n_units, score_folds, split, stack_scores
+from vbtta.crossval import CrossValidated, Folds, check_units, compare_scores, score_folds, split, stack_scores
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy, model_record, quick_fit
@@ -85,12 +85,7 @@ def select_views(
     labels = labels.align(len(predictions), predictions.ids)
     price = prices(cost, predictions.names)
     _check_budget(budget, price)
-    n_held_out = n_units(labels, predictions.groups)
-    if n_held_out < MIN_UNITS:
-        raise ValueError(
-            f"views are selected by held-out scores, which need at least {MIN_UNITS} labelled inputs or groups of "
-            f"them; got {n_held_out}. Use fit_policy and Policy.prune"
-        )
+    check_units(labels, predictions.groups, "views are selected", "fit_policy and Policy.prune")
     options["seed"] = whole_number("seed", options["seed"], 0)
     predictions.check_finite()
     search = _Search.over(predictions, labels, record.resolve(labels), options, price, float(budget))

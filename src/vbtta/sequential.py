@@ -6,15 +6,16 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import positive, whole_number
-from vbtta._support.files import from_plain, read_json, to_plain, write_json
+from vbtta._support.files import fields_from_plain, read_json, to_plain, write_json
 from vbtta._support.fingerprints import Rows
-from vbtta.crossval import MIN_UNITS, CrossValidated, compare_scores, n_units, sampled, split
+from vbtta.crossval import check_units, compare_scores, folds_of, score_folds
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
@@ -55,6 +56,11 @@ class GainModel(NamedTuple):
     center: Array  # (F,)
     scale: Array  # (F,)
     coefficients: Array  # (1 + 2F,)
+
+    def expected(self, features: Array) -> Array:
+        """Expected gains (n,) at features (n, F)."""
+        linear = _design((features - self.center) / self.scale) @ self.coefficients
+        return np.asarray(np.exp(np.clip(linear, -50, 10)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,16 +119,20 @@ class SequentialPolicy:
     """
 
     policies: tuple[Policy, ...]
-    rule: Literal["confidence", "gain"]
-    threshold: float
-    undecided: float
-    by_group: bool
-    gains: tuple[GainModel, ...]
     cost: dict[str, float]
     tolerance: float
-    loss: float
-    loss_upper: float
-    curve: tuple[SequentialPoint, ...]
+    by_group: bool = False
+    rule: Literal["confidence", "gain"] = "confidence"
+    threshold: float = 0.0
+    undecided: float = 0.0
+    gains: tuple[GainModel, ...] = ()
+    loss: float = 0.0
+    loss_upper: float = 0.0
+    curve: tuple[SequentialPoint, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("confidence", "gain") or not self.policies:
+            raise ValueError(f"its rule is {self.rule!r} and it has {len(self.policies)} stages")
 
     def __repr__(self) -> str:
         sizes = ", ".join(str(len(stage)) for stage in self.stages)
@@ -156,14 +166,7 @@ class SequentialPolicy:
 
     def predict(self, predictions: ViewPredictions) -> SequentialCategorical | SequentialContinuous:
         """The predictive distribution of every input after its last stage, with `passes`; needs all views, by name."""
-        stages = [predictions.select(stage) if stage else None for stage in self._checked_stages(predictions)]
-
-        def collect(stage: int, rows: Array) -> ViewPredictions:
-            part = stages[stage]
-            assert part is not None
-            return part.take(rows)
-
-        return self._run(collect, len(predictions), predictions.groups)
+        return self._joined(self._stopped(predictions))
 
     def passes(self, predictions: ViewPredictions) -> Array:
         """Number of views that every input needs: (N,)."""
@@ -186,16 +189,15 @@ class SequentialPolicy:
             outputs = np.asarray(compute(stage, rows))
             return ViewPredictions(outputs, names=self.stages[stage], classes=self.policies[-1].classes)
 
-        return self._run(collect, n_rows, None)
+        return self._joined(self._run(collect, n_rows, None))
 
     def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
         """Log score of every labelled input's label set after its last stage, noise model included: (N+,)."""
         labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
         labels = labels.align(len(predictions), predictions.ids)
-        passes = self.passes(predictions)
         scores = np.full(len(predictions), np.nan)
-        for policy, total in zip(self.policies, np.cumsum([len(stage) for stage in self.stages]), strict=True):
-            rows = labels.labelled[passes[labels.labelled] == total]
+        for policy, (stopped, _) in zip(self.policies, self._stopped(predictions), strict=False):
+            rows = np.intersect1d(stopped, labels.labelled)
             if len(rows):
                 scores[rows] = policy.score(predictions.take(rows), labels.take(rows))
         return scores[labels.labelled]
@@ -223,80 +225,57 @@ class SequentialPolicy:
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain data for JSON."""
-        names = [field.name for field in fields(self) if field.name != "policies"]
-        data = {name: to_plain(getattr(self, name)) for name in names}
-        return {**data, "policies": [policy.to_dict() for policy in self.policies]}
+        return {field.name: to_plain(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """The policy that :meth:`to_dict` described."""
-        policy = cls(
-            policies=tuple(Policy.from_dict(entry) for entry in data["policies"]),
-            rule=data["rule"],
-            by_group=from_plain(bool, data["by_group"]),
-            gains=from_plain(tuple[GainModel, ...], data["gains"]),
-            cost={name: from_plain(float, value) for name, value in data["cost"].items()},
-            curve=from_plain(tuple[SequentialPoint, ...], data["curve"]),
-            **{
-                name: from_plain(float, data[name])
-                for name in ("threshold", "undecided", "tolerance", "loss", "loss_upper")
-            },
-        )
-        if policy.rule not in ("confidence", "gain") or not policy.policies:
-            raise ValueError(f"its rule is {policy.rule!r} and it has {len(policy.policies)} stages")
-        return policy
+        return fields_from_plain(cls, data)
 
-    def _checked_stages(self, predictions: ViewPredictions) -> tuple[Views, ...]:
-        stages = self.stages
-        for place, stage in enumerate(stages):
+    def _stopped(self, predictions: ViewPredictions) -> list[tuple[Array, Prediction]]:
+        """Rows that stop after every stage, with their predictions, from the views of all stages."""
+        for place, stage in enumerate(self.stages):
             missing = [name for name in stage if name not in predictions.names]
             if missing:
                 raise ValueError(
-                    f"the sequential policy needs the views {missing} at stage {place + 1} of {len(stages)}, which the "
-                    "predictions lack; collect them, or fit with stages=..."
+                    f"the sequential policy needs the views {missing} at stage {place + 1} of {len(self.stages)}, "
+                    "which the predictions lack; collect them, or fit with stages=..."
                 )
-        return stages
+        groups = predictions.groups if self.by_group else None
+        return self._run(lambda m, rows: predictions.select(self.stages[m]).take(rows), len(predictions), groups)
 
     def _run(
         self, collect: Callable[[int, Array], ViewPredictions], n_rows: int, groups: Array | None
-    ) -> SequentialCategorical | SequentialContinuous:
-        """Stage after stage, of the rows that are left."""
-        rows, passes, n_views = np.arange(n_rows), np.zeros(n_rows, dtype=np.int64), 0
-        collected: ViewPredictions | None = None
-        parts: list[tuple[Array, Prediction]] = []
+    ) -> list[tuple[Array, Prediction]]:
+        """Stage after stage, of the rows that are left: those that stop after it, with their predictions."""
+        rows, parts = np.arange(n_rows), list[tuple[Array, Prediction]]()
+        views = collect(0, rows)
         for m, (policy, stage) in enumerate(zip(self.policies, self.stages, strict=True)):
-            if stage:
-                new = collect(m, rows)
-                collected = new if collected is None else collected.concat(new, axis="views")
-            assert collected is not None
-            n_views += len(stage)
-            passes[rows] = n_views
-            prediction = policy.predict(collected)
+            if m and stage:  # pruning may leave a stage without a view of its own
+                views = views.concat(collect(m, rows), axis="views")
+            prediction = policy.predict(views)
             stops = np.ones(len(rows), dtype=bool)
             if m + 1 < len(self.policies):
-                stops = self._stops(m, prediction, collected, None if groups is None else groups[rows])
+                by_gain = self.rule == "gain"
+                features = _features(policy, prediction, views)
+                values = self.gains[m].expected(features) if by_gain else _confidence(prediction)
+                decided = _decided(self.rule, values, self.threshold)
+                stops = _together(decided, None if groups is None else groups[rows], self.undecided)
             parts.append((rows[stops], prediction.take(stops)))
-            rows, collected = rows[~stops], collected.take(~stops)
+            rows, views = rows[~stops], views.take(~stops)
             if not len(rows):
                 break
-        return _with_passes(merge(parts, n_rows), passes)
+        return parts
 
-    def _early_features(self, predicted: Sequence[Prediction], views: ViewPredictions) -> Array:
-        """Features after every stage but the last, from the predictions of all: (M - 1, N, F)."""
-        names = [self.names[: sum(map(len, self.stages[: m + 1]))] for m in range(len(predicted) - 1)]
-        return np.stack(
-            [_features(prediction, views.select(known)) for prediction, known in zip(predicted, names, strict=False)]
-        )
-
-    def _stops(self, m: int, prediction: Prediction, collected: ViewPredictions, groups: Array | None) -> Array:
-        """Which rows stop after stage m: (N,)."""
-        by_confidence = self.rule == "confidence"
-        values = (
-            _confidence(prediction)
-            if by_confidence
-            else _expected_gain(self.gains[m], _features(prediction, collected))
-        )
-        return _together(_decided(self.rule, values, self.threshold), groups if self.by_group else None, self.undecided)
+    def _joined(self, parts: list[tuple[Array, Prediction]]) -> SequentialCategorical | SequentialContinuous:
+        """One prediction of all rows, with the number of views computed for each."""
+        passes = np.empty(sum(len(rows) for rows, _ in parts), dtype=np.int64)
+        for (rows, _), n_views in zip(parts, accumulate(map(len, self.stages)), strict=False):
+            passes[rows] = n_views
+        merged = merge(parts, len(passes))
+        if isinstance(merged, CategoricalPrediction):
+            return SequentialCategorical(merged.proba, merged.mutual_information, merged.classes, passes)
+        return SequentialContinuous(merged.weights, merged.dof, merged.location, merged.scale, passes)
 
 
 def fit_sequential(
@@ -367,131 +346,112 @@ def fit_sequential(
         raise ValueError("views must have names, by which stages are matched; use ViewPredictions(names=...)")
     labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
     labels = labels.align(len(predictions), predictions.ids)
-    n_held_out = n_units(labels, predictions.groups)
-    if n_held_out < MIN_UNITS:
-        raise ValueError(
-            f"stopping rules are chosen by held-out scores, which need at least {MIN_UNITS} labelled inputs or groups "
-            f"of them; got {n_held_out}. Use fit_policy"
-        )
+    check_units(labels, predictions.groups, "stopping rules are chosen", "fit_policy")
     price = prices(cost, predictions.names)
     options: dict[str, Any] = {"task": task, "engine": engine, "seed": seed, "progress": progress}
     if stages is None:
-        budget = sum(price.values())
-        full = select_views(predictions, labels, budget=budget, cost=price, model=model, **options)
+        full = select_views(predictions, labels, budget=sum(price.values()), cost=price, model=model, **options)
         assert full.selection is not None
-        chosen = full.selection.chosen.views
-        nested = [point.views for point in full.selection.curve if set(point.views) <= set(chosen)]
+        chosen = set(full.selection.chosen.views)
+        nested = [point.views for point in full.selection.curve if set(point.views) <= chosen]
     else:
         nested = _given_stages(stages, predictions.names)
         full = fit_policy(predictions.select(nested[-1]), labels, model=model, **options)
-    options = {**options, "model": full.model, "guard": False}
-    policies = [fit_policy(predictions.select(views), labels, **options) for views in nested[:-1]]
-    policies = [replace(policy, rows=Rows()) for policy in policies]  # the full policy has them
-    policies = _growing([_pruned(policy) for policy in (*policies, full)])
-    if len(policies) == 1:
-        return SequentialPolicy((*policies,), "confidence", 0.0, 0.0, False, (), price, tolerance, 0.0, 0.0, ())
-    sequential = SequentialPolicy(
-        (*policies,), "gain", 0.0, 0.0, predictions.groups is not None, (), price, tolerance, 0.0, 0.0, ()
-    )
-    return _choose_rule(sequential, predictions, labels, seed)
+    options |= {"model": full.model, "guard": False}
+    early = [fit_policy(predictions.select(views), labels, **options) for views in nested[:-1]]
+    policies = _growing([*(replace(policy, rows=Rows()) for policy in early), full])  # the full policy has the rows
+    sequential = SequentialPolicy(policies, price, tolerance, predictions.groups is not None)
+    return sequential if len(policies) == 1 else _choose_rule(sequential, predictions, labels, seed)
 
 
 def _given_stages(stages: Sequence[Sequence[str] | str], names: Views) -> list[Views]:
-    nested: list[Views] = []
-    for stage in stages:
-        new = (stage,) if isinstance(stage, str) else tuple(stage)
-        before = nested[-1] if nested else ()
+    """The views up to every stage."""
+    added = [(stage,) if isinstance(stage, str) else tuple(stage) for stage in stages]
+    if not added:
+        raise ValueError("stages must be at least one list of views; got none")
+    nested = list(accumulate(added))
+    for new, views in zip(added, nested, strict=True):
         unknown = [name for name in new if name not in names]
-        if not new or unknown or set(new) & set(before):
+        if not new or unknown or len(set(views)) < len(views):
             problem = f"lacks views {unknown}" if unknown else "has none, or has some of an earlier stage"
             raise ValueError(f"stages must be lists of views that each stage adds; {list(new)!r}: {problem}")
-        nested.append((*before, *new))
-    if not nested:
-        raise ValueError("stages must be at least one list of views; got none")
     return nested
 
 
-def _pruned(policy: Policy) -> Policy:
-    """Without the views of weight zero, so that a fit to other rows does not need them either."""
-    return policy.prune(np.finfo(np.float64).tiny)
-
-
-def _growing(policies: list[Policy]) -> list[Policy]:
-    """Without the stages after which a later one needs no more views."""
+def _growing(policies: list[Policy]) -> tuple[Policy, ...]:
+    """Without views of weight zero, which no refit needs then, and stages after which one needs no more views."""
     kept: list[Policy] = []
     for policy in policies:
         while kept and set(policy.used_names) <= {name for earlier in kept for name in earlier.used_names}:
             kept.pop()
-        kept.append(policy)
-    return kept
-
-
-class _HeldOut(NamedTuple):
-    """Held-out results of M stages for n labelled inputs."""
-
-    scores: Array  # (M, n)
-    confidence: Array  # (M - 1, n); zeros in regression
-    gain: Array  # (M - 1, n): Kullback-Leibler divergence from the full policy's prediction
-    features: Array  # (M - 1, n, F), less their fold's mean: what differs by fold alone says nothing of an input
-    fold: Array  # (n,)
-    groups: Array | None  # (n,)
-
-    @property
-    def large_loss(self) -> float:
-        """What stopping early can cost an input, or a group of them: the 99 % quantile after any stage."""
-        loss = np.maximum(self.scores[-1] - self.scores[:-1], 0)
-        if self.groups is not None:
-            place = np.unique(self.groups, return_inverse=True)[1]
-            loss = np.stack([np.bincount(place, stage) for stage in loss])
-        return float(np.quantile(loss, 0.99))
+        kept.append(policy.prune(np.finfo(np.float64).tiny))
+    return tuple(kept)
 
 
 def _choose_rule(
     sequential: SequentialPolicy, predictions: ViewPredictions, labels: LabelSets, seed: int
 ) -> SequentialPolicy:
-    """The rule and threshold of the lowest cost within the tolerance."""
-    held_out = _hold_out(sequential, predictions, labels, seed)
-    n_early = len(sequential.policies) - 1
-    expected = np.empty_like(held_out.gain)
-    for m, fold in np.ndindex(n_early, int(held_out.fold.max()) + 1):
-        held = held_out.fold == fold
-        model = _fit_gain(held_out.features[m, ~held], held_out.gain[m, ~held])
-        expected[m, held] = _expected_gain(model, held_out.features[m, held])
+    """The rule and threshold of the lowest cost within the tolerance, by cross-validation."""
+    folds = folds_of(predictions, labels, seed)
+    refits = [sequential.refit(predictions.take(train), labels.take(train)).policies for train, _ in folds]
+    by_stage = [score_folds(list(policies), predictions, labels, folds) for policies in zip(*refits, strict=True)]
+    parts = [
+        _outlook(policies, predictions.take(held), centred=True)
+        for policies, (_, held) in zip(refits, folds, strict=True)
+    ]
+    confidence, gain, features = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+    full, scores = by_stage[-1], np.stack([stage.scores for stage in by_stage])  # (M, n)
+    expected = np.empty_like(gain)
+    for m, fold in np.ndindex(len(gain), len(folds)):
+        held = full.fold == fold
+        expected[m, held] = _fit_gain(features[m, ~held], gain[m, ~held]).expected(features[m, held])
+    passes = np.cumsum([len(stage) for stage in sequential.stages])
+    cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
+    unseen = _large_loss(scores, full.units) / len(full.scores)
+
+    def point(decided: Array, threshold: float, undecided: float) -> SequentialPoint:
+        """Cost and score of stopping where it is decided, (M - 1, n)."""
+        stops = [_together(stage, full.units, undecided) for stage in decided]
+        last = np.argmax([*stops, np.ones(len(full.scores), dtype=bool)], axis=0)  # (n,)
+        own = scores[last, np.arange(len(last))]
+        loss, error = compare_scores(full, full._replace(scores=own))
+        upper = 0.0
+        if np.any(stops):  # large losses are rare: a sample may have none, and the setting was chosen for that
+            upper = loss + _UNSEEN * unseen + _UPPER * float(np.sqrt(error**2 + _UNSEEN * unseen**2))
+        means = float(passes[last].mean()), float(cost[last].mean()), float(own.mean())
+        return SequentialPoint(threshold, undecided, *means, loss, error, upper)
+
     rules: dict[Literal["confidence", "gain"], tuple[Array, Array]] = {"gain": (expected, _GAINS)}
     if sequential.task == "classification":
-        rules["confidence"] = held_out.confidence, _CONFIDENCES
+        rules["confidence"] = confidence, _CONFIDENCES
     shares = _UNDECIDED_SHARES if sequential.by_group else (0.0,)
-    never = np.zeros_like(expected, dtype=bool)
-    full = _point(sequential, held_out, never, 0.0, 0.0)
+    never = point(np.zeros(gain.shape, dtype=bool), 0.0, 0.0)
     points, best = {}, {}
     for rule, (values, thresholds) in rules.items():
-        points[rule] = [
-            _point(sequential, held_out, _decided(rule, values, threshold), float(threshold), share)
-            for threshold in thresholds
-            for share in shares
-        ]
-        allowed = [point for point in points[rule] if point.loss_upper <= sequential.tolerance]
-        best[rule] = min((*allowed, full), key=lambda point: (point.cost, point.loss))
+        settings = [(float(threshold), share) for threshold in thresholds for share in shares]
+        points[rule] = [point(_decided(rule, values, threshold), threshold, share) for threshold, share in settings]
+        allowed = [setting for setting in points[rule] if setting.loss_upper <= sequential.tolerance]
+        best[rule] = min((*allowed, never), key=lambda setting: (setting.cost, setting.loss))
     simpler = "confidence" in rules and best["gain"].cost >= _CLEARLY_FEWER * best["confidence"].cost
     rule = "confidence" if simpler else "gain"
     chosen = best[rule]
-    known = predictions.take(labels.labelled[sampled(len(labels.labelled), seed, predictions.outputs.shape[2])])
-    predicted = [policy.predict(known) for policy in sequential.policies]
-    curve = {(point.cost, point.score): point for point in (*points[rule], full, chosen)}
+    curve = {(setting.cost, setting.score): setting for setting in (*points[rule], never, chosen)}
+    centers = _outlook(sequential.policies, predictions.take(np.concatenate([held for _, held in folds])))[2].mean(
+        axis=1
+    )
     sequential = replace(
         sequential,
         rule=rule,
         threshold=chosen.threshold,
         undecided=chosen.undecided,
         gains=tuple(
-            _fit_gain(held_out.features[m], held_out.gain[m])._replace(center=center)
-            for m, center in enumerate(sequential._early_features(predicted, known).mean(axis=1))
+            _fit_gain(*data)._replace(center=center) for *data, center in zip(features, gain, centers, strict=True)
         ),
         loss=chosen.loss,
         loss_upper=chosen.loss_upper,
         curve=tuple(curve[key] for key in sorted(curve)),
     )
-    if chosen.cost < full.cost:
+    if chosen.cost < never.cost:
         return sequential
     warnings.warn(
         f"no early stop keeps the loss in log score within tolerance={sequential.tolerance:g} nats at 95 % confidence; "
@@ -501,51 +461,31 @@ def _choose_rule(
     return replace(sequential, policies=sequential.policies[-1:], gains=())
 
 
-def _hold_out(sequential: SequentialPolicy, predictions: ViewPredictions, labels: LabelSets, seed: int) -> _HeldOut:
-    """Scores, confidence, gains and features of all stages by cross-validation."""
-    rows = labels.labelled
-    folds = split(rows[sampled(len(rows), seed, predictions.outputs.shape[2])], predictions.groups)
-    parts = []
-    for train, held in folds:
-        fold = sequential.refit(predictions.take(train), labels.take(train))
-        views, truth = predictions.take(held), labels.take(held)
-        predicted = [policy.predict(views) for policy in fold.policies]
-        features = sequential._early_features(predicted, views)
-        parts.append(
-            (
-                np.stack([policy.score(views, truth) for policy in fold.policies]),
-                np.stack([_confidence(prediction) for prediction in predicted[:-1]]),
-                np.stack([_divergence(predicted[-1], prediction) for prediction in predicted[:-1]]),
-                features - features.mean(axis=1, keepdims=True),
-            )
-        )
-    held_rows = np.concatenate([held for _, held in folds])
-    fold_of = np.repeat(np.arange(len(folds)), [len(held) for _, held in folds])
-    groups = None if predictions.groups is None else predictions.groups[held_rows]
-    scores, confidence, gain, features = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-    return _HeldOut(scores, confidence, gain, features, fold_of, groups)
+def _outlook(policies: Sequence[Policy], views: ViewPredictions, centred: bool = False) -> tuple[Array, Array, Array]:
+    """Confidence and gain from the remaining views (M - 1, n), and features (M - 1, n, F), after early stages.
+
+    Features of a fold are centred: what differs by fold alone says nothing of an input.
+    """
+    *early, full = (policy.predict(views) for policy in policies)
+    features = np.stack([_features(*stage, views) for stage in zip(policies, early, strict=False)])
+    return (
+        np.stack([_confidence(prediction) for prediction in early]),
+        np.stack([_divergence(full, prediction) for prediction in early]),
+        features - features.mean(axis=1, keepdims=True) if centred else features,
+    )
 
 
-def _point(
-    sequential: SequentialPolicy, held_out: _HeldOut, decided: Array, threshold: float, undecided: float
-) -> SequentialPoint:
-    """Cost and score of stopping where it is decided, (M - 1, n)."""
-    stops = np.stack([_together(stage, held_out.groups, undecided) for stage in decided])
-    last = np.where(stops.any(axis=0), stops.argmax(axis=0), len(stops))  # (n,)
-    scores = np.take_along_axis(held_out.scores, last[None], axis=0)[0]
-    full = CrossValidated(held_out.scores[-1], held_out.groups, held_out.fold, np.ones(len(scores)))
-    loss, error = compare_scores(full, full._replace(scores=scores))
-    passes = np.cumsum([len(stage) for stage in sequential.stages])
-    cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
-    upper = 0.0
-    if stops.any():  # large losses are rare: a sample may have none, and the setting was chosen for that
-        unseen = held_out.large_loss / len(scores)
-        upper = loss + _UNSEEN * unseen + _UPPER * float(np.sqrt(error**2 + _UNSEEN * unseen**2))
-    mean_passes, mean_cost = float(passes[last].mean()), float(cost[last].mean())
-    return SequentialPoint(threshold, undecided, mean_passes, mean_cost, float(scores.mean()), loss, error, upper)
+def _large_loss(scores: Array, units: Array | None) -> float:
+    """What stopping early can cost an input, or a group of them: the 99 % quantile after any stage."""
+    loss = np.maximum(scores[-1] - scores[:-1], 0)
+    if units is not None:
+        place = np.unique(units, return_inverse=True)[1]
+        loss = np.stack([np.bincount(place, stage) for stage in loss])
+    return float(np.quantile(loss, 0.99))
 
 
 def _decided(rule: str, values: Array, threshold: float) -> Array:
+    """Where the confidence is large, or the expected gain small."""
     return values >= threshold if rule == "confidence" else values <= threshold
 
 
@@ -565,13 +505,13 @@ def _confidence(prediction: Prediction) -> Array:
     return np.zeros(len(prediction.location))
 
 
-def _features(prediction: Prediction, collected: ViewPredictions) -> Array:
-    """What the expected gain is regressed on, from the views computed so far: (N, F)."""
+def _features(policy: Policy, prediction: Prediction, views: ViewPredictions) -> Array:
+    """What the expected gain is regressed on, from the policy's views alone: (N, F)."""
     if isinstance(prediction, CategoricalPrediction):
         first, second = np.sort(prediction.proba, axis=1)[:, :-3:-1].T
         return np.stack([np.log(prediction.entropy + _SMALL), first - second], axis=1)
     variance = prediction.variance
-    disagreement = np.var(collected.outputs, axis=1, dtype=np.float64)
+    disagreement = np.var(views.select(policy.used_names).outputs, axis=1, dtype=np.float64)
     spread = np.log(variance).mean(axis=1), np.log(disagreement / variance + _SMALL).mean(axis=1)
     return np.column_stack([*spread, prediction.mean])
 
@@ -591,35 +531,24 @@ def _divergence(full: Prediction, early: Prediction) -> Array:
 
 def _fit_gain(features: Array, gain: Array) -> GainModel:
     """Log-linear regression of gains (n,) on centred features (n, F), by Newton's method with a small ridge."""
-    center, scale = np.zeros(features.shape[1]), features.std(axis=0)
+    scale = features.std(axis=0)
     scale = np.where(scale > _SMALL, scale, 1e12)  # a constant says nothing
     mean = max(float(gain.mean()), _SMALL)
-    design = _design(features, center, scale)
-    ridge = np.eye(design.shape[1])
-    coefficients = np.zeros(design.shape[1])
+    design = _design(features / scale)
+    ridge, coefficients = np.eye(design.shape[1]), np.zeros(design.shape[1])
     for _ in range(50):
         rate = np.exp(design @ coefficients)
-        gradient = design.T @ (gain / mean - rate) - ridge @ coefficients
+        gradient = design.T @ (gain / mean - rate) - coefficients
         step = np.linalg.solve((design.T * rate) @ design + ridge, gradient)
         step *= min(1.0, 1.0 / max(float(np.abs(design @ step).max()), _SMALL))
         coefficients += step
         if np.abs(step).max() < _SMALL:
             break
     coefficients[0] += np.log(mean)
-    return GainModel(center, scale, coefficients)
+    return GainModel(np.zeros(len(scale)), scale, coefficients)
 
 
-def _expected_gain(model: GainModel, features: Array) -> Array:
-    return np.asarray(np.exp(np.clip(_design(features, model.center, model.scale) @ model.coefficients, -50, 10)))
-
-
-def _design(features: Array, center: Array, scale: Array) -> Array:
+def _design(standard: Array) -> Array:
     """One, standardised features and their squares; beyond four standard deviations they are held."""
-    standard = np.clip((features - center) / scale, -4, 4)
-    return np.column_stack([np.ones(len(features)), standard, standard**2])
-
-
-def _with_passes(prediction: Prediction, passes: Array) -> SequentialCategorical | SequentialContinuous:
-    if isinstance(prediction, CategoricalPrediction):
-        return SequentialCategorical(prediction.proba, prediction.mutual_information, prediction.classes, passes)
-    return SequentialContinuous(prediction.weights, prediction.dof, prediction.location, prediction.scale, passes)
+    held = np.clip(standard, -4, 4)
+    return np.column_stack([np.ones(len(held)), held, held**2])

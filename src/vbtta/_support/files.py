@@ -1,6 +1,6 @@
 """Files that are whole or not there, and records of arrays as plain data (dicts, lists, numbers) for JSON."""
 
-__all__ = ["atomic_path", "finite", "from_plain", "read_json", "to_plain", "write_json"]
+__all__ = ["atomic_path", "fields_from_plain", "finite", "from_plain", "read_json", "to_plain", "write_json"]
 
 import dataclasses
 import json
@@ -57,7 +57,9 @@ def _renamed_errors(target: Path, temporary: Path) -> Iterator[None]:
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass, NamedTuple, array or number as JSON knows it."""
+    """A dataclass, NamedTuple, array or number as JSON knows it; by its `to_dict` where it has one."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -82,6 +84,8 @@ def finite(value: Any) -> Any:
 
 def from_plain(kind: Any, data: Any) -> Any:
     """The value of a type, from what :func:`to_plain` made of it; raises ValueError where it does not fit."""
+    if hasattr(kind, "from_dict"):
+        return kind.from_dict(data)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         options = [option for option in get_args(kind) if option is not type(None)]
@@ -89,13 +93,9 @@ def from_plain(kind: Any, data: Any) -> Any:
     if origin is np.ndarray:
         return _array(data)
     if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
-        if not isinstance(data, dict):
-            raise ValueError(f"{kind.__name__} is missing or damaged")
-        hints = {name: hint for name, hint in get_type_hints(kind).items() if not name.startswith("_")}
-        absent = [name for name in hints if name not in data and name not in getattr(kind, "_field_defaults", {})]
-        if absent:
-            raise ValueError(f"{kind.__name__} lacks {absent[0]!r}")
-        return kind(**{name: from_plain(hint, data[name]) for name, hint in hints.items() if name in data})
+        return fields_from_plain(kind, data)
+    if origin is dict:
+        return {name: from_plain(get_args(kind)[1], entry) for name, entry in data.items()}
     if origin is tuple:
         return tuple(from_plain(get_args(kind)[0], entry) for entry in data)
     if kind in (float, int, bool, str):
@@ -103,6 +103,17 @@ def from_plain(kind: Any, data: Any) -> Any:
             raise ValueError(f"expected {kind.__name__}, found {data!r}")
         return kind(data)
     return data
+
+
+def fields_from_plain(kind: type[T], data: Any) -> T:
+    """A dataclass or NamedTuple from the plain data of its fields."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{kind.__name__} is missing or damaged")
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if not name.startswith("_")}
+    absent = [name for name in hints if name not in data and name not in getattr(kind, "_field_defaults", {})]
+    if absent:
+        raise ValueError(f"{kind.__name__} lacks {absent[0]!r}")
+    return kind(**{name: from_plain(hint, data[name]) for name, hint in hints.items() if name in data})
 
 
 def _array(data: Any) -> Any:
