@@ -4,16 +4,17 @@ __all__ = ["METHODS", "ConformalPolicy", "class_scores", "conformalize"]
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import one_of, shown, whole_number
-from vbtta._support.files import from_plain, read_json, to_plain, write_json
+from vbtta._support.files import fields_from_plain, from_plain, read_json, to_plain, write_json
 from vbtta._support.fingerprints import Rows, row_hashes
-from vbtta.crossval import sampled, split
+from vbtta.crossval import folds_of
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
@@ -49,12 +50,8 @@ class Penalty(NamedTuple):
 _NO_PENALTY = Penalty(0.0, 0.0)
 
 
-class _Values(NamedTuple):
-    """Values that the labels or truths of n inputs may have."""
-
-    input: Array  # (J,), 0..n-1
-    weight: Array  # (J,): those of an input sum to 1
-    value: Array  # (J,) classes by position, or (J, C) numbers
+_KINDS: dict[str, type[Policy | SequentialPolicy]] = {"single": Policy, "sequential": SequentialPolicy}  # in files
+_Values = tuple[Array, Array, Array]  # possible values: their inputs (J,), weights (J,) that sum to 1 an input, values
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +97,10 @@ class ConformalPolicy:
     one_level: bool = False
     penalty: Penalty = _NO_PENALTY
 
+    def __post_init__(self) -> None:
+        if self.thresholds.ndim != 3 or self.thresholds.shape[2] != len(self.levels):
+            raise ValueError("its thresholds do not match its levels")
+
     def __repr__(self) -> str:
         levels = ", ".join(f"{level:g}" for level in self.levels)
         return f"ConformalPolicy({self.method}, covers the {self.covers} at {levels}, {self.policy!r})"
@@ -127,37 +128,30 @@ class ConformalPolicy:
         stratum = self._stratum(strata, len(predictions))
         limits = np.empty((2, *prediction.mean.shape, len(self.levels)))
         for s, output, place in np.ndindex(self.thresholds.shape):
-            rows, largest = stratum == s, float(self.thresholds[s, output, place])
+            rows = stratum == s
             for side, sign in enumerate((-1, 1)):
-                q = 0.5 + sign * largest
-                values = prediction.quantile(q)[rows, output] if 0 < q < 1 else sign * np.inf
+                q = 0.5 + sign * float(self.thresholds[s, output, place])
+                values = prediction.take(rows).quantile(q)[:, output] if 0 < q < 1 else sign * np.inf
                 limits[side, rows, output, place] = values
         lower, upper = limits[..., 0] if self.one_level else limits
         return lower, upper
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy with its thresholds as human-readable JSON, atomically."""
-        if not isinstance(self.policy, Policy | SequentialPolicy):
+        kinds = [kind for kind, policy_type in _KINDS.items() if isinstance(self.policy, policy_type)]
+        if not kinds:
             raise ValueError(f"a ConformalPolicy of {type(self.policy).__name__} cannot be saved; use a Policy")
-        data = {name: to_plain(getattr(self, name)) for name in _FIELDS}
-        kind = "single" if isinstance(self.policy, Policy) else "sequential"
-        write_json(path, _FORMAT, _VERSION, {**data, "kind": kind, "policy": self.policy.to_dict()})
+        write_json(path, _FORMAT, _VERSION, {**to_plain(self), "kind": kinds[0]})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
-        return read_json(path, _FORMAT, _VERSION, "conformal policy", cls._from_dict)
 
-    @classmethod
-    def _from_dict(cls, data: dict[str, Any]) -> Self:
-        policy: Policy | SequentialPolicy
-        policy = (
-            Policy.from_dict(data["policy"]) if data["kind"] == "single" else SequentialPolicy.from_dict(data["policy"])
-        )
-        conformal = cls(policy, **{name: from_plain(kind, data[name]) for name, kind in _FIELDS.items()})
-        if conformal.thresholds.ndim != 3 or conformal.thresholds.shape[2] != len(conformal.levels):
-            raise ValueError("its thresholds do not match its levels")
-        return conformal
+        def build(data: dict[str, Any]) -> Self:
+            policy = from_plain(_KINDS[data["kind"]], data["policy"])
+            return replace(fields_from_plain(cls, data), policy=policy)
+
+        return read_json(path, _FORMAT, _VERSION, "conformal policy", build)
 
     def _stratum(self, strata: ArrayLike | None, n_rows: int) -> Array:
         """The stratum of every row by its place."""
@@ -168,27 +162,12 @@ class ConformalPolicy:
         if strata is None:
             raise ValueError(f"strata must be given: the stratum of every input, one of {shown(self.strata)}")
         names = _stratum_names(strata, n_rows)
-        unknown = sorted(set(names.tolist()) - set(self.strata))
-        if unknown:
+        unknown = np.setdiff1d(names, self.strata)
+        if len(unknown):
             raise ValueError(
-                f"strata has {unknown[0]!r}, which was not in the calibration sample: {shown(self.strata)}"
+                f"strata has {shown(unknown[0])}, which was not in the calibration sample: {shown(self.strata)}"
             )
-        known = np.array(self.strata)
-        order = np.argsort(known)
-        return order[np.searchsorted(known, names, sorter=order)]
-
-
-_FIELDS: dict[str, Any] = {
-    "method": str,
-    "levels": Array,
-    "covers": str,
-    "thresholds": Array,
-    "n_units": Array,
-    "strata": tuple[str, ...] | None,
-    "by_class": bool,
-    "one_level": bool,
-    "penalty": Penalty,
-}
+        return np.searchsorted(np.array(self.strata), names)  # they are sorted
 
 
 def conformalize(
@@ -263,52 +242,41 @@ def conformalize(
     labels = labels.align(len(predictions), predictions.ids)
     if not len(labels):
         raise ValueError("labels are empty: conformalize needs at least one labelled input")
-    rows, prediction, values = _calibration(policy, predictions, labels, cross, covers, seed)
+    rows, prediction, (inputs, weight, value) = _calibration(policy, predictions, labels, cross, covers, seed)
     categorical = isinstance(prediction, CategoricalPrediction)
     method = method or ("lac" if categorical else "distributional")
     one_of("method", method, METHODS[:3] if categorical else METHODS[3:])
-    row, weight = rows[values.input], values.weight
-    names: tuple[str, ...] = ("",)
-    stratum = np.zeros(len(row), dtype=np.intp)
+    units = rows if predictions.groups is None else predictions.groups[rows]  # (n,)
+    penalty, tuning = _NO_PENALTY, np.zeros(len(rows), dtype=bool)
+    if isinstance(prediction, CategoricalPrediction):
+        if method == "raps":
+            shuffled = np.random.default_rng(seed).permutation(np.unique(units))
+            tuning = np.isin(units, shuffled[: int(_TUNING_SHARE * len(shuffled))])
+            penalty = _tune(prediction.proba, (inputs, weight, value), tuning, levels)
+        scores = class_scores(prediction.proba, method, penalty)[inputs, value][:, None]
+    else:
+        scores = np.abs(prediction.take(inputs).cdf(value) - 0.5)  # (J, C)
+    names, stratum = ("",), np.zeros(len(inputs), dtype=np.intp)
     by_class = isinstance(strata, str) and strata == "class"
     if by_class:
         if not isinstance(prediction, CategoricalPrediction):
             raise ValueError("strata='class' is for classification; give an array with the stratum of every input")
-        names, stratum = tuple(map(str, prediction.classes)), values.value
+        names, stratum = tuple(map(str, prediction.classes)), value
     elif strata is not None:
-        known, stratum = np.unique(_stratum_names(strata, len(predictions))[row], return_inverse=True)
+        known, stratum = np.unique(_stratum_names(strata, len(predictions))[rows[inputs]], return_inverse=True)
         names = tuple(known.tolist())
-    penalty, used = _NO_PENALTY, np.ones(len(row), dtype=bool)
-    if isinstance(prediction, CategoricalPrediction):
-        if method == "raps":
-            tuning = _tuning_rows(predictions, labels.labelled, seed)
-            penalty, used = _tune(prediction.proba, values, np.isin(rows, tuning), levels), ~np.isin(row, tuning)
-        scores = class_scores(prediction.proba, method, penalty)[values.input, values.value][:, None]
-    else:
-        scores = np.abs(prediction.take(values.input).cdf(values.value) - 0.5)  # (J, C)
-    groups = np.arange(len(predictions)) if predictions.groups is None else predictions.groups
-    importance = np.ones(len(predictions)) if labels.instance_weights is None else labels.instance_weights
     thresholds, n_units = [], []
     for place, name in enumerate(names):
-        inside = used & (stratum == place)
-        counts = _unit_weights(weight[inside], groups[row[inside]])
+        inside = ~tuning[inputs] & (stratum == place)
+        counts = _unit_weights(weight[inside], units[inputs[inside]])
         n_units.append(float(counts.sum()))
         _check_enough(n_units[-1], levels, name)
-        counts = counts * importance[row[inside]]
-        counts *= n_units[-1] / counts.sum()
+        if labels.instance_weights is not None:
+            counts = counts * labels.instance_weights[rows[inputs[inside]]]
+            counts *= n_units[-1] / counts.sum()
         thresholds.append([_smallest_covering(column, counts, levels) for column in scores[inside].T])
-    return ConformalPolicy(
-        policy,
-        method,
-        levels,
-        covers,
-        np.array(thresholds),
-        np.array(n_units),
-        None if strata is None else names,
-        by_class,
-        one_level,
-        penalty,
-    )
+    calibrated = np.array(thresholds), np.array(n_units), None if strata is None else names
+    return ConformalPolicy(policy, method, levels, covers, *calibrated, by_class, one_level, penalty)
 
 
 def class_scores(proba: Array, method: str, penalty: Penalty = _NO_PENALTY) -> Array:
@@ -341,13 +309,9 @@ def _calibration(
     if cross:
         if not isinstance(policy, Policy | SequentialPolicy):
             raise ValueError(f"cross=True refits a Policy or a SequentialPolicy; got {type(policy).__name__}")
-        shuffled = labels.labelled[sampled(len(labels.labelled), seed, predictions.outputs.shape[2])]
-        held_out = []
-        for train, held in split(shuffled, predictions.groups):
-            data = predictions.take(train), labels.take(train)
-            held_out.append(
-                (policy.refit(*data) if isinstance(policy, SequentialPolicy) else refit(policy, *data), held)
-            )
+        fit = policy.refit if isinstance(policy, SequentialPolicy) else partial(refit, policy)
+        folds = folds_of(predictions, labels, seed)
+        held_out = [(fit(predictions.take(train), labels.take(train)), held) for train, held in folds]
     elif n_shared := _n_shared(getattr(policy, "rows", Rows()), predictions.take(labels.labelled)):
         raise ValueError(
             f"predictions hold rows that the policy was fitted to (at least {n_shared} of {len(labels.labelled)}); "
@@ -361,16 +325,16 @@ def _calibration(
         inputs, *others = _labels_of(given, prediction) if covers == "label" else _truths_of(predictor, views, given)
         values.append((inputs + start, *others))
         start += len(rows)
-    joined = _Values(*(np.concatenate(arrays) for arrays in zip(*values, strict=True)))
-    return np.concatenate([rows for _, rows in held_out]), merge(parts, start), joined
+    inputs, weight, value = (np.concatenate(arrays) for arrays in zip(*values, strict=True))
+    return np.concatenate([rows for _, rows in held_out]), merge(parts, start), (inputs, weight, value)
 
 
 def _labels_of(labels: LabelSets, prediction: Prediction) -> _Values:
     """The given labels."""
     weight = labels.count / np.bincount(labels.instance, labels.count)[labels.instance]
     if isinstance(prediction, CategoricalPrediction):
-        return _Values(labels.instance, weight, labels.categorical(prediction.proba.shape[1], prediction.classes))
-    return _Values(labels.instance, weight, labels.continuous(prediction.mean.shape[1]))
+        return labels.instance, weight, labels.categorical(prediction.proba.shape[1], prediction.classes)
+    return labels.instance, weight, labels.continuous(prediction.mean.shape[1])
 
 
 def _truths_of(policy: Any, predictions: ViewPredictions, labels: LabelSets) -> _Values:
@@ -380,11 +344,11 @@ def _truths_of(policy: Any, predictions: ViewPredictions, labels: LabelSets) -> 
     truth: Prediction = policy.consensus(predictions, labels)
     if isinstance(truth, CategoricalPrediction):
         inputs, position = np.nonzero(truth.proba)
-        return _Values(inputs, truth.proba[inputs, position], position)
+        return inputs, truth.proba[inputs, position], position
     nodes = (np.arange(_CONSENSUS_NODES) + 0.5) / _CONSENSUS_NODES
     inputs = np.tile(np.arange(len(predictions)), _CONSENSUS_NODES)
     value = truth.quantile(nodes).reshape(len(inputs), -1)  # (Q, N, C) before
-    return _Values(inputs, np.full(len(inputs), 1 / _CONSENSUS_NODES), value)
+    return inputs, np.full(len(inputs), 1 / _CONSENSUS_NODES), value
 
 
 def _n_shared(known: Rows, predictions: ViewPredictions) -> int:
@@ -432,19 +396,11 @@ def _stratum_names(strata: ArrayLike, n_rows: int) -> Array:
     return names.astype(str)
 
 
-def _tuning_rows(predictions: ViewPredictions, labelled: Array, seed: int) -> Array:
-    """A fifth of the labelled rows, by whole groups where there are groups."""
-    unit = np.arange(len(predictions)) if predictions.groups is None else predictions.groups
-    units = np.unique(unit[labelled])
-    chosen = np.random.default_rng(seed).permutation(units)[: int(_TUNING_SHARE * len(units))]
-    return labelled[np.isin(unit[labelled], chosen)]
-
-
 def _tune(proba: Array, values: _Values, tuning: Array, levels: Array) -> Penalty:
     """RAPS's rank, which covers at the highest level, and the strength with the smallest sets on average."""
     if not tuning.any():
         raise ValueError("method 'raps' is tuned on a fifth of the calibration inputs, which are too few; use 'aps'")
-    inputs, weight, position = (part[tuning[values.input]] for part in values)
+    inputs, weight, position = (part[tuning[values[0]]] for part in values)
     ranks = 1.0 + (proba[inputs] > proba[inputs, position][:, None]).sum(axis=1)
     rank = max(_smallest_covering(ranks, weight, levels))
 

@@ -372,8 +372,6 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain data for JSON."""
-        stacked: Any = self.posterior
-        posterior = stacked.to_dict() if self.members else to_plain(self.posterior)
         return {
             "task": self.task,
             "views": list(self.names),
@@ -393,7 +391,7 @@ class Policy:
             "selection": to_plain(self.selection),
             "fingerprints": self.fingerprints,
             "rows": to_plain(self.rows),
-            "posterior": posterior,
+            "posterior": to_plain(self.posterior),
             "history": to_plain(self.history),
         }
 
@@ -624,14 +622,6 @@ class StackedPosterior(Posterior):
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | AnnotatorAccuracy | None:
         """What the heaviest member knows of the annotators."""
         return self._heaviest.posterior.describe_annotators(names)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, members included."""
-        return {
-            "members": [member.to_dict() for member in self.members],
-            "member_weights": to_plain(self.member_weights),
-            "covariance": to_plain(self.covariance),
-        }
 
 
 def stack_policies(
