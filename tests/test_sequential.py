@@ -181,7 +181,7 @@ def test_a_tolerance_that_cannot_be_met_leaves_the_full_policy():
 
 
 def test_files_and_pruning(sequential, tmp_path):
-    test, _, _ = classes(6, 200)
+    test, label, _ = classes(6, 200)
     path = tmp_path / "sequential.json"
     sequential.save(path)
     loaded = SequentialPolicy.load(path)
@@ -193,7 +193,8 @@ def test_files_and_pruning(sequential, tmp_path):
         Policy.load(path)
     lighter = sequential.prune(0.17)
     assert len(lighter.names) <= len(sequential.names)
-    assert lighter.predict(test.select(lighter.names)).proba.shape == (200, 3)
+    proba = lighter.predict(test.select(lighter.names)).proba
+    np.testing.assert_allclose(lighter.score(test, label), np.log(proba[np.arange(200), label]), atol=1e-9)
 
 
 def test_conformal_sets_of_a_sequential_policy(sequential, sample, tmp_path):

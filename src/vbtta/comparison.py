@@ -248,8 +248,8 @@ def compare(
         raise ValueError(f"task must be one of {', '.join(METRICS)}; got {task!r}")
     between("level", level, 0.01, 0.99)
     resamples = whole_number("resamples", resamples, least=1)
-    labels = _labels(train_labels, train_predictions)
-    test = held_out(test_predictions, _labels(test_labels, test_predictions), task)
+    labels = train_predictions.align(train_labels)
+    test = held_out(test_predictions, test_predictions.align(test_labels), task)
     chosen, notes = entries(methods, task, seed), []
     if "identity" not in train_predictions.names:
         kept = [entry for entry in chosen if entry.baseline not in ("original", "original+t")]
@@ -419,11 +419,6 @@ def _plain(values: Any, shape: tuple[int, int], name: str) -> Array:
     if array.shape != shape:
         raise ValueError(f"method {name!r} must predict an array of shape {shape}; got {array.shape}")
     return array
-
-
-def _labels(labels: LabelSets | ArrayLike, predictions: ViewPredictions) -> LabelSets:
-    sets = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-    return sets.align(len(predictions), predictions.ids)
 
 
 def _draws(draws: int | Mapping[str, int] | None, view: str, predictions: ViewPredictions) -> int:

@@ -37,7 +37,6 @@ class Predictor(Protocol):
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution of every input."""
-        ...
 
 
 class Penalty(NamedTuple):
@@ -51,7 +50,6 @@ _NO_PENALTY = Penalty(0.0, 0.0)
 
 
 _KINDS: dict[str, type[Policy | SequentialPolicy]] = {"single": Policy, "sequential": SequentialPolicy}  # in files
-_Values = tuple[Array, Array, Array]  # possible values: their inputs (J,), weights (J,) that sum to 1 an input, values
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,8 +113,8 @@ class ConformalPolicy:
         if not isinstance(prediction, CategoricalPrediction):
             raise ValueError("predict_set is for classes, and this policy predicts numbers; use predict_interval")
         score = class_scores(prediction.proba, self.method, self.penalty)
-        thresholds = self.thresholds[:, 0]  # (S, L)
-        largest = thresholds[None] if self.by_class else thresholds[self._stratum(strata, len(predictions))][:, None]
+        stratum, thresholds = self._stratum(strata, len(predictions)), self.thresholds[:, 0]  # (N,), (S, L)
+        largest = thresholds[None] if self.by_class else thresholds[stratum][:, None]
         inside = score[:, :, None] <= largest + 1e-12  # probabilities of another batch differ in the last digits
         return inside[:, :, 0] if self.one_level else inside
 
@@ -146,12 +144,12 @@ class ConformalPolicy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
+        return read_json(path, _FORMAT, _VERSION, "conformal policy", cls._from_dict)
 
-        def build(data: dict[str, Any]) -> Self:
-            policy = from_plain(_KINDS[data["kind"]], data["policy"])
-            return replace(fields_from_plain(cls, data), policy=policy)
-
-        return read_json(path, _FORMAT, _VERSION, "conformal policy", build)
+    @classmethod
+    def _from_dict(cls, data: dict[str, Any]) -> Self:
+        policy = from_plain(_KINDS[data["kind"]], data["policy"])
+        return replace(fields_from_plain(cls, data), policy=policy)
 
     def _stratum(self, strata: ArrayLike | None, n_rows: int) -> Array:
         """The stratum of every row by its place."""
@@ -215,10 +213,6 @@ def conformalize(
     seed : int
         Decides the folds, and the part that tunes "raps".
 
-    Returns
-    -------
-    ConformalPolicy
-
     Examples
     --------
     >>> import vbtta
@@ -238,11 +232,10 @@ def conformalize(
     one_of("covers", covers, ("label", "truth"))
     one_of("cross", cross, (True, False))
     whole_number("seed", seed, 0)
-    labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-    labels = labels.align(len(predictions), predictions.ids)
+    labels = predictions.align(labels)
     if not len(labels):
         raise ValueError("labels are empty: conformalize needs at least one labelled input")
-    rows, prediction, (inputs, weight, value) = _calibration(policy, predictions, labels, cross, covers, seed)
+    rows, prediction, inputs, weight, value = _calibration(policy, predictions, labels, cross, covers, seed)
     categorical = isinstance(prediction, CategoricalPrediction)
     method = method or ("lac" if categorical else "distributional")
     one_of("method", method, METHODS[:3] if categorical else METHODS[3:])
@@ -252,11 +245,13 @@ def conformalize(
         if method == "raps":
             shuffled = np.random.default_rng(seed).permutation(np.unique(units))
             tuning = np.isin(units, shuffled[: int(_TUNING_SHARE * len(shuffled))])
-            penalty = _tune(prediction.proba, (inputs, weight, value), tuning, levels)
+            used = tuning[inputs]
+            penalty = _tune(prediction.proba, tuning, inputs[used], weight[used], value[used], levels)
         scores = class_scores(prediction.proba, method, penalty)[inputs, value][:, None]
     else:
         scores = np.abs(prediction.take(inputs).cdf(value) - 0.5)  # (J, C)
-    names, stratum = ("",), np.zeros(len(inputs), dtype=np.intp)
+    names: tuple[str, ...] = ("",)
+    stratum = np.zeros(len(inputs), dtype=np.intp)
     by_class = isinstance(strata, str) and strata == "class"
     if by_class:
         if not isinstance(prediction, CategoricalPrediction):
@@ -268,7 +263,8 @@ def conformalize(
     thresholds, n_units = [], []
     for place, name in enumerate(names):
         inside = ~tuning[inputs] & (stratum == place)
-        counts = _unit_weights(weight[inside], units[inputs[inside]])
+        _, unit = np.unique(units[inputs[inside]], return_inverse=True)
+        counts = weight[inside] / np.maximum(np.bincount(unit, weight[inside]), 1)[unit]  # those of a unit sum to 1
         n_units.append(float(counts.sum()))
         _check_enough(n_units[-1], levels, name)
         if labels.instance_weights is not None:
@@ -296,14 +292,12 @@ def class_scores(proba: Array, method: str, penalty: Penalty = _NO_PENALTY) -> A
     ordered = np.take_along_axis(proba, order, axis=1)
     above = np.cumsum(ordered, axis=1) - ordered
     above += penalty.strength * np.maximum(np.arange(1, proba.shape[1] + 1) - penalty.rank, 0)
-    scores = np.empty_like(above)
-    np.put_along_axis(scores, order, above, axis=1)
-    return np.asarray(scores)
+    return np.take_along_axis(above, np.argsort(order, axis=1), axis=1)
 
 
 def _calibration(
     policy: Predictor, predictions: ViewPredictions, labels: LabelSets, cross: bool, covers: str, seed: int
-) -> tuple[Array, Prediction, _Values]:
+) -> tuple[Array, Prediction, Array, Array, Array]:
     """Labelled rows (n,), their predictions by policies that were not fitted to them, and the values to be covered."""
     held_out: list[tuple[Predictor, Array]] = [(policy, labels.labelled)]
     if cross:
@@ -322,31 +316,30 @@ def _calibration(
         views, given = predictions.take(rows), labels.take(rows)
         prediction = predictor.predict(views)
         parts.append((np.arange(start, start + len(rows)), prediction))
-        inputs, *others = _labels_of(given, prediction) if covers == "label" else _truths_of(predictor, views, given)
+        inputs, *others = _values_of(predictor, prediction, views, given, covers)
         values.append((inputs + start, *others))
         start += len(rows)
     inputs, weight, value = (np.concatenate(arrays) for arrays in zip(*values, strict=True))
-    return np.concatenate([rows for _, rows in held_out]), merge(parts, start), (inputs, weight, value)
+    return np.concatenate([rows for _, rows in held_out]), merge(parts, start), inputs, weight, value
 
 
-def _labels_of(labels: LabelSets, prediction: Prediction) -> _Values:
-    """The given labels."""
-    weight = labels.count / np.bincount(labels.instance, labels.count)[labels.instance]
-    if isinstance(prediction, CategoricalPrediction):
-        return labels.instance, weight, labels.categorical(prediction.proba.shape[1], prediction.classes)
-    return labels.instance, weight, labels.continuous(prediction.mean.shape[1])
-
-
-def _truths_of(policy: Any, predictions: ViewPredictions, labels: LabelSets) -> _Values:
-    """The consensus of the truth: classes with their probabilities, or quantiles."""
-    if not hasattr(policy, "consensus"):
-        raise ValueError(f"covers='truth' needs a policy with a consensus; got {type(policy).__name__}")
-    truth: Prediction = policy.consensus(predictions, labels)
+def _values_of(
+    predictor: Any, prediction: Prediction, views: ViewPredictions, labels: LabelSets, covers: str
+) -> tuple[Array, Array, Array]:
+    """What is to be covered, with inputs (J,) and weights (J,) that sum to 1 an input: labels, or the consensus."""
+    if covers == "label":
+        weight = labels.count / np.bincount(labels.instance, labels.count)[labels.instance]
+        if isinstance(prediction, CategoricalPrediction):
+            return labels.instance, weight, labels.categorical(prediction.proba.shape[1], prediction.classes)
+        return labels.instance, weight, labels.continuous(prediction.mean.shape[1])
+    if not hasattr(predictor, "consensus"):
+        raise ValueError(f"covers='truth' needs a policy with a consensus; got {type(predictor).__name__}")
+    truth: Prediction = predictor.consensus(views, labels)
     if isinstance(truth, CategoricalPrediction):
         inputs, position = np.nonzero(truth.proba)
         return inputs, truth.proba[inputs, position], position
     nodes = (np.arange(_CONSENSUS_NODES) + 0.5) / _CONSENSUS_NODES
-    inputs = np.tile(np.arange(len(predictions)), _CONSENSUS_NODES)
+    inputs = np.tile(np.arange(len(views)), _CONSENSUS_NODES)
     value = truth.quantile(nodes).reshape(len(inputs), -1)  # (Q, N, C) before
     return inputs, np.full(len(inputs), 1 / _CONSENSUS_NODES), value
 
@@ -361,12 +354,6 @@ def _n_shared(known: Rows, predictions: ViewPredictions) -> int:
         sides.append(values[times == 1])
     n_shared = len(np.intersect1d(*sides))
     return n_shared if n_shared > _MAX_SHARED * min(map(len, sides)) else 0
-
-
-def _unit_weights(weight: Array, unit: Array) -> Array:
-    """Weights of which those of a unit, an input or a group of them, sum to 1 at most."""
-    _, place = np.unique(unit, return_inverse=True)
-    return weight / np.maximum(np.bincount(place, weight), 1)[place] if len(weight) else weight
 
 
 def _smallest_covering(score: Array, weight: Array, levels: Array) -> list[float]:
@@ -396,11 +383,10 @@ def _stratum_names(strata: ArrayLike, n_rows: int) -> Array:
     return names.astype(str)
 
 
-def _tune(proba: Array, values: _Values, tuning: Array, levels: Array) -> Penalty:
+def _tune(proba: Array, tuning: Array, inputs: Array, weight: Array, position: Array, levels: Array) -> Penalty:
     """RAPS's rank, which covers at the highest level, and the strength with the smallest sets on average."""
     if not tuning.any():
         raise ValueError("method 'raps' is tuned on a fifth of the calibration inputs, which are too few; use 'aps'")
-    inputs, weight, position = (part[tuning[values[0]]] for part in values)
     ranks = 1.0 + (proba[inputs] > proba[inputs, position][:, None]).sum(axis=1)
     rank = max(_smallest_covering(ranks, weight, levels))
 

@@ -152,8 +152,7 @@ def fit_policy(
         )
     if labels is None:
         return _unsupervised(predictions, task, model, engine, seed, progress)
-    labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-    labels = labels.align(len(predictions), predictions.ids)
+    labels = predictions.align(labels)
     if not len(labels):
         raise ValueError("labels are empty: at least one instance needs a label")
     predictions.check_finite()

@@ -308,14 +308,12 @@ class Policy:
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Prediction:
         """The true label of every input from its labels and its views together; one row an input."""
-        labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-        aligned = labels.align(len(predictions), predictions.ids)
+        aligned = predictions.align(labels)
         return self.posterior.consensus(self._views(predictions), aligned, self._people(aligned))
 
     def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
         """Log score of every labelled input's label set, noise model included: (N+,)."""
-        labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-        aligned = labels.align(len(predictions), predictions.ids)
+        aligned = predictions.align(labels)
         return self.posterior.score(self._views(predictions), aligned, self._people(aligned))
 
     def at_step(self, step: int) -> Self:

@@ -81,8 +81,7 @@ def select_views(
     record = _searchable(task, options["model"])
     if labels is None:
         raise ValueError("labels must be given: views are selected by held-out scores; got None")
-    labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-    labels = labels.align(len(predictions), predictions.ids)
+    labels = predictions.align(labels)
     price = prices(cost, predictions.names)
     _check_budget(budget, price)
     check_units(labels, predictions.groups, "views are selected", "fit_policy and Policy.prune")

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from vbtta._support.checks import positive, whole_number
 from vbtta._support.files import fields_from_plain, read_json, to_plain, write_json
@@ -193,8 +194,7 @@ class SequentialPolicy:
 
     def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
         """Log score of every labelled input's label set after its last stage, noise model included: (N+,)."""
-        labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-        labels = labels.align(len(predictions), predictions.ids)
+        labels = predictions.align(labels)
         scores = np.full(len(predictions), np.nan)
         for policy, (stopped, _) in zip(self.policies, self._stopped(predictions), strict=False):
             rows = np.intersect1d(stopped, labels.labelled)
@@ -256,9 +256,8 @@ class SequentialPolicy:
             prediction = policy.predict(views)
             stops = np.ones(len(rows), dtype=bool)
             if m + 1 < len(self.policies):
-                by_gain = self.rule == "gain"
-                features = _features(policy, prediction, views)
-                values = self.gains[m].expected(features) if by_gain else _confidence(prediction)
+                gain = self.gains[m] if self.rule == "gain" else None
+                values = gain.expected(_features(policy, prediction, views)) if gain else _confidence(prediction)
                 decided = _decided(self.rule, values, self.threshold)
                 stops = _together(decided, None if groups is None else groups[rows], self.undecided)
             parts.append((rows[stops], prediction.take(stops)))
@@ -344,8 +343,7 @@ def fit_sequential(
         raise ValueError(f"engine must be 'auto', 'em' or EM(...): stages are fitted some fifty times; got {engine!r}")
     if predictions.generated_names:
         raise ValueError("views must have names, by which stages are matched; use ViewPredictions(names=...)")
-    labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-    labels = labels.align(len(predictions), predictions.ids)
+    labels = predictions.align(labels)
     check_units(labels, predictions.groups, "stopping rules are chosen", "fit_policy")
     price = prices(cost, predictions.names)
     options: dict[str, Any] = {"task": task, "engine": engine, "seed": seed, "progress": progress}
@@ -395,10 +393,11 @@ def _choose_rule(
     folds = folds_of(predictions, labels, seed)
     refits = [sequential.refit(predictions.take(train), labels.take(train)).policies for train, _ in folds]
     by_stage = [score_folds(list(policies), predictions, labels, folds) for policies in zip(*refits, strict=True)]
-    parts = [
-        _outlook(policies, predictions.take(held), centred=True)
-        for policies, (_, held) in zip(refits, folds, strict=True)
-    ]
+    parts = []
+    for policies, (_, held) in zip(refits, folds, strict=True):
+        confidence, gain, features = _outlook(policies, predictions.take(held))
+        features -= features.mean(axis=1, keepdims=True)  # what differs by fold alone says nothing of an input
+        parts.append((confidence, gain, features))
     confidence, gain, features = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
     full, scores = by_stage[-1], np.stack([stage.scores for stage in by_stage])  # (M, n)
     expected = np.empty_like(gain)
@@ -430,23 +429,21 @@ def _choose_rule(
     for rule, (values, thresholds) in rules.items():
         settings = [(float(threshold), share) for threshold in thresholds for share in shares]
         points[rule] = [point(_decided(rule, values, threshold), threshold, share) for threshold, share in settings]
-        allowed = [setting for setting in points[rule] if setting.loss_upper <= sequential.tolerance]
-        best[rule] = min((*allowed, never), key=lambda setting: (setting.cost, setting.loss))
+        allowed = (setting for setting in (*points[rule], never) if setting.loss_upper <= sequential.tolerance)
+        best[rule] = min(allowed, key=lambda setting: (setting.cost, setting.loss))
     simpler = "confidence" in rules and best["gain"].cost >= _CLEARLY_FEWER * best["confidence"].cost
     rule = "confidence" if simpler else "gain"
     chosen = best[rule]
     curve = {(setting.cost, setting.score): setting for setting in (*points[rule], never, chosen)}
-    centers = _outlook(sequential.policies, predictions.take(np.concatenate([held for _, held in folds])))[2].mean(
-        axis=1
-    )
+    known = predictions.take(np.concatenate([held for _, held in folds]))
+    centers = _outlook(sequential.policies, known)[2].mean(axis=1)
+    models = [_fit_gain(*stage) for stage in zip(features, gain, strict=True)]
     sequential = replace(
         sequential,
         rule=rule,
         threshold=chosen.threshold,
         undecided=chosen.undecided,
-        gains=tuple(
-            _fit_gain(*data)._replace(center=center) for *data, center in zip(features, gain, centers, strict=True)
-        ),
+        gains=tuple(model._replace(center=center) for model, center in zip(models, centers, strict=True)),
         loss=chosen.loss,
         loss_upper=chosen.loss_upper,
         curve=tuple(curve[key] for key in sorted(curve)),
@@ -461,17 +458,13 @@ def _choose_rule(
     return replace(sequential, policies=sequential.policies[-1:], gains=())
 
 
-def _outlook(policies: Sequence[Policy], views: ViewPredictions, centred: bool = False) -> tuple[Array, Array, Array]:
-    """Confidence and gain from the remaining views (M - 1, n), and features (M - 1, n, F), after early stages.
-
-    Features of a fold are centred: what differs by fold alone says nothing of an input.
-    """
+def _outlook(policies: Sequence[Policy], views: ViewPredictions) -> tuple[Array, Array, Array]:
+    """Confidence and gain by the other views (M - 1, n), and features (M - 1, n, F), after every stage but the last."""
     *early, full = (policy.predict(views) for policy in policies)
-    features = np.stack([_features(*stage, views) for stage in zip(policies, early, strict=False)])
     return (
         np.stack([_confidence(prediction) for prediction in early]),
         np.stack([_divergence(full, prediction) for prediction in early]),
-        features - features.mean(axis=1, keepdims=True) if centred else features,
+        np.stack([_features(*stage, views) for stage in zip(policies, early, strict=False)]),
     )
 
 
@@ -519,9 +512,8 @@ def _features(policy: Policy, prediction: Prediction, views: ViewPredictions) ->
 def _divergence(full: Prediction, early: Prediction) -> Array:
     """Expected gain in log score if the full prediction holds: Kullback-Leibler divergence, of matched normals."""
     if isinstance(full, CategoricalPrediction) and isinstance(early, CategoricalPrediction):
-        tiny = np.finfo(np.float64).tiny
-        ratio = np.log(np.maximum(full.proba, tiny)) - np.log(np.maximum(early.proba, tiny))
-        return np.asarray((full.proba * ratio).sum(axis=1))
+        smallest = np.finfo(np.float64).tiny
+        return np.asarray(special.rel_entr(full.proba, np.maximum(early.proba, smallest)).sum(axis=1))
     assert isinstance(full, ContinuousPrediction)
     assert isinstance(early, ContinuousPrediction)
     ratio = full.variance / early.variance

@@ -151,8 +151,7 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         raise ValueError(f"{name!r}: a temperature is for classification; there are {', '.join(BASELINES[task])}")
     if method == "original" and "identity" not in predictions.names:
         raise ValueError(f"'original' needs a view named 'identity'; the views are {list(predictions.names)}")
-    labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-    labels = labels.align(len(predictions), predictions.ids)
+    labels = predictions.align(labels)
     if not len(labels):
         raise ValueError("labels are empty; a baseline needs at least one label")
     n_outputs = predictions.outputs.shape[2]

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from vbtta._support.checks import shown
 from vbtta._support.fingerprints import conflict
-from vbtta.data.labels import Array, by_index, is_absent
+from vbtta.data.labels import Array, LabelSets, by_index, is_absent
 
 _ROWS_AT_A_TIME = 1 << 14
 _LARGEST = 1e100  # a prediction, so that its square is a number too
@@ -106,6 +106,11 @@ class ViewPredictions:
             _check_rows(self.outputs[rows], start, "outputs", self.names, smallest=-np.inf)
             if self.variance is not None:
                 _check_rows(self.variance[rows], start, "variance", self.names, smallest=0)
+
+    def align(self, labels: LabelSets | ArrayLike) -> LabelSets:
+        """Labels of these inputs, or an array of them, by id where both sides have ids, else by row."""
+        labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+        return labels.align(len(self), self.ids)
 
     def take(self, rows: Array | slice) -> Self:
         """Some of the inputs."""
