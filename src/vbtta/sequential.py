@@ -29,13 +29,13 @@ from vbtta.select import prices, select_views
 _FORMAT, _VERSION = "vbtta-sequential", 1
 _UPPER = 1.645  # standard errors above the mean: one-sided 95 % limit
 _UNSEEN = _UPPER**2 / 2  # rare large losses that are added to those seen, as in the interval of Agresti and Coull
-_CONFIDENCES = 1 - np.geomspace(1e-4, 0.5, 60)
-_GAINS = np.geomspace(1e-5, 1.0, 60)
+_THRESHOLDS = {"confidence": 1 - np.geomspace(1e-4, 0.5, 60), "gain": np.geomspace(1e-5, 1.0, 60)}
 _UNDECIDED_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)  # of a group's rows
 _CLEARLY_FEWER = 0.95  # of the cost of the simpler rule
 _SMALL = 1e-6
 
 Views = tuple[str, ...]
+Rule = Literal["confidence", "gain"]
 
 
 class SequentialPoint(NamedTuple):
@@ -123,7 +123,7 @@ class SequentialPolicy:
     cost: dict[str, float]
     tolerance: float
     by_group: bool = False
-    rule: Literal["confidence", "gain"] = "confidence"
+    rule: Rule = "confidence"
     threshold: float = 0.0
     undecided: float = 0.0
     gains: tuple[GainModel, ...] = ()
@@ -258,8 +258,8 @@ class SequentialPolicy:
             if m + 1 < len(self.policies):
                 gain = self.gains[m] if self.rule == "gain" else None
                 values = gain.expected(_features(policy, prediction, views)) if gain else _confidence(prediction)
-                decided = _decided(self.rule, values, self.threshold)
-                stops = _together(decided, None if groups is None else groups[rows], self.undecided)
+                left = None if groups is None else groups[rows]
+                stops = _stops(self.rule, values, self.threshold, left, self.undecided)
             parts.append((rows[stops], prediction.take(stops)))
             rows, views = rows[~stops], views.take(~stops)
             if not len(rows):
@@ -408,9 +408,10 @@ def _choose_rule(
     cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
     unseen = _large_loss(scores, full.units) / len(full.scores)
 
-    def point(decided: Array, threshold: float, undecided: float) -> SequentialPoint:
-        """Cost and score of stopping where it is decided, (M - 1, n)."""
-        stops = [_together(stage, full.units, undecided) for stage in decided]
+    def point(rule: Rule, threshold: float, undecided: float) -> SequentialPoint:
+        """Cost and score of a setting."""
+        values = confidence if rule == "confidence" else expected
+        stops = [_stops(rule, stage, threshold, full.units, undecided) for stage in values]
         last = np.argmax([*stops, np.ones(len(full.scores), dtype=bool)], axis=0)  # (n,)
         own = scores[last, np.arange(len(last))]
         loss, error = compare_scores(full, full._replace(scores=own))
@@ -420,19 +421,16 @@ def _choose_rule(
         means = float(passes[last].mean()), float(cost[last].mean()), float(own.mean())
         return SequentialPoint(threshold, undecided, *means, loss, error, upper)
 
-    rules: dict[Literal["confidence", "gain"], tuple[Array, Array]] = {"gain": (expected, _GAINS)}
-    if sequential.task == "classification":
-        rules["confidence"] = confidence, _CONFIDENCES
+    rules: tuple[Rule, ...] = ("confidence", "gain") if sequential.task == "classification" else ("gain",)
     shares = _UNDECIDED_SHARES if sequential.by_group else (0.0,)
-    never = point(np.zeros(gain.shape, dtype=bool), 0.0, 0.0)
+    never = point("gain", 0.0, 0.0)  # expected gains are positive
     points, best = {}, {}
-    for rule, (values, thresholds) in rules.items():
-        settings = [(float(threshold), share) for threshold in thresholds for share in shares]
-        points[rule] = [point(_decided(rule, values, threshold), threshold, share) for threshold, share in settings]
+    for rule in rules:
+        points[rule] = [point(rule, float(threshold), share) for threshold in _THRESHOLDS[rule] for share in shares]
         allowed = (setting for setting in (*points[rule], never) if setting.loss_upper <= sequential.tolerance)
         best[rule] = min(allowed, key=lambda setting: (setting.cost, setting.loss))
-    simpler = "confidence" in rules and best["gain"].cost >= _CLEARLY_FEWER * best["confidence"].cost
-    rule = "confidence" if simpler else "gain"
+    simpler = best["gain"].cost >= _CLEARLY_FEWER * best[rules[0]].cost
+    rule = rules[0] if simpler else "gain"
     chosen = best[rule]
     curve = {(setting.cost, setting.score): setting for setting in (*points[rule], never, chosen)}
     known = predictions.take(np.concatenate([held for _, held in folds]))
@@ -477,13 +475,9 @@ def _large_loss(scores: Array, units: Array | None) -> float:
     return float(np.quantile(loss, 0.99))
 
 
-def _decided(rule: str, values: Array, threshold: float) -> Array:
-    """Where the confidence is large, or the expected gain small."""
-    return values >= threshold if rule == "confidence" else values <= threshold
-
-
-def _together(decided: Array, groups: Array | None, undecided: float) -> Array:
-    """All rows of a group stop when at most a share of them is undecided."""
+def _stops(rule: Rule, values: Array, threshold: float, groups: Array | None, undecided: float) -> Array:
+    """Where confidence is large or the expected gain small; all rows of a group, if few of them are undecided: (n,)."""
+    decided = values >= threshold if rule == "confidence" else values <= threshold
     if groups is None or not len(groups):
         return decided
     _, place = np.unique(groups, return_inverse=True)
