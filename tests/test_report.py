@@ -13,8 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vbtta import LabelSets, Policy, ViewPredictions, compare, diagnose, fit_policy, select_views
-from vbtta.report import Examples, comparison_document, diagnosis_document, render_report, write_report
+from vbtta import (
+    LabelSets,
+    Policy,
+    TTAModule,
+    ViewPredictions,
+    collect_dense,
+    compare,
+    diagnose,
+    fit_policy,
+    select_views,
+)
+from vbtta.augment import flips
+from vbtta.report import Examples, comparison_document, diagnosis_document, map_examples, render_report, write_report
 from vbtta.report.documents import gain_in_words, headline
 from vbtta.report.html import Drawing, quality_figures
 
@@ -245,3 +256,32 @@ def test_the_page_works_in_a_browser(page: str, width: int, tmp_path: Path) -> N
     assert outcome["up"] == sorted(outcome["up"])
     assert outcome["down"] == sorted(outcome["up"], reverse=True)
     assert len(set(outcome["up"])) > 1
+
+
+def test_the_worst_and_the_best_maps_are_shown() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    clean = rng.integers(0, 3, size=(6, 3, 4)).repeat(4, 1).repeat(4, 2)
+    noise = np.array([0.1, 2.0, 0.2, 0.3, 0.2, 0.2])[:, None, None, None]
+    images = torch.tensor(np.moveaxis(4.0 * np.eye(3)[clean], -1, 1) + noise * rng.normal(size=(6, 3, 12, 16)))
+    network, views = torch.nn.Identity(), flips()
+    predictions, labels = collect_dense(network, images, views, clean, positions=50)
+    policy = fit_policy(predictions, labels, task="classification", guard=False)
+    masks = clean.copy()
+    masks[0, 0, 0] = 255
+    names = [f"<scan {i}>" for i in range(6)]
+    shown = map_examples(TTAModule(network, views, policy), images, masks, names=names, count=1, ignore=255)
+    assert shown[0].name == "<scan 1>"
+    assert shown[0].dice < shown[1].dice
+    panels = shown[0].panels
+    assert list(panels)[:4] == ["input", "truth", "prediction", "entropy"]
+    assert set(list(panels)[4:]) == set(policy.used_names)
+    assert {panel.shape[:2] for panel in panels.values()} == {(12, 16)}
+    right = (panels["truth"] == panels["prediction"]).all(axis=-1)
+    assert panels["entropy"][~right].mean() > panels["entropy"][right].mean()
+    page = render_report(policy, maps=shown)
+    assert "&lt;scan 1&gt;: Dice" in page
+    assert page.count("data:image/png") == 2 * len(panels)
+    assert "Maps</h2>" not in render_report(policy)
+    volume = map_examples(TTAModule(network, views, policy), images[:, :, None], masks[:, None], count=1, ignore=255)
+    assert volume[0].panels["truth"].shape == (12, 16, 3)

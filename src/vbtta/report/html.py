@@ -6,7 +6,7 @@ import base64
 import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import KEPT, Policy
 from vbtta.report.documents import headline, provenance
+from vbtta.report.maps import MapExample
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _MAX_VIEWS = 24  # of an example
@@ -47,6 +48,7 @@ def render_report(
     comparison: Mapping[str, Any] | None = None,
     diagnosis: Mapping[str, Any] | None = None,
     examples: Examples | None = None,
+    maps: Sequence[MapExample] = (),
     story: Mapping[str, Any] | None = None,
     circumstances: Mapping[str, Any] | None = None,
 ) -> str:
@@ -64,6 +66,8 @@ def render_report(
     examples : Examples, optional
         Inputs to show, rows of `test` where it is given; by default those the views disagree most about, without
         images.
+    maps : sequence of MapExample
+        From :func:`vbtta.report.maps.map_examples`, for segmentations.
     story : mapping, optional
         `title`, `text` (sentences that come first) and `skill` (the annotators' true accuracies by name).
     circumstances : mapping, optional
@@ -98,6 +102,13 @@ def render_report(
         drawings=drawings,
         comparison=None if comparison is None else _table(comparison),
         examples=[] if shown[0] is None else _examples(policy, shown[0], examples),
+        maps=[
+            {
+                "title": f"{example.name}: Dice {example.dice:.3f}",
+                "panels": [(title, _png(panel)) for title, panel in example.panels.items()],
+            }
+            for example in maps
+        ],
         findings=[
             {"text": line.removeprefix("! ").strip(), "alert": line.startswith("! ")}
             for line in map(str, (diagnosis or {}).get("summary", ()))
