@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vbtta
-from vbtta import metrics
+from vbtta import collect_dense, metrics
+from vbtta.augment import flips
 from vbtta.baselines import BASELINES, fit_baseline
-from vbtta.comparison import HeldOut, _difference, bootstrap, columns, compare, resampled
+from vbtta.comparison import HeldOut, _difference, bootstrap, columns, compare, default_methods, resampled
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction
@@ -383,3 +384,20 @@ def test_intervals_are_over_groups():
     )
     assert width == pytest.approx(reference, rel=1e-6)  # the same groups are drawn
     assert width > 4 * narrow
+
+
+def test_all_methods_take_positions_of_maps():
+    """Weighted labels in groups go into fits and scores alike: a weight of two is a label twice."""
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(12, 3, 8, 8))
+    masks = (images + 0.7 * rng.gumbel(size=images.shape)).argmax(axis=1)
+
+    def network(batch):
+        return batch + 0.3 * np.roll(batch, 1, axis=-1)
+
+    views, labels = collect_dense(network, images, flips(), masks, positions=25, stratify=True)
+    outcome = compare(views, labels, views, labels, task="classification", resamples=20)
+    assert set(outcome.methods) == set(default_methods("classification"))
+    assert np.isfinite(outcome.values).all()
+    proba = outcome.fitted["uniform"].predict(views).proba[np.arange(len(views)), labels.value]
+    assert outcome["uniform", "nll"] == pytest.approx(np.average(-np.log(proba), weights=labels.instance_weights))
