@@ -27,8 +27,7 @@ def mirror_views(axes: Sequence[int], swap: Mapping[int, Sequence[tuple[int, int
     axes : sequence of int
         As nnU-Net's `allowed_mirroring_axes`: 0, 1 and 2 of volumes, 0 and 1 of slices.
     swap : mapping, optional
-        Pairs of classes that a mirror along an axis turns into each other, by axis: ``{2: [(3, 4)]}`` where classes 3
-        and 4 are the left and the right kidney.
+        Pairs of classes, such as left and right kidney, that a mirror along an axis exchanges, by axis.
 
     Examples
     --------
@@ -83,9 +82,7 @@ class PolicyMirroring:
 
 
 def policy_predictor(policy: Policy, views: Any = None, **options: Any) -> Any:
-    """Make an ``nnUNetPredictor`` with :class:`PolicyMirroring`.
-
-    The arguments are those of :class:`PolicyMirroring`, the options those of nnUNetPredictor.
+    """Make an nnUNetPredictor with :class:`PolicyMirroring`; options are those of nnUNetPredictor.
 
     Examples
     --------
@@ -120,11 +117,10 @@ def collect_cases(
     _check_labels(predictor.label_manager)
     if predictor.configuration_manager.previous_stage_name is not None:
         raise ValueError("collect_cases takes single networks; the predictor's is the second stage of a cascade")
-    reader = import_module("nnunetv2.training.dataloading.nnunet_dataset").infer_dataset_class(folder)
-    data_set = reader(folder, list(cases))
+    reader = import_module("nnunetv2.training.dataloading.nnunet_dataset").infer_dataset_class
+    data_set, torch = reader(folder)(folder, list(cases)), require("torch", "torch")
     sliced = len(predictor.configuration_manager.patch_size) == 2
     items = [(case, s) for case in cases for s in range(data_set.load_case(case)[1].shape[1] if sliced else 1)]
-    torch = require("torch", "torch")
 
     def load(i: int) -> tuple[Any, Any]:
         where = (slice(None), items[i][1]) if sliced else slice(None)
