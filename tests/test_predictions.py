@@ -4,6 +4,7 @@ import io
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -234,3 +235,41 @@ def test_parts_whose_views_differ_are_not_joined():
     with pytest.raises(ValueError, match="'log_probability' outputs"):
         part("aa/raw").concat(part("aa/log_probability"))
     assert len(part("aa/raw").concat([part("-/raw"), part("aa/raw")])) == 6
+
+
+# -- features of inputs and views -----------------------------------------------------------------
+
+
+def test_features_follow_rows_views_files_and_joins(tmp_path: Path) -> None:
+    values = np.arange(24.0).reshape(4, 3, 2)
+    views = ViewPredictions(
+        np.zeros((4, 3, 1)), names=["identity", "flip", "crop"], features=values, feature_names=["blur", "tilt"]
+    )
+    chosen = views.take(slice(1, 3)).select(["crop", "identity"])
+    np.testing.assert_array_equal(chosen.features, values[1:3][:, [2, 0]])
+    assert chosen.feature_names == ("blur", "tilt")
+    views.save(tmp_path / "views.npz")
+    loaded = ViewPredictions.load(tmp_path / "views.npz")
+    np.testing.assert_array_equal(loaded.features, values)
+    assert loaded.feature_names == ("blur", "tilt")
+    np.testing.assert_array_equal(views.take(slice(2)).concat(views.take(slice(2, 4))).features, values)
+    halves = views.select(["identity"]).concat(views.select(["flip", "crop"]), axis="views")
+    np.testing.assert_array_equal(halves.features, values)
+    with pytest.raises(ValueError, match="files only; save to one"):
+        views.save(tmp_path / "views.parquet")
+    with pytest.raises(ValueError, match="different features"):
+        views.concat(ViewPredictions(np.zeros((4, 3, 1)), names=views.names))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": np.zeros((4, 2, 1))}, r"features must be \(4, 3, F\)"),
+        ({"features": np.full((4, 3, 1), np.nan)}, "features must be finite"),
+        ({"features": np.zeros((4, 3, 2)), "feature_names": ["a"]}, "feature_names must be 2 strings"),
+        ({"features": np.zeros((4, 3, 2)), "feature_names": ["a", "a"]}, "feature_names must differ"),
+    ],
+)
+def test_features_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ViewPredictions(np.zeros((4, 3, 1)), **options)

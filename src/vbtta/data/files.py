@@ -61,9 +61,11 @@ def write_predictions(path: str | os.PathLike[str], predictions: ViewPredictions
     members = {"outputs": np.asarray(predictions.outputs)}
     if not predictions.generated_names:
         members["names"] = np.array(predictions.names)
-    for key in ("variance", "ids", "classes", "groups", "draws"):
+    for key in ("variance", "ids", "classes", "groups", "draws", "features"):
         if getattr(predictions, key) is not None:
             members[key] = np.asarray(getattr(predictions, key))
+    if predictions.feature_names:
+        members["feature_names"] = np.array(predictions.feature_names)
     if predictions.fingerprints:
         members["fingerprints"] = np.array([predictions.fingerprints.get(name, "") for name in predictions.names])
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
@@ -83,7 +85,7 @@ def _read_predictions_npz(path: str | os.PathLike[str], mmap: bool) -> ViewPredi
             members.get("variance"),
             names=names,
             fingerprints={name: str(text) for name, text in prints if str(text)},
-            **{key: members.get(key) for key in ("ids", "classes", "groups", "draws")},
+            **{key: members.get(key) for key in ("ids", "classes", "groups", "draws", "features", "feature_names")},
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -92,6 +94,8 @@ def _read_predictions_npz(path: str | os.PathLike[str], mmap: bool) -> ViewPredi
 def prediction_table(predictions: ViewPredictions) -> Any:
     """Predictions as an Arrow table with one row an instance: `instance, outputs[K*C], variance[K*C], group`."""
     arrow = require("pyarrow", "data")
+    if predictions.features is not None:
+        raise ValueError(f"features {list(predictions.feature_names)} are kept in .npz files only; save to one")
     _, n_views, n_outputs = predictions.outputs.shape
     columns = {}
     if predictions.ids is not None:

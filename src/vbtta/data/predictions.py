@@ -39,6 +39,10 @@ class ViewPredictions:
         weight intervals allow for their correlation. A Series is paired with `ids` by its index.
     draws : (n, K, M, C) array, optional
         The single draws of the first n inputs, for diagnostics; a choice of inputs leaves them behind.
+    features : (N, K, F) array, optional
+        What else is known of every input and view (image quality, orientation), for weights that depend on the input.
+    feature_names : F strings, optional
+        Names of the features; generated where absent.
     fingerprints : dict, optional
         By view name, what made the predictions; policies compare them.
 
@@ -61,6 +65,8 @@ class ViewPredictions:
         classes: ArrayLike | None = None,
         groups: ArrayLike | None = None,
         draws: ArrayLike | None = None,
+        features: ArrayLike | None = None,
+        feature_names: Sequence[str] | Array | None = None,
         fingerprints: Mapping[str, str] | None = None,
     ) -> None:
         self.outputs = _floats(outputs, "outputs")
@@ -86,6 +92,7 @@ class ViewPredictions:
             shape = self.draws.shape
             if len(shape) != 4 or shape[1::2] != (n_views, n_outputs) or shape[0] > n_inputs:
                 raise ValueError(f"draws must be (n, {n_views}, M, {n_outputs}) with n at most {n_inputs}; got {shape}")
+        self.features, self.feature_names = _features(features, feature_names, self.outputs.shape)
         known = fingerprints or {}
         self.fingerprints = {name: str(known[name]) for name in self.names if name in known}
         if not isinstance(self.outputs, np.memmap):  # a mapped file is read, and checked, where it is used
@@ -116,7 +123,7 @@ class ViewPredictions:
         """Some of the inputs."""
         parts = {
             name: None if (values := getattr(self, name)) is None else values[rows]
-            for name in ("outputs", "variance", "ids", "groups")
+            for name in ("outputs", "variance", "ids", "groups", "features")
         }
         return self._part(**parts, draws=None)
 
@@ -133,7 +140,7 @@ class ViewPredictions:
         columns = [self.names.index(name) for name in _names(wanted, len(wanted))]
         parts = {
             name: None if (values := getattr(self, name)) is None else values[:, columns]
-            for name in ("outputs", "variance", "draws")
+            for name in ("outputs", "variance", "draws", "features")
         }
         prints = {name: text for name, text in self.fingerprints.items() if name in wanted}
         return self._part(**parts, names=tuple(wanted), generated_names=False, fingerprints=prints)
@@ -166,6 +173,8 @@ class ViewPredictions:
             raise ValueError("some parts have a variance and some not; give all of them one or none")
         if any(not _same(part.classes, self.classes) for part in parts):
             raise ValueError("parts have different classes; predictions of different models cannot be joined")
+        if len({part.feature_names for part in parts}) > 1:
+            raise ValueError(f"parts have different features: {[list(part.feature_names) for part in parts]}")
         along = 0 if axis == "inputs" else 1
         if axis == "inputs":
             parts = [self, *(part.select(self.names) for part in parts[1:])]
@@ -187,13 +196,18 @@ class ViewPredictions:
             names = None if generated else [name for part in parts for name in part.names]
         if len({part.outputs.shape[2] for part in parts}) > 1:
             raise ValueError(f"parts have different numbers of outputs: {[part.outputs.shape[2] for part in parts]}")
-        variances = [part.variance for part in parts if part.variance is not None]
+        outputs, variance, features = (
+            None if getattr(self, key) is None else np.concatenate([getattr(part, key) for part in parts], axis=along)
+            for key in ("outputs", "variance", "features")
+        )
+        assert outputs is not None
         return self.like(
-            np.concatenate([part.outputs for part in parts], axis=along),
-            np.concatenate(variances, axis=along) if variances else None,
+            outputs,
+            variance,
             ids,
             groups,
             names=names,
+            features=features,
             fingerprints={name: text for part in reversed(parts) for name, text in part.fingerprints.items()},
         )
 
@@ -206,13 +220,15 @@ class ViewPredictions:
         *,
         names: Sequence[str] | None = None,
         draws: Array | None = None,
+        features: Array | None = None,
         fingerprints: Mapping[str, str] | None = None,
     ) -> Self:
         """Predictions of other inputs by the same network, and of the same views unless others are named."""
         names = None if names is None and self.generated_names else names or self.names
         prints = self.fingerprints if fingerprints is None else fingerprints
-        rows = {"variance": variance, "ids": ids, "groups": groups, "draws": draws}
-        return type(self)(outputs, names=names, classes=self.classes, fingerprints=prints, **rows)
+        known = None if features is None else self.feature_names
+        rows = {"variance": variance, "ids": ids, "groups": groups, "draws": draws, "features": features}
+        return type(self)(outputs, names=names, classes=self.classes, feature_names=known, fingerprints=prints, **rows)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an `.npz` file of plain arrays that can be mapped, or a `.parquet` file, atomically."""
@@ -241,15 +257,30 @@ def _floats(values: ArrayLike, name: str) -> Array:
         raise ValueError(f"{name} must be an (N, K, C) array of real numbers; got {type(values).__name__}") from None
 
 
-def _names(names: Sequence[str], n_views: int) -> tuple[str, ...]:
+def _features(
+    features: ArrayLike | None, names: Sequence[str] | Array | None, shape: tuple[int, ...]
+) -> tuple[Array | None, tuple[str, ...]]:
+    """Features (N, K, F) and their names."""
+    if features is None:
+        return None, ()
+    values = _floats(features, "features")
+    if values.ndim != 3 or values.shape[:2] != shape[:2]:
+        raise ValueError(f"features must be ({shape[0]}, {shape[1]}, F), a row an input and view; got {values.shape}")
+    if not np.isfinite(values).all():
+        raise ValueError("features must be finite; leave out the feature, or those inputs")
+    generated = [f"feature_{place}" for place in range(values.shape[2])]
+    return values, _names(generated if names is None else names, values.shape[2], "feature_names")
+
+
+def _names(names: Sequence[str] | Array, size: int, argument: str = "names") -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise ValueError(f"names must be a list of {n_views} strings; got {names!r}")
+        raise ValueError(f"{argument} must be a list of {size} strings; got {names!r}")
     texts = tuple(str(name) for name in names)
-    if len(texts) != n_views:
-        raise ValueError(f"names must be {n_views} strings, one a view; got {len(texts)}")
+    if len(texts) != size:
+        raise ValueError(f"{argument} must be {size} strings, one a view or feature; got {len(texts)}")
     twice = sorted({name for name in texts if texts.count(name) > 1})
     if twice:
-        raise ValueError(f"names must differ; {twice} occur more than once")
+        raise ValueError(f"{argument} must differ; {twice} occur more than once")
     return texts
 
 
