@@ -107,6 +107,7 @@ def policy_of(views: list[Augmentation], n_used: int) -> Policy:
         calibration=Calibration(np.zeros(len(views)), np.zeros(_CLASSES)),
         noise=None,
         information=None,
+        gate=None,
     )
     return Policy(
         names=tuple(view.name for view in views),

@@ -41,6 +41,7 @@ class Block(NamedTuple):
     repeats: Array  # (j,): how often each label was given
     annotator: Array  # (j,); zeros where nobody is named
     group: Array | None = None  # (n,): numbers of the instances' groups, where they come in groups
+    first: int = 0  # labelled instances before the block
 
 
 class Node(NamedTuple):

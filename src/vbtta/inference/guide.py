@@ -173,7 +173,13 @@ class WeightDraws:
         return self.guide.draw(size, seed)
 
     def weight_interval(self, level: float) -> Array:
-        """Equal-tailed intervals (K, 2) of the weights of the kept views: quantiles of draws."""
+        """Equal-tailed intervals (K, 2) of the weights of the kept views: quantiles of draws.
+
+        Weights that depend on the input have the normal intervals of their average.
+        """
+        if getattr(self, "gate", None) is not None:
+            bounds: Array = super().weight_interval(level)  # type: ignore[misc]
+            return bounds
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
         name = _weight_site([site.name for site in self.guide.sites])

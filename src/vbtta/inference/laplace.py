@@ -68,12 +68,13 @@ def score_variance(sums: Array) -> Array:
 
 
 def weight_information(
-    centre: Array, outer: Array, nuisance_prior: Array, profile: Array, sums: Array | None
+    centre: Array, outer: Array, nuisance_prior: Array, profile: Array, sums: Array | None, n_kept: int
 ) -> WeightInformation:
     """The information on weights when nuisance parameters are inferred too: a Schur complement."""
     # `outer` (P, P) sums outer products of scores, weights first; `sums` are those of groups, where there are any. With
-    # groups the profile of a dropped view is divided by the design effect of its weight.
-    K = len(centre)
+    # groups the profile of a dropped view is divided by the design effect of its weight. With a gate the first `n_kept`
+    # scores are those of (ln v, b), and the largest design effect of these is taken.
+    K = n_kept
     inside = outer[K:, K:] + nuisance_prior
     inside[np.diag_indices_from(inside)] += 1e-10 * np.abs(np.diagonal(inside)).max(initial=1e-300)
     response = np.linalg.solve(inside, outer[K:, :K])
@@ -81,9 +82,10 @@ def weight_information(
     if sums is None:
         return WeightInformation(centre, information, profile)
     variance, mean = score_variance(sums), sums[:K].sum(axis=1)
-    moves = np.eye(K) - centre  # view k takes weight from all the others
+    moves = np.eye(K) - (centre if K == len(centre) else 0)  # view k takes weight from all the others
     alone = outer[:K, :K] - np.outer(mean, mean) / sums[-1].sum()  # the variance if units were independent
     effect = _forms(moves, variance[:K, :K]) / np.maximum(_forms(moves, alone), 1e-300)
+    effect = effect if K == len(centre) else np.full(len(centre), effect.max())
     variance[K:, K:] += nuisance_prior
     efficient = np.concatenate([np.eye(K), -response.T], axis=1)
     clustered = efficient @ variance @ efficient.T
@@ -95,6 +97,21 @@ def _forms(rows: Array, matrix: Array) -> Array:
     return np.asarray(np.vecdot(rows @ matrix, rows))
 
 
+def inverse_information(centre: Array, covariance: Array, profile: Array, n_groups: int = 0) -> WeightInformation:
+    """The information of which a covariance of the weights (K, K) is the inverse, within the simplex's face."""
+    moves = _tangent(centre)
+    inner = moves.T @ covariance @ moves + 1e-12 * np.eye(moves.shape[1])
+    return WeightInformation(centre, moves @ np.linalg.inv(inner) @ moves.T, profile, None, n_groups)
+
+
+def _tangent(weights: Array) -> Array:
+    """Orthonormal directions (K, F - 1) that keep the sum and the zeros of weights."""
+    free = np.flatnonzero(weights > 0)
+    moves = np.zeros((len(weights), len(free) - 1))
+    moves[free] = np.linalg.svd(np.eye(len(free)) - 1 / len(free))[0][:, :-1]
+    return moves
+
+
 def weight_intervals(estimate: Array, known: WeightInformation | None, level: float) -> Array:
     """Intervals (K, 2) at a level, around the likelihood's maximum; they hold the estimate too."""
     # A free weight gets a normal interval below and, above, that of its square root, which is longer: a small weight
@@ -104,8 +121,7 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
     assert known is not None
     weights = known.centre
     free = np.flatnonzero(weights > 0)
-    moves = np.zeros((len(weights), len(free) - 1))  # orthonormal directions that keep the sum and the zeros
-    moves[free] = np.linalg.svd(np.eye(len(free)) - 1 / len(free))[0][:, :-1]
+    moves = _tangent(weights)
     # one label's worth of prior information, so that the inverse exists where labels say nothing
     inner = moves.T @ known.information @ moves + np.eye(moves.shape[1])
     inverse = np.linalg.inv(inner)

@@ -20,6 +20,7 @@ from vbtta.inference.advi import ADVI, AdviTask
 from vbtta.inference.em import EM, Problem
 from vbtta.models.parts.annotators import AnnotatorNoise, LabelFacts
 from vbtta.models.parts.class_data import CategoricalBlocks, categorical_data
+from vbtta.models.parts.gate import FeatureChoice, Gate, GateData
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.models.parts.standard import ContinuousBlocks, continuous_data
 
@@ -138,6 +139,9 @@ class Source(Protocol):
     def categorical(self, *, noise: str, with_variance: bool, classes_last: bool) -> CategoricalBlocks:
         """Labelled instances with their logits and classes."""
 
+    def gate(self, features: FeatureChoice, weights: Array, *, shared: bool, unit: Array | None) -> GateData:
+        """Labelled instances with their features, as :meth:`GateData.of` takes them."""
+
 
 class InMemory(NamedTuple):
     """Aligned predictions and labels."""
@@ -165,6 +169,10 @@ class InMemory(NamedTuple):
             self.predictions, self.labels, noise=noise, with_variance=with_variance, classes_last=classes_last
         )
 
+    def gate(self, features: FeatureChoice, weights: Array, *, shared: bool, unit: Array | None) -> GateData:
+        """Labelled instances with their features."""
+        return GateData.of(self.predictions, self.labels, features, weights, shared=shared, unit=unit)
+
 
 class Pooling(NamedTuple):
     """A point prediction as plain arrays, for a network or an export that computes it elsewhere.
@@ -174,14 +182,15 @@ class Pooling(NamedTuple):
         latent:   P(sum_k w_k (s_k f_k + b_k))
 
     Weights of the views, or of the views for each class, sum to 1; where some views are missing, divide by the sum of
-    the others. Views are those of positive weight in the order of the fit; P is the link.
+    the others. With a gate they are w_k(x). Views are those of positive weight in the order of the fit; P is the link.
     """
 
     kind: str  # "linear", "mixture" or "latent"
     link: str  # a name in links.LINKS; "" for a linear pool
     scale: Array  # (K, C)
     offset: Array  # (K, C)
-    weights: Array  # (K, C)
+    weights: Array  # (K, C); with a gate, positive for the views that w_k(x) is shared among
+    gate: Gate | None = None
 
 
 class Posterior(ABC):

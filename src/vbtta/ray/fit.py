@@ -31,6 +31,7 @@ from vbtta.models.parts.class_data import (
     probability_views,
     refuse_suspects,
 )  # fmt: skip
+from vbtta.models.parts.gate import FeatureChoice, GateData
 from vbtta.models.parts.standard import ContinuousBlocks, LabelMoments, Standard, label_moments, lay_out, standard_of
 from vbtta.policy import Policy
 from vbtta.ray.cluster import Fleet, check_workers, connect
@@ -537,6 +538,10 @@ class RemoteViews:
             standard, n_views, home.n_outputs, home.total, home.n_instances,
             max(1, len(home.annotator_names)), with_variance, home,
         )  # fmt: skip
+
+    def gate(self, features: FeatureChoice, weights: Array, *, shared: bool, unit: Array | None) -> GateData:
+        """Features are kept in one process."""
+        raise ValueError("weights='input' needs all predictions in memory; fit_policy takes a sample of the rows")
 
     def categorical(self, *, noise: str, with_variance: bool, classes_last: bool) -> "RemoteCategorical":
         """Labelled instances with their logits and classes, in blocks on the workers."""

@@ -19,6 +19,7 @@ from vbtta.models.categorical_mixture.posterior import SampledCategoricalPosteri
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import check_logits, refuse_probabilities
+from vbtta.models.parts.gate import GateData
 from vbtta.models.parts.label_noise import NoiseModel
 from vbtta.models.parts.link_densities import log_probabilities
 from vbtta.models.parts.tensors import (
@@ -27,6 +28,7 @@ from vbtta.models.parts.tensors import (
     dirichlet,
     fitted_noise,
     joint,
+    log_view_weights,
     normal,
     student,
 )
@@ -43,6 +45,10 @@ class CategoricalDensity(ClassDensity):
             priors |= {"log_kappa": student(spec.kappa_scale), "xi": normal(spec.xi_scale, K)}
         if spec.calibrate and spec.offset_scale:
             priors["offset"] = normal(spec.offset_scale, C)
+        self._features = None
+        if problem.gate is not None:
+            priors["slopes"] = normal(problem.gate.prior_scale, problem.gate.n_features)
+            self._features = tensor(problem.gate.values)
         super().__init__(problem.data, problem.noise, priors)
 
     def prior(self, sample: Sample) -> Values:
@@ -71,8 +77,8 @@ class CategoricalDensity(ClassDensity):
     def log_proba(self, values: Values, rows: Units) -> Tensor:
         """Ln sum_k w_k P_k(c), divided by its sum over the classes where weights are by class."""
         log_views = self.log_views(values, rows)
-        if self.spec.weights == "view":
-            return torch.logsumexp(values["weights"].log()[..., None, None] + log_views, dim=-3)
+        if self.spec.weights != "view_class":
+            return torch.logsumexp(log_view_weights(values, self._features, rows)[..., None] + log_views, dim=-3)
         by_class = values["class_weights"].log().transpose(-1, -2)[..., None, :]  # (..., K, 1, C)
         return torch.log_softmax(torch.logsumexp(by_class + log_views, dim=-3), dim=-1)
 
@@ -122,19 +128,22 @@ def pose_unsupervised(predictions: ViewPredictions, spec: CategoricalMixture) ->
     check_logits(predictions)
     refuse_probabilities(predictions)
     density = UnsupervisedDensity(predictions.outputs, spec.concentration)
-    return AdviTask(density, lambda guide: _posterior(guide, spec, predictions.outputs.shape[2], None))
+    return AdviTask(density, lambda guide: _posterior(guide, spec, predictions.outputs.shape[2], None, None))
 
 
 def _task(problem: CategoricalProblem) -> tuple[CategoricalDensity, AdviTask[Posterior]]:
     density, C = CategoricalDensity(problem), problem.data.n_classes
-    return density, AdviTask(density, lambda guide: _posterior(guide, problem.spec, C, problem.noise))
+    return density, AdviTask(density, lambda guide: _posterior(guide, problem.spec, C, problem.noise, problem.gate))
 
 
 def _posterior(
-    guide: Guide, spec: CategoricalMixture, n_classes: int, noise: NoiseModel | None
+    guide: Guide, spec: CategoricalMixture, n_classes: int, noise: NoiseModel | None, data: GateData | None
 ) -> SampledCategoricalPosterior:
     draws = guide.draw(N_DRAWS)
-    weights = weights_of(draws).mean(axis=0)
+    weights, gate, information = weights_of(draws).mean(axis=0), None, None
+    if data is not None:
+        gate, information = data.sampled(draws["weights"], draws["slopes"])
+        weights = information.centre
     calibration = Calibration(np.zeros(len(weights)), np.zeros(n_classes))
     if spec.calibrate:
         log_kappa = draws["log_kappa"][:, None] + draws["xi"]
@@ -146,7 +155,8 @@ def _posterior(
         class_weights=draws["class_weights"].mean(axis=0).T if spec.weights == "view_class" else None,
         calibration=calibration,
         noise=fitted_noise(draws, noise),
-        information=None,
+        information=information,
+        gate=gate,
         guide=guide,
         kept=np.arange(len(weights)),
     )

@@ -1,7 +1,7 @@
 """EM for the categorical mixture: closed forms for weights and noise, Newton steps for calibration and weights."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,18 +9,19 @@ from scipy import special
 
 from vbtta.data.labels import Array
 from vbtta.inference import laplace
-from vbtta.inference.em import Ascent, vanishing_weights
+from vbtta.inference.em import Ascent, ascend, vanishing_weights
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, kl_dirichlet
 from vbtta.models.base import InMemory, Source
 from vbtta.models.categorical_mixture import steps
-from vbtta.models.categorical_mixture.intervals import weight_information
+from vbtta.models.categorical_mixture.intervals import gate_score, weight_information
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.categorical_mixture.steps import Likelihood, ViewSums
 from vbtta.models.parts import calibration
 from vbtta.models.parts.calibration import Calibration, CalibrationPrior
 from vbtta.models.parts.class_model import BlockPass, ClassProblem, Statistics
+from vbtta.models.parts.gate import PRELIMINARY, Gate, GateData
 from vbtta.models.parts.label_noise import FittedNoise
 from vbtta.models.parts.links import LINKS
 
@@ -32,11 +33,12 @@ _SETTLED = 0.2  # change of temperatures and offsets below which the weights tak
 class CategoricalState(NamedTuple):
     """Weights, calibration and Q of the noise."""
 
-    weights: Array  # (K,); with class weights the common ones they are drawn to
+    weights: Array  # (K,); with class weights the common ones they are drawn to, with a gate the base weights
     weight_counts: Array | None  # (K,): Q(w), where w has a Dirichlet prior
     class_weights: Array | None  # (K, C)
     calibration: Calibration
     noise: FittedNoise | None
+    slopes: Array | None = None  # (F,): coefficients of the gate
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,8 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
     """Data and priors of a categorical mixture."""
 
     spec: CategoricalMixture
+    gate: GateData | None = None
+    jump: tuple[CategoricalState, CategoricalState] | None = None  # first state of a gate, and its first update
 
     @property
     def prior(self) -> CalibrationPrior:
@@ -51,10 +55,12 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         return CalibrationPrior(self.spec.kappa_scale, self.spec.xi_scale, self.spec.offset_scale)
 
     def update(self, state: CategoricalState, statistics: Statistics[ViewSums]) -> CategoricalState:
-        """One step of every factor, which does not lower the bound."""
+        """One step of every factor, which does not lower the bound; a gate's first is the constant weights' fit."""
         # EM has closed forms for weights and noise, and for a canonical link a fraction of the calibration's Newton
         # step is known to gain. Larger steps (Newton's for the weights too, once the temperatures have settled) are
         # tried first and taken where the bound does not fall.
+        if self.jump is not None and state is self.jump[0]:
+            return self.jump[1]
         sums, now, canonical = statistics.sums, state.calibration, LINKS[self.spec.link].canonical
         plain = self._update_weights(state, sums)._replace(noise=statistics.noise)
         step, safe = np.zeros(self.data.n_views + self.data.n_classes), 1.0
@@ -88,6 +94,8 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             parts += [*state.calibration]
         if state.noise is not None:
             parts.append(state.noise.pack())
+        if state.slopes is not None:
+            parts.append(state.slopes)
         return np.concatenate(parts)
 
     def unpack(self, vector: Array, like: CategoricalState) -> CategoricalState:
@@ -102,13 +110,16 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         if self.spec.calibrate:
             calibrated = Calibration(np.clip(take(K), -40, 20), np.clip(take(C), -50, 50))
         noise = None if like.noise is None else like.noise.unpack(take)
+        slopes = None if like.slopes is None else take(len(like.slopes))
         counts = None if like.weight_counts is None else np.maximum(weights, 1e-10)
-        return CategoricalState(weights / weights.sum(), counts, by_class, calibrated, noise)
+        return CategoricalState(weights / weights.sum(), counts, by_class, calibrated, noise, slopes)
 
     def trimmed(self, state: CategoricalState) -> list[CategoricalState]:
         """States with vanishing weights at zero; none under a Dirichlet, whose weights are positive."""
         if state.weight_counts is not None:
             return []
+        if self.gate is not None and state.slopes is not None:
+            return [state._replace(weights=kept) for kept in self.gate.trimmed(state.weights, state.slopes)]
         candidates = []
         for kept in vanishing_weights(self.weights(state)):
             if state.class_weights is None:
@@ -121,11 +132,17 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         return candidates
 
     def weights(self, state: CategoricalState) -> Array:
-        """The weights of the views, (K,): the mean over classes where they differ by class."""
+        """The weights of the views, (K,): the mean over classes or inputs where they differ by these."""
+        if self.gate is not None and state.slopes is not None:
+            return self.gate.average(state.weights, state.slopes)
         return state.weights if state.class_weights is None else np.asarray(state.class_weights.mean(axis=1))
 
-    def posterior(self, state: CategoricalState, information: WeightInformation | None = None) -> CategoricalPosterior:
+    def posterior(
+        self, state: CategoricalState, information: WeightInformation | None = None, gate: Gate | None = None
+    ) -> CategoricalPosterior:
         """The fitted model without its data."""
+        if gate is None and self.gate is not None and state.slopes is not None:
+            gate = self.gate.gate(state.weights, state.slopes)
         return CategoricalPosterior(
             link=self.spec.link,
             weights=self.weights(state),
@@ -133,6 +150,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             calibration=state.calibration,
             noise=state.noise,
             information=information,
+            gate=gate,
         )
 
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> CategoricalPosterior:
@@ -142,12 +160,18 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             return self.posterior(state)
         likelihood = self._likelihood(state)._replace(weights=state.weights)
         information = weight_information(self.data, likelihood, state.noise, self.weights(state), self.prior)
-        return self.posterior(state, information)
+        if self.gate is None or state.slopes is None:
+            return self.posterior(state, information)
+        gate, known = self.gate.finish(state.weights, state.slopes, information)
+        return self.posterior(state, known, gate)
 
     def _likelihood(self, state: CategoricalState) -> Likelihood:
         weights = state.weights
         if state.weight_counts is not None:
             weights = np.exp(special.digamma(state.weight_counts) - special.digamma(state.weight_counts.sum()))
+        gate = None
+        if self.gate is not None and state.slopes is not None:
+            gate = self.gate.lookup(state.weights, state.slopes)
         return Likelihood(
             link=LINKS[self.spec.link],
             calibrate=self.spec.calibrate,
@@ -155,6 +179,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             calibration=state.calibration,
             weights=weights,
             class_weights=state.class_weights,
+            gate=gate,
         )
 
     def _block_pass(self, state: CategoricalState) -> BlockPass[ViewSums]:
@@ -171,6 +196,8 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             terms["penalty_w"] = -steps.log_class_prior(state.class_weights, state.weights, strength)
         if self.spec.calibrate:
             terms["penalty_calibration"] = -calibration.log_prior(state.calibration, self.prior)
+        if self.gate is not None and state.slopes is not None:
+            terms["penalty_gate"] = -self.gate.log_prior(state.slopes)
         if state.noise is not None:
             terms["KL_noise"] = state.noise.divergence()
         return terms
@@ -183,7 +210,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         u = np.concatenate([state.weights, now.log_kappa])
         units = np.concatenate([np.ones(K), np.exp(now.log_kappa)])  # from slopes in kappa to slopes in ln kappa
         curvature = sums.information * units * units[:, None]
-        gradient = np.concatenate([sums.slope - float(sums.size), np.zeros(K)])
+        gradient = np.concatenate([sums.slope - sums.size, np.zeros(K)])
         if self.spec.calibrate:
             curvature[K:, K:] += calibration.log_kappa_precision(now.log_kappa, self.prior)
             gradient[K:] = calibration.gradient(now, sums.calibration, self.prior)[:K]
@@ -197,7 +224,8 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             return state.weights, now.log_kappa
         weights, log_kappa = weights / scale[:K], log_kappa / scale[K:]
         change = np.clip(log_kappa - now.log_kappa, -0.5, 0.5)
-        return (weights / weights.sum() if weights.sum() > 0 else state.weights), now.log_kappa + change
+        weights = weights / weights.sum() if weights.sum() > 0 else state.weights
+        return weights if self.gate is None else self.gate.positive(weights), now.log_kappa + change
 
     def _update_weights(self, state: CategoricalState, sums: ViewSums) -> CategoricalState:
         if state.class_weights is not None:
@@ -205,6 +233,9 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             by_class = steps.update_class_weights(sums.class_count, sums.class_load, state.weights, strength)
             common = steps.update_common_weights(by_class)
             return state._replace(weights=common, class_weights=by_class)
+        if self.gate is not None and state.slopes is not None:
+            weights, slopes = self.gate.update(state.weights, state.slopes, sums.share, sums.feature_mass)
+            return state._replace(weights=weights, slopes=slopes)
         counts = None if self.spec.concentration is None else self.spec.concentration + sums.share
         weights = sums.share if counts is None else counts
         return state._replace(weights=weights / weights.sum(), weight_counts=counts)
@@ -218,12 +249,31 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
 
 def pose(source: Source, spec: CategoricalMixture) -> tuple[CategoricalProblem, CategoricalState]:
     """The problem of data and a model, and its first state: equal weights, kappa 1 unless logits are wide."""
-    if spec.weights == "view_class" and spec.concentration is not None:
-        raise ValueError(
-            "concentration is the prior of weights='view'; with weights='view_class' use class_concentration"
-        )
+    if spec.weights != "view" and spec.concentration is not None:
+        remedy = "use class_concentration" if spec.weights == "view_class" else "leave it out"
+        raise ValueError(f"concentration is the prior of weights='view'; with weights={spec.weights!r} {remedy}")
     problem, first = _posed(source, spec)
-    return problem, problem._scaled(first, problem.start_log_kappa(first)) if spec.calibrate else first
+    first = problem._scaled(first, problem.start_log_kappa(first)) if spec.calibrate else first
+    return (problem, first) if spec.weights != "input" else _gated(source, problem, first)
+
+
+def _gated(
+    source: Source, problem: CategoricalProblem, first: CategoricalState
+) -> tuple[CategoricalProblem, CategoricalState]:
+    """The problem of a gate, whose first update is the fit with constant weights."""
+    spec, constant = (
+        problem.spec,
+        ascend(replace(problem, spec=replace(problem.spec, weights="view")), first, PRELIMINARY).state,
+    )
+    gate = source.gate(spec.features, constant.weights, shared=problem.noise is not None, unit=None)
+    slopes = np.zeros(gate.n_features)
+    lookup = gate.lookup(constant.weights, slopes)
+    gate = gate.with_prior(
+        spec.gate_scale, *gate_score(problem.data, problem._likelihood(constant)._replace(gate=lookup), constant.noise)
+    )
+    constant = constant._replace(weights=gate.positive(constant.weights), slopes=slopes)
+    first = first._replace(slopes=slopes)
+    return replace(problem, gate=gate, jump=(first, constant)), first
 
 
 def _posed(source: Source, spec: CategoricalMixture) -> tuple[CategoricalProblem, CategoricalState]:

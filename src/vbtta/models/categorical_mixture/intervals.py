@@ -11,6 +11,7 @@ from vbtta.models.categorical_mixture.steps import Likelihood, view_shares
 from vbtta.models.parts import calibration
 from vbtta.models.parts.calibration import CalibrationPrior
 from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks
+from vbtta.models.parts.gate import weight_scores
 from vbtta.models.parts.label_noise import FittedNoise
 
 _MAX_UNITS = 100_000  # labels, or instances with a noise model, from which the information is estimated
@@ -25,8 +26,10 @@ def weight_information(
     prior: CalibrationPrior,
 ) -> WeightInformation:
     """Outer products of the scores of (w, ln kappa, xi, o), the latter three eliminated under their priors."""
-    # A unit is a label or, with a noise model, an instance; the noise is held at its posterior.
+    # With a gate (ln v, b) are in place of w. A unit is a label or, with a noise model, an instance; the noise is held
+    # at its posterior.
     free = weights > 0
+    n_kept = len(weights) + (0 if likelihood.gate is None else len(likelihood.gate.values))
     n_units = data.n_rows if noise is None else data.n_instances
     evidence_of = None if noise is None else noise.evidence()
     n_groups = data.n_groups
@@ -36,11 +39,11 @@ def weight_information(
         evidence = None if evidence_of is None else evidence_of(block.looked_at if difficulty else block.table)
 
         def part_products(part: slice) -> tuple[Array, Array, Array, Array | None]:
-            scores, size, instance = _scores(block, likelihood, evidence, part, free)
+            rho, scores, size, instance = _scores(block, likelihood, evidence, part, free)
             weighted, grouped = scores * size, None
             if block.group is not None:
                 grouped = group_sums(weighted, size, block.group[part][instance], n_groups)
-            return products(weighted, scores), _profile(scores[: len(weights)], free, size), size.sum(), grouped
+            return products(weighted, scores), _profile(rho, free, size), size.sum(), grouped
 
         sums: tuple[Array, Array, Array, Array | None] = join(nodes(part_products, block.parts))
         return sums
@@ -54,18 +57,37 @@ def weight_information(
         common = calibration.common_log_kappa(likelihood.calibration.log_kappa, prior)
         of_kappa = student_precision(common**2, prior.kappa_scale)
         precisions = (of_kappa, 1 / prior.xi_scale**2, prior.offset_precision)
-        nuisance = np.repeat(precisions, (1, F, len(outer) - len(weights) - 1 - F))
-    return information_of(weights, scale * outer, np.diag(nuisance), scale * profile, grouped)
+        nuisance = np.repeat(precisions, (1, F, len(outer) - n_kept - 1 - F))
+    return information_of(weights, scale * outer, np.diag(nuisance), scale * profile, grouped, n_kept)
+
+
+def gate_score(data: CategoricalBlocks, likelihood: Likelihood, noise: FittedNoise | None) -> tuple[Array, Array]:
+    """Gradient (F,) of the log likelihood in a gate's coefficients, and the sum of its units' outer products (F, F)."""
+    K, evidence_of = len(likelihood.weights), None if noise is None else noise.evidence()
+    uncalibrated = likelihood._replace(calibrate=False)  # no scores of temperatures
+    difficulty = noise is not None and noise.model.difficulty
+
+    def block_sums(block: CategoricalBlock) -> tuple[Array, Array]:
+        evidence = None if evidence_of is None else evidence_of(block.looked_at if difficulty else block.table)
+
+        def part_sums(part: slice) -> tuple[Array, Array]:
+            _, scores, size, _ = _scores(block, uncalibrated, evidence, part, likelihood.weights > 0)
+            return scores[K:] @ size, products(scores[K:] * size, scores[K:])
+
+        sums: tuple[Array, Array] = join(nodes(part_sums, block.parts))
+        return sums
+
+    return data.total(block_sums)
 
 
 def _scores(
     block: CategoricalBlock, likelihood: Likelihood, evidence: Array | None, part: slice, free: Array
-) -> tuple[Array, Array, Array]:
-    """Scores (K + 1 + F + C, units) of a block's units, how often each counts, and its instance in the part."""
+) -> tuple[Array, Array, Array, Array]:
+    """Ratios rho (K, units), scores (K + 1 + F + C, units), how often each unit counts, and its instance in the part."""
     logits, variance = block.logits(part), block.variances(part)
-    instance = np.arange(logits.shape[2])
+    gate, instance = likelihood.gate_rows(block, part), np.arange(logits.shape[2])
     if evidence is not None:
-        shares = view_shares(logits, variance, likelihood, evidence[part].T, block.table.importance[part])
+        shares = view_shares(logits, variance, likelihood, evidence[part].T, block.table.importance[part], gate)
         size = shares.size
     else:
         assert block.mass is not None
@@ -76,7 +98,8 @@ def _scores(
         size = mass[instance, label]
         logits = logits[:, :, instance]
         variance = None if variance is None else variance[:, :, instance]
-        shares = view_shares(logits, variance, likelihood, one_hot, None)
+        gate = None if gate is None else gate.rows(instance)
+        shares = view_shares(logits, variance, likelihood, one_hot, None, gate)
     views = shares.views
     ratio = shares.target / views.mixture
     by_weight = views.inverse * np.einsum("ckn,cn->kn", views.proba, ratio)  # (K, n): rho
@@ -84,15 +107,16 @@ def _scores(
         load = 1 / shares.total
         by_weight += 1 - load
         ratio = ratio - load
-    if not likelihood.calibrate:
-        return by_weight, size, instance
     share = views.scale * np.einsum("ckn,cn->kn", views.joint, ratio)
+    first = by_weight if gate is None else weight_scores(gate, likelihood.weights, share)
+    if not likelihood.calibrate:
+        return by_weight, first, size, instance
     scores = likelihood.link.scores(views, ratio, share)
     by_log_kappa = np.exp(likelihood.calibration.log_kappa)[:, None] * scores.by_kappa
-    rows = [by_weight, by_log_kappa.sum(axis=0, keepdims=True), by_log_kappa[free]]
+    rows = [first, by_log_kappa.sum(axis=0, keepdims=True), by_log_kappa[free]]
     if likelihood.offsets and len(scores.by_offset) <= _MAX_OFFSET_CLASSES:
         rows.append(scores.by_offset)
-    return np.concatenate(rows), size, instance
+    return by_weight, np.concatenate(rows), size, instance
 
 
 def _profile(rho: Array, free: Array, size: Array) -> Array:

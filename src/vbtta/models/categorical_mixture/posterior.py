@@ -13,6 +13,7 @@ from vbtta.inference.laplace import WeightInformation, weight_intervals
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import class_names, joint_information, prediction_blocks
+from vbtta.models.parts.gate import Gate
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, class_factors, describe, score_labels
 from vbtta.models.parts.links import LINKS, view_proba
 
@@ -27,6 +28,7 @@ class CategoricalPosterior(Posterior):
     calibration: Calibration
     noise: FittedNoise | None
     information: WeightInformation | None
+    gate: Gate | None
 
     @property
     def kappa(self) -> Array:
@@ -71,6 +73,7 @@ class CategoricalPosterior(Posterior):
             class_weights=by_class,
             calibration=self.calibration._replace(log_kappa=self.calibration.log_kappa[views]),
             information=None if self.information is None else self.information.take(views),
+            gate=None if self.gate is None else self.gate.keep(views),
         )
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorAccuracy | None:
@@ -84,7 +87,8 @@ class CategoricalPosterior(Posterior):
         if self.class_weights is not None:
             weights = self.class_weights
         scale = np.repeat(self.kappa[used][:, None], len(offset), axis=1)
-        return Pooling("mixture", self.link, scale, np.broadcast_to(offset, scale.shape).copy(), weights[used])
+        rows = np.broadcast_to(offset, scale.shape).copy()
+        return Pooling("mixture", self.link, scale, rows, weights[used], self.gate)
 
     def _joint(self, predictions: ViewPredictions) -> Iterator[tuple[slice, Array]]:
         """Blocks of P(class, view), (C, K, n)."""
@@ -92,7 +96,9 @@ class CategoricalPosterior(Posterior):
         calibration = Calibration(self.calibration.log_kappa[used], self.calibration.offset)
         for rows, logits, variance in prediction_blocks(predictions, with_variance=link.uses_variance):
             joint, inverse = view_proba(link, logits, variance, calibration)
-            if self.class_weights is None:
+            if self.gate is not None:
+                joint *= inverse * self.gate.weights_for(predictions.take(rows)).T
+            elif self.class_weights is None:
                 joint *= inverse * self.weights[used][:, None]
             else:
                 joint *= inverse

@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from vbtta._support.checks import one_of, positive
 from vbtta.models.parts.class_model import ClassModel
+from vbtta.models.parts.gate import FeatureChoice, check_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,17 @@ class CategoricalMixture(ClassModel):
         instances have several labels and the engine is EM.
     calibrate : bool
         Whether temperatures and class offsets are inferred (eq. 21).
-    weights : {"view", "view_class"}
-        One weight a view, or one a view and class.
+    weights : {"view", "view_class", "input"}
+        One weight a view, one a view and class, or one a view that depends on the input through features of the views'
+        outputs (eq. 25).
+    features : {"all", "own", "none"} or callable
+        Features of ``weights="input"``. "all": entropy and margin of a view's probabilities, their divergence from and
+        agreement with the mean of the views, and the log-sum-exp of the logits; "own" compares with the identity in
+        place of the mean, for use where other views are not computed yet; "none" has only those of the predictions,
+        ``ViewPredictions(features=...)``, which are always added. A function of the outputs (n, K, C) of the views in
+        use returns (n, K, F) more beside "all"; it is saved by its name, ``package.module:name``.
+    gate_scale : float, optional
+        Prior standard deviation of the coefficients of ``weights="input"`` (eq. 25); by default the evidence decides.
     concentration : float, optional
         Dirichlet concentration of the weights; without it they are at their maximum likelihood (eq. 23).
     kappa_scale : float
@@ -58,15 +68,23 @@ class CategoricalMixture(ClassModel):
     """
 
     calibrate: bool = True
-    weights: Literal["view", "view_class"] = "view"
+    weights: Literal["view", "view_class", "input"] = "view"
+    features: FeatureChoice = "all"
+    gate_scale: float | None = None
     concentration: float | None = None
     xi_scale: float = 0.1
     class_concentration: float = 20.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("weights", self.weights, ("view", "view_class"))
-        positive(concentration=self.concentration, class_concentration=self.class_concentration, xi_scale=self.xi_scale)
+        one_of("weights", self.weights, ("view", "view_class", "input"))
+        check_features(self.features)
+        positive(
+            concentration=self.concentration,
+            gate_scale=self.gate_scale,
+            class_concentration=self.class_concentration,
+            xi_scale=self.xi_scale,
+        )
 
     @classmethod
     def raw_network(cls) -> "CategoricalMixture":

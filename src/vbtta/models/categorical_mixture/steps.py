@@ -24,6 +24,7 @@ from vbtta.data.labels import Array
 from vbtta.inference.blocks import join, nodes, products
 from vbtta.models.parts.calibration import Calibration, CalibrationSums
 from vbtta.models.parts.class_data import CategoricalBlock
+from vbtta.models.parts.gate import Lookup
 from vbtta.models.parts.links import MAX_CURVATURE_CLASSES, Link, MixedViews, ViewScores, view_proba
 
 _MIN_NUMERATOR = 1e-150  # whose inverse's square is finite
@@ -37,20 +38,26 @@ class Likelihood(NamedTuple):
     calibrate: bool
     offsets: bool  # whether class offsets are inferred
     calibration: Calibration
-    weights: Array  # (K,): w, or exp E ln w
+    weights: Array  # (K,): w, or exp E ln w; base weights where there is a gate
     class_weights: Array | None  # (K, C)
+    gate: Lookup | None = None
+
+    def gate_rows(self, block: CategoricalBlock, part: slice) -> Lookup | None:
+        """The gate of a part of a block."""
+        return None if self.gate is None else self.gate.rows(slice(block.first + part.start, block.first + part.stop))
 
 
 class ViewSums(NamedTuple):
     """Additive statistics."""
 
     log_evidence: Array  # ()
-    size: Array  # (): units, which are labels or, with a noise model, instances
+    size: Array  # (): units, which are labels or, with a noise model, instances; (K,) with a gate, times exp(b . phi)/Z
     share: Array  # (K,): responsibilities of the views
     slope: Array  # (K,): sum of rho, rho_k a unit's probability under view k over that under the mixture
     information: Array  # (2K, 2K): sum of outer products of a unit's slopes in (w, kappa); zeros with class weights
     class_count: Array  # (C, K): responsibilities by class; (0, 0) without class weights
     class_load: Array  # (C, K): sum of P_k(c)/Z, the slope of ln Z; likewise
+    feature_mass: Array  # (F,): sum of responsibilities times features; (0,) without a gate
     calibration: CalibrationSums
 
 
@@ -72,23 +79,30 @@ def run_pass(block: CategoricalBlock, likelihood: Likelihood, evidence: Array | 
 
     def part_sums(part: slice) -> ViewSums:
         noisy = truth is not None
-        importance = block.table.importance[part] if noisy else None
-        shares = view_shares(block.logits(part), block.variances(part), likelihood, target[part].T, importance)
+        importance, gate = block.table.importance[part] if noisy else None, likelihood.gate_rows(block, part)
+        shares = view_shares(block.logits(part), block.variances(part), likelihood, target[part].T, importance, gate)
         if truth is not None:
             truth[part] = shares.target.T
-        return _sums(shares, likelihood, noisy=noisy)
+        return _sums(shares, likelihood, gate, noisy=noisy)
 
     sums: ViewSums = join(nodes(part_sums, block.parts))
     return sums, truth
 
 
 def view_shares(
-    logits: Array, variance: Array | None, likelihood: Likelihood, target: Array, importance: Array | None
+    logits: Array,
+    variance: Array | None,
+    likelihood: Likelihood,
+    target: Array,
+    importance: Array | None,
+    gate: Lookup | None,
 ) -> ViewShares:
     """Responsibilities of a block: `target` (C, n) counts labels or, given weights (n,), holds their log evidence."""
     proba, inverse = view_proba(likelihood.link, logits, variance, likelihood.calibration)
     if likelihood.class_weights is None:
         joint, scale = proba, likelihood.weights[:, None] * inverse
+        if gate is not None:
+            scale *= np.exp(gate.offset)
     else:
         joint, scale = proba * likelihood.class_weights.T[:, :, None], inverse
     mixture = np.einsum("ckn,kn->cn", joint, scale)
@@ -104,7 +118,7 @@ def view_shares(
     return ViewShares(views, total, target, size, log_evidence)
 
 
-def _sums(shares: ViewShares, likelihood: Likelihood, *, noisy: bool) -> ViewSums:
+def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, noisy: bool) -> ViewSums:
     views, link = shares.views, likelihood.link
     (K, C), by_class = (len(views.proba[0]), len(views.proba)), likelihood.class_weights is not None
     ratio = (shares.target * shares.size if noisy else shares.target) / views.mixture  # (C, n)
@@ -129,34 +143,42 @@ def _sums(shares: ViewShares, likelihood: Likelihood, *, noisy: bool) -> ViewSum
         else:
             calibration = _averaged_curvature(calibration, scores.by_kappa, scores.by_utility, gross, link.information)
     slope, information = np.zeros(K), np.zeros((2 * K, 2 * K))
+    size = shares.size.sum()
     if not by_class:
         relative *= views.inverse  # rho, summed over an instance's labels
+        if gate is not None:  # base weights: rho times exp(b . phi) / Z
+            factor = np.exp(gate.offset)
+            relative *= factor
+            size = factor @ shares.size
         np.minimum(relative, _MAX_RATIO, out=relative)
         slope = relative.sum(axis=1)
         if noisy:
             slopes = relative if by_kappa is None else np.concatenate([relative, by_kappa])
             slopes = slopes / np.sqrt(shares.size)
         else:
-            slopes = _label_slopes(shares, likelihood.weights, with_kappa=by_kappa is not None)
+            slopes = _label_slopes(shares, likelihood.weights, gate, with_kappa=by_kappa is not None)
         information[: len(slopes), : len(slopes)] = products(slopes, slopes)
     return ViewSums(
         shares.log_evidence.sum(),
-        shares.size.sum(),
+        size,
         share.sum(axis=1),
         slope,
         information,
         class_count,
         class_load,
+        np.zeros(0) if gate is None else np.einsum("kn,fkn->f", share, gate.values),
         calibration,
     )
 
 
-def _label_slopes(shares: ViewShares, weights: Array, *, with_kappa: bool) -> Array:
+def _label_slopes(shares: ViewShares, weights: Array, gate: Lookup | None, *, with_kappa: bool) -> Array:
     """Slopes of every label's log probability in w and kappa, times the root of its count: (2K, j), or (K, j)."""
     views = shares.views
     label, instance = np.nonzero(shares.target)
     rho = views.proba[label, :, instance] * views.inverse[:, instance].T  # (j, K)
     rho /= views.mixture[label, instance][:, None]
+    if gate is not None:
+        rho *= np.exp(gate.offset[:, instance].T)
     np.minimum(rho, _MAX_RATIO, out=rho)
     slopes = [rho]
     if with_kappa:  # of a canonical link

@@ -44,7 +44,9 @@ class LatentDensity(GaussianDensity):
         """The average of some instances, as one view."""
         pooled = torch.einsum("mk,knc->mnc", values["pool"], self.tensors.mean[:, rows])
         location = (pooled + values["offset"][:, None])[:, None]  # (M, 1, n, C)
-        return Views(torch.zeros(len(location), 1, dtype=torch.float64), location, self.precision_factor(values), None)
+        return Views(
+            torch.zeros(len(location), 1, 1, dtype=torch.float64), location, self.precision_factor(values), None
+        )
 
 
 def pose(source: InMemory, spec: GaussianLatent, seed: int) -> AdviTask[Posterior]:

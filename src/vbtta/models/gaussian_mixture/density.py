@@ -38,6 +38,10 @@ class MixtureDensity(GaussianDensity):
             priors["scale_slope"] = tensors.normal(settings.slope_scale)
         if component == "student_t":
             priors["excess_dof"] = dist.Gamma(tensors.filled(2.0), tensors.filled(0.1), validate_args=False)
+        self._features = None
+        if problem.gate is not None:
+            priors["slopes"] = tensors.normal(problem.gate.prior_scale, problem.gate.n_features)
+            self._features = tensor(problem.gate.values)
         super().__init__(problem.data, settings.inverse_scale, problem.annotator_prior, priors)
         self.component, self._affine, self._first = component, settings.affine, views
         self._root = None
@@ -67,7 +71,8 @@ class MixtureDensity(GaussianDensity):
             covariate = tensor(steps.scale_covariate(self.tensors.mean[:, rows].numpy(), 2))  # (K, n)
             tilt = torch.exp(-values["scale_slope"][..., None, None] * covariate)[..., None]
             root = tilt.expand(*tilt.shape[:-1], C) if root is None else root * tilt
-        return Views(values["weights"].log(), location, self.precision_factor(values), root)
+        log_weights = tensors.log_view_weights(values, self._features, rows)
+        return Views(log_weights, location, self.precision_factor(values), root)
 
     def calibrated(self, values: Values, rows: Units) -> dict[str, Tensor]:
         """Locations and standard deviations of the views, (n, K, C) each, for a user's own likelihood."""
@@ -122,9 +127,13 @@ def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> Sampled
     theta = draws["common"][:, None] + draws["deviation"]  # (M, K, D)
     K, D = theta.shape[1:]
     centred = theta - theta.mean(axis=0)
+    weights, gate, information = draws["weights"].mean(axis=0), None, None
+    if problem.gate is not None:
+        gate, information = problem.gate.sampled(draws["weights"], draws["slopes"])
+        weights = information.centre
     dof, inverse_scale = match_wishart(precision_draws(draws, problem.prior.inverse_scale))
     views = MixtureState(
-        weights=draws["weights"].mean(axis=0),
+        weights=weights,
         weight_counts=match_dirichlet(draws["weights"]),
         theta_mean=theta.mean(axis=0),
         theta_covariance=np.einsum("mkd,mke->kde", centred, centred) / (len(theta) - 1),
@@ -139,7 +148,8 @@ def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> Sampled
         prior=problem.prior,
         state=MixtureFactors(views, people),
         standard=problem.data.standard,
-        information=None,
+        information=information,
+        gate=gate,
         guide=guide,
         kept=np.arange(K),
         component=component,

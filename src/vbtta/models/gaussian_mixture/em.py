@@ -12,12 +12,13 @@ from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
 from vbtta.models.base import Source
 from vbtta.models.gaussian_mixture import steps
-from vbtta.models.gaussian_mixture.intervals import weight_information
+from vbtta.models.gaussian_mixture.intervals import gate_score, weight_information
 from vbtta.models.gaussian_mixture.posterior import MixtureFactors, MixturePosterior
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.gaussian_mixture.steps import Density, MixturePrior, MixtureState, MixtureStatistics
 from vbtta.models.parts import annotators
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
+from vbtta.models.parts.gate import PRELIMINARY, Gate, GateData
 from vbtta.models.parts.standard import ContinuousBlocks
 
 _INTERVAL_LABELS = 100_000  # labels from which intervals are estimated, at most
@@ -41,14 +42,18 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
     prior: MixturePrior
     annotator_prior: AnnotatorPrior | None
     plug_in: bool = False  # calibration and precision at their mode: the likelihood, not the bound
+    gate: GateData | None = None
+    jump: tuple[MixtureFactors, MixtureFactors] | None = None  # first state of a gate, and its first update
 
     def evaluate(self, state: MixtureFactors) -> tuple[float, Sums]:
         """Bound and statistics at a state: one pass over the blocks."""
-        views, prior = state.views, self.prior
+        views, prior, gate = state.views, self.prior, None
         density = Density.of(views, prior, views.expected_log_weights, self.plug_in)
+        if self.gate is not None and views.slopes is not None:
+            gate = self.gate.lookup(views.weights, views.slopes)
 
         def block_sums(block: Block) -> Sums:  # serialised to workers: captures nothing else
-            expected = steps.expectation(block, density, prior, state.annotators)
+            expected = steps.expectation(block, density, prior, state.annotators, gate)
             people = None
             if state.annotators is not None and expected.truth is not None:
                 people = annotators.annotator_statistics(block, state.annotators, expected.truth, expected.share)
@@ -56,16 +61,25 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
 
         sums = self.data.total(block_sums)
         bound = float(sums.views.log_evidence) - self._penalty(views)
+        if self.gate is not None and views.slopes is not None:
+            bound += self.gate.log_prior(views.slopes)
         if state.annotators is not None and self.annotator_prior is not None:
             bound -= annotators.divergence(state.annotators, self.annotator_prior)
         return bound, sums
 
     def update(self, state: MixtureFactors, statistics: Sums) -> MixtureFactors:
-        """One step of every factor."""
+        """One step of every factor; the first of a gate is the fit with constant weights."""
+        if self.jump is not None and state is self.jump[0]:
+            return self.jump[1]
         people = state.annotators
         if people is not None and statistics.annotators is not None and self.annotator_prior is not None:
             people = annotators.update(people, statistics.annotators, self.annotator_prior)
-        return MixtureFactors(steps.update(state.views, statistics.views, self.prior, self.plug_in), people)
+        views = steps.update(state.views, statistics.views, self.prior, self.plug_in)
+        if self.gate is not None and views.slopes is not None:
+            total = statistics.views
+            weights, slopes = self.gate.update(state.views.weights, views.slopes, total.mass, total.feature_mass)
+            views = views._replace(weights=weights, slopes=slopes)
+        return MixtureFactors(views, people)
 
     def extrapolate(self, before: MixtureFactors, after: MixtureFactors, statistics: Sums) -> MixtureFactors:
         """Extrapolate vanishing weights; under a Dirichlet none vanishes."""
@@ -92,6 +106,8 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         ]
         if people is not None:
             parts.append(annotators.pack(people))
+        if views.slopes is not None:
+            parts.append(views.slopes)
         return np.concatenate([part.ravel() for part in parts])
 
     def unpack(self, vector: Array, like: MixtureFactors) -> MixtureFactors:
@@ -113,22 +129,35 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
             scale_slope=take(1)[0],
         )
         people = None if like.annotators is None else annotators.unpack(take, like.annotators)
-        return MixtureFactors(views, people)
+        slopes = None if like.views.slopes is None else take(len(like.views.slopes))
+        return MixtureFactors(views._replace(slopes=slopes), people)
 
     def trimmed(self, state: MixtureFactors) -> list[MixtureFactors]:
         """States with vanishing weights at zero; none under a Dirichlet, whose weights are positive."""
         views = state.views
         if views.weight_counts is not None:
             return []
-        return [state._replace(views=views._replace(weights=weights)) for weights in vanishing_weights(views.weights)]
+        if self.gate is not None and views.slopes is not None:
+            trimmed = self.gate.trimmed(views.weights, views.slopes)
+        else:
+            trimmed = vanishing_weights(views.weights)
+        return [state._replace(views=views._replace(weights=weights)) for weights in trimmed]
 
     def weights(self, state: MixtureFactors) -> Array:
-        """The weights of the views: (K,)."""
+        """The weights of the views, (K,): the mean over inputs where they differ by these."""
+        if self.gate is not None and state.views.slopes is not None:
+            return self.gate.average(state.views.weights, state.views.slopes)
         return state.views.weights
 
     def bound_terms(self, state: MixtureFactors, statistics: Sums) -> dict[str, float]:
         """The bound, term by term, in the labels' units."""
-        terms = steps.bound_terms(state.views, statistics.views, self.prior)
+        views, total = state.views, statistics.views
+        terms = steps.bound_terms(views, total, self.prior)
+        if self.gate is not None and views.slopes is not None:
+            before = terms["J_z"]
+            terms["J_z"] = self.gate.expected_log_weight(views.weights, views.slopes, total.mass, total.feature_mass)
+            terms["Pi_z"] += terms["J_z"] - before
+            terms["penalty_gate"] = -self.gate.log_prior(views.slopes)
         if state.annotators is not None and self.annotator_prior is not None:
             # here J_S - Pi_z is the evidence of the label sets, the truth integrated out
             terms["J_S"] = float(statistics.views.log_evidence) - terms["J_z"]
@@ -142,9 +171,15 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         """Difference between the bound in the labels' units and in standard units."""
         return -self.data.n_labels * float(np.log(self.data.standard.scale).sum())
 
-    def posterior(self, state: MixtureFactors, information: WeightInformation | None = None) -> MixturePosterior:
-        """What remains when the data are gone."""
-        return MixturePosterior(self.prior, state, self.data.standard, information)
+    def posterior(
+        self, state: MixtureFactors, information: WeightInformation | None = None, gate: Gate | None = None
+    ) -> MixturePosterior:
+        """What remains when the data are gone; the state's weights are then averages."""
+        views = state.views
+        if self.gate is not None and views.slopes is not None:
+            gate = self.gate.gate(views.weights, views.slopes) if gate is None else gate
+            state = state._replace(views=views._replace(weights=self.weights(state), slopes=None))
+        return MixturePosterior(self.prior, state, self.data.standard, information, gate)
 
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> MixturePosterior:
         """The posterior at the end of an ascent, with what intervals for the weights need unless they are unwanted."""
@@ -152,6 +187,12 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         if not intervals:
             return self.posterior(state)
         subsample = self.data if self.data.n_groups else self.data.some(_INTERVAL_LABELS)  # groups stay whole
+        slopes = state.views.slopes
+        if self.gate is not None and slopes is not None:  # at the bound's maximum: features depend on the views in use
+            lookup = self.gate.lookup(state.views.weights, slopes)
+            known = weight_information(subsample, self.data, self.prior, state, lookup)
+            gate, known = self.gate.finish(state.views.weights, slopes, known)
+            return self.posterior(state, known, gate)
         likelihood, first = likelihood_problem(subsample, self, state)
         mode = ascend(likelihood, first, EM(tol=1e-6, max_steps=200)).state
         return self.posterior(state, weight_information(subsample, self.data, likelihood.prior, mode))
@@ -211,13 +252,31 @@ def pose(source: Source, spec: GaussianMixture) -> tuple[MixtureProblem, Mixture
             "heteroscedastic=True needs the views' variance over draws; give ViewPredictions(variance=...) or collect "
             "the views with draws=2 or more, or leave the option off"
         )
+    if spec.weights == "input" and spec.concentration is not None:
+        raise ValueError("concentration is the prior of weights='view'; with weights='input' leave it out")
     data = source.continuous(with_variance=spec.heteroscedastic)
     prior, state = steps.start(data, spec)
     if spec.v is None:
         prior, state = steps.start(data, replace(spec, v=_variance_within(data, prior, state)))
-    if spec.noise != "annotator":
-        return MixtureProblem(data, prior, None), MixtureFactors(state, None)
-    people = annotators.default_prior(prior.residual_variance, spec.gamma)
-    return MixtureProblem(data, prior, people), MixtureFactors(
-        state, annotators.start(data.n_annotators, data.n_outputs, people)
-    )
+    people, first = None, None
+    if spec.noise == "annotator":
+        people = annotators.default_prior(prior.residual_variance, spec.gamma)
+        first = annotators.start(data.n_annotators, data.n_outputs, people)
+    problem, factors = MixtureProblem(data, prior, people), MixtureFactors(state, first)
+    return (problem, factors) if spec.weights != "input" else _gated(source, problem, factors, spec)
+
+
+def _gated(
+    source: Source, problem: MixtureProblem, first: MixtureFactors, spec: GaussianMixture
+) -> tuple[MixtureProblem, MixtureFactors]:
+    """The problem of a gate, whose first update is the fit with constant weights."""
+    constant: MixtureFactors = ascend(problem, first, PRELIMINARY).state
+    weights, unit = constant.views.weights, problem.data.standard.prediction_scale
+    gate = source.gate(spec.features, weights, shared=first.annotators is not None, unit=unit)
+    slopes = np.zeros(gate.n_features)
+    density = Density.of(constant.views, problem.prior, constant.views.expected_log_weights)
+    score = gate_score(problem.data, density, problem.prior, constant, gate.lookup(weights, slopes))
+    gate = gate.with_prior(spec.gate_scale, *score)
+    views = constant.views._replace(weights=gate.positive(weights), slopes=slopes)
+    first = first._replace(views=first.views._replace(slopes=slopes))
+    return replace(problem, gate=gate, jump=(first, constant._replace(views=views))), first

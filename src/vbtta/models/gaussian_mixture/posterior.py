@@ -15,6 +15,7 @@ from vbtta.models.gaussian_mixture import steps
 from vbtta.models.gaussian_mixture.steps import MixturePrior, MixtureState
 from vbtta.models.parts import annotators
 from vbtta.models.parts.annotators import AnnotatorNoise, AnnotatorState
+from vbtta.models.parts.gate import Gate
 from vbtta.models.parts.standard import Standard
 
 MIN_RELATIVE_SHARE = 0.1  # of the most supported view's labels
@@ -47,6 +48,7 @@ class MixturePosterior(Posterior):
     state: MixtureFactors
     standard: Standard
     information: WeightInformation | None
+    gate: Gate | None
 
     @property
     def weights(self) -> Array:
@@ -74,11 +76,14 @@ class MixturePosterior(Posterior):
         """The predictive mixture for inputs whose views are the policy's views of positive weight, in order."""
         weights = self.predictive_weights
         used = weights > 0
-        if used.sum() < len(predictions.names):
-            kept = used[self.weights > 0]
+        kept = used[self.weights > 0]
+        weights = np.broadcast_to(weights[used], (len(predictions), int(used.sum())))
+        if self.gate is not None:
+            weights = self.gate.weights_for(predictions)[:, kept]
+            weights = weights / weights.sum(axis=1, keepdims=True)
+        if not kept.all():
             predictions = predictions.select([name for name, keep in zip(predictions.names, kept, strict=True) if keep])
         location, scale, dof = self._components(predictions, used)
-        weights = np.broadcast_to(weights[used], location.shape[:2])
         return ContinuousPrediction(weights, dof, location, scale)
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:
@@ -96,7 +101,8 @@ class MixturePosterior(Posterior):
         kept = self.state.views.take(views)
         kept = kept._replace(weights=kept.weights / kept.weights.sum())
         known = None if self.information is None else self.information.take(views)
-        return replace(self, state=self.state._replace(views=kept), information=known)
+        gate = None if self.gate is None else self.gate.keep(views)
+        return replace(self, state=self.state._replace(views=kept), information=known, gate=gate)
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:
         """Biases and noise levels of the annotators."""
@@ -109,7 +115,7 @@ class MixturePosterior(Posterior):
         weights = np.repeat(self.predictive_weights[used][:, None], C, axis=1)
         shift, gain = steps.calibration(self.state.views.theta_mean[used], C)  # (K, C) each
         scale, offset = self.standard.linear(np.broadcast_to(gain, weights.shape), shift)
-        return Pooling("linear", "", scale, offset, weights)
+        return Pooling("linear", "", scale, offset, weights, self.gate)
 
     def _components(self, predictions: ViewPredictions, used: Array) -> tuple[Array, Array, Array]:
         """Locations (N, K, C), scale matrices (N, K, C, C) and degrees of freedom (K,) in the labels' units."""

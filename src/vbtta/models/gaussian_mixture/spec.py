@@ -7,6 +7,7 @@ from typing import Literal, Self
 from vbtta._support.checks import one_of, positive
 from vbtta.models.base import Model
 from vbtta.models.parts.annotators import ContinuousNoise, LabelFacts, check_scale, default_noise
+from vbtta.models.parts.gate import FeatureChoice, check_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,16 @@ class GaussianMixture(Model):
     scale : {"prediction", "constant"}
         Whether the logarithm of the standard deviation around a view is linear in the view's prediction (eq. 2), with
         one slope for all views, or constant.
+    weights : {"view", "input"}
+        One weight a view, or one that depends on the input through features of the views' outputs (eq. 25).
+    features : {"all", "own", "none"} or callable
+        Features of ``weights="input"``. "all": a view's distance from the median of the views, its square and, where
+        there is a variance, the spread over draws; "own" compares with the identity in place of the median, for use
+        where other views are not computed yet; "none" has only those of the predictions,
+        ``ViewPredictions(features=...)``, which are always added. A function of the outputs (n, K, C) of the views in
+        use returns (n, K, F) more beside "all"; it is saved by its name, ``package.module:name``.
+    gate_scale : float, optional
+        Prior standard deviation of the coefficients of ``weights="input"`` (eq. 25); by default the evidence decides.
     concentration : float, optional
         Dirichlet concentration of the weights; without it they are at their maximum likelihood (eq. 7).
     component : {"normal", "student_t", "laplace"}
@@ -63,6 +74,9 @@ class GaussianMixture(Model):
     noise: ContinuousNoise | None = None
     heteroscedastic: bool = False
     scale: Literal["prediction", "constant"] = "prediction"
+    weights: Literal["view", "input"] = "view"
+    features: FeatureChoice = "all"
+    gate_scale: float | None = None
     concentration: float | None = None
     component: Literal["normal", "student_t", "laplace"] = "normal"
     beta: float = 200.0
@@ -75,9 +89,11 @@ class GaussianMixture(Model):
         one_of("link", self.link, ("affine", "shift"))
         one_of("scale", self.scale, ("prediction", "constant"))
         one_of("noise", self.noise, (None, "none", "annotator"))
+        one_of("weights", self.weights, ("view", "input"))
+        check_features(self.features)
         one_of("component", self.component, ("normal", "student_t", "laplace"))
-        positive(concentration=self.concentration, beta=self.beta, common_scale=self.common_scale)
-        positive(nu=self.nu, gamma=self.gamma)
+        positive(concentration=self.concentration, gate_scale=self.gate_scale, beta=self.beta)
+        positive(common_scale=self.common_scale, nu=self.nu, gamma=self.gamma)
         check_scale(self.v)
 
     @classmethod

@@ -23,6 +23,7 @@ from vbtta.inference import linalg
 from vbtta.inference.blocks import Block, products
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.parts.annotators import AnnotatorState, Truth, infer_truth, summarise
+from vbtta.models.parts.gate import Lookup
 from vbtta.models.parts.standard import SMALLEST_VARIANCE, ContinuousBlocks
 
 _MAX_COVARIATE = 3.0
@@ -59,7 +60,7 @@ class MixturePrior(NamedTuple):
 class MixtureState(NamedTuple):
     """The factors of Q and the weights."""
 
-    weights: Array  # (K,); their mean under a Dirichlet
+    weights: Array  # (K,); their mean under a Dirichlet; base weights where there is a gate
     weight_counts: Array | None  # (K,) Dirichlet parameters of Q(w)
     theta_mean: Array  # (K, D): m
     theta_covariance: Array  # (K, D, D): S_k, given the common calibration
@@ -68,6 +69,7 @@ class MixtureState(NamedTuple):
     dof: Array  # (K,): nu_k
     inverse_scale: Array  # (K, C, C): V_k
     scale_slope: Array  # (): b, at its mode
+    slopes: Array | None = None  # (F,): coefficients of the gate
 
     def take(self, views: Array) -> "MixtureState":
         """Some of the views."""
@@ -109,6 +111,7 @@ class MixtureStatistics(NamedTuple):
     tilted: Array | None  # (2, K, 3C, 3C): the moments with x p and x^2 p, where the scale depends on x
     tilted_mass: Array | None  # (): sum of x p
     overlap: Array  # (K, K): sum of p p^T, up to a factor
+    feature_mass: Array  # (F,): sum of p times features; (0,) without a gate
 
 
 class Expectation(NamedTuple):
@@ -122,6 +125,7 @@ class Expectation(NamedTuple):
     log_omega: Array | None  # (K, j): ln|Omega|/2
     covariate: Array | None  # (K, j): x, where the scale depends on it
     truth: Truth | None
+    gate: Lookup | None = None  # of the labels or instances
 
 
 class Density(NamedTuple):
@@ -163,7 +167,11 @@ def spread(precision: Array, affine: bool) -> Array:
 
 
 def expectation(
-    block: Block, density: Density | None, prior: MixturePrior, annotators: AnnotatorState | None = None
+    block: Block,
+    density: Density | None,
+    prior: MixturePrior,
+    annotators: AnnotatorState | None = None,
+    gate: Lookup | None = None,
 ) -> Expectation:
     """The E-step of a block; with no density, every view is responsible for the same share."""
     # Without annotators z belongs to a label and the residual is the label's; with them z and the truth t belong to an
@@ -211,8 +219,12 @@ def expectation(
         _subtract_half_form(log_density, list(residual), density.residual_form, None)
     else:
         log_density += truth.log_evidence
+    if gate is not None:
+        gate = gate.rows(slice(block.first, block.first + block.mean.shape[2]))
+        gate = gate if instance is None else gate.rows(instance)
+        log_density += gate.offset
     share, log_evidence = responsibilities(log_density, count)
-    return Expectation(regressors, residual, count, share, log_evidence, log_omega, covariate, truth)
+    return Expectation(regressors, residual, count, share, log_evidence, log_omega, covariate, truth, gate)
 
 
 def statistics(expected: Expectation) -> MixtureStatistics:
@@ -229,6 +241,7 @@ def statistics(expected: Expectation) -> MixtureStatistics:
         tilted=tilted,
         tilted_mass=tilted_mass,
         overlap=_overlap(share, expected.repeats),
+        feature_mass=np.zeros(0) if expected.gate is None else np.einsum("kn,fkn->f", share, expected.gate.values),
     )
 
 
@@ -321,6 +334,7 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
         dof=dof,
         inverse_scale=inverse_scale,
         scale_slope=scale_slope,
+        slopes=state.slopes,
     )
 
 

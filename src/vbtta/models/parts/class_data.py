@@ -39,6 +39,7 @@ class CategoricalBlock:
     table: LabelTable
     mass: Array | None  # (N+, C): how often each class was given, for labels without noise
     group: Array | None = None  # (N+,): numbers of the instances' groups, where they come in groups
+    first: int = 0  # labelled instances before the block
 
     @property
     def n_instances(self) -> int:
@@ -90,6 +91,7 @@ class CategoricalBlock:
                 table=self.table.part(labels, first, inside.stop),
                 mass=None if self.mass is None else self.mass[inside],
                 group=None if self.group is None else self.group[inside],
+                first=first,
             )
             blocks.append(block)
         return blocks

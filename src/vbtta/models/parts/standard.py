@@ -159,6 +159,7 @@ def lay_out(
                 value=targets[:, part],
                 repeats=count[part],
                 annotator=annotator[part],
+                first=inside.start,
             )
         )
     return blocks

@@ -148,6 +148,14 @@ def filled(value: float, *shape: int) -> Tensor:
     return torch.full(shape, float(value), dtype=torch.float64)
 
 
+def log_view_weights(values: Values, features: Tensor | None, rows: Units) -> Tensor:
+    """Log weights (..., K, n) of some instances from features (F, K, N); (..., K, 1) where there are none."""
+    base = values["weights"].log()[..., None]
+    if features is None:
+        return base
+    return torch.log_softmax(base + torch.einsum("...f,fkn->...kn", values["slopes"], features[:, :, rows]), dim=-2)
+
+
 class ClassDensity(PriorTable, ABC):
     """Temperatures and offsets have the EM engine's priors. Here they are inferred, where EM takes their mode."""
 
@@ -252,7 +260,7 @@ def _views_first(parts: list[Array]) -> Tensor:
 class Views(NamedTuple):
     """Calibrated views; tensors have a leading axis of particles where there are any."""
 
-    log_weights: Tensor  # (..., K)
+    log_weights: Tensor  # (..., K, n), or (..., K, 1) where they do not depend on the input
     location: Tensor  # (..., K, n, C)
     factor: Tensor  # (..., K, C, C): T, lower triangular
     root: Tensor | None  # (K, n, C): Omega^1/2
@@ -295,7 +303,7 @@ class GaussianDensity(PriorTable, ABC):
             return self._log_instances(values, units, values["tau"], self.basis @ values["bias"]).sum(dim=-1)
         views = self.views(values, self.tensors.rows_of_labels(units))
         each = self.log_components(views, self.tensors.value[units], values)
-        mixed = torch.logsumexp(views.log_weights[..., None] + each, dim=-2)
+        mixed = torch.logsumexp(views.log_weights + each, dim=-2)
         return (self.tensors.count[units] * mixed).sum(dim=-1)
 
     def log_components(self, views: Views, value: Tensor, values: Values) -> Tensor:
@@ -357,7 +365,7 @@ class GaussianDensity(PriorTable, ABC):
             pulled = torch.cholesky_solve(matrix @ gap[..., None], both)[..., 0]  # P^-1 L gap
             log_ratio = _log_diagonal(factor) - _log_diagonal(both)
             each = log_ratio - 0.5 * strength * (gap * pulled).sum(dim=-1)
-        mixed = torch.logsumexp(views.log_weights[..., None] + each, dim=-2)
+        mixed = torch.logsumexp(views.log_weights + each, dim=-2)
         return mixed + sum_by_instance(constant[..., None], owner, n)[..., 0]
 
 

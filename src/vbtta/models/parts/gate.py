@@ -1,0 +1,481 @@
+"""Weights that depend on the input: a conditional logit on features of the views (docs/method, eqs. 25 to 28).
+
+    w_k(x) = v_k exp(b . phi_k(x)) / sum_l v_l exp(b . phi_l(x)),   b ~ Normal(0, t^2 I)
+
+The base weights v are on the simplex and may be zero. All views share b; b = 0 gives w = v. A fit with constant weights
+comes first: the gate starts from it, its views of positive weight are those that features compare with (they keep a
+positive weight, so that they are computed), and unless t is given the evidence decides it there, so that a gate that is
+not needed costs next to nothing. Features are standardised on the calibration sample by the spread that neither the
+mean of a view nor that of an input explains, and clipped to their range there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from vbtta._support.checks import between
+from vbtta.data.labels import Array, LabelSets
+from vbtta.data.predictions import ViewPredictions
+from vbtta.inference.blocks import total
+from vbtta.inference.em import EM, vanishing_weights
+from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, inverse_information
+from vbtta.models.parts.calibration import log_normal
+
+PRELIMINARY = EM(max_steps=200, tol=1e-6)  # with constant weights
+FeatureChoice = Literal["all", "own", "none"] | Callable[[Array], Array] | str
+_NAMES = {
+    "classification": ("entropy", "margin", "divergence", "agreement", "log_sum_exp"),
+    "regression": ("distance", "squared_distance"),
+}
+_FLAT = 1e-6  # spread of a feature, relative to its largest value, below which it is constant
+_ENTRIES = 1 << 15  # of a (K, n) array in work
+_FRACTIONS = 0.5 ** np.arange(10)  # of a Newton step
+_MAX_STEP = 3.0  # of b
+_SCALES, _SCALE_RATE = np.geomspace(0.01, 1, 41), 2.0  # candidates for t, and the rate of its exponential prior
+_AVERAGED_DRAWS = 200  # of ADVI whose weights are averaged over the sample
+
+
+class FeatureSet(NamedTuple):
+    """Which features describe a view of an input."""
+
+    task: str
+    choice: str  # built-in ones: "all", "own" (of the view and of the identity alone) or "none"
+    function: str  # "package.module:name" of a user's own, or empty
+    given: tuple[str, ...]  # names of those that the predictions hold
+    spread: bool  # whether the spread over draws is one
+    unit: Array  # (C,): of the outputs, in a regression
+    reference: tuple[str, ...]  # views that a view is compared with; none: with itself
+
+    @classmethod
+    def of(
+        cls, choice: FeatureChoice, predictions: ViewPredictions, task: str, unit: Array, weights: Array
+    ) -> "FeatureSet":
+        """The features of a model's option and of the calibration predictions, given constant weights (K,)."""
+        function = "" if choice in ("all", "own", "none") else _name_of(choice)
+        chosen = "all" if function else str(choice)
+        spread = task == "regression" and chosen != "none" and predictions.variance is not None
+        names = zip(predictions.names, weights > 0, strict=True)
+        used = tuple(name for name, positive in names if (positive if chosen == "all" else name == "identity"))
+        used = () if chosen == "none" else used
+        return cls(task, chosen, function, predictions.feature_names, spread, unit, used)
+
+    def names(self, size: int) -> tuple[str, ...]:
+        """Names of all features, `size` in number."""
+        names = [*(() if self.choice == "none" else _NAMES[self.task]), *(["spread"] if self.spread else [])]
+        own = [f"{self.function.partition(':')[2]}_{place}" for place in range(size - len(names) - len(self.given))]
+        return (*names, *own, *self.given)
+
+    def places(self, names: Sequence[str]) -> list[int]:
+        """Positions of the reference among views."""
+        return [place for place, name in enumerate(names) if name in self.reference]
+
+    def raw(self, predictions: ViewPredictions) -> Array:
+        """Features (n, K, F) of the views that the predictions hold."""
+        outputs = np.asarray(predictions.outputs, dtype=np.float64)
+        parts = [np.zeros((*outputs.shape[:2], 0))]
+        if self.choice != "none":
+            parts.append(built_in(np, self.task, outputs, self.unit, self.places(predictions.names)))
+        if self.spread:
+            if predictions.variance is None:
+                raise ValueError("the weights depend on the spread over draws: predictions need a variance")
+            parts.append(np.sqrt((predictions.variance / self.unit**2).sum(axis=2))[:, :, None])
+        if self.function:
+            values = np.asarray(_load(self.function)(outputs), dtype=np.float64)
+            if values.shape[:2] != outputs.shape[:2] or values.ndim != 3 or not np.isfinite(values).all():
+                raise ValueError(
+                    f"features={self.function!r} must return finite numbers, (n, K, F) for outputs of shape "
+                    f"{outputs.shape}; got shape {values.shape}"
+                )
+            parts.append(values)
+        missing = [name for name in self.given if name not in predictions.feature_names]
+        if missing:
+            raise ValueError(
+                f"the policy needs the features {missing}; give ViewPredictions(features=...) as to the fit"
+            )
+        if self.given and predictions.features is not None:
+            parts.append(predictions.features[:, :, [predictions.feature_names.index(name) for name in self.given]])
+        return np.concatenate(parts, axis=2)
+
+
+def built_in(xp: ModuleType, task: str, outputs: Any, unit: Any, places: list[int]) -> Any:
+    """Built-in features (n, K, F) of outputs (n, K, C), with NumPy or with torch, whose operations can be exported.
+
+    Views are compared with the mean, in a regression the median, of those at `places`, or where there are none with
+    themselves.
+    """
+    if task == "regression":
+        outputs = reference = outputs / unit
+        if places:
+            ordered, half = _sorted(xp, outputs[:, places], 1), len(places) // 2
+            reference = 0.5 * (ordered[:, half : half + 1] + ordered[:, len(places) - 1 - half :][:, :1])
+        square = ((outputs - reference) ** 2).sum(-1)
+        return xp.stack([xp.sqrt(square), square], -1)
+    top = xp.amax(outputs, -1)
+    log_total = xp.log(xp.exp(outputs - top[..., None]).sum(-1))
+    log_proba = outputs - top[..., None] - log_total[..., None]
+    proba = xp.exp(log_proba)
+    ordered = _sorted(xp, proba, -1)
+    reference = proba[:, places].mean(1)[:, None] if places else proba
+    features = [
+        -(proba * log_proba).sum(-1),
+        ordered[..., -1] - ordered[..., -2],
+        (proba * (log_proba - xp.log(reference + 1e-30))).sum(-1),
+        (proba * reference).sum(-1),
+        top + log_total,
+    ]
+    return xp.stack(features, -1)
+
+
+def _sorted(xp: ModuleType, values: Any, axis: int) -> Any:
+    ordered = xp.sort(values, axis)
+    return getattr(ordered, "values", ordered)  # torch returns positions too
+
+
+def gated(xp: ModuleType, raw: Any, limits: Any, unit: Any, coefficients: Any, log_weights: Any) -> Any:
+    """Weights (n, K) of raw features (n, K, F); `limits` (2, F), `unit` (F,) is one over the scale, 0 for constants."""
+    clipped = xp.minimum(xp.maximum(raw, limits[0]), limits[1]) - limits[0]
+    score = log_weights + (clipped * (unit * coefficients)).sum(-1)
+    score = xp.exp(score - xp.amax(score, -1)[:, None])
+    return score / score.sum(-1)[:, None]
+
+
+class Gate(NamedTuple):
+    """Fitted weights that depend on the input.
+
+    Attributes
+    ----------
+    names : F strings
+        The features.
+    coefficients : (F,) array
+        b: how much a standard deviation of a feature adds to the logarithm of a view's weight; 0 for a feature that is
+        constant, or a constant for every view.
+    prior_scale : float
+        t, the prior standard deviation of the coefficients.
+    weights : (K,) array
+        Base weights of the fitted views, those where all features are equal.
+    scale : (F,) array
+        Standard deviations of the features; 0 for constants.
+    limits : (2, F) array
+        Range on the calibration sample, to which features are clipped.
+
+    Examples
+    --------
+    The view that is surer than the others is right:
+
+    >>> from vbtta import CategoricalMixture, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth, better = rng.integers(0, 3, size=300), rng.integers(0, 2, size=300)
+    >>> logits = 0.3 * rng.normal(size=(300, 2, 3))
+    >>> logits[np.arange(300), better, truth] += 3
+    >>> model = CategoricalMixture(weights="input")
+    >>> policy = fit_policy(ViewPredictions(logits), truth, task="classification", model=model)
+    >>> policy.gate.names[:2]
+    ('entropy', 'margin')
+    >>> bool((policy.weights_for(ViewPredictions(logits)).argmax(axis=1) == better).mean() > 0.95)
+    True
+    """
+
+    names: tuple[str, ...]
+    coefficients: Array
+    prior_scale: float
+    centre: Array | None  # (F,): of the intervals
+    covariance: Array | None  # (F, F)
+    weights: Array
+    scale: Array
+    limits: Array
+    features: FeatureSet
+
+    def interval(self, level: float = 0.9) -> Array:
+        """Intervals (F, 2) of the coefficients at a level; they hold the estimate too.
+
+        By EM they are a Laplace approximation with t = 1: t is itself an estimate, and shrunken intervals would miss.
+        By ADVI they come from Q.
+        """
+        if self.covariance is None or self.centre is None:
+            raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
+        between("level", level, 0, 1)
+        reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(np.diagonal(self.covariance))
+        lower, upper = self.centre - reach, self.centre + reach
+        return np.stack([np.minimum(lower, self.coefficients), np.maximum(upper, self.coefficients)], axis=1)
+
+    @property
+    def unit(self) -> Array:
+        """One over the scale, 0 for constants: (F,)."""
+        return _inverse(self.scale)
+
+    def weights_for(self, predictions: ViewPredictions) -> Array:
+        """Weights (n, K) of inputs whose views are those of positive base weight, in order."""
+        log_weights = np.log(self.weights[self.weights > 0])
+        return np.asarray(
+            gated(np, self.features.raw(predictions), self.limits, self.unit, self.coefficients, log_weights)
+        )
+
+    def keep(self, views: Array) -> "Gate":
+        """The same with only some of the views."""
+        return self._replace(weights=self.weights[views] / self.weights[views].sum())
+
+    def for_module(self) -> "Gate":
+        """The same, if a network can compute it."""
+        own = [*self.features.given, *([self.features.function] if self.features.function else [])]
+        if own or self.features.spread:
+            needed = own or "the spread over draws"
+            raise ValueError(f"a module computes built-in features only; the weights depend on {needed}: fit without")
+        return self
+
+
+class Lookup(NamedTuple):
+    """ln w_ik - ln v_k (K, N) and features (F, K, N) of all labelled instances."""
+
+    offset: Array
+    values: Array
+
+    def rows(self, rows: slice | Array) -> "Lookup":
+        """Some of the instances."""
+        return Lookup(self.offset[:, rows], self.values[:, :, rows])
+
+
+@dataclass(frozen=True, eq=False)
+class GateData:
+    """The calibration sample as a gate sees it."""
+
+    features: FeatureSet
+    count: Array  # (N,): labels of every instance, or 1 with a noise model
+    values: Array  # (F, K, N): standardised features
+    scale: Array  # (F,)
+    limits: Array  # (2, F)
+    required: Array  # (K,): views that features compare with
+    prior_scale: float = 1.0  # t
+    _last: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        predictions: ViewPredictions,
+        labels: LabelSets,
+        choice: FeatureChoice,
+        weights: Array,
+        *,
+        shared: bool,
+        unit: Array | None,
+    ) -> "GateData":
+        """Aligned data and constant weights (K,).
+
+        Labels of an instance share a view where a noise model does; `unit` (C,) is that of the outputs in a regression.
+        """
+        rows, instance = np.unique(labels.instance, return_inverse=True)
+        count = np.ones(len(rows)) if shared else np.bincount(instance, labels.count)
+        if shared and unit is None and labels.instance_weights is not None:
+            count = labels.instance_weights[rows]
+        task, unit = ("classification", np.ones(1)) if unit is None else ("regression", unit)
+        features = FeatureSet.of(choice, predictions, task, unit, weights)
+        raw = features.raw(predictions if len(rows) == len(predictions) else predictions.take(rows))
+        limits = np.stack([raw.min(axis=(0, 1)), raw.max(axis=(0, 1))])
+        centred = raw - raw.mean(axis=1, keepdims=True)
+        scale = np.sqrt(((centred - centred.mean(axis=0)) ** 2).mean(axis=(0, 1)))
+        n_built_in = len(_NAMES[task]) if features.choice != "none" else 0
+        least = (task == "classification") * (np.arange(raw.shape[2]) < n_built_in)  # in nats
+        scale[scale <= _FLAT * np.maximum(np.abs(limits).max(axis=0), least)] = 0
+        values = np.ascontiguousarray(((raw - limits[0]) * _inverse(scale)).transpose(2, 1, 0))
+        required = np.isin(np.arange(len(weights)), features.places(predictions.names))
+        return cls(features, count, values, scale, limits, required)
+
+    @property
+    def n_features(self) -> int:
+        """F."""
+        return len(self.scale)
+
+    def with_prior(self, scale: float | None, gradient: Array, information: Array) -> "GateData":
+        """The same with a prior scale t; where it is None that of largest evidence times prior density.
+
+        The log likelihood is quadratic in b, with gradient v at b = 0 and information A: the log evidence is, relative
+        to t = 0, t^2 v' (I + t^2 A)^-1 v / 2 - ln|I + t^2 A| / 2.
+        """
+        if scale is None:
+            values, vectors = np.linalg.eigh(information)
+            square = _SCALES[:, None] ** 2 * np.maximum(values, 0)
+            gain = _SCALES[:, None] ** 2 * (vectors.T @ gradient) ** 2 / (1 + square) - np.log1p(square)
+            scale = float(_SCALES[np.argmax(0.5 * gain.sum(axis=1) - _SCALE_RATE * _SCALES)])
+        return replace(self, prior_scale=scale)
+
+    def positive(self, weights: Array) -> Array:
+        """Base weights with required views above zero."""
+        return _simplex(np.where(self.required, np.maximum(weights, 1e-280), weights), np.zeros(len(weights)))
+
+    def trimmed(self, weights: Array, slopes: Array) -> list[Array]:
+        """Base weights with vanishing ones at zero, boldest first; required views stay."""
+        averages = np.where(self.required, 1.0, self.average(weights, slopes))
+        return [_simplex(np.where(kept > 0, weights, 0), np.zeros(len(kept))) for kept in vanishing_weights(averages)]
+
+    def lookup(self, weights: Array, slopes: Array) -> Lookup:
+        """Weights of all instances at base weights v and coefficients b."""
+        last = self._last.get("lookup")
+        if last is not None and last[0] is weights and last[1] is slopes:
+            result: Lookup = last[2]
+            return result
+        offset = np.empty(self.values.shape[1:])
+        for part in self._parts(len(weights)):
+            score = np.einsum("fkn,f->kn", self.values[:, :, part], slopes)
+            offset[:, part] = score - _log_norm(score, weights)
+        result = Lookup(offset, self.values)
+        self._last["lookup"] = weights, slopes, result
+        return result
+
+    def average(self, weights: Array, slopes: Array) -> Array:
+        """Weights averaged over the calibration sample: (K,)."""
+        average = weights * (np.exp(self.lookup(weights, slopes).offset) @ self.count) / self.count.sum()
+        return np.where(weights > 0, np.maximum(average, 1e-300), 0)  # zero for unused views alone
+
+    def expected_log_weight(self, weights: Array, slopes: Array, mass: Array, feature_mass: Array) -> float:
+        """Sum over instances and views of r_ik ln w_ik, from sums of r_ik (K,) and of r_ik phi_ik (F,)."""
+        used = weights > 0
+
+        def part_norm(part: slice) -> Array:
+            score = np.einsum("fkn,f->kn", self.values[:, :, part], slopes)
+            return np.asarray(_log_norm(score, weights) @ self.count[part])
+
+        linear = mass[used] @ np.log(weights[used]) + feature_mass @ slopes
+        return float(linear - total(part_norm, self._parts(len(weights))))
+
+    def log_prior(self, slopes: Array) -> float:
+        """Log density of b."""
+        return log_normal(slopes, self.prior_scale)
+
+    def update(self, weights: Array, slopes: Array, mass: Array, feature_mass: Array) -> tuple[Array, Array]:
+        """Base weights and coefficients that do not lower the expected log weight plus the log prior of b.
+
+        A Newton step of the conditional logit, halved until there is a gain. With r the responsibilities and w the
+        weights, v_k is multiplied by sum_i r_ik / sum_i w_ik where b = 0, which also never loses: ln sum_l v_l e_il
+        lies below its tangent in v. The gradient in ln v_k is replaced by the logarithm of that factor, so that weights
+        shrink to zero as fast as without a gate.
+        """
+        K, used = len(weights), weights > 0
+
+        def value(weights: Array, slopes: Array) -> float:
+            return self.expected_log_weight(weights, slopes, mass, feature_mass) + self.log_prior(slopes)
+
+        expected, expected_features, curvature = self.moments(weights, slopes)
+        log_factor = np.zeros(K)
+        log_factor[used] = np.log(np.maximum(mass[used], 1e-300) / np.maximum(expected[used], 1e-300))
+        pull = slopes / self.prior_scale**2
+        gradient = np.concatenate([expected * log_factor, feature_mass - expected_features - pull])
+        curvature[K:, K:] += np.eye(len(slopes)) / self.prior_scale**2
+        curvature[:K, :K] += self.count.sum() * np.outer(weights, weights)  # a common factor of v changes nothing
+        size = np.sqrt(np.maximum(np.diagonal(curvature), 1e-280))
+        scaled = curvature / np.outer(size, size) + 1e-9 * np.eye(len(size))
+        step = np.linalg.solve(scaled, gradient / size) / size
+        step[K:] /= max(1.0, np.abs(step[K:]).max(initial=0) / _MAX_STEP)
+        least = value(weights, slopes)
+        least -= 1e-13 * abs(least)
+        for fraction in _FRACTIONS.tolist():
+            moved = _simplex(weights, np.clip(fraction * step[:K], -50, 50)), slopes + fraction * step[K:]
+            if value(*moved) >= least:
+                return moved
+        return _simplex(weights, log_factor), slopes
+
+    def moments(self, weights: Array, slopes: Array) -> tuple[Array, Array, Array]:
+        """Sums of w_ik (K,) and of w_ik phi_ik (F,), and the covariances under w of views and features, summed."""
+        offset, values = self.lookup(weights, slopes)
+        K = len(weights)
+
+        def part_moments(part: slice) -> tuple[Array, Array, Array]:
+            share, phi, count = weights[:, None] * np.exp(offset[:, part]), values[:, :, part], self.count[part]
+            counted = share * count
+            mean = np.einsum("kn,fkn->fn", share, phi)
+            root = (phi * np.sqrt(counted)).reshape(len(phi), -1)
+            cross = np.einsum("kn,fkn->kf", counted, phi)
+            covariance = np.empty((K + len(phi), K + len(phi)))
+            covariance[:K, :K] = np.diag(counted.sum(axis=1)) - counted @ share.T
+            covariance[:K, K:] = cross - counted @ mean.T
+            covariance[K:, :K] = covariance[:K, K:].T
+            covariance[K:, K:] = root @ root.T - (mean * count) @ mean.T
+            return counted.sum(axis=1), cross.sum(axis=0), covariance
+
+        return total(part_moments, self._parts(K))
+
+    def gate(self, weights: Array, slopes: Array, centre: Array | None = None, covariance: Array | None = None) -> Gate:
+        """What remains when the data are gone."""
+        names, interval = self.features.names(len(slopes)), (self.prior_scale, centre, covariance)
+        return Gate(names, slopes, *interval, weights, self.scale, self.limits, self.features)
+
+    def finish(self, weights: Array, slopes: Array, known: WeightInformation) -> tuple[Gate, WeightInformation]:
+        """The gate with intervals of b, and the information on the average weights by the delta method.
+
+        `known` is the information on (ln v, b), without the prior of b, and the likelihood of dropped views. In both the prior of b is that of t = 1. The gradient of the likelihood in b at the mode is b / t^2.
+        """
+        K, n = len(weights), float(self.count.sum())
+        prior = np.eye(K + len(slopes))
+        prior[:K, :K] = n * np.outer(weights, weights) + np.diag(np.where(weights > 0, 1e-6, 1.0))
+        covariance = np.linalg.inv(known.information + prior)
+        centre = slopes + covariance[K:, K:] @ (slopes / self.prior_scale**2 - slopes)
+        slope = self.moments(weights, slopes)[2][:K] / n  # of the average weights in (ln v, b)
+        if known.clustered is not None:
+            covariance = covariance @ (known.clustered + prior) @ covariance
+        of_average = slope @ covariance @ slope.T
+        known = inverse_information(self.average(weights, slopes), of_average, known.profile, known.n_groups)
+        return self.gate(weights, slopes, centre, covariance[K:, K:]), known
+
+    def sampled(self, weights: Array, slopes: Array) -> tuple[Gate, WeightInformation]:
+        """The same from draws of base weights (M, K) and coefficients (M, F)."""
+        few = slice(None, None, max(1, len(weights) // _AVERAGED_DRAWS))
+        averages = np.array([self.average(v, b) for v, b in zip(weights[few], slopes[few], strict=True)])
+        centre, slope, K = weights.mean(axis=0), slopes.mean(axis=0), weights.shape[1]
+        covariance = np.cov(averages.T).reshape(K, K)
+        known = inverse_information(self.average(centre, slope), covariance, np.zeros((K, len(PROFILE_GRID))))
+        return self.gate(centre, slope, slope, np.cov(slopes.T).reshape(len(slope), len(slope))), known
+
+    def _parts(self, n_views: int) -> list[slice]:
+        step = max(1, _ENTRIES // n_views)
+        return [slice(first, min(first + step, len(self.count))) for first in range(0, len(self.count), step)]
+
+
+def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:
+    """Derivatives (K + F, n) of every unit's log likelihood in (ln v, b), from the views' responsibilities (K, n)."""
+    excess = share - weights[:, None] * np.exp(lookup.offset)
+    return np.concatenate([excess, np.einsum("kn,fkn->fn", excess, lookup.values)])
+
+
+def check_features(choice: FeatureChoice) -> None:
+    """Refuse what names no features."""
+    if choice in ("all", "own", "none") or (isinstance(choice, str) and ":" in choice):
+        return
+    if not callable(choice):
+        raise ValueError(f"features must be 'all', 'own', 'none' or a function of the outputs; got {choice!r}")
+    if "<" in _name_of(choice):
+        raise ValueError(f"features={choice!r} cannot be found by its name; define the function in a module")
+
+
+def _inverse(scale: Array) -> Array:
+    """One over a scale, 0 where it is 0."""
+    return np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0)
+
+
+def _log_norm(score: Array, weights: Array) -> Array:
+    """Ln sum_k v_k exp(score_k): (n,)."""
+    used = weights > 0
+    top = score[used].max(axis=0)
+    return np.asarray(top + np.log(weights[used] @ np.exp(score[used] - top)))
+
+
+def _simplex(weights: Array, log_factor: Array) -> Array:
+    """Weights times factors, on the simplex; positive ones stay positive."""
+    moved = np.where(weights > 0, np.maximum(weights * np.exp(log_factor), 1e-280), 0)
+    return np.asarray(moved / moved.sum())
+
+
+def _name_of(choice: FeatureChoice) -> str:
+    """A function's "package.module:name"."""
+    return choice if isinstance(choice, str) else f"{choice.__module__}:{choice.__qualname__}"
+
+
+def _load(name: str) -> Callable[[Array], Array]:
+    """The function of a "package.module:name"."""
+    module, _, attribute = name.partition(":")
+    value: Any = import_module(module)
+    for part in attribute.split("."):
+        value = getattr(value, part)
+    return value  # type: ignore[no-any-return]
