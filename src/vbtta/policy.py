@@ -42,6 +42,7 @@ from vbtta.models.base import (
 )
 from vbtta.models.ordinal.posterior import CutPoints
 from vbtta.models.parts.annotators import AnnotatorNoise
+from vbtta.models.parts.gate import Gate
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise
 
 
@@ -142,7 +143,7 @@ class Policy:
     names : tuple of str
         The K views of the fit.
     weights : (K,) array
-        Their weights, which sum to 1.
+        Their weights, which sum to 1; averages over the calibration sample where they depend on the input.
     gain : float
         What the weighted average is multiplied by in a latent pool; 1 in a mixture.
     model, engine
@@ -265,6 +266,24 @@ class Policy:
         return None if found is None else self._spread(found)
 
     @property
+    def gate(self) -> Gate | None:
+        """Features, coefficients and their intervals, where weights depend on the input; of the heaviest such member."""
+        heaviest_first = (self.members[m] for m in np.argsort(-self.member_weights) if self.members)
+        gates = (member.gate for member in heaviest_first if member.gate is not None)
+        return getattr(self.posterior, "gate", None) or next(gates, None)
+
+    def weights_for(self, predictions: ViewPredictions) -> Array:
+        """The weights of the views for every input: (N, K)."""
+        if self.members:
+            parts = [member.weights_for(predictions) for member in self.members]
+            return np.einsum("m,mnk->nk", self.member_weights, parts)
+        chosen, weights = self._views(predictions), self.posterior.weights
+        values = np.repeat(weights[:, None], len(predictions), axis=1)
+        if self.gate is not None:
+            values[weights > 0] = self.gate.weights_for(chosen).T
+        return self._spread(values).T
+
+    @property
     def gain(self) -> float:
         """What the weighted average is multiplied by."""
         return self.posterior.gain
@@ -299,7 +318,10 @@ class Policy:
         return self._of_posterior("draws", "engine='advi'")(size, seed)  # type: ignore[no-any-return]
 
     def weight_interval(self, level: float = 0.9) -> Array:
-        """Intervals (K, 2) of the weights at a level; views left out of the fit have [0, 0]."""
+        """Intervals (K, 2) of the weights at a level; views left out of the fit have [0, 0].
+
+        Of weights that depend on the input they are intervals of the averages over the calibration sample as it is.
+        """
         return self._spread(self.posterior.weight_interval(level))
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
@@ -431,9 +453,11 @@ class Policy:
 
     def _try_out(self) -> None:
         """Predict one input, so that a damaged posterior is found when it is read."""
-        zeros = np.zeros((1, len(self.used_names), self.n_outputs))
+        zeros, given = np.zeros((1, len(self.used_names), self.n_outputs)), self.gate.features.given if self.gate else ()
+        features = np.zeros((1, len(self.used_names), len(given))) if given else None
         with np.errstate(all="ignore"):
-            found = self.posterior.predict(ViewPredictions(zeros, zeros, names=self.used_names))
+            inputs = ViewPredictions(zeros, zeros, names=self.used_names, features=features, feature_names=given)
+            found = self.posterior.predict(inputs)
             numbers = getattr(found, "proba", None)
             numbers = found.variance if numbers is None else numbers  # type: ignore[union-attr]
         if not np.all(np.isfinite(numbers) & (numbers >= 0)):
