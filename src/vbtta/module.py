@@ -28,6 +28,7 @@ try:
     from torch import Tensor, nn
 
     from vbtta.adapters.torch import TorchPredictor, call_module, dtype_of, evaluating, precision
+    from vbtta.models.parts.gate import Gate, built_in, gated
     from vbtta.models.parts.link_densities import class_probabilities
 except ModuleNotFoundError as error:
     raise missing_extra(error.name or "torch", "torch") from error
@@ -40,7 +41,8 @@ _ROWS_ON_CPU, _ROWS_ELSEWHERE = 32, 512
 _POSITIONS_OF_A_PASS = 1 << 20  # before it is known whether the network returns maps
 _POSITIONS_AT_ONCE = 1 << 15  # of maps whose uncertainty is computed
 
-State = tuple[Tensor, Tensor | None]  # sum over views, and of the weights of those that see a position
+# sum over views (with a gate their outputs), and of the weights of those that see a position
+State = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -457,6 +459,7 @@ class _Pool(nn.Module):
         self.row_of = [policy.used_names.index(name) if name in policy.used_names else -1 for name in names]
         for name in ("scale", "offset", "weights"):
             self.register_buffer(name, torch.as_tensor(getattr(pooling, name), dtype=torch.float32))
+        self.gate = None if pooling.gate is None else _Gate(pooling.gate, policy.used_names)
 
     def add(self, state: State | None, views: list[int], outputs: Tensor, seen: Tensor | None) -> State | None:
         """The sums with some views' outputs (V, B, ..., C) added, where they are seen."""
@@ -466,13 +469,13 @@ class _Pool(nn.Module):
         rows = [self.row_of[views[place]] for place in used]
         if len(used) < len(views):
             outputs = _rows_of(outputs, used)
-        shape = (len(rows), *[1] * (outputs.ndim - 2), outputs.shape[-1])
-        scale, offset, weights = (
-            _rows_of(table, rows).reshape(shape).to(outputs.dtype) for table in (self.scale, self.offset, self.weights)
-        )
-        terms = outputs * scale + offset
-        if self.kind == "mixture":
-            terms = class_probabilities(self.link, terms)
+        if self.gate is not None:
+            if outputs.ndim > 3:
+                raise ValueError("weights='input' needs rows (B, C), and the network returns maps; use weights='view'")
+            zeros = torch.zeros_like(outputs[0])
+            part = torch.stack([outputs[rows.index(k)] if k in rows else zeros for k in range(len(self.scale))])
+            return part if state is None else state[0] + part, None
+        terms, weights = self._terms(outputs, rows)
         part, coverage = (terms * weights).sum(0), None
         if self.masked and outputs.ndim > 3:
             coverage = (weights if self.by_class else weights[..., :1]).sum(0)
@@ -481,6 +484,15 @@ class _Pool(nn.Module):
         if state is None:
             return part, coverage
         return state[0] + part, None if coverage is None or state[1] is None else state[1] + coverage
+
+    def _terms(self, outputs: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """What views contribute (V, B, ..., C), and their weights, which broadcast to it."""
+        shape = (len(rows), *[1] * (outputs.ndim - 2), outputs.shape[-1])
+        scale, offset, weights = (
+            _rows_of(table, rows).reshape(shape).to(outputs.dtype) for table in (self.scale, self.offset, self.weights)
+        )
+        terms = outputs * scale + offset
+        return class_probabilities(self.link, terms) if self.kind == "mixture" else terms, weights
 
     @property
     def is_latent_softmax(self) -> bool:
@@ -494,10 +506,30 @@ class _Pool(nn.Module):
 
     def finish(self, state: State) -> Tensor:
         """Means or probabilities from the sums over all views: (B, ..., C)."""
+        if self.gate is not None:
+            terms, weights = self._terms(state[0], list(range(len(self.scale))))
+            by_input = self.gate(state[0].transpose(0, 1)).T[..., None] * (weights > 0)  # (K, B, C)
+            return (terms * by_input).sum(0) / by_input.sum(0)
         average = self.average(state)
         if self.kind == "latent":
             return class_probabilities(self.link, average)
         return average / average.sum(-1, keepdim=True) if self.by_class else average
+
+
+class _Gate(nn.Module):
+    """Weights (B, K) that depend on the outputs (B, K, C) of all views."""
+
+    def __init__(self, gate: Gate, names: tuple[str, ...]) -> None:
+        super().__init__()
+        gate.check_built_in()
+        self.task, self.places = gate.features.task, gate.features.places(names)
+        for name, values in {"unit": gate.features.unit, **gate.tables()}.items():
+            self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """The weights."""
+        unit, *tables = (table.to(outputs.dtype) for table in self.buffers())
+        return gated(torch, built_in(torch, self.task, outputs, unit, self.places), *tables)  # type: ignore[no-any-return]
 
 
 class Stage(TTAModule):

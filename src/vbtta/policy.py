@@ -267,10 +267,8 @@ class Policy:
 
     @property
     def gate(self) -> Gate | None:
-        """Features, coefficients and their intervals, where weights depend on the input; of the heaviest such member."""
-        heaviest_first = (self.members[m] for m in np.argsort(-self.member_weights) if self.members)
-        gates = (member.gate for member in heaviest_first if member.gate is not None)
-        return getattr(self.posterior, "gate", None) or next(gates, None)
+        """Features, coefficients and their intervals, where weights depend on the input."""
+        return getattr(self.posterior, "gate", None)
 
     def weights_for(self, predictions: ViewPredictions) -> Array:
         """The weights of the views for every input: (N, K)."""
@@ -453,10 +451,10 @@ class Policy:
 
     def _try_out(self) -> None:
         """Predict one input, so that a damaged posterior is found when it is read."""
-        zeros, given = np.zeros((1, len(self.used_names), self.n_outputs)), self.gate.features.given if self.gate else ()
-        features = np.zeros((1, len(self.used_names), len(given))) if given else None
+        names, given = self.used_names, self.gate.features.given if self.gate else ()
+        zeros, features = np.zeros((1, len(names), self.n_outputs)), np.zeros((1, len(names), len(given)))
         with np.errstate(all="ignore"):
-            inputs = ViewPredictions(zeros, zeros, names=self.used_names, features=features, feature_names=given)
+            inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=given)
             found = self.posterior.predict(inputs)
             numbers = getattr(found, "proba", None)
             numbers = found.variance if numbers is None else numbers  # type: ignore[union-attr]
@@ -577,6 +575,12 @@ class StackedPosterior(Posterior):
     def noise(self) -> FittedNoise | None:
         """That of the heaviest member."""
         return self._heaviest.label_noise
+
+    @property
+    def gate(self) -> Gate | None:
+        """That of the heaviest member that has one."""
+        gates = (self.members[m].gate for m in np.argsort(-self.member_weights))
+        return next((gate for gate in gates if gate is not None), None)
 
     @property
     def _heaviest(self) -> Policy:

@@ -136,10 +136,10 @@ def _sorted(xp: ModuleType, values: Any, axis: int) -> Any:
     return getattr(ordered, "values", ordered)  # torch returns positions too
 
 
-def gated(xp: ModuleType, raw: Any, limits: Any, unit: Any, coefficients: Any, log_weights: Any) -> Any:
-    """Weights (n, K) of raw features (n, K, F); `limits` (2, F), `unit` (F,) is one over the scale, 0 for constants."""
+def gated(xp: ModuleType, raw: Any, limits: Any, slopes: Any, log_weights: Any) -> Any:
+    """Weights (n, K) of raw features (n, K, F) from the tables of a gate."""
     clipped = xp.minimum(xp.maximum(raw, limits[0]), limits[1]) - limits[0]
-    score = log_weights + (clipped * (unit * coefficients)).sum(-1)
+    score = log_weights + (clipped * slopes).sum(-1)
     score = xp.exp(score - xp.amax(score, -1)[:, None])
     return score / score.sum(-1)[:, None]
 
@@ -203,29 +203,25 @@ class Gate(NamedTuple):
         lower, upper = self.centre - reach, self.centre + reach
         return np.stack([np.minimum(lower, self.coefficients), np.maximum(upper, self.coefficients)], axis=1)
 
-    @property
-    def unit(self) -> Array:
-        """One over the scale, 0 for constants: (F,)."""
-        return _inverse(self.scale)
+    def tables(self) -> dict[str, Array]:
+        """Arrays that give the weights: limits (2, F), coefficients in the features' units (F,), log weights (K,)."""
+        slopes, log_weights = self.coefficients * _inverse(self.scale), np.log(self.weights[self.weights > 0])
+        return {"limits": self.limits, "slopes": slopes, "log_weights": log_weights}
 
     def weights_for(self, predictions: ViewPredictions) -> Array:
         """Weights (n, K) of inputs whose views are those of positive base weight, in order."""
-        log_weights = np.log(self.weights[self.weights > 0])
-        return np.asarray(
-            gated(np, self.features.raw(predictions), self.limits, self.unit, self.coefficients, log_weights)
-        )
+        return np.asarray(gated(np, self.features.raw(predictions), **self.tables()))
 
     def keep(self, views: Array) -> "Gate":
         """The same with only some of the views."""
         return self._replace(weights=self.weights[views] / self.weights[views].sum())
 
-    def for_module(self) -> "Gate":
-        """The same, if a network can compute it."""
+    def check_built_in(self) -> None:
+        """Refuse features that a network cannot compute."""
         own = [*self.features.given, *([self.features.function] if self.features.function else [])]
         if own or self.features.spread:
             needed = own or "the spread over draws"
             raise ValueError(f"a module computes built-in features only; the weights depend on {needed}: fit without")
-        return self
 
 
 class Lookup(NamedTuple):
