@@ -438,3 +438,14 @@ def test_another_number_of_outputs_is_refused(task, name):
     fitted = fit_baseline(name, ViewPredictions(rng.normal(size=(30, 2, 3))), LabelSets.from_array(labels), task=task)
     with pytest.raises(ValueError, match=r"predictions have 2 outputs but .* was fitted on 3"):
         fitted.predict(ViewPredictions(rng.normal(size=(5, 2, 2))))
+
+
+def test_learning_loss_takes_the_view_that_the_identity_says_is_best() -> None:
+    """Inputs that the identity calls positive are seen right by the first view, the others by the second."""
+    rng = np.random.default_rng(0)
+    truth, said = rng.normal(size=400), rng.choice([-1.0, 1.0], size=400) + 0.1 * rng.normal(size=400)
+    wrong = truth + 3 * rng.normal(size=400)
+    first, second = np.where(said > 0, truth, wrong), np.where(said > 0, wrong, truth)
+    views = ViewPredictions(np.stack([said, first, second], axis=1)[:, :, None], names=["identity", "one", "two"])
+    fitted = fit_baseline("learning_loss", views, truth, task="regression")
+    np.testing.assert_allclose(fitted.predict(views).mean[:, 0], truth, atol=1e-9)

@@ -116,10 +116,10 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
     ----------
     name : str
         For classification "original" (the view named identity), "uniform", "geometric", "max", "best_view", "aug_tta",
-        "class_tta", "aug_or_class_tta" (the better of the two on a held-out fifth), "greedy", "entropy", "bma" or
-        "mixture_mle"; "+t" appended adds one temperature fitted on the aggregated probabilities. For regression
-        "original", "uniform", "best_view", "bma" or "nnls", each with a normal density of the calibration residuals'
-        mean square. `vbtta.baselines.BASELINES` lists them by task.
+        "class_tta", "aug_or_class_tta" (the better of the two on a held-out fifth), "greedy", "entropy",
+        "learning_loss", "bma" or "mixture_mle"; "+t" appended adds one temperature fitted on the aggregated
+        probabilities. For regression "original", "uniform", "best_view", "learning_loss", "bma" or "nnls", each with a
+        normal density of the calibration residuals' mean square. `vbtta.baselines.BASELINES` lists them by task.
     predictions : ViewPredictions
         Views of the calibration sample, (N, K, C).
     labels : LabelSets or array

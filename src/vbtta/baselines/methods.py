@@ -69,6 +69,37 @@ def _uniform(data: Sample) -> Array:
     return np.full(data.n_views, 1 / data.n_views)
 
 
+def _learning_loss(data: Sample, loss: Callable[[Array], Array], pool: Callable[..., Array]) -> Fitted:
+    """The m views of smallest predicted loss, averaged; of m = 1, 2, 4, ... that of smallest calibration loss.
+
+    I. Kim, Y. Kim, S. Kim, "Learning loss for test-time augmentation" (2020): a network predicts the loss of every view
+    from the unaugmented input. Here it is a ridge regression on the identity's outputs, in units of their spread, or on
+    the mean of the views where there is no identity. `loss` is that of predictions (J, ...), (J,); `pool` takes outputs
+    and weights (N, K).
+    """
+    places = slice(None) if data.identity is None else slice(data.identity, data.identity + 1)
+    seen = data.outputs[:, places].mean(axis=1)
+    unit = np.where(seen.std(axis=0) > 0, seen.std(axis=0), 1.0)
+    losses = np.stack([loss(pool(data.outputs, weights=np.eye(data.n_views)[k])) for k in range(data.n_views)], axis=1)
+    root = np.sqrt(data.times)[:, None]
+    design = np.concatenate([np.ones_like(root), (seen - seen.mean(axis=0)) / unit], axis=1) * root
+    gram = design.T @ design + np.diag(np.append(1e-9, np.ones(len(unit))))
+    slopes = np.linalg.solve(gram, design.T @ (losses * root))  # (C + 1, K)
+    slopes[1:] /= unit[:, None]
+    slopes[0] -= seen.mean(axis=0) @ slopes[1:]
+    rule = partial(lowest_loss_pool, places=places, slopes=slopes, pool=pool)
+    sizes = [2**power for power in range(int(np.log2(data.n_views)) + 1)]
+    best = min(sizes, key=lambda m: float(data.times @ loss(rule(data.outputs, m=m))))
+    return Fitted(None, list(range(data.n_views)), partial(rule, m=best))
+
+
+def lowest_loss_pool(outputs: Array, places: slice, slopes: Array, pool: Callable[..., Array], m: int) -> Array:
+    """The average of the m views of smallest loss, as slopes (C + 1, K) predict it from the views at `places`."""
+    predicted = slopes[0] + outputs[:, places].mean(axis=1) @ slopes[1:]
+    rank = np.argsort(np.argsort(predicted, axis=1, kind="stable"), axis=1)
+    return pool(outputs, weights=(rank < m) / m)
+
+
 # -- classification -------------------------------------------------------------------------------
 
 
@@ -204,6 +235,9 @@ CLASSIFICATION: dict[str, Callable[[Sample], Fitted]] = {
     "aug_or_class_tta": _aug_or_class_tta,
     "greedy": lambda data: pooled(_greedy(data), linear_pool),
     "entropy": _entropy,
+    "learning_loss": lambda data: _learning_loss(
+        data, lambda log_proba: -(data.target * log_proba).sum(axis=1) / data.times, linear_pool
+    ),
     "bma": lambda data: pooled(solvers.average_logit(data.log_proba, data.target), logit_pool),
     "mixture_mle": lambda data: pooled(_mixture_mle(data), linear_pool),
 }
@@ -222,6 +256,11 @@ def residual_variance(residual: Array, y: Array, count: Array) -> Array:
 def weighted_sum(outputs: Array, weights: Array) -> Array:
     """sum_k w_k f_k with weights (K,) or (K, C): (N, C)."""
     return np.asarray((outputs * (weights if weights.ndim == 2 else weights[:, None])).sum(axis=1))
+
+
+def input_sum(outputs: Array, weights: Array) -> Array:
+    """sum_k w_k f_k with weights (K,), or (N, K) where they differ by input: (N, C)."""
+    return np.asarray((outputs * weights[..., None]).sum(axis=1))
 
 
 def normal_prediction(mean: Array, variance: Array) -> ContinuousPrediction:
@@ -254,6 +293,11 @@ REGRESSION: dict[str, Callable[[Sample], Fitted]] = {
     "original": lambda data: pooled(_original(data), weighted_sum),
     "uniform": lambda data: pooled(_uniform(data), weighted_sum),
     "best_view": lambda data: pooled(_best_view(data), weighted_sum),
+    "learning_loss": lambda data: _learning_loss(
+        data,
+        lambda mean: ((data.target - mean) ** 2 / residual_variance(data.target, data.target, data.times)).sum(axis=1),
+        input_sum,
+    ),
     "bma": lambda data: pooled(_by_output(data, solvers.average_linear), weighted_sum),
     "nnls": lambda data: pooled(_by_output(data, _nnls), weighted_sum),
 }
