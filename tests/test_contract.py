@@ -150,6 +150,26 @@ EM_CASES = (
         )
         for noise in ("annotator", "confusion")
     ),
+    _numbers("gaussian mixture, input weights", GaussianMixture(noise="none", weights="input")),
+    _numbers(
+        "gaussian mixture, own input weights, two outputs",
+        GaussianMixture(noise="none", weights="input", features="own"),
+        outputs=2,
+    ),
+    _numbers(
+        "gaussian mixture, input weights, annotator", GaussianMixture(noise="annotator", weights="input"), labels=3
+    ),
+    *(
+        _classes(
+            f"categorical mixture, input weights, {noise}", CategoricalMixture(weights="input", noise=noise), **sets
+        )  # type: ignore[arg-type]
+        for noise, sets in NOISES.items()
+    ),
+    _classes(
+        "categorical mixture, probit, own input weights",
+        CategoricalMixture(link="probit", weights="input", noise="none", features="own"),
+        n=16,
+    ),
     _classes("categorical mixture, uncalibrated", CategoricalMixture(noise="none", calibrate=False)),
     _classes("categorical mixture, concentration", CategoricalMixture(noise="none", concentration=1.5)),
     *(
@@ -205,6 +225,13 @@ ADVI_CASES = (
     _classes("categorical mixture, no offsets, ADVI", CategoricalMixture(noise="none", offset_scale=0), DRIFT),
     pooled_classes(
         "categorical latent, no offsets, ADVI", CategoricalLatent(noise="none", offset_scale=0, shrinkage=2.0), DRIFT
+    ),
+    _numbers("gaussian mixture, input weights, ADVI", GaussianMixture(noise="none", weights="input", v=0.05), DRIFT),
+    _classes(
+        "categorical mixture, input weights, confusion, ADVI",
+        CategoricalMixture(weights="input", noise="confusion"),
+        ADVI(steps=400, particles=4, learning_rate=0.05),
+        labels=3,
     ),
     _classes("categorical mixture, uncalibrated, ADVI", CategoricalMixture(noise="none", calibrate=False), DRIFT),
     pooled_classes("categorical latent, ADVI", CategoricalLatent(noise="none", shrinkage=2.0), DRIFT),
@@ -359,17 +386,39 @@ def _link(utility: np.ndarray, link: str) -> np.ndarray:
     return np.stack([first, 1 - first], axis=-1)
 
 
+def _input_weights(weights: np.ndarray, scale: float, rng: np.random.Generator) -> np.ndarray:
+    """Weights (M, n, K) from base weights (M, K) and coefficients of standardised features, drawn from their prior."""
+    proba = special.softmax(TINY_LOGITS, axis=2)
+    mean = proba.mean(axis=1, keepdims=True)
+    features = np.stack(
+        [
+            special.entr(proba).sum(axis=2),
+            np.abs(proba[:, :, 0] - proba[:, :, 1]),
+            special.rel_entr(proba, mean).sum(axis=2),
+            (proba * mean).sum(axis=2),
+            special.logsumexp(TINY_LOGITS, axis=2),
+        ],
+        axis=2,
+    )
+    centred = features - features.mean(axis=1, keepdims=True)
+    features = features / (centred - centred.mean(axis=0)).std(axis=(0, 1))
+    score = np.einsum("mf,nkf->mnk", scale * rng.normal(size=(DRAWS, 5)), features)
+    return np.asarray(special.softmax(np.log(weights)[:, None] + score, axis=2))
+
+
 def _categorical_mixture(model: CategoricalMixture, rng: np.random.Generator) -> np.ndarray:
-    weights = _weights(rng)
+    weights = _weights(rng)[:, None]  # (M, 1, K)
+    if model.weights == "input" and model.gate_scale is not None:
+        weights = _input_weights(weights[:, 0], model.gate_scale, rng)
     if not model.calibrate:
-        proba = np.einsum("mk,nkc->mnc", weights, _link(TINY_LOGITS, model.link))
+        proba = np.einsum("mnk,nkc->mnc", np.broadcast_to(weights, (DRAWS, 5, 2)), _link(TINY_LOGITS, model.link))
         return _class_labels(proba, model, rng)
     common, own = rng.standard_t(2, size=(DRAWS, 1)) * model.kappa_scale, rng.normal(size=(DRAWS, 2)) * model.xi_scale
     offset = rng.normal(size=(DRAWS, 2)) * model.offset_scale
     proba = np.zeros((DRAWS, 5, 2))
     for k in range(2):
         utility = np.exp(common + own[:, k : k + 1])[:, :, None] * TINY_LOGITS[:, k] + offset[:, None]
-        proba += weights[:, k, None, None] * _link(utility, model.link)
+        proba += weights[:, :, k, None] * _link(utility, model.link)
     return _class_labels(proba, model, rng)
 
 
@@ -412,6 +461,7 @@ def _tiny(task: str) -> tuple[ViewPredictions, LabelSets]:
 _PRIOR: dict[str, Any] = {"noise": "none", "beta": 1.0, "nu": PRIOR_NU, "v": PRIOR_V}
 _COMMON: dict[str, Any] = {"common_scale": 0.3, "scale": "constant", "concentration": 1.0, **_PRIOR}
 _PLAIN: dict[str, Any] = {"calibrate": False, "concentration": 1.0}
+_GATED: dict[str, Any] = {"calibrate": False, "weights": "input", "gate_scale": 1.0}
 EVIDENCE_CASES: tuple[tuple[str, Any, Callable[..., np.ndarray], tuple[str, ...]], ...] = (
     ("regression", GaussianMixture(link="shift", **_COMMON), _gaussian_mixture, ("em", "advi")),
     ("regression", GaussianMixture(link="affine", **_COMMON), _gaussian_mixture, ("em", "advi")),
@@ -446,6 +496,13 @@ EVIDENCE_CASES: tuple[tuple[str, Any, Callable[..., np.ndarray], tuple[str, ...]
         "classification",
         CategoricalLatent(noise="annotator", shrinkage=4.0, difficulty=False),
         _categorical_latent,
+        ("advi",),
+    ),
+    ("classification", CategoricalMixture(noise="none", **_GATED), _categorical_mixture, ("advi",)),
+    (
+        "classification",
+        CategoricalMixture(noise="annotator", difficulty=False, **_GATED),
+        _categorical_mixture,
         ("advi",),
     ),
     ("classification", CategoricalLatent(noise="none", shrinkage=4.0), _categorical_latent, ("advi",)),

@@ -78,6 +78,7 @@ def classification_policy(names, link="softmax", class_weights=None):
         calibration=Calibration(0.3 * rng.normal(size=len(names)), 0.2 * rng.normal(size=CLASSES)),
         noise=None,
         information=None,
+        gate=None,
     )
     return Policy(
         names=tuple(names),

@@ -1,0 +1,342 @@
+"""Weights that depend on the input: recovery, no cost where they are not needed, features, files, modules."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import optimize, special
+
+from golden import class_data, number_data
+from vbtta import (
+    EM,
+    CategoricalMixture,
+    GaussianMixture,
+    LabelSets,
+    Policy,
+    ViewPredictions,
+    fit_policy,
+)
+
+TRUE = np.array([0.9, -0.6])  # b, in the units of the features
+BASE = np.array([0.5, 0.3, 0.2])
+RECORDS = {"classification": CategoricalMixture, "regression": GaussianMixture}
+TASKS = pytest.mark.parametrize("task", RECORDS)
+
+
+def gated_data(task: str, seed: int, n: int, slopes: np.ndarray = TRUE) -> tuple[ViewPredictions, np.ndarray]:
+    """Labels from one of three views each, chosen with weights that depend on two given features."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n, 3, len(slopes)))
+    weights = special.softmax(np.log(BASE) + features @ slopes, axis=1)
+    view = (rng.random((n, 1)) > weights.cumsum(axis=1)).sum(axis=1)
+    if task == "regression":
+        outputs = rng.normal(size=(n, 3, 1))
+        labels = outputs[np.arange(n), view, 0] + 0.3 * rng.normal(size=n)
+    else:
+        outputs = 2.5 * rng.normal(size=(n, 3, 4))
+        proba = special.softmax(outputs[np.arange(n), view], axis=1)
+        labels = (rng.random((n, 1)) > proba.cumsum(axis=1)).sum(axis=1)
+    return ViewPredictions(outputs, features=features, feature_names=["sharp", "tilted"]), labels
+
+
+def fit(task: str, predictions: ViewPredictions, labels: Any, **options: Any) -> Policy:
+    model = RECORDS[task](**{"weights": "input", **options})
+    return fit_policy(predictions, labels, task=task, model=model, guard=False)
+
+
+def log_score(policy: Policy, predictions: ViewPredictions, labels: np.ndarray) -> float:
+    return float(policy.predict(predictions).log_prob(labels).mean())
+
+
+# -- recovery -------------------------------------------------------------------------------------
+
+
+@TASKS
+def test_known_coefficients_and_weights_are_recovered(task: str) -> None:
+    predictions, labels = gated_data(task, 0, 3000)
+    policy = fit(task, predictions, labels, features="none")
+    assert policy.gate is not None
+    assert policy.gate.names == ("sharp", "tilted")
+    np.testing.assert_allclose(policy.gate.coefficients / policy.gate.scale, TRUE, atol=0.15)
+    assert predictions.features is not None
+    expected = special.softmax(np.log(BASE) + predictions.features @ TRUE, axis=1)
+    np.testing.assert_allclose(policy.weights_for(predictions), expected, atol=0.1)
+    np.testing.assert_allclose(policy.weights_for(predictions).mean(axis=0), policy.weights, atol=1e-12)
+
+
+@TASKS
+def test_intervals_of_the_coefficients_cover(task: str) -> None:
+    """50 samples of 250 labels, two coefficients each; benchmarks/gate.py has a thousand."""
+    hits = []
+    for seed in range(50):
+        predictions, labels = gated_data(task, seed, 250)
+        gate = fit(task, predictions, labels, features="none").gate
+        assert gate is not None
+        lower, upper = gate.interval(0.9).T
+        hits += list((lower <= TRUE * gate.scale) & (TRUE * gate.scale <= upper))
+    assert 0.82 <= np.mean(hits) <= 0.98  # 0.9 within about 2.5 standard errors
+
+
+@TASKS
+def test_a_gate_that_is_not_needed_costs_next_to_nothing(task: str) -> None:
+    costs = []
+    for seed in range(8):
+        predictions, labels = gated_data(task, seed, 4300, slopes=np.zeros(2))
+        predictions = ViewPredictions(predictions.outputs)
+        fitted, held_out = predictions.take(slice(300)), predictions.take(slice(300, None))
+        policies = (fit(task, fitted, labels[:300], weights=weights) for weights in ("view", "input"))
+        constant, gated = (log_score(policy, held_out, labels[300:]) for policy in policies)
+        costs.append(constant - gated)
+    assert np.mean(costs) < 0.003
+
+
+@TASKS
+def test_a_gate_that_is_needed_pays(task: str) -> None:
+    predictions, labels = gated_data(task, 1, 1600)
+    fitted, held_out = predictions.take(slice(400)), predictions.take(slice(400, None))
+    scores = [
+        log_score(fit(task, fitted, labels[:400], weights=weights, features="none"), held_out, labels[400:])
+        for weights in ("view", "input")
+    ]
+    assert scores[1] > scores[0] + 0.03
+
+
+def test_the_fit_is_the_maximum_of_the_penalised_likelihood() -> None:
+    """Uncalibrated views: only base weights and coefficients are inferred, here by a general optimiser."""
+    predictions, labels = gated_data("classification", 2, 150)
+    model = CategoricalMixture(weights="input", features="none", calibrate=False, gate_scale=0.7)
+    policy = fit_policy(
+        predictions, labels, task="classification", model=model, guard=False, engine=EM(tol=1e-12, max_steps=3000)
+    )
+    assert policy.gate is not None
+    assert predictions.features is not None
+    features = predictions.features / policy.gate.scale
+    proba = special.softmax(predictions.outputs, axis=2)[np.arange(150), :, labels]
+
+    def loss(parameters: np.ndarray) -> float:
+        log_weights = special.log_softmax(np.append(parameters[:2], 0) + features @ parameters[2:], axis=1)
+        prior = -0.5 * (parameters[2:] ** 2).sum() / 0.7**2 - 2 * np.log(0.7 * np.sqrt(2 * np.pi))
+        return -float(special.logsumexp(log_weights + np.log(proba), axis=1).sum() + prior)
+
+    optimum = optimize.minimize(loss, np.zeros(4), method="BFGS", options={"gtol": 1e-8})
+    assert policy.elbo == pytest.approx(-optimum.fun, abs=1e-5)
+    np.testing.assert_allclose(policy.gate.coefficients, optimum.x[2:], atol=2e-3)
+
+
+# -- features -------------------------------------------------------------------------------------
+
+
+@TASKS
+def test_constant_and_collinear_features_do_no_harm(task: str) -> None:
+    predictions, labels = gated_data(task, 3, 400)
+    values = predictions.features
+    assert values is not None
+    by_input = np.repeat(np.random.default_rng(0).normal(size=(400, 1, 1)), 3, axis=1)  # the same for all views
+    by_view = np.broadcast_to(np.arange(3.0)[None, :, None], (400, 3, 1))  # the same for all inputs
+    more = np.concatenate([values, np.ones((400, 3, 1)), by_input, by_view, 2 * values[:, :, :1] + 1], axis=2)
+    plain = fit(task, predictions, labels, features="none")
+    full = fit(task, ViewPredictions(predictions.outputs, features=more), labels, features="none")
+    assert full.gate is not None
+    assert full.gate.coefficients[2:5].tolist() == [0, 0, 0]
+    assert np.isfinite(full.gate.interval()).all()
+    held_out, answers = gated_data(task, 4, 2000)
+    assert held_out.features is not None
+    extra = np.zeros((2000, 3, 3))
+    wide = np.concatenate([held_out.features, extra, 2 * held_out.features[:, :, :1] + 1], axis=2)
+    scores = (
+        log_score(plain, held_out, answers),
+        log_score(full, ViewPredictions(held_out.outputs, features=wide), answers),
+    )
+    assert abs(scores[0] - scores[1]) < 0.005
+
+
+@TASKS
+@pytest.mark.parametrize("choice", ["all", "own"])
+def test_built_in_features_are_those_of_the_method(task: str, choice: str) -> None:
+    data = class_data if task == "classification" else number_data
+    predictions, labels = data(seed=0, n=60)
+    gate = fit(task, predictions, labels, features=choice).gate
+    assert gate is not None
+    raw = gate.features.raw(predictions)
+    outputs = predictions.outputs
+    if task == "classification":
+        proba = special.softmax(outputs, axis=2)
+        reference = proba.mean(axis=1, keepdims=True) if choice == "all" else proba[:, :1]
+        ordered = np.sort(proba, axis=2)
+        expected = [
+            special.entr(proba).sum(axis=2),
+            ordered[:, :, -1] - ordered[:, :, -2],
+            special.rel_entr(proba, np.broadcast_to(reference, proba.shape)).sum(axis=2),
+            (proba * reference).sum(axis=2),
+            special.logsumexp(outputs, axis=2),
+        ]
+    else:
+        reference = np.median(outputs, axis=1, keepdims=True) if choice == "all" else outputs[:, :1]
+        distance = np.abs(outputs - reference)[:, :, 0] / gate.features.unit
+        expected = [distance, distance**2]
+    np.testing.assert_allclose(raw, np.stack(expected, axis=2), atol=1e-9)
+    np.testing.assert_allclose(gate.limits[1], raw.max(axis=(0, 1)), atol=1e-9)
+
+
+def test_extrapolation_is_bounded() -> None:
+    """Features beyond the calibration sample's range count as those at its end."""
+    predictions, labels = gated_data("regression", 5, 400)
+    policy = fit("regression", predictions, labels, features="none")
+    assert policy.gate is not None
+    ends = np.zeros((2, 3, 2))
+    ends[0, 0], ends[1, 0] = policy.gate.limits[1], 1e6
+    far = ViewPredictions(np.zeros((2, 3, 1)), features=ends, feature_names=predictions.feature_names)
+    weights = policy.weights_for(far)
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert (weights > 0).all()
+
+
+def test_the_spread_over_draws_is_a_feature_of_numbers() -> None:
+    predictions, labels = number_data(seed=0, n=60, variance=True)
+    policy = fit("regression", predictions, labels)
+    assert policy.gate is not None
+    assert policy.gate.names == ("distance", "squared_distance", "spread")
+    with pytest.raises(ValueError, match="need a variance"):
+        policy.predict(ViewPredictions(predictions.outputs, names=predictions.names))
+
+
+def largest(outputs: np.ndarray) -> np.ndarray:
+    """A user's own feature."""
+    return np.asarray(outputs.max(axis=2, keepdims=True))
+
+
+def test_a_function_of_the_outputs_is_saved_by_its_name(tmp_path: Path) -> None:
+    predictions, labels = class_data(seed=0, n=60)
+    policy = fit("classification", predictions, labels, features=largest)
+    assert policy.gate is not None
+    assert policy.gate.names[-1] == "largest_0"
+    policy.save(tmp_path / "policy.json")
+    assert f'"features": "{__name__}:largest"' in (tmp_path / "policy.json").read_text()
+    loaded = Policy.load(tmp_path / "policy.json")
+    np.testing.assert_array_equal(loaded.predict(predictions).proba, policy.predict(predictions).proba)
+    np.testing.assert_array_equal(loaded.gate.interval(0.8), policy.gate.interval(0.8))  # type: ignore[union-attr]
+
+
+@TASKS
+def test_given_features_are_saved_and_asked_for(task: str, tmp_path: Path) -> None:
+    predictions, labels = gated_data(task, 0, 100)
+    policy = fit(task, predictions, labels)
+    policy.save(tmp_path / "policy.json")
+    loaded = Policy.load(tmp_path / "policy.json")
+    np.testing.assert_array_equal(loaded.weights_for(predictions), policy.weights_for(predictions))
+    with pytest.raises(ValueError, match="needs the features"):
+        loaded.predict(ViewPredictions(predictions.outputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": "mine"}, "features must be"),
+        ({"features": lambda outputs: outputs}, "define the function in a module"),
+        ({"concentration": 1.0}, "concentration is the prior of weights='view'"),
+        ({"gate_scale": 0.0}, "gate_scale"),
+    ],
+)
+@TASKS
+def test_options_are_checked(task: str, options: dict[str, Any], message: str) -> None:
+    predictions, labels = gated_data(task, 0, 20)
+    with pytest.raises(ValueError, match=message):
+        fit(task, predictions, labels, **options)
+
+
+# -- views ----------------------------------------------------------------------------------------
+
+
+def test_useless_views_have_no_weight_and_need_not_be_computed() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 4, size=500)
+    good = 3 * np.eye(4)[truth][:, None] + rng.normal(size=(500, 2, 4))
+    predictions = ViewPredictions(
+        np.concatenate([good, 3 * rng.normal(size=(500, 2, 4))], axis=1), names=["identity", "flip", "noise", "static"]
+    )
+    policy = fit("classification", predictions, truth)
+    assert policy.weights[2:].tolist() == [0, 0]
+    needed = predictions.select(["flip", "identity"])
+    np.testing.assert_allclose(policy.predict(needed).proba, policy.predict(predictions).proba)
+    assert (policy.weight_interval(0.9)[2:, 1] > 0).all()
+    assert policy.weights_for(predictions)[:, 2:].max() == 0
+
+
+@TASKS
+def test_pruned_weights_are_a_softmax_over_the_kept_views(task: str) -> None:
+    predictions, labels = gated_data(task, 0, 300)
+    policy = fit(task, predictions, labels, features="none")
+    pruned = policy.prune(float(np.sort(policy.weights)[1]))  # without the lightest view
+    kept = pruned.weights > 0
+    assert kept.sum() == 2
+    weights = policy.weights_for(predictions)[:, kept]
+    np.testing.assert_allclose(
+        pruned.weights_for(predictions)[:, kept], weights / weights.sum(axis=1, keepdims=True), atol=1e-12
+    )
+    assert np.isfinite(pruned.predict(predictions).log_prob(labels)).all()
+
+
+def test_constant_policies_have_the_same_weights_for_all_inputs() -> None:
+    predictions, labels = class_data(seed=0, n=60)
+    policy = fit("classification", predictions, labels, weights="view")
+    assert policy.gate is None
+    np.testing.assert_array_equal(policy.weights_for(predictions), np.tile(policy.weights, (60, 1)))
+
+
+def test_instance_weights_count_like_labels_given_twice() -> None:
+    predictions, labels = gated_data("classification", 0, 80)
+    single = LabelSets.from_array(labels)
+    weights = np.arange(80) % 2 + 1.0
+    doubled = replace(
+        single,
+        instance=np.repeat(single.instance, weights.astype(int)),
+        value=np.repeat(single.value, weights.astype(int), axis=0),
+        count=np.ones(int(weights.sum())),
+    )
+    sets = single.with_weights(weights), doubled
+    one, other = (fit("classification", predictions, labels, noise="none") for labels in sets)
+    np.testing.assert_allclose(one.weights_for(predictions), other.weights_for(predictions), atol=1e-5)
+
+
+# -- modules --------------------------------------------------------------------------------------
+
+
+def test_an_exported_module_equals_predict(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from vbtta import TTAModule, collect_views
+    from vbtta.augment import Identity, as_view
+
+    torch.manual_seed(0)
+    x = torch.randn(80, 6)
+    network, views = torch.nn.Linear(6, 3).eval(), [Identity(), as_view(torch.neg, name="minus")]
+    predictions = collect_views(network, x, views)
+    labels = (x[:, 0] > 0).long().numpy()
+    policy = fit("classification", predictions, labels)
+    module = TTAModule(network, views, policy).eval()
+    expected = policy.predict(predictions).proba
+    np.testing.assert_allclose(module(x).detach().numpy(), expected, atol=1e-5)
+    path = tmp_path / "module.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, while it traces
+        program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=1)},))
+        torch.onnx.export(program, (), path, verbose=False)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, {session.get_inputs()[0].name: x[:7].numpy()})
+    np.testing.assert_allclose(output, expected[:7], atol=1e-5)
+
+
+def test_modules_refuse_features_that_they_cannot_compute() -> None:
+    torch = pytest.importorskip("torch")
+    from vbtta import TTAModule
+    from vbtta.augment import Identity
+
+    predictions, labels = gated_data("classification", 0, 60)
+    named = ViewPredictions(predictions.outputs, names=["identity", "a", "b"], features=predictions.features)
+    policy = fit("classification", named, labels)
+    with pytest.raises(ValueError, match="built-in features only"):
+        TTAModule(torch.nn.Linear(4, 4), [Identity()], policy)
