@@ -107,7 +107,7 @@ def test_a_gate_that_is_needed_pays(task: str) -> None:
 def test_the_fit_is_the_maximum_of_the_penalised_likelihood() -> None:
     """Uncalibrated views: only base weights and coefficients are inferred, here by a general optimiser."""
     predictions, labels = gated_data("classification", 2, 150)
-    model = CategoricalMixture(weights="input", features="none", calibrate=False, gate_scale=0.7)
+    model = CategoricalMixture(weights="input", noise="none", features="none", calibrate=False, gate_scale=0.7)
     policy = fit_policy(
         predictions, labels, task="classification", model=model, guard=False, engine=EM(tol=1e-12, max_steps=3000)
     )
