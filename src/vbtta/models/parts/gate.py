@@ -37,6 +37,7 @@ _ENTRIES = 1 << 15  # of a (K, n) array in work
 _FRACTIONS = 0.5 ** np.arange(10)  # of a Newton step
 _MAX_STEP = 3.0  # of b
 _SCALES, _SCALE_RATE = np.geomspace(0.01, 1, 41), 2.0  # candidates for t, and the rate of its exponential prior
+_DECISIVE = 5.0  # log evidence against b = 0 from which t = 1
 _AVERAGED_DRAWS = 200  # of ADVI whose weights are averaged over the sample
 
 
@@ -289,13 +290,15 @@ class GateData:
         """The same with a prior scale t; where it is None that of largest evidence times prior density.
 
         The log likelihood is quadratic in b, with gradient v at b = 0 and information A: the log evidence is, relative
-        to t = 0, t^2 v' (I + t^2 A)^-1 v / 2 - ln|I + t^2 A| / 2.
+        to t = 0, t^2 v' (I + t^2 A)^-1 v / 2 - ln|I + t^2 A| / 2. Large coefficients are underestimated at b = 0:
+        where the evidence is decisive, t = 1.
         """
         if scale is None:
             values, vectors = np.linalg.eigh(information)
             square = _SCALES[:, None] ** 2 * np.maximum(values, 0)
             gain = _SCALES[:, None] ** 2 * (vectors.T @ gradient) ** 2 / (1 + square) - np.log1p(square)
-            scale = float(_SCALES[np.argmax(0.5 * gain.sum(axis=1) - _SCALE_RATE * _SCALES)])
+            value = 0.5 * gain.sum(axis=1) - _SCALE_RATE * _SCALES
+            scale = 1.0 if value.max() > _DECISIVE else float(_SCALES[np.argmax(value)])
         return replace(self, prior_scale=scale)
 
     def positive(self, weights: Array) -> Array:
