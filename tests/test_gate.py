@@ -333,10 +333,10 @@ def test_an_exported_module_equals_predict(tmp_path: Path) -> None:
 def test_modules_refuse_features_that_they_cannot_compute() -> None:
     torch = pytest.importorskip("torch")
     from vbtta import TTAModule
-    from vbtta.augment import Identity
+    from vbtta.augment import Identity, as_view
 
     predictions, labels = gated_data("classification", 0, 60)
     named = ViewPredictions(predictions.outputs, names=["identity", "a", "b"], features=predictions.features)
     policy = fit("classification", named, labels)
     with pytest.raises(ValueError, match="built-in features only"):
-        TTAModule(torch.nn.Linear(4, 4), [Identity()], policy)
+        TTAModule(torch.nn.Linear(4, 4), [Identity(), *(as_view(torch.neg, name=name) for name in "ab")], policy)
