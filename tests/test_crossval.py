@@ -28,15 +28,18 @@ def test_folds_of_equal_groups_are_of_equal_size() -> None:
 
 
 def test_groups_count_as_one_draw_each() -> None:
-    """Copies of rows in one group change neither the total per group nor its relative standard error."""
+    """Copies of rows in one group change neither the mean difference nor its standard error."""
     rng = np.random.default_rng(0)
     once, zeros = rng.normal(size=40), np.zeros(40)
     units = np.arange(40)
-    total, error = compare_scores(*(CrossValidated(s, units, np.ones(1)) for s in (once, zeros)))
-    plain = compare_scores(*(CrossValidated(s, None, np.ones(1)) for s in (once, zeros)))
-    np.testing.assert_allclose((total, error), plain)
-    copied = [CrossValidated(np.repeat(s, 7), np.repeat(units, 7), np.ones(1)) for s in (once, zeros)]
-    np.testing.assert_allclose(compare_scores(*copied), (7 * total, 7 * error))
+
+    def scored(scores: np.ndarray, groups: np.ndarray | None) -> CrossValidated:
+        return CrossValidated(scores, groups, np.zeros(len(scores)), np.ones(len(scores)))
+
+    plain = compare_scores(scored(once, None), scored(zeros, None))
+    np.testing.assert_allclose(compare_scores(scored(once, units), scored(zeros, units)), plain)
+    copied = [scored(np.repeat(scores, 7), np.repeat(units, 7)) for scores in (once, zeros)]
+    np.testing.assert_allclose(compare_scores(*copied), plain)
 
 
 def test_the_guard_counts_groups_not_rows() -> None:

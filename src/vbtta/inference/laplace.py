@@ -82,10 +82,10 @@ def weight_information(
     if sums is None:
         return WeightInformation(centre, information, profile)
     variance, mean = score_variance(sums), sums[:K].sum(axis=1)
-    moves = np.eye(K) - (centre if K == len(centre) else 0)  # view k takes weight from all the others
+    moves = np.eye(K) - (centre if len(centre) == K else 0)  # view k takes weight from all the others
     alone = outer[:K, :K] - np.outer(mean, mean) / sums[-1].sum()  # the variance if units were independent
     effect = _forms(moves, variance[:K, :K]) / np.maximum(_forms(moves, alone), 1e-300)
-    effect = effect if K == len(centre) else np.full(len(centre), effect.max())
+    effect = effect if len(centre) == K else np.full(len(centre), effect.max())
     variance[K:, K:] += nuisance_prior
     efficient = np.concatenate([np.eye(K), -response.T], axis=1)
     clustered = efficient @ variance @ efficient.T
