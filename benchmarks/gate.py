@@ -3,10 +3,42 @@
 ``python -m benchmarks.gate`` prints a table; tests/test_gate.py has the same with fewer samples.
 """
 
-import numpy as np
+from typing import Any
 
-from tests.test_gate import RECORDS, TRUE, fit, gated_data, log_score
-from vbtta import ViewPredictions
+import numpy as np
+from scipy import special
+
+from vbtta import CategoricalMixture, GaussianMixture, Policy, ViewPredictions, fit_policy
+
+TRUE = np.array([0.9, -0.6])  # b, in the units of the features
+BASE = np.array([0.5, 0.3, 0.2])
+RECORDS = {"classification": CategoricalMixture, "regression": GaussianMixture}
+
+
+def gated_data(task: str, seed: int, n: int, slopes: np.ndarray = TRUE) -> tuple[ViewPredictions, np.ndarray]:
+    """Labels from one of three views each, chosen with weights that depend on two given features."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n, 3, len(slopes)))
+    weights = special.softmax(np.log(BASE) + features @ slopes, axis=1)
+    view = (rng.random((n, 1)) > weights.cumsum(axis=1)).sum(axis=1)
+    if task == "regression":
+        outputs = rng.normal(size=(n, 3, 1))
+        labels = outputs[np.arange(n), view, 0] + 0.3 * rng.normal(size=n)
+    else:
+        outputs = 2.5 * rng.normal(size=(n, 3, 4))
+        proba = special.softmax(outputs[np.arange(n), view], axis=1)
+        labels = (rng.random((n, 1)) > proba.cumsum(axis=1)).sum(axis=1)
+    return ViewPredictions(outputs, features=features, feature_names=["sharp", "tilted"]), labels
+
+
+def fit(task: str, predictions: ViewPredictions, labels: Any, **options: Any) -> Policy:
+    model = RECORDS[task](**{"weights": "input", **options})
+    return fit_policy(predictions, labels, task=task, model=model, guard=False)
+
+
+def log_score(policy: Policy, predictions: ViewPredictions, labels: np.ndarray) -> float:
+    return float(policy.predict(predictions).log_prob(labels).mean())
+
 
 SAMPLES, COST_SAMPLES, HELD_OUT = 500, 40, 3000
 

@@ -509,7 +509,8 @@ class _Pool(nn.Module):
         if self.gate is not None:
             terms, weights = self._terms(state[0], list(range(len(self.scale))))
             by_input = self.gate(state[0].transpose(0, 1)).T[..., None] * (weights > 0)  # (K, B, C)
-            return (terms * by_input).sum(0) / by_input.sum(0)
+            pooled: Tensor = (terms * by_input).sum(0) / by_input.sum(0)
+            return pooled
         average = self.average(state)
         if self.kind == "latent":
             return class_probabilities(self.link, average)
