@@ -404,7 +404,8 @@ class GateData:
     def finish(self, weights: Array, slopes: Array, known: WeightInformation) -> tuple[Gate, WeightInformation]:
         """The gate with intervals of b, and the information on the average weights by the delta method.
 
-        `known` is the information on (ln v, b), without the prior of b, and the likelihood of dropped views. In both the prior of b is that of t = 1. The gradient of the likelihood in b at the mode is b / t^2.
+        `known` is the information on (ln v, b), without the prior of b, and the likelihood of dropped views.
+        In both the prior of b is that of t = 1. The gradient of the likelihood in b at the mode is b / t^2.
         """
         K, n = len(weights), float(self.count.sum())
         prior = np.eye(K + len(slopes))
