@@ -53,7 +53,7 @@ def curve(prepared: Prepared, sizes: Sequence[int], repeats: int, *, say: bool =
             for repeat in range(repeats if size < _MANY else max(1, repeats // 2)):
                 rng = np.random.default_rng([size, repeat])
                 chosen = np.sort(rng.permutation(len(columns))[:size])
-                labels = _labels(columns[chosen], each, rng, people=prepared.task == "regression")
+                labels = drawn_labels(columns[chosen], each, rng, people=prepared.task == "regression")
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", GuardWarning)
                     policy = fit_policy(source.predictions.take(chosen), labels, task=prepared.task, seed=repeat)
@@ -69,7 +69,7 @@ def curve(prepared: Prepared, sizes: Sequence[int], repeats: int, *, say: bool =
     return {"task": prepared.task, "n_scored": len(target.predictions), "rows": rows, "rules": rules}
 
 
-def _labels(columns: Array, each: int, rng: np.random.Generator, *, people: bool) -> LabelSets:
+def drawn_labels(columns: Array, each: int, rng: np.random.Generator, *, people: bool) -> LabelSets:
     """One label an instance, from a column at random, or all of them."""
     if each == 1:
         return LabelSets.from_array(columns[np.arange(len(columns)), rng.integers(columns.shape[1], size=len(columns))])

@@ -1,0 +1,132 @@
+"""Small calibration samples: the default against the raw network and its own best member.
+
+    python -m benchmarks.small --data DATA --cache .cache       # writes results/small
+
+Networks and predictions are those of the quality benchmark. Samples are drawn from the calibration part and scored on
+the test part against clean labels. Finished cells are kept, so an interrupted run goes on where it stopped.
+"""
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.learning_curve import drawn_labels
+from benchmarks.train_models import Part, is_ready, prepare
+from reproduction.provenance import provenance
+from vbtta._support.files import atomic_path
+from vbtta.fit import fit_policy
+from vbtta.models.base import models_of
+from vbtta.policy import ConvergenceWarning, Policy
+
+SIZES = (10, 25, 50, 100, 200, 500)
+_SCORED = 5_000  # test inputs
+_ERROR = {"classification": "error rate (%)", "regression": "absolute error (years)"}
+
+
+def cells(name: str, data: str, cache: str, draws: int, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Scores of the default, of its members and of the raw network, one row a sample."""
+    prepared = prepare(name, 0, data, cache)
+    source, target = prepared.parts["calibration"], prepared.parts["test"]
+    columns = np.stack([source.labels[key] for key in sorted(source.labels) if key.startswith("label_")], axis=1)
+    if source.predictions.classes is not None:
+        columns = np.asarray(source.predictions.classes)[columns]
+    raw_model = models_of(prepared.task)["mixture"].raw_network()
+    assert raw_model is not None
+    for size in SIZES:
+        for each in sorted({1, columns.shape[1]}):
+            for draw in range(draws):
+                if (name, size, each, draw) in done:
+                    continue
+                rng = np.random.default_rng([size, each, draw])
+                chosen = np.sort(rng.permutation(len(columns))[:size])
+                labels = drawn_labels(columns[chosen], each, rng, people=prepared.task == "regression")
+                sample = source.predictions.take(chosen)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ConvergenceWarning)
+                    policy = fit_policy(sample, labels, task=prepared.task, seed=draw)
+                    identity = sample.select(["identity"])
+                    raw = fit_policy(identity, labels, task=prepared.task, model=raw_model, guard=False)
+                scores = {"default": _scores(policy, target), "raw": _scores(raw, target)}
+                members = [_scores(member, target) for member in policy.members or (policy,)]
+                scores["best_member"] = min(members, key=lambda row: row["nll"])
+                yield {"data": name, "task": prepared.task, "size": size, "labels": each, "draw": draw, **scores}
+
+
+def _scores(policy: Policy, target: Part) -> dict[str, float]:
+    prediction: Any = policy.predict(target.predictions.take(slice(0, _SCORED)))
+    truth = target.labels["clean"][:_SCORED]
+    if policy.task == "classification":
+        truth = truth if policy.classes is None else np.asarray(policy.classes)[truth]
+        error = 100 * np.mean(prediction.label != truth)
+    else:
+        error = np.abs(prediction.mean[:, 0] - truth).mean()
+    return {"nll": float(-prediction.log_prob(truth).mean()), "error": float(error)}
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Mean differences over the samples, with 95 % limits of the mean."""
+    lines = [
+        "# Small calibration samples",
+        "",
+        "The default policy minus the raw network (one temperature or scale under the same noise model) and minus its "
+        "best member, means over random calibration samples with 95 % intervals. NLL in nats; negative is better. "
+        "Networks of seed 0; scored on up to 5,000 test inputs with clean labels.",
+        "",
+        "| data | labels each | inputs | samples | NLL of raw | NLL minus raw | worst sample | NLL minus best member "
+        "| error minus raw |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    keys = sorted({(row["data"], row["labels"], row["size"]) for row in rows})
+    for data, labels, size in keys:
+        cell = [row for row in rows if (row["data"], row["labels"], row["size"]) == (data, labels, size)]
+        raw = np.array([row["raw"]["nll"] for row in cell])
+        nll = np.array([row["default"]["nll"] for row in cell])
+        best = np.array([row["best_member"]["nll"] for row in cell])
+        error = np.array([row["default"]["error"] - row["raw"]["error"] for row in cell])
+        parts = [data, str(labels), str(size), str(len(cell)), f"{raw.mean():.3f}", _mean(nll - raw)]
+        lines.append(f"| {' | '.join([*parts, f'{(nll - raw).max():+.3f}', _mean(nll - best), _mean(error)])} |")
+    tasks = sorted({row["task"] for row in rows})
+    return "\n".join([*lines, "", "Errors: " + "; ".join(f"{task}, {_ERROR[task]}" for task in tasks) + "."]) + "\n"
+
+
+def _mean(values: np.ndarray) -> str:
+    half = 1.96 * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return f"{values.mean():+.3f} +- {half:.3f}"
+
+
+def main() -> int:
+    """Run what is missing and write the table."""
+    parser = argparse.ArgumentParser(description="The default on small calibration samples.")
+    parser.add_argument("names", nargs="*", default=["cifar10n", "utkface", "mnist", "food101"])
+    parser.add_argument("--data", default=os.environ.get("VBTTA_DATA"), help="folder of the data sets (VBTTA_DATA)")
+    parser.add_argument("--cache", default=".cache", help="networks and predictions of the quality benchmark")
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("results/small"))
+    options = parser.parse_args()
+    path = options.out / "rows.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    done = {(row["data"], row["size"], row["labels"], row["draw"]) for row in rows}
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.names:
+        if not is_ready(name, 0, options.cache):
+            print(f"{name}: no network in {options.cache}; run benchmarks.train_models first", file=sys.stderr)
+            continue
+        for row in cells(name, options.data, options.cache, options.draws, done):
+            rows.append(row)
+            document = {"provenance": provenance(), "rows": rows}
+            for file, text in ((path, json.dumps(document)), (options.out / "README.md", markdown(rows))):
+                with atomic_path(file) as temporary:
+                    temporary.write_text(text, encoding="utf-8")
+            print(row["data"], row["size"], row["labels"], row["draw"], flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
