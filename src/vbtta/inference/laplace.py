@@ -74,7 +74,7 @@ def weight_information(
     # `outer` (P, P) sums outer products of scores, weights first; `sums` are those of groups, where there are any. With
     # groups the profile of a dropped view is divided by the design effect of its weight. With a gate the first `n_kept`
     # scores are those of (ln v, b), and the largest design effect of these is taken.
-    K = n_kept
+    K, gated = n_kept, n_kept > len(centre)
     inside = outer[K:, K:] + nuisance_prior
     inside[np.diag_indices_from(inside)] += 1e-10 * np.abs(np.diagonal(inside)).max(initial=1e-300)
     response = np.linalg.solve(inside, outer[K:, :K])
@@ -82,10 +82,10 @@ def weight_information(
     if sums is None:
         return WeightInformation(centre, information, profile)
     variance, mean = score_variance(sums), sums[:K].sum(axis=1)
-    moves = np.eye(K) - (centre if len(centre) == K else 0)  # view k takes weight from all the others
+    moves = np.eye(K) - (0 if gated else centre)  # view k takes weight from all the others
     alone = outer[:K, :K] - np.outer(mean, mean) / sums[-1].sum()  # the variance if units were independent
     effect = _forms(moves, variance[:K, :K]) / np.maximum(_forms(moves, alone), 1e-300)
-    effect = effect if len(centre) == K else np.full(len(centre), effect.max())
+    effect = np.full(len(centre), effect.max()) if gated else effect
     variance[K:, K:] += nuisance_prior
     efficient = np.concatenate([np.eye(K), -response.T], axis=1)
     clustered = efficient @ variance @ efficient.T

@@ -38,7 +38,7 @@ class CategoricalState(NamedTuple):
     class_weights: Array | None  # (K, C)
     calibration: Calibration
     noise: FittedNoise | None
-    slopes: Array | None = None  # (F,): coefficients of the gate
+    slopes: Array = np.zeros(0)  # (F,): coefficients of the gate
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,22 +86,20 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         return plain._replace(calibration=calibration.moved(now, step, safe)) if accepted is None else accepted
 
     def pack(self, state: CategoricalState) -> Array:
-        """(sqrt w, sqrt w_kc, ln kappa_k, o, ln of the noise's counts)."""
-        parts = [np.sqrt(state.weights if state.weight_counts is None else state.weight_counts)]
+        """(sqrt w, b, sqrt w_kc, ln kappa_k, o, ln of the noise's counts)."""
+        parts = [np.sqrt(state.weights if state.weight_counts is None else state.weight_counts), state.slopes]
         if state.class_weights is not None:
             parts.append(np.sqrt(state.class_weights).ravel())
         if self.spec.calibrate:
             parts += [*state.calibration]
         if state.noise is not None:
             parts.append(state.noise.pack())
-        if state.slopes is not None:
-            parts.append(state.slopes)
         return np.concatenate(parts)
 
     def unpack(self, vector: Array, like: CategoricalState) -> CategoricalState:
         """The state of a vector."""
         K, C, take = self.data.n_views, self.data.n_classes, Reader(vector)
-        weights = take(K) ** 2
+        weights, slopes = take(K) ** 2, take(len(like.slopes))
         by_class = None
         if like.class_weights is not None:
             by_class = take(K, C) ** 2
@@ -110,7 +108,6 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         if self.spec.calibrate:
             calibrated = Calibration(np.clip(take(K), -40, 20), np.clip(take(C), -50, 50))
         noise = None if like.noise is None else like.noise.unpack(take)
-        slopes = None if like.slopes is None else take(len(like.slopes))
         counts = None if like.weight_counts is None else np.maximum(weights, 1e-10)
         return CategoricalState(weights / weights.sum(), counts, by_class, calibrated, noise, slopes)
 
@@ -118,7 +115,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         """States with vanishing weights at zero; none under a Dirichlet, whose weights are positive."""
         if state.weight_counts is not None:
             return []
-        if self.gate is not None and state.slopes is not None:
+        if self.gate is not None:
             return [state._replace(weights=kept) for kept in self.gate.trimmed(state.weights, state.slopes)]
         candidates = []
         for kept in vanishing_weights(self.weights(state)):
@@ -133,7 +130,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
 
     def weights(self, state: CategoricalState) -> Array:
         """The weights of the views, (K,): the mean over classes or inputs where they differ by these."""
-        if self.gate is not None and state.slopes is not None:
+        if self.gate is not None:
             return self.gate.average(state.weights, state.slopes)
         return state.weights if state.class_weights is None else np.asarray(state.class_weights.mean(axis=1))
 
@@ -141,8 +138,8 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         self, state: CategoricalState, information: WeightInformation | None = None, gate: Gate | None = None
     ) -> CategoricalPosterior:
         """The fitted model without its data."""
-        if gate is None and self.gate is not None and state.slopes is not None:
-            gate = self.gate.gate(state.weights, state.slopes)
+        if self.gate is not None:
+            gate = gate or self.gate.gate(state.weights, state.slopes)
         return CategoricalPosterior(
             link=self.spec.link,
             weights=self.weights(state),
@@ -160,7 +157,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             return self.posterior(state)
         likelihood = self._likelihood(state)._replace(weights=state.weights)
         information = weight_information(self.data, likelihood, state.noise, self.weights(state), self.prior)
-        if self.gate is None or state.slopes is None:
+        if self.gate is None:
             return self.posterior(state, information)
         gate, known = self.gate.finish(state.weights, state.slopes, information)
         return self.posterior(state, known, gate)
@@ -169,9 +166,6 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         weights = state.weights
         if state.weight_counts is not None:
             weights = np.exp(special.digamma(state.weight_counts) - special.digamma(state.weight_counts.sum()))
-        gate = None
-        if self.gate is not None and state.slopes is not None:
-            gate = self.gate.lookup(state.weights, state.slopes)
         return Likelihood(
             link=LINKS[self.spec.link],
             calibrate=self.spec.calibrate,
@@ -179,7 +173,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             calibration=state.calibration,
             weights=weights,
             class_weights=state.class_weights,
-            gate=gate,
+            gate=None if self.gate is None else self.gate.lookup(state.weights, state.slopes),
         )
 
     def _block_pass(self, state: CategoricalState) -> BlockPass[ViewSums]:
@@ -196,7 +190,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             terms["penalty_w"] = -steps.log_class_prior(state.class_weights, state.weights, strength)
         if self.spec.calibrate:
             terms["penalty_calibration"] = -calibration.log_prior(state.calibration, self.prior)
-        if self.gate is not None and state.slopes is not None:
+        if self.gate is not None:
             terms["penalty_gate"] = -self.gate.log_prior(state.slopes)
         if state.noise is not None:
             terms["KL_noise"] = state.noise.divergence()
@@ -233,7 +227,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             by_class = steps.update_class_weights(sums.class_count, sums.class_load, state.weights, strength)
             common = steps.update_common_weights(by_class)
             return state._replace(weights=common, class_weights=by_class)
-        if self.gate is not None and state.slopes is not None:
+        if self.gate is not None:
             weights, slopes = self.gate.update(state.weights, state.slopes, sums.share, sums.feature_mass)
             return state._replace(weights=weights, slopes=slopes)
         counts = None if self.spec.concentration is None else self.spec.concentration + sums.share
@@ -261,16 +255,11 @@ def _gated(
     source: Source, problem: CategoricalProblem, first: CategoricalState
 ) -> tuple[CategoricalProblem, CategoricalState]:
     """The problem of a gate, whose first update is the fit with constant weights."""
-    spec, constant = (
-        problem.spec,
-        ascend(replace(problem, spec=replace(problem.spec, weights="view")), first, PRELIMINARY).state,
-    )
+    spec, constant = problem.spec, ascend(problem, first, PRELIMINARY).state
     gate = source.gate(spec.features, constant.weights, shared=problem.noise is not None, unit=None)
     slopes = np.zeros(gate.n_features)
-    lookup = gate.lookup(constant.weights, slopes)
-    gate = gate.with_prior(
-        spec.gate_scale, *gate_score(problem.data, problem._likelihood(constant)._replace(gate=lookup), constant.noise)
-    )
+    likelihood = problem._likelihood(constant)._replace(gate=gate.lookup(constant.weights, slopes))
+    gate = gate.with_prior(spec.gate_scale, *gate_score(problem.data, likelihood, constant.noise))
     constant = constant._replace(weights=gate.positive(constant.weights), slopes=slopes)
     first = first._replace(slopes=slopes)
     return replace(problem, gate=gate, jump=(first, constant)), first

@@ -83,7 +83,7 @@ def gate_score(data: CategoricalBlocks, likelihood: Likelihood, noise: FittedNoi
 def _scores(
     block: CategoricalBlock, likelihood: Likelihood, evidence: Array | None, part: slice, free: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Ratios rho (K, units), scores (K + 1 + F + C, units), how often a unit counts, its instance in the part."""
+    """Ratios rho (K, units), scores (K + 1 + F + C, units) of units, how often each counts, and its instance."""
     logits, variance = block.logits(part), block.variances(part)
     gate, instance = likelihood.gate_rows(block, part), np.arange(logits.shape[2])
     if evidence is not None:

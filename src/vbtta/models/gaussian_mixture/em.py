@@ -47,10 +47,9 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
 
     def evaluate(self, state: MixtureFactors) -> tuple[float, Sums]:
         """Bound and statistics at a state: one pass over the blocks."""
-        views, prior, gate = state.views, self.prior, None
+        views, prior = state.views, self.prior
         density = Density.of(views, prior, views.expected_log_weights, self.plug_in)
-        if self.gate is not None and views.slopes is not None:
-            gate = self.gate.lookup(views.weights, views.slopes)
+        gate = None if self.gate is None else self.gate.lookup(views.weights, views.slopes)
 
         def block_sums(block: Block) -> Sums:  # serialised to workers: captures nothing else
             expected = steps.expectation(block, density, prior, state.annotators, gate)
@@ -61,7 +60,7 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
 
         sums = self.data.total(block_sums)
         bound = float(sums.views.log_evidence) - self._penalty(views)
-        if self.gate is not None and views.slopes is not None:
+        if self.gate is not None:
             bound += self.gate.log_prior(views.slopes)
         if state.annotators is not None and self.annotator_prior is not None:
             bound -= annotators.divergence(state.annotators, self.annotator_prior)
@@ -75,7 +74,7 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         if people is not None and statistics.annotators is not None and self.annotator_prior is not None:
             people = annotators.update(people, statistics.annotators, self.annotator_prior)
         views = steps.update(state.views, statistics.views, self.prior, self.plug_in)
-        if self.gate is not None and views.slopes is not None:
+        if self.gate is not None:
             total = statistics.views
             weights, slopes = self.gate.update(state.views.weights, views.slopes, total.mass, total.feature_mass)
             views = views._replace(weights=weights, slopes=slopes)
@@ -103,11 +102,10 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
             np.log(views.dof - self._least_dof),
             log_cholesky(views.inverse_scale),
             views.scale_slope,
+            views.slopes,
         ]
         if people is not None:
             parts.append(annotators.pack(people))
-        if views.slopes is not None:
-            parts.append(views.slopes)
         return np.concatenate([part.ravel() for part in parts])
 
     def unpack(self, vector: Array, like: MixtureFactors) -> MixtureFactors:
@@ -127,33 +125,30 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
             dof=self._least_dof + np.exp(np.minimum(take(K), 300)),
             inverse_scale=from_log_cholesky(take(K, C * (C + 1) // 2), C),
             scale_slope=take(1)[0],
+            slopes=take(len(like.views.slopes)),
         )
         people = None if like.annotators is None else annotators.unpack(take, like.annotators)
-        slopes = None if like.views.slopes is None else take(len(like.views.slopes))
-        return MixtureFactors(views._replace(slopes=slopes), people)
+        return MixtureFactors(views, people)
 
     def trimmed(self, state: MixtureFactors) -> list[MixtureFactors]:
         """States with vanishing weights at zero; none under a Dirichlet, whose weights are positive."""
         views = state.views
         if views.weight_counts is not None:
             return []
-        if self.gate is not None and views.slopes is not None:
-            trimmed = self.gate.trimmed(views.weights, views.slopes)
-        else:
-            trimmed = vanishing_weights(views.weights)
+        gate = self.gate
+        trimmed = vanishing_weights(views.weights) if gate is None else gate.trimmed(views.weights, views.slopes)
         return [state._replace(views=views._replace(weights=weights)) for weights in trimmed]
 
     def weights(self, state: MixtureFactors) -> Array:
         """The weights of the views, (K,): the mean over inputs where they differ by these."""
-        if self.gate is not None and state.views.slopes is not None:
-            return self.gate.average(state.views.weights, state.views.slopes)
-        return state.views.weights
+        views, gate = state.views, self.gate
+        return views.weights if gate is None else gate.average(views.weights, views.slopes)
 
     def bound_terms(self, state: MixtureFactors, statistics: Sums) -> dict[str, float]:
         """The bound, term by term, in the labels' units."""
         views, total = state.views, statistics.views
         terms = steps.bound_terms(views, total, self.prior)
-        if self.gate is not None and views.slopes is not None:
+        if self.gate is not None:
             before = terms["J_z"]
             terms["J_z"] = self.gate.expected_log_weight(views.weights, views.slopes, total.mass, total.feature_mass)
             terms["Pi_z"] += terms["J_z"] - before
@@ -175,10 +170,9 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         self, state: MixtureFactors, information: WeightInformation | None = None, gate: Gate | None = None
     ) -> MixturePosterior:
         """What remains when the data are gone; the state's weights are then averages."""
-        views = state.views
-        if self.gate is not None and views.slopes is not None:
-            gate = self.gate.gate(views.weights, views.slopes) if gate is None else gate
-            state = state._replace(views=views._replace(weights=self.weights(state), slopes=None))
+        if self.gate is not None:
+            gate = gate or self.gate.gate(state.views.weights, state.views.slopes)
+            state = state._replace(views=state.views._replace(weights=self.weights(state), slopes=np.zeros(0)))
         return MixturePosterior(self.prior, state, self.data.standard, information, gate)
 
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> MixturePosterior:
@@ -187,11 +181,10 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         if not intervals:
             return self.posterior(state)
         subsample = self.data if self.data.n_groups else self.data.some(_INTERVAL_LABELS)  # groups stay whole
-        slopes = state.views.slopes
-        if self.gate is not None and slopes is not None:  # at the bound's maximum: features depend on the views in use
-            lookup = self.gate.lookup(state.views.weights, slopes)
-            known = weight_information(subsample, self.data, self.prior, state, lookup)
-            gate, known = self.gate.finish(state.views.weights, slopes, known)
+        if self.gate is not None:  # at the bound's maximum: features depend on the views in use
+            fitted = state.views.weights, state.views.slopes
+            known = weight_information(subsample, self.data, self.prior, state, self.gate.lookup(*fitted))
+            gate, known = self.gate.finish(*fitted, known)
             return self.posterior(state, known, gate)
         likelihood, first = likelihood_problem(subsample, self, state)
         mode = ascend(likelihood, first, EM(tol=1e-6, max_steps=200)).state

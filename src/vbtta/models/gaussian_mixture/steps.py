@@ -69,7 +69,7 @@ class MixtureState(NamedTuple):
     dof: Array  # (K,): nu_k
     inverse_scale: Array  # (K, C, C): V_k
     scale_slope: Array  # (): b, at its mode
-    slopes: Array | None = None  # (F,): coefficients of the gate
+    slopes: Array = np.zeros(0)  # (F,): coefficients of the gate
 
     def take(self, views: Array) -> "MixtureState":
         """Some of the views."""

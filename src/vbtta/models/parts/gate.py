@@ -226,14 +226,15 @@ class Gate(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """ln w_ik - ln v_k (K, N) and features (F, K, N) of all labelled instances."""
+    """A gate at the labelled instances."""
 
-    offset: Array
-    values: Array
+    offset: Array  # (K, N): ln w_ik - ln v_k
+    log_norm: Array  # (N,): ln sum_k v_k exp(b . phi_ik)
+    values: Array  # (F, K, N): phi
 
     def rows(self, rows: slice | Array) -> "Lookup":
         """Some of the instances."""
-        return Lookup(self.offset[:, rows], self.values[:, :, rows])
+        return Lookup(self.offset[:, rows], self.log_norm[rows], self.values[:, :, rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,11 +317,10 @@ class GateData:
         if last is not None and last[0] is weights and last[1] is slopes:
             result: Lookup = last[2]
             return result
-        offset = np.empty(self.values.shape[1:])
-        for part in self._parts(len(weights)):
-            score = np.einsum("fkn,f->kn", self.values[:, :, part], slopes)
-            offset[:, part] = score - _log_norm(score, weights)
-        result = Lookup(offset, self.values)
+        score, used = np.einsum("fkn,f->kn", self.values, slopes), weights > 0
+        top = score[used].max(axis=0)
+        log_norm = top + np.log(weights[used] @ np.exp(score[used] - top))
+        result = Lookup(score - log_norm, log_norm, self.values)
         self._last["lookup"] = weights, slopes, result
         return result
 
@@ -331,14 +331,8 @@ class GateData:
 
     def expected_log_weight(self, weights: Array, slopes: Array, mass: Array, feature_mass: Array) -> float:
         """Sum over instances and views of r_ik ln w_ik, from sums of r_ik (K,) and of r_ik phi_ik (F,)."""
-        used = weights > 0
-
-        def part_norm(part: slice) -> Array:
-            score = np.einsum("fkn,f->kn", self.values[:, :, part], slopes)
-            return np.asarray(_log_norm(score, weights) @ self.count[part])
-
-        linear = mass[used] @ np.log(weights[used]) + feature_mass @ slopes
-        return float(linear - total(part_norm, self._parts(len(weights))))
+        linear = special.xlogy(mass, weights).sum() + feature_mass @ slopes
+        return float(linear - self.count @ self.lookup(weights, slopes).log_norm)
 
     def log_prior(self, slopes: Array) -> float:
         """Log density of b."""
@@ -378,8 +372,9 @@ class GateData:
 
     def moments(self, weights: Array, slopes: Array) -> tuple[Array, Array, Array]:
         """Sums of w_ik (K,) and of w_ik phi_ik (F,), and the covariances under w of views and features, summed."""
-        offset, values = self.lookup(weights, slopes)
+        offset, _, values = self.lookup(weights, slopes)
         K = len(weights)
+        step = max(1, _ENTRIES // K)
 
         def part_moments(part: slice) -> tuple[Array, Array, Array]:
             share, phi, count = weights[:, None] * np.exp(offset[:, part]), values[:, :, part], self.count[part]
@@ -394,7 +389,8 @@ class GateData:
             covariance[K:, K:] = root @ root.T - (mean * count) @ mean.T
             return counted.sum(axis=1), cross.sum(axis=0), covariance
 
-        return total(part_moments, self._parts(K))
+        starts = range(0, len(self.count), step)
+        return total(part_moments, [slice(first, min(first + step, len(self.count))) for first in starts])
 
     def gate(self, weights: Array, slopes: Array, centre: Array | None = None, covariance: Array | None = None) -> Gate:
         """What remains when the data are gone."""
@@ -404,8 +400,8 @@ class GateData:
     def finish(self, weights: Array, slopes: Array, known: WeightInformation) -> tuple[Gate, WeightInformation]:
         """The gate with intervals of b, and the information on the average weights by the delta method.
 
-        `known` is the information on (ln v, b), without the prior of b, and the likelihood of dropped views.
-        In both the prior of b is that of t = 1. The gradient of the likelihood in b at the mode is b / t^2.
+        `known` is the information on (ln v, b) without the prior of b, which here is that of t = 1. The gradient of the
+        likelihood in b at the mode is b / t^2.
         """
         K, n = len(weights), float(self.count.sum())
         prior = np.eye(K + len(slopes))
@@ -428,10 +424,6 @@ class GateData:
         known = inverse_information(self.average(centre, slope), covariance, np.zeros((K, len(PROFILE_GRID))))
         return self.gate(centre, slope, slope, np.cov(slopes.T).reshape(len(slope), len(slope))), known
 
-    def _parts(self, n_views: int) -> list[slice]:
-        step = max(1, _ENTRIES // n_views)
-        return [slice(first, min(first + step, len(self.count))) for first in range(0, len(self.count), step)]
-
 
 def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:
     """Derivatives (K + F, n) of every unit's log likelihood in (ln v, b), from the views' responsibilities (K, n)."""
@@ -452,13 +444,6 @@ def check_features(choice: FeatureChoice) -> None:
 def _inverse(scale: Array) -> Array:
     """One over a scale, 0 where it is 0."""
     return np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0)
-
-
-def _log_norm(score: Array, weights: Array) -> Array:
-    """Ln sum_k v_k exp(score_k): (n,)."""
-    used = weights > 0
-    top = score[used].max(axis=0)
-    return np.asarray(top + np.log(weights[used] @ np.exp(score[used] - top)))
 
 
 def _simplex(weights: Array, log_factor: Array) -> Array:
