@@ -16,6 +16,7 @@ from vbtta import (
     CategoricalMixture,
     LabelSets,
     Policy,
+    Stack,
     ViewPredictions,
     fit_policy,
 )
@@ -273,6 +274,66 @@ def test_instance_weights_count_like_labels_given_twice() -> None:
     np.testing.assert_allclose(one.weights_for(predictions), other.weights_for(predictions), atol=1e-5)
 
 
+@pytest.mark.parametrize("noise", ["none", "uniform"])
+def test_instance_weights_count_like_instances_given_twice(noise: str) -> None:
+    predictions, labels = gated_data("classification", 0, 200)
+    times = np.arange(200) % 2 + 1
+    rows = np.repeat(np.arange(200), times)
+    weighted = LabelSets.from_array(labels).with_weights(times.astype(float))
+    one = fit("classification", predictions, weighted, noise=noise, features="none", gate_scale=1.0)
+    other = fit("classification", predictions.take(rows), labels[rows], noise=noise, features="none", gate_scale=1.0)
+    expected = other.weights_for(predictions)
+    assert np.ptp(expected[:, 0]) > 0.3
+    # features are standardised without weights, so that the prior differs a little
+    np.testing.assert_allclose(one.weights_for(predictions), expected, atol=0.03)
+
+
+def test_the_bound_never_falls_with_difficulty_and_instance_weights() -> None:
+    predictions, labels = gated_data("classification", 1, 150)
+    rng = np.random.default_rng(0)
+    said = np.where(rng.random((150, 3)) < 0.2, rng.integers(0, 4, size=(150, 3)), labels[:, None])
+    sets = LabelSets.from_array(said, annotators=list("abc")).with_weights(rng.uniform(0.5, 3, size=150))
+    policy = fit("classification", predictions, sets, noise="annotator", difficulty=True)
+    assert policy.label_noise.model.difficulty
+    assert (np.diff(policy.history.elbo) >= -1e-9 * abs(policy.elbo)).all()
+
+
+@TASKS
+def test_intervals_of_groups_are_wider(task: str) -> None:
+    """Copies of every input say nothing new; the intervals of their groups are those of the inputs."""
+    predictions, labels = gated_data(task, 0, 200)
+    rows = np.repeat(np.arange(200), 4)
+    copies = predictions.take(rows)
+    grouped = ViewPredictions(copies.outputs, features=copies.features, groups=rows)
+    options = {"features": "none", "gate_scale": 1.0}
+    single, copied, clustered = (
+        fit(task, views, answers, **options)
+        for views, answers in ((predictions, labels), (copies, labels[rows]), (grouped, labels[rows]))
+    )
+    for interval in (lambda policy: policy.gate.interval(), lambda policy: policy.weight_interval()):
+        width = [np.diff(interval(policy), axis=1).mean() for policy in (single, copied, clustered)]
+        assert width[1] < 0.65 * width[0]
+        assert width[2] == pytest.approx(width[0], rel=0.25)
+
+
+# -- stacks ---------------------------------------------------------------------------------------
+
+
+@TASKS
+def test_weights_of_a_stack_are_averages_over_its_members(task: str, tmp_path: Path) -> None:
+    predictions, labels = gated_data(task, 0, 150)
+    members = RECORDS[task](weights="input", features="none"), RECORDS[task]()
+    policy = fit_policy(predictions, labels, task=task, model=Stack(members=members, prior_count=1e4), guard=False)
+    gated, constant = policy.members
+    assert policy.gate is gated.gate
+    weights = policy.member_weights
+    expected = weights[0] * gated.weights_for(predictions) + weights[1] * constant.weights
+    np.testing.assert_allclose(policy.weights_for(predictions), expected, atol=1e-12)
+    policy.save(tmp_path / "policy.json")
+    loaded = Policy.load(tmp_path / "policy.json")
+    np.testing.assert_array_equal(loaded.weights_for(predictions), policy.weights_for(predictions))
+
+
 # -- modules --------------------------------------------------------------------------------------
 
 
@@ -300,6 +361,28 @@ def test_an_exported_module_equals_predict(tmp_path: Path) -> None:
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (output,) = session.run(None, {session.get_inputs()[0].name: x[:7].numpy()})
     np.testing.assert_allclose(output, expected[:7], atol=1e-5)
+
+
+def test_maps_have_weights_by_position() -> None:
+    torch = pytest.importorskip("torch")
+    from vbtta import TTAModule, collect_views
+    from vbtta.augment import HorizontalFlip, Identity
+
+    torch.manual_seed(0)
+    pixels = torch.randn(300, 2, 1, 1)
+    network, views = torch.nn.Conv2d(2, 3, 3, padding=1).eval(), [Identity(), HorizontalFlip()]
+    rows = torch.nn.Sequential(network, torch.nn.Flatten()).eval()
+    predictions = collect_views(rows, pixels, views)
+    rng = np.random.default_rng(0)
+    outputs = predictions.outputs + rng.normal(size=predictions.outputs.shape)
+    labels = outputs[np.arange(300), rng.integers(0, 2, size=300)].argmax(axis=1)
+    policy = fit("classification", ViewPredictions(outputs, names=predictions.names), labels, gate_scale=1.0)
+    assert policy.weights.min() > 0.1
+    assert np.ptp(policy.weights_for(predictions.like(outputs))[:, 0]) > 0.1
+    images = torch.randn(2, 2, 4, 5)
+    found = TTAModule(network, views, policy)(images).detach()
+    expected = TTAModule(network, views, policy).maps(images).probability
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
 
 
 def test_modules_refuse_features_that_they_cannot_compute() -> None:

@@ -470,8 +470,8 @@ class _Pool(nn.Module):
         if len(used) < len(views):
             outputs = _rows_of(outputs, used)
         if self.gate is not None:
-            if outputs.ndim > 3:
-                raise ValueError("weights='input' needs rows (B, C), and the network returns maps; use weights='view'")
+            if self.masked and outputs.ndim > 3:
+                raise ValueError("weights='input' needs views that see all of a map; use module.maps or weights='view'")
             zeros = torch.zeros_like(outputs[0])
             part = torch.stack([outputs[rows.index(k)] if k in rows else zeros for k in range(len(self.scale))])
             return part if state is None else state[0] + part, None
@@ -508,7 +508,8 @@ class _Pool(nn.Module):
         """Means or probabilities from the sums over all views: (B, ..., C)."""
         if self.gate is not None:
             terms, weights = self._terms(state[0], list(range(len(self.scale))))
-            by_input = self.gate(state[0].transpose(0, 1)).T[..., None] * (weights > 0)  # (K, B, C)
+            by_position = self.gate(state[0].flatten(1, -2).transpose(0, 1)).T  # (K, positions)
+            by_input = by_position.reshape(*state[0].shape[:-1], 1) * (weights > 0)  # (K, B, ..., C)
             pooled: Tensor = (terms * by_input).sum(0) / by_input.sum(0)
             return pooled
         average = self.average(state)

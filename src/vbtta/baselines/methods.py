@@ -82,11 +82,10 @@ def _learning_loss(data: Sample, loss: Callable[[Array], Array], pool: Callable[
     unit = np.where(seen.std(axis=0) > 0, seen.std(axis=0), 1.0)
     losses = np.stack([loss(pool(data.outputs, weights=np.eye(data.n_views)[k])) for k in range(data.n_views)], axis=1)
     root = np.sqrt(data.times)[:, None]
-    design = np.concatenate([np.ones_like(root), (seen - seen.mean(axis=0)) / unit], axis=1) * root
+    design = np.concatenate([np.ones_like(root), seen / unit], axis=1) * root
     gram = design.T @ design + np.diag(np.append(1e-9, np.ones(len(unit))))
     slopes = np.linalg.solve(gram, design.T @ (losses * root))  # (C + 1, K)
     slopes[1:] /= unit[:, None]
-    slopes[0] -= seen.mean(axis=0) @ slopes[1:]
     rule = partial(lowest_loss_pool, places=places, slopes=slopes, pool=pool)
     sizes = [2**power for power in range(int(np.log2(data.n_views)) + 1)]
     best = min(sizes, key=lambda m: float(data.times @ loss(rule(data.outputs, m=m))))

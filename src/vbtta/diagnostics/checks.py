@@ -140,10 +140,10 @@ def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
     names = policy.fitted or policy.names
     used = np.flatnonzero(policy.posterior.weights > 0)
     labels = labels.align(len(predictions), predictions.ids)
-    log_share = [
-        policy.restrict([k]).score(predictions, labels) + np.log(policy.posterior.weights[k]) for k in used.tolist()
-    ]
-    share = special.softmax(np.stack(log_share, axis=1), axis=1)  # (N+, K)
+    places = [policy.names.index(names[k]) for k in used]
+    weights = policy.weights_for(predictions)[labels.labelled][:, places]
+    scores = [policy.restrict([k]).score(predictions, labels) for k in used.tolist()]
+    share = special.softmax(np.stack(scores, axis=1) + np.log(np.maximum(weights, 1e-300)), axis=1)  # (N+, K)
     gram = share.T @ share
     size = np.sqrt(np.diagonal(gram))
     size = np.where(size > 0, size, 1.0)

@@ -117,7 +117,7 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
     # A free weight gets a normal interval below and, above, that of its square root, which is longer: a small weight
     # may well have been a larger one. A view whose weight is zero gets [0, u], u the quantile of its profile
     # likelihood; and what it might take from the others lowers their limits.
-    _check(level, known is not None)
+    check_level(level, known is not None)
     assert known is not None
     weights = known.centre
     free = np.flatnonzero(weights > 0)
@@ -128,7 +128,7 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
     if known.clustered is not None:
         inverse = inverse @ (moves.T @ known.clustered @ moves + np.eye(moves.shape[1])) @ inverse
     covariance = moves @ inverse @ moves.T
-    reach = _quantile(level, known.n_groups) * np.sqrt(np.maximum(np.diagonal(covariance)[free], 0))
+    reach = reach_of(level, known.n_groups) * np.sqrt(np.maximum(np.diagonal(covariance)[free], 0))
     bounds = np.zeros((len(weights), 2))
     bounds[free, 0] = np.maximum(weights[free] - reach, 0)
     bounds[free, 1] = weights[free] + reach + reach**2 / (4 * weights[free])
@@ -145,12 +145,12 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
 def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) -> Array:
     """Intervals (K, 2) of the weights v / sum v at a level, by Laplace; they hold the estimate (K,) too."""
     # Normal where a weight is free, the half-line's quantile where it is zero.
-    _check(level, uncertainty.known)
+    check_level(level, uncertainty.known)
     K, gain = len(estimate), max(float(uncertainty.centre.sum()), 1e-300)
     weights = uncertainty.centre / gain if uncertainty.centre.any() else np.full(K, 1 / K)
     jacobian = (np.eye(K) - weights[:, None]) / gain
     variance = np.maximum(np.diagonal(jacobian @ uncertainty.covariance @ jacobian.T), 0)
-    reach = _quantile(level, uncertainty.n_groups) * np.sqrt(variance)
+    reach = reach_of(level, uncertainty.n_groups) * np.sqrt(variance)
     bounds = np.stack([weights - reach, weights + reach], axis=1)
     pinned = uncertainty.centre == 0
     root = np.sqrt(uncertainty.stiffness[pinned])
@@ -163,13 +163,13 @@ def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) 
     return np.asarray(np.clip(bounds, 0, 1))
 
 
-def _quantile(level: float, n_groups: int) -> float:
+def reach_of(level: float, n_groups: int) -> float:
     """Half the length of a standard normal's interval, or of Student's t where groups estimate the variance."""
     tail = 0.5 + 0.5 * level
     return float(special.stdtrit(n_groups - 1, tail) if n_groups > 1 else special.ndtri(tail))
 
 
-def _check(level: float, known: bool) -> None:
+def check_level(level: float, known: bool) -> None:
     """Refuse what is not a level of confidence, and a fit without intervals."""
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")

@@ -29,11 +29,9 @@ class CategoricalMixture(ClassModel):
         One weight a view, one a view and class, or one a view that depends on the input through features of the views'
         outputs (eq. 25).
     features : {"all", "own", "none"} or callable
-        Features of ``weights="input"``. "all": entropy and margin of a view's probabilities, their divergence from and
-        agreement with the mean of the views, and the log-sum-exp of the logits; "own" compares with the identity in
-        place of the mean, for use where other views are not computed yet; "none" has only those of the predictions,
-        ``ViewPredictions(features=...)``, which are always added. A function of the outputs (n, K, C) of the views in
-        use returns (n, K, F) more beside "all"; it is saved by its name, ``package.module:name``.
+        Features of ``weights="input"`` beside ``ViewPredictions(features=...)``. "all": entropy, margin and log-sum-exp
+        of a view, its divergence from and agreement with the mean of the views; "own": with the identity instead. A
+        function (n, K, C) -> (n, K, F) of a module adds to "all".
     gate_scale : float, optional
         Prior standard deviation of the coefficients of ``weights="input"`` (eq. 25); by default the evidence decides.
     concentration : float, optional

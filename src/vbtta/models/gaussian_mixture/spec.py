@@ -29,11 +29,9 @@ class GaussianMixture(Model):
     weights : {"view", "input"}
         One weight a view, or one that depends on the input through features of the views' outputs (eq. 25).
     features : {"all", "own", "none"} or callable
-        Features of ``weights="input"``. "all": a view's distance from the median of the views, its square and, where
-        there is a variance, the spread over draws; "own" compares with the identity in place of the median, for use
-        where other views are not computed yet; "none" has only those of the predictions,
-        ``ViewPredictions(features=...)``, which are always added. A function of the outputs (n, K, C) of the views in
-        use returns (n, K, F) more beside "all"; it is saved by its name, ``package.module:name``.
+        Features of ``weights="input"`` beside ``ViewPredictions(features=...)``. "all": a view's distance from the
+        median of the views, its square, and the spread over draws where there is one; "own": from the identity instead.
+        A function (n, K, C) -> (n, K, F) of a module adds to "all".
     gate_scale : float, optional
         Prior standard deviation of the coefficients of ``weights="input"`` (eq. 25); by default the evidence decides.
     concentration : float, optional

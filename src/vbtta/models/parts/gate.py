@@ -18,12 +18,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy import special
 
-from vbtta._support.checks import between
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.blocks import total
 from vbtta.inference.em import EM, vanishing_weights
-from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, inverse_information
+from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, check_level, inverse_information, reach_of
 from vbtta.models.parts.calibration import log_normal
 
 PRELIMINARY = EM(max_steps=200, tol=1e-6)  # with constant weights
@@ -190,6 +189,7 @@ class Gate(NamedTuple):
     scale: Array
     limits: Array
     features: FeatureSet
+    n_groups: int  # of the calibration sample; 0 where its inputs are independent
 
     def interval(self, level: float = 0.9) -> Array:
         """Intervals (F, 2) of the coefficients at a level; they hold the estimate too.
@@ -197,10 +197,10 @@ class Gate(NamedTuple):
         By EM they are a Laplace approximation with t = 1: t is itself an estimate, and shrunken intervals would miss.
         By ADVI they come from Q.
         """
-        if self.covariance is None or self.centre is None:
-            raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
-        between("level", level, 0, 1)
-        reach = special.ndtri(0.5 + 0.5 * level) * np.sqrt(np.diagonal(self.covariance))
+        check_level(level, known=self.covariance is not None)
+        assert self.covariance is not None
+        assert self.centre is not None
+        reach = reach_of(level, self.n_groups) * np.sqrt(np.diagonal(self.covariance))
         lower, upper = self.centre - reach, self.centre + reach
         return np.stack([np.minimum(lower, self.coefficients), np.maximum(upper, self.coefficients)], axis=1)
 
@@ -392,10 +392,10 @@ class GateData:
         starts = range(0, len(self.count), step)
         return total(part_moments, [slice(first, min(first + step, len(self.count))) for first in starts])
 
-    def gate(self, weights: Array, slopes: Array, centre: Array | None = None, covariance: Array | None = None) -> Gate:
-        """What remains when the data are gone."""
-        names, interval = self.features.names(len(slopes)), (self.prior_scale, centre, covariance)
-        return Gate(names, slopes, *interval, weights, self.scale, self.limits, self.features)
+    def gate(self, weights: Array, slopes: Array) -> Gate:
+        """What remains when the data are gone, without intervals."""
+        names, last = self.features.names(len(slopes)), (self.scale, self.limits, self.features, 0)
+        return Gate(names, slopes, self.prior_scale, None, None, weights, *last)
 
     def finish(self, weights: Array, slopes: Array, known: WeightInformation) -> tuple[Gate, WeightInformation]:
         """The gate with intervals of b, and the information on the average weights by the delta method.
@@ -413,16 +413,17 @@ class GateData:
             covariance = covariance @ (known.clustered + prior) @ covariance
         of_average = slope @ covariance @ slope.T
         known = inverse_information(self.average(weights, slopes), of_average, known.profile, known.n_groups)
-        return self.gate(weights, slopes, centre, covariance[K:, K:]), known
+        gate = self.gate(weights, slopes)
+        return gate._replace(centre=centre, covariance=covariance[K:, K:], n_groups=known.n_groups), known
 
     def sampled(self, weights: Array, slopes: Array) -> tuple[Gate, WeightInformation]:
         """The same from draws of base weights (M, K) and coefficients (M, F)."""
         few = slice(None, None, max(1, len(weights) // _AVERAGED_DRAWS))
         averages = np.array([self.average(v, b) for v, b in zip(weights[few], slopes[few], strict=True)])
         centre, slope, K = weights.mean(axis=0), slopes.mean(axis=0), weights.shape[1]
-        covariance = np.cov(averages.T).reshape(K, K)
+        covariance = np.cov(averages, rowvar=False).reshape(K, K)
         known = inverse_information(self.average(centre, slope), covariance, np.zeros((K, len(PROFILE_GRID))))
-        return self.gate(centre, slope, slope, np.cov(slopes.T).reshape(len(slope), len(slope))), known
+        return self.gate(centre, slope)._replace(centre=slope, covariance=np.cov(slopes, rowvar=False, ndmin=2)), known
 
 
 def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:
