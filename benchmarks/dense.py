@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -275,13 +276,12 @@ def _staple_raters(masks: Array) -> Array:
 
 def _run_staple(masks: Array) -> tuple[Array, float, float]:
     """Truth, mean sensitivity and mean specificity; the share of the raters where nobody drew anything."""
-    import SimpleITK
-
     if not masks.any():
         return _mean_of_raters(masks), 1.0, 1.0
-    staple = SimpleITK.STAPLEImageFilter()
+    sitk: Any = import_module("SimpleITK")
+    staple = sitk.STAPLEImageFilter()
     staple.SetForegroundValue(1)
-    truth = SimpleITK.GetArrayFromImage(staple.Execute([SimpleITK.GetImageFromArray(mask) for mask in masks]))
+    truth = sitk.GetArrayFromImage(staple.Execute([sitk.GetImageFromArray(mask) for mask in masks]))
     return np.asarray(truth), float(np.mean(staple.GetSensitivity())), float(np.mean(staple.GetSpecificity()))
 
 
