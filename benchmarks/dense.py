@@ -312,9 +312,9 @@ def markdown(outcome: dict[str, Any]) -> str:
         "Means over test images (and seeds); in brackets the difference from the default stack with its paired 95 % "
         "interval over images. NLL and ECE: less is better. Dice: mean of nucleus and edge. Contours are scored "
         "against every rater of an image: the policies' maps are of the truth behind the raters, whose noise they "
-        "model, "
-        "so a map calibrated to single raters may have a smaller NLL. The log score is of a rater whom the method has "
-        "not seen, given the image's other raters; rivals are calibrated to left-out raters of the calibration images.",
+        "model, so a map calibrated to single raters may have a smaller NLL. The log score is of a rater whom the "
+        "method has not seen, given the image's other raters; rivals are calibrated to left-out raters of the "
+        "calibration images.",
     ]
     for name in (name for name in DATA_SETS if name in outcome):
         part = outcome[name]

@@ -18,7 +18,9 @@ def test_maps_are_scored_by_image_and_rater() -> None:
     common = np.log(0.9) + np.log(0.8) + np.log(0.8) + np.log(0.5)
     assert scores["nll"] == pytest.approx([-common / 4])
     assert scores["average_precision"] == pytest.approx([1.0])
-    dice = dense._map_scores("nuclei", np.stack([1 - contour, contour - 0.01, 0 * contour + 0.01])[None], raters)["dice"]
+    dice = dense._map_scores("nuclei", np.stack([1 - contour, contour - 0.01, 0 * contour + 0.01])[None], raters)[
+        "dice"
+    ]
     assert dice == pytest.approx([np.mean([1.0, 2 / 3])])  # the second rater's other pixel is missed
 
 
