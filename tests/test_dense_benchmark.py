@@ -18,17 +18,10 @@ def test_maps_are_scored_by_image_and_rater() -> None:
     common = np.log(0.9) + np.log(0.8) + np.log(0.8) + np.log(0.5)
     assert scores["nll"] == pytest.approx([-common / 4])
     assert scores["average_precision"] == pytest.approx([1.0])
-<<<<<<< HEAD
-    dice = dense._map_scores("nuclei", np.stack([1 - contour, contour - 0.01, 0 * contour + 0.01])[None], raters)[
-        "dice"
-    ]
-    assert dice == pytest.approx([np.mean([1.0, 2 / 3])])  # the second rater's other pixel is missed
-=======
     three = np.stack([1 - contour, contour - 0.01, np.full_like(contour, 0.01)])[None]
     assert dense._map_scores("nuclei", three, raters)["dice"] == pytest.approx(
         [np.mean([1.0, 2 / 3])]
     )  # the second rater's other pixel is missed
->>>>>>> 8d20a5c (Page of the dense benchmark, again)
 
 
 def test_the_page_says_who_is_better() -> None:

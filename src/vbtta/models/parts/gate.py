@@ -423,7 +423,8 @@ class GateData:
         centre, slope, K = weights.mean(axis=0), slopes.mean(axis=0), weights.shape[1]
         covariance = np.cov(averages, rowvar=False).reshape(K, K)
         known = inverse_information(self.average(centre, slope), covariance, np.zeros((K, len(PROFILE_GRID))))
-        return self.gate(centre, slope)._replace(centre=slope, covariance=np.cov(slopes, rowvar=False, ndmin=2)), known
+        spread = np.atleast_2d(np.cov(slopes, rowvar=False))
+        return self.gate(centre, slope)._replace(centre=slope, covariance=spread), known
 
 
 def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:
