@@ -165,7 +165,7 @@ def test_one_rule_for_kept_views_and_the_guards_verdict_is_there() -> None:
     assert none == "Suppressed (no weight): negative."
     assert diagnose(policy, views, refit=False).summary().startswith("2 of 3 views are kept")
     page = render_report(policy, predictions=views)
-    assert guard == f"Against the identity view alone: {policy.guard.reason}."
+    assert guard == f"Against the network alone: {policy.guard.reason}."
     assert guard in unescape(page)
     assert page.count('class="idle"') == 4 * 2  # of every example, those of less than 1 %
 
