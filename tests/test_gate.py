@@ -378,7 +378,7 @@ def test_maps_have_weights_by_position() -> None:
     labels = outputs[np.arange(300), rng.integers(0, 2, size=300)].argmax(axis=1)
     policy = fit("classification", ViewPredictions(outputs, names=predictions.names), labels, gate_scale=1.0)
     assert policy.weights.min() > 0.1
-    assert np.ptp(policy.weights_for(predictions.like(outputs))[:, 0]) > 0.1
+    assert np.ptp(policy.weights_for(ViewPredictions(outputs, names=predictions.names))[:, 0]) > 0.1
     images = torch.randn(2, 2, 4, 5)
     found = TTAModule(network, views, policy)(images).detach()
     expected = TTAModule(network, views, policy).maps(images).probability

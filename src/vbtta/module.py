@@ -508,7 +508,7 @@ class _Pool(nn.Module):
         """Means or probabilities from the sums over all views: (B, ..., C)."""
         if self.gate is not None:
             terms, weights = self._terms(state[0], list(range(len(self.scale))))
-            by_position = self.gate(state[0].flatten(1, -2).transpose(0, 1)).T  # (K, positions)
+            by_position: Tensor = self.gate(state[0].flatten(1, -2).transpose(0, 1)).T  # (K, positions)
             by_input = by_position.reshape(*state[0].shape[:-1], 1) * (weights > 0)  # (K, B, ..., C)
             pooled: Tensor = (terms * by_input).sum(0) / by_input.sum(0)
             return pooled

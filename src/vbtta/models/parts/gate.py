@@ -421,10 +421,9 @@ class GateData:
         few = slice(None, None, max(1, len(weights) // _AVERAGED_DRAWS))
         averages = np.array([self.average(v, b) for v, b in zip(weights[few], slopes[few], strict=True)])
         centre, slope, K = weights.mean(axis=0), slopes.mean(axis=0), weights.shape[1]
-        covariance = np.cov(averages, rowvar=False).reshape(K, K)
+        covariance = np.atleast_2d(np.cov(averages.T))
         known = inverse_information(self.average(centre, slope), covariance, np.zeros((K, len(PROFILE_GRID))))
-        spread = np.atleast_2d(np.cov(slopes, rowvar=False))
-        return self.gate(centre, slope)._replace(centre=slope, covariance=spread), known
+        return self.gate(centre, slope)._replace(centre=slope, covariance=np.atleast_2d(np.cov(slopes.T))), known
 
 
 def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:
