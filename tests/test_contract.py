@@ -226,7 +226,11 @@ ADVI_CASES = (
     pooled_classes(
         "categorical latent, no offsets, ADVI", CategoricalLatent(noise="none", offset_scale=0, shrinkage=2.0), DRIFT
     ),
-    _numbers("gaussian mixture, input weights, ADVI", GaussianMixture(noise="none", weights="input", v=0.05), DRIFT),
+    _numbers(
+        "gaussian mixture, input weights, ADVI",
+        GaussianMixture(noise="none", weights="input", v=0.05),
+        ADVI(steps=400, particles=4, learning_rate=0.05),
+    ),
     _classes(
         "categorical mixture, input weights, confusion, ADVI",
         CategoricalMixture(weights="input", noise="confusion"),

@@ -259,21 +259,6 @@ def test_constant_policies_have_the_same_weights_for_all_inputs() -> None:
     np.testing.assert_array_equal(policy.weights_for(predictions), np.tile(policy.weights, (60, 1)))
 
 
-def test_instance_weights_count_like_labels_given_twice() -> None:
-    predictions, labels = gated_data("classification", 0, 80)
-    single = LabelSets.from_array(labels)
-    weights = np.arange(80) % 2 + 1.0
-    doubled = replace(
-        single,
-        instance=np.repeat(single.instance, weights.astype(int)),
-        value=np.repeat(single.value, weights.astype(int), axis=0),
-        count=np.ones(int(weights.sum())),
-    )
-    sets = single.with_weights(weights), doubled
-    one, other = (fit("classification", predictions, labels, noise="none") for labels in sets)
-    np.testing.assert_allclose(one.weights_for(predictions), other.weights_for(predictions), atol=1e-5)
-
-
 @pytest.mark.parametrize("noise", ["none", "uniform"])
 def test_instance_weights_count_like_instances_given_twice(noise: str) -> None:
     predictions, labels = gated_data("classification", 0, 200)
@@ -284,8 +269,7 @@ def test_instance_weights_count_like_instances_given_twice(noise: str) -> None:
     other = fit("classification", predictions.take(rows), labels[rows], noise=noise, features="none", gate_scale=1.0)
     expected = other.weights_for(predictions)
     assert np.ptp(expected[:, 0]) > 0.3
-    # features are standardised without weights, so that the prior differs a little
-    np.testing.assert_allclose(one.weights_for(predictions), expected, atol=0.03)
+    np.testing.assert_allclose(one.weights_for(predictions), expected, atol=1e-3)
 
 
 def test_the_bound_never_falls_with_difficulty_and_instance_weights() -> None:

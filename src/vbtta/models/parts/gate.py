@@ -242,7 +242,7 @@ class GateData:
     """The calibration sample as a gate sees it."""
 
     features: FeatureSet
-    count: Array  # (N,): labels of every instance, or 1 with a noise model
+    count: Array  # (N,): labels of every instance, or with a noise model its weight
     values: Array  # (F, K, N): standardised features
     scale: Array  # (F,)
     limits: Array  # (2, F)
@@ -266,15 +266,17 @@ class GateData:
         Labels of an instance share a view where a noise model does; `unit` (C,) is that of the outputs in a regression.
         """
         rows, instance = np.unique(labels.instance, return_inverse=True)
-        count = np.ones(len(rows)) if shared else np.bincount(instance, labels.count)
-        if shared and unit is None and labels.instance_weights is not None:
-            count = labels.instance_weights[rows]
+        importance = np.ones(len(rows)) if labels.instance_weights is None else labels.instance_weights[rows]
+        count = np.bincount(instance, labels.count)
+        if shared:
+            count = importance if unit is None else np.ones(len(rows))
         task, unit = ("classification", np.ones(1)) if unit is None else ("regression", unit)
         features = FeatureSet.of(choice, predictions, task, unit, weights)
         raw = features.raw(predictions if len(rows) == len(predictions) else predictions.take(rows))
         limits = np.stack([raw.min(axis=(0, 1)), raw.max(axis=(0, 1))])
         centred = raw - raw.mean(axis=1, keepdims=True)
-        scale = np.sqrt(((centred - centred.mean(axis=0)) ** 2).mean(axis=(0, 1)))
+        centred -= np.average(centred, axis=0, weights=importance)
+        scale = np.sqrt(np.average((centred**2).mean(axis=1), axis=0, weights=importance))
         n_built_in = len(_NAMES[task]) if features.choice != "none" else 0
         least = (task == "classification") * (np.arange(raw.shape[2]) < n_built_in)  # in nats
         scale[scale <= _FLAT * np.maximum(np.abs(limits).max(axis=0), least)] = 0
