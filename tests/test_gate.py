@@ -1,7 +1,6 @@
 """Weights that depend on the input: recovery, no cost where they are not needed, features, files, modules."""
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

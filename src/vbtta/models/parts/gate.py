@@ -267,7 +267,7 @@ class GateData:
         """
         rows, instance = np.unique(labels.instance, return_inverse=True)
         importance = np.ones(len(rows)) if labels.instance_weights is None else labels.instance_weights[rows]
-        count = np.bincount(instance, labels.count)
+        count: Array = np.bincount(instance, labels.count)
         if shared:
             count = importance if unit is None else np.ones(len(rows))
         task, unit = ("classification", np.ones(1)) if unit is None else ("regression", unit)
