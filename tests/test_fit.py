@@ -141,6 +141,7 @@ def test_damaged_and_newer_files_are_refused(helpful, tmp_path: Path) -> None:  
     fit_policy(predictions, y, task="regression", model="mixture", guard=False).save(path)
     text = path.read_text()
     data = json.loads(text)
+    standard = data["posterior"]["standard"]
     for broken, message in {
         text[: len(text) // 2]: "not JSON",
         "[1, 2]": "not a policy",
@@ -156,7 +157,7 @@ def test_damaged_and_newer_files_are_refused(helpful, tmp_path: Path) -> None:  
         json.dumps({**data, "version": 0}): "upgrade vbtta",
         json.dumps({**data, "views": ["identity", "flip", "flip"]}): "not distinct",
         json.dumps({**data, "elbo": float("nan")}): "no number",
-        json.dumps({**data, "posterior": {**data["posterior"], "standard": {"location": [0.0], "scale": [-1e300]}}}): (
+        json.dumps({**data, "posterior": {**data["posterior"], "standard": {**standard, "scale": [-1e300]}}}): (
             "does not predict"
         ),
     }.items():

@@ -182,7 +182,7 @@ class Policy:
     >>> truth = rng.normal(size=200)
     >>> views = truth[:, None] + rng.normal(size=(200, 2)) * [0.1, 2.0]
     >>> predictions = ViewPredictions(views[:, :, None], names=["identity", "noise"])
-    >>> policy = fit_policy(predictions, truth, task="regression", model="mixture")
+    >>> policy = fit_policy(predictions, truth, task="regression", model="mixture", guard=False)
     >>> policy
     Policy(regression, GaussianMixture, 1 of 2 views: identity 1.000)
     >>> found = policy.predict(predictions.select(["identity"]))  # views of no weight need not be computed

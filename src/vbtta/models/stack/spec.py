@@ -36,8 +36,8 @@ class Stack(Model):
     >>> logits = np.eye(3)[truth][:, None] + rng.normal(size=(300, 4, 3))
     >>> model = Stack(members=(CategoricalMixture(), CategoricalLatent()))
     >>> policy = fit_policy(ViewPredictions(logits), truth, task="classification", model=model)
-    >>> [type(member.model).__name__ for member in policy.members], policy.member_weights.round(2)
-    (['CategoricalMixture', 'CategoricalLatent'], array([0.06, 0.94]))
+    >>> [type(member.model).__name__ for member in policy.members], bool(policy.member_weights[1] > 0.9)
+    (['CategoricalMixture', 'CategoricalLatent'], True)
     """
 
     members: tuple[Model, ...]
