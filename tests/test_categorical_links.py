@@ -63,7 +63,7 @@ def test_fast_softmax_equals_the_general_link(by_class):
     calibration = Calibration(0.3 * rng.normal(size=K), 0.2 * rng.normal(size=C))
     softmax = LINKS["softmax"]
     likelihood = Likelihood(softmax, True, True, calibration, weights, class_weights)
-    views = view_shares(logits, None, likelihood, rng.poisson(1.0, size=(C, n)).astype(float), None).views
+    views = view_shares(logits, None, likelihood, rng.poisson(1.0, size=(C, n)).astype(float), None, None).views
     ratio = rng.normal(size=(C, n)) / views.mixture
     share = views.scale * np.einsum("ckn,cn->kn", views.joint, ratio)
     fast, general = softmax.scores(views, ratio, share), Link.scores(softmax, views, ratio, share)
