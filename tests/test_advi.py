@@ -616,7 +616,8 @@ def test_own_models_may_use_plates_and_any_names() -> None:
             fit_policy(predictions, labels, task="regression", model=model, engine=engine)
             for model in (with_plates, without)
         )
-    assert sorted(one.posterior.draws(3)) == ["chi_squared", "tau", "theta", "weights"]  # type: ignore[attr-defined]
+    names = ["chi_squared", "common", "deviation", "scale_slope", "tau", "weights"]
+    assert sorted(one.posterior.draws(3)) == names  # type: ignore[attr-defined]
     np.testing.assert_allclose(one.history.elbo, other.history.elbo)
     np.testing.assert_allclose(one.weight_interval(0.9), other.weight_interval(0.9))
     assert other.weights.shape == (3,)
