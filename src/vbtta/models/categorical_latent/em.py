@@ -119,11 +119,12 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         if not n_groups:
             return None
         evidence_of = None if state.noise is None else state.noise.evidence()
+        difficulty = self.noise is not None and self.noise.difficulty
         link, offsets = LINKS[self.spec.link], self.spec.offset_scale > 0
 
         def block_sums(block: CategoricalBlock) -> Array:
             assert block.group is not None
-            evidence = None if evidence_of is None else evidence_of(block.table)
+            evidence = None if evidence_of is None else evidence_of(block.looked_at if difficulty else block.table)
             scores = np.empty((K + C, block.n_instances))
             run_pool_pass(block, link, state.pool, state.offset, evidence, offsets=offsets, scores=scores)
             size = block.table.importance if block.mass is None else block.mass.sum(axis=1)
