@@ -55,7 +55,7 @@ class ADVI:
     >>> rng = np.random.default_rng(0)
     >>> views = rng.normal(size=(400, 2, 1))  # (N, K, C)
     >>> labels = views[np.arange(400), rng.choice(2, size=400, p=[0.7, 0.3])] + 0.1 * rng.normal(size=(400, 1))
-    >>> engine = ADVI(steps=300, particles=2, learning_rate=0.1)
+    >>> engine = ADVI(steps=300, particles=2, learning_rate=0.05)
     >>> policy = fit_policy(ViewPredictions(views), labels, task="regression", engine=engine)
     >>> policy.weights.round(1)
     array([0.7, 0.3])
