@@ -320,6 +320,7 @@ def test_the_density_is_that_of_labels_one_by_one(n_outputs: int) -> None:
     data = density.tensors
     views, C = density.views(values, slice(None)), n_outputs
     bias = np.einsum("ue,mec->muc", density.basis.numpy(), draws["bias"])
+    covariate = np.clip(data.mean.numpy().mean(axis=2), -3, 3)  # (K, n): the standard deviation is exp(b x) times as large
     for m in range(3):
         total = 0.0
         for i in range(data.mean.shape[1]):
@@ -330,7 +331,8 @@ def test_the_density_is_that_of_labels_one_by_one(n_outputs: int) -> None:
             each = []
             for k in range(2):
                 factor = views.factor[m, k].numpy()
-                shared = np.kron(np.ones((len(mine), len(mine))), np.linalg.inv(factor @ factor.T))
+                covariance = np.exp(2 * draws["scale_slope"][m] * covariate[k, i]) * np.linalg.inv(factor @ factor.T)
+                shared = np.kron(np.ones((len(mine), len(mine))), covariance)
                 location = views.location[m, k, i].numpy() + bias[m, who]
                 each.append(stats.multivariate_normal(location.ravel(), shared + noise).logpdf(y))
             total += special.logsumexp(np.log(draws["weights"][m]) + each)
