@@ -691,7 +691,7 @@ def test_minibatches_find_the_same_weights() -> None:
     options: dict[str, Any] = {"task": "regression", "model": GaussianMixture()}
     whole = fit_policy(predictions, y, engine=QUICK, **options)
     part = fit_policy(
-        predictions, y, engine=ADVI(steps=600, particles=4, batch_size=100, learning_rate=0.05), **options
+        predictions, y, engine=ADVI(steps=1000, particles=4, batch_size=100, learning_rate=0.05), **options
     )
     np.testing.assert_allclose(part.weights, whole.weights, atol=0.04)
 
