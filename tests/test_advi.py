@@ -320,7 +320,9 @@ def test_the_density_is_that_of_labels_one_by_one(n_outputs: int) -> None:
     data = density.tensors
     views, C = density.views(values, slice(None)), n_outputs
     bias = np.einsum("ue,mec->muc", density.basis.numpy(), draws["bias"])
-    covariate = np.clip(data.mean.numpy().mean(axis=2), -3, 3)  # (K, n): the standard deviation is exp(b x) times as large
+    covariate = np.clip(
+        data.mean.numpy().mean(axis=2), -3, 3
+    )  # (K, n): the standard deviation is exp(b x) times as large
     for m in range(3):
         total = 0.0
         for i in range(data.mean.shape[1]):

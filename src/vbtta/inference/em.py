@@ -63,6 +63,7 @@ class EM:
 
 TRIM_THRESHOLDS = (1e-2, 1e-4, 1e-6)  # weights below which zero is tried at the end
 _MAX_STRETCH = 1e6  # of an extrapolation, in updates
+_FLAT, _FLAT_CYCLES = 1e-3, 5  # share of the tolerance, and cycles below it: weights of equal views may go on moving
 _SLOW_CHANGE = 3e-3  # change of every weight below which vanishing ones are extrapolated
 _SMALL_SHARE = 0.5  # of an equal share, below which a shrinking weight counts as vanishing
 _EXTRA_UPDATES = 4
@@ -172,7 +173,7 @@ def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent:
     # A cycle takes two plain updates x0 -> x1 -> x2 and looks at x' = x0 + 2 a r + a^2 u with r = x1 - x0,
     # u = x2 - 2 x1 + x0, a = |r|/|u|, or at a shorter step. x' is accepted if its bound is at least x1's, else x2 is
     # taken, which EM guarantees; one more plain update steadies it. So no accepted update falls.
-    ascender = _Ascender(problem, start, engine)
+    ascender, flat_cycles = _Ascender(problem, start, engine), 0
     while not (ascender.full or ascender.converged):
         before, origin, origin_state = ascender.bound, problem.weights(ascender.state), ascender.state
         ascender.step()
@@ -182,7 +183,10 @@ def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent:
             ascender.step()
         moved = float(np.abs(problem.weights(ascender.state) - origin).max())
         gain = ascender.bound - before
-        if engine.tol > 0 and gain <= engine.tol * problem.data.n_labels and moved <= np.sqrt(engine.tol):
+        allowed = engine.tol * problem.data.n_labels
+        flat_cycles = flat_cycles + 1 if gain <= _FLAT * allowed else 0
+        still = moved <= np.sqrt(engine.tol) or flat_cycles >= _FLAT_CYCLES
+        if engine.tol > 0 and gain <= allowed and still:
             ascender.converged = not ascender.trim()
     return ascender.summary()
 
