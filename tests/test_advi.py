@@ -448,7 +448,7 @@ def _gain(n_spare: int, tail: float, share: float) -> float:
         return ViewPredictions(f[:, :, None]), y + (rng.random(300) < share) * 4 * width * rng.normal(size=300)
 
     (predictions, y), (held, held_y) = data(0), data(1)
-    engine, scores = ADVI(steps=800, particles=4, learning_rate=0.05), {}
+    engine, scores = ADVI(steps=1200, particles=4, learning_rate=0.05), {}
     for component in ("student_t", "normal"):
         model = GaussianMixture(component=component, noise="none")  # type: ignore[arg-type]
         policy = fit_policy(predictions, y, task="regression", model=model, engine=engine)

@@ -19,6 +19,7 @@ from vbtta.models.gaussian_mixture.posterior import MixtureFactors, SampledMixtu
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.gaussian_mixture.steps import MixtureState
 from vbtta.models.parts import tensors
+from vbtta.models.parts.standard import SMALLEST_VARIANCE
 from vbtta.models.parts.tensors import LOG_2PI, GaussianDensity, Views
 
 
@@ -117,8 +118,21 @@ def pose_views(source: InMemory, spec: GaussianMixture) -> tuple[MixtureDensity,
 
 def _task(source: InMemory, spec: GaussianMixture) -> tuple[MixtureDensity, AdviTask[Posterior]]:
     problem, first = em.pose(source, spec)
+    if spec.component != "normal" and spec.v is None:
+        problem, first = em.pose(source, replace(spec, v=_robust_variance(problem)))
     density = MixtureDensity(problem, first, spec.component)
     return density, AdviTask(density, lambda guide: _posterior(guide, problem, spec.component), problem.unit_change)
+
+
+def _robust_variance(problem: MixtureProblem) -> tuple[float, ...]:
+    """The prior's v in the labels' units, (C,), at most what the middle half of a view's residuals say."""
+    # A few strays multiply a mean square, and nu labels' worth of it would forbid the narrow component that they leave.
+    data = tensors.gaussian_tensors(problem.data)
+    residual = (data.value - data.mean[:, data.instance]).numpy()  # (K, J, C)
+    distance = np.abs(residual - np.median(residual, axis=1, keepdims=True))
+    variance = np.median((np.median(distance, axis=1) / 0.6745) ** 2, axis=0)  # 0.6745: of a standard normal
+    variance = np.clip(variance, SMALLEST_VARIANCE, problem.prior.residual_variance)
+    return tuple(variance * problem.data.standard.scale**2)
 
 
 def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> SampledMixturePosterior:

@@ -281,7 +281,7 @@ class GaussianDensity(PriorTable, ABC):
         annotator_prior: AnnotatorPrior | None,
         priors: dict[str, Any],
     ) -> None:
-        self.tensors = _gaussian_tensors(data)
+        self.tensors = gaussian_tensors(data)
         U, C = data.n_annotators, data.n_outputs
         self.width = data.n_views * C
         self.n_units = len(self.tensors.count) if annotator_prior is None else data.n_instances
@@ -400,7 +400,8 @@ def annotator_state(guide: Guide, draws: dict[str, Array]) -> AnnotatorState:
     return AnnotatorState(*match_gamma(draws["tau"]), basis @ mean.reshape(contrast, C), variance, variance)
 
 
-def _gaussian_tensors(data: ContinuousBlocks) -> LabelTensors:
+def gaussian_tensors(data: ContinuousBlocks) -> LabelTensors:
+    """Data with continuous labels, in standard units."""
     assert isinstance(data, ContinuousData)  # ADVI needs all data in memory
     blocks, n = data.blocks, 0
     instances, variances = [], []
