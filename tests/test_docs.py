@@ -40,7 +40,8 @@ def _tool(name: str) -> ModuleType:
 
 pages, hooks, names, roles = (_tool(name) for name in ("pages", "hooks", "names", "roles"))
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-WITH_CODE = [path for path in PAGES if DOCS in path.parents and pages.has_code(path)]
+HERE = [path for path in PAGES if DOCS in path.parents and path.parent.name != "integrations"]
+WITH_CODE = [path for path in HERE if pages.has_code(path)]
 PICTURE = re.compile(r"assets/pictures/([\w-]+\.svg)")
 
 
