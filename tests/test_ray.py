@@ -1,5 +1,6 @@
 """The same jobs on a cluster of several nodes on this machine: the same answers, whatever is lost on the way."""
 
+import io
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from typer.testing import CliRunner
 
 from machines import STORE, patiently
@@ -42,6 +44,7 @@ from vbtta.fit import fit_sample
 from vbtta.inference.blocks import join, nodes, total
 from vbtta.ray import collect_views as collect_on_cluster
 from vbtta.ray import fit_policy as fit_on_cluster
+from vbtta.ray import predict as predict_on_cluster
 from vbtta.ray.cluster import Fleet, WorkerError, connect, remote_class
 from vbtta.ray.collect import Collector, Job, _packed, pieces_of, read_batches, read_inputs
 from vbtta.ray.fit import Calibration, LabelReader, label_reader
@@ -553,6 +556,61 @@ def test_a_ray_data_set(machines: Machines, tmp_path: Path) -> None:
     model = GaussianMixture(noise="none")
     found = fit_on_cluster(dataset, labels, task="regression", model=model, guard=False, names=NAMES, workers=1)
     assert_same(found, fit_policy(predictions, labels, task="regression", model=model, guard=False), predictions)
+
+
+def linear_model() -> Callable[[Any], Any]:
+    return lambda batch: np.asarray(batch) @ np.array([[2.0], [1.0]])
+
+
+def test_a_policy_predicts_a_ray_data_set(machines: Machines, tmp_path: Path) -> None:
+    from ray import data
+
+    x = np.random.default_rng(0).normal(size=(300, 2))
+    views = [Identity(), GaussianNoise(0.5)]
+    options = {"draws": 3, "seed": 5}
+    predictions = collect_views(linear_model(), x, views, **options)
+    policy = fit_policy(predictions, predictions.outputs.mean(axis=1), task="regression", guard=False)
+    assert len(policy.used_names) == 2
+    expected = policy.predict(predictions).columns(0.8)
+    table = pa.table({"instance": np.arange(300), "inputs": x.tolist(), "site": ["north"] * 300}).take(
+        np.random.default_rng(1).permutation(300)
+    )
+    predict = partial(predict_on_cluster, linear_model, views=[*views, GaussianNoise(9.0)], policy=policy, level=0.8)
+    found = predict(dataset=data.from_arrow(table).repartition(4), batch_size=32, workers=2, **options).to_pandas()
+    found = found.sort_values("instance")
+    assert list(found) == ["instance", "site", "mean", "std", "lower", "upper"]
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-9)
+    with pytest.raises(ValueError, match="needs a column 'instance', by which noise"):
+        predict(dataset=data.from_arrow(table.drop_columns("instance")))
+    with pytest.raises(ValueError, match=r"needs the views \['noise\(0.5\)'\]"):
+        predict_on_cluster(linear_model, data.from_arrow(table), [Identity()], policy)
+    with pytest.raises(TypeError, match="predictor_factory must be a function"):
+        predict_on_cluster(3, data.from_arrow(table), views, policy)  # type: ignore[arg-type]
+
+
+def test_a_policy_predicts_images_in_files(machines: Machines, tmp_path: Path) -> None:
+    pictures, sizes = [], np.arange(40) % 5
+    for size in sizes:
+        image, file = np.zeros((8, 8, 3), dtype=np.uint8), io.BytesIO()
+        image[:, :size] = 255
+        Image.fromarray(image).save(file, format="PNG")
+        pictures.append(file.getvalue())
+    names = [f"picture {row}" for row in range(40)]
+    pq.write_table(pa.table({"instance": names, "image": pictures}), tmp_path / "images.parquet")
+    outputs = np.stack([-np.abs(sizes - wanted) for wanted in range(5)], axis=1).astype(float)
+    predictions = ViewPredictions(np.stack([outputs, outputs], axis=1), names=["identity", "noise(0.1)"])
+    policy = fit_policy(predictions, sizes, task="classification", guard=False)
+
+    def make() -> Callable[[Any], Any]:
+        return lambda batch: -np.abs(8 * batch.mean(axis=(1, 2, 3))[:, None] - np.arange(5))
+
+    views = [Identity(), GaussianNoise(0.1)]
+    for path in (tmp_path, [tmp_path / "images.parquet"]):
+        found = predict_on_cluster(make, path, views, policy, batch_size=16, workers=1).to_pandas()
+        assert found["instance"].tolist() == names
+        assert (found["label"] == sizes).mean() > 0.9
+        np.testing.assert_allclose(found[[f"proba_{c}" for c in range(5)]].sum(axis=1), 1)
 
 
 def test_names_of_views_that_files_do_not_name(tmp_path: Path) -> None:

@@ -113,9 +113,10 @@ def collect_views(
 
 
 def collect_rows(
-    predictor: Predictor, inputs: Any, views: list[Augmentation], first: int, *, draws: int, delta: bool, seed: int
-) -> tuple[Array, Array | None]:
-    """Mean and variance (n, K, C) of one batch, whose rows count from `first` in the whole data set."""
+    predictor: Predictor, inputs: Any, views: list[Augmentation], first: int | Array, *,
+    draws: int, delta: bool, seed: int,
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """Mean and variance (n, K, C) of one batch, whose rows count from `first`, or have the numbers `first`."""
     return Collector(predictor, views, draws, seed, delta=delta).collect(inputs, first)[:2]
 
 
@@ -177,10 +178,10 @@ class Collector:
     keep_draws: int = 0
     n_outputs: int | None = None
 
-    def collect(self, inputs: Any, first: int) -> tuple[Array, Array | None, Array | None]:
+    def collect(self, inputs: Any, first: int | Array) -> tuple[Array, Array | None, Array | None]:
         """Mean and variance (n, K, C) of a batch, and single draws (b, K, M, C) of the rows that keep them."""
         batch = self.predictor.prepare(inputs)
-        rows = np.arange(first, first + n_rows_of(batch))
+        rows = first if isinstance(first, np.ndarray) else np.arange(first, first + n_rows_of(batch))
         means, variances, draws = zip(*(self.moments(view, batch, rows) for view in self.views), strict=True)
         mean = np.stack(means, axis=1)
         variance = None

@@ -100,6 +100,13 @@ class ContinuousPrediction:
             raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
         return self.quantile(0.5 - 0.5 * level), self.quantile(0.5 + 0.5 * level)
 
+    def columns(self, level: float = 0.9) -> dict[str, Array]:
+        """A table with one row an input: mean, std and the ends of an interval, numbered where there are several."""
+        lower, upper = self.interval(level)
+        values = {"mean": self.mean, "std": np.sqrt(self.variance), "lower": lower, "upper": upper}
+        ends = [f"_{c + 1}" for c in range(lower.shape[1])] if lower.shape[1] > 1 else [""]
+        return {f"{name}{end}": part[:, c] for c, end in enumerate(ends) for name, part in values.items()}
+
     def log_prob(self, y: ArrayLike) -> Array:
         """Log density at y, (N,) or (N, C): (N,)."""
         return mixture_log_density(self._targets(y), self.weights, self.dof, self.location, self.scale)
@@ -179,6 +186,11 @@ class CategoricalPrediction:
     def entropy(self) -> Array:
         """Entropy of the class probabilities in nats: (N,)."""
         return np.asarray(special.entr(self.proba).sum(axis=1))
+
+    def columns(self, level: float = 0.9) -> dict[str, Array]:
+        """A table with one row an input: the label, every class's probability, entropy and mutual information."""
+        proba = {f"proba_{name}": self.proba[:, c] for c, name in enumerate(self.classes)}
+        return {"label": self.label, **proba, "entropy": self.entropy, "mutual_information": self.mutual_information}
 
     def log_prob(self, y: ArrayLike) -> Array:
         """Log probability of the classes y, (N,): (N,)."""

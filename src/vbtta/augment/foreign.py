@@ -1,8 +1,9 @@
-"""Any callable as a view: functions and the transforms of torchvision, kornia, albumentations, MONAI and ttach."""
+"""Any callable as a view: functions, transforms of torchvision, timm, kornia, albumentations, MONAI and ttach."""
 
 __all__ = ["as_view", "as_views"]
 
 import inspect
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,9 +40,9 @@ def as_view(
         * a function `f(batch)`, taken to be deterministic, or `f(batch, rng)`, taken to be stochastic. A function that
           draws from a global generator (torch.randn, np.random) is not recognised and does not follow the seed: let
           it draw from `rng`;
-        * a module or transform of torch, kornia or torchvision.transforms.v2. If it draws random numbers (dropout in
-          training mode does) it is applied row by row, with torch's generator set for each row: results do not depend
-          on batching. A module of your own that draws in its `forward` needs `stochastic=True`;
+        * a module or transform of torch, kornia, timm or torchvision.transforms.v2. If it draws random numbers (dropout
+          in training mode does) it is applied row by row, with the generators of torch and Python set for each row:
+          results do not depend on batching. A module of your own that draws in its `forward` needs `stochastic=True`;
         * an albumentations transform, applied image by image to (N, C, H, W) batches;
         * a MONAI array transform, or a Compose of them, applied to one image or volume after the other.
     name : str, optional
@@ -78,7 +79,9 @@ def as_view(
         return AlbumentationsView(view_name, obj, stochastic is not False, inverse)
     if _is_from(obj, "monai.transforms"):
         return MonaiView(view_name, obj, _monai_draws(obj) if stochastic is None else stochastic, inverse)
-    if _is_from(obj, "kornia.augmentation") or _is_from(obj, "torchvision"):
+    if _crops(obj):
+        raise TypeError(f"{_name_of(obj)} stands for {_crops(obj)} views; use as_views, which lists them.")
+    if any(_is_from(obj, package) for package in ("kornia.augmentation", "torchvision", "timm")):
         draws = _draws(obj) if stochastic is None else stochastic
         return SeededView(view_name, obj, True, inverse) if draws else FunctionView(view_name, obj, False, inverse)
     if stochastic is None and _is_from(obj, "torch.nn") and any(map(_is_random, obj.modules())):
@@ -97,7 +100,7 @@ def as_view(
 def as_views(objects: Any) -> list[Augmentation]:
     """Make a list of views with distinct names of a view, a callable (see :func:`as_view`), or a list of these.
 
-    A ttach Compose becomes one view per combination.
+    A ttach Compose becomes one view per combination; FiveCrop and TenCrop of torchvision become five and ten.
 
     Examples
     --------
@@ -111,7 +114,7 @@ def as_views(objects: Any) -> list[Augmentation]:
         raise TypeError(f"views must be a view, a function or a list of these; got {kind}. Read files by load_views.")
     views: list[Augmentation] = []
     for obj in [objects] if single else objects:
-        views.extend(_expand(obj) if _is_compose(obj) else [as_view(obj)])
+        views.extend(_expand(obj) if _is_compose(obj) else _corners(obj) or [as_view(obj)])
     if not views:
         raise ValueError("there must be at least one view; got an empty list.")
     names = [view.name for view in views]
@@ -160,7 +163,7 @@ class FunctionView(ForeignView):
 
 @dataclass(frozen=True)
 class SeededView(ForeignView):
-    """A transform that draws from torch's generator, which is seeded for each row and restored afterwards."""
+    """A transform that draws from torch's and Python's generators: seeded for each row, restored afterwards."""
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         return self._by_row(self.function, batch, rng)
@@ -184,13 +187,17 @@ class SeededView(ForeignView):
         torch = require("torch", "torch")
         device = batch.device
         on_cpu = device.type == "cpu"
-        rows = []
+        rows, before = [], random.getstate()
         with torch.random.fork_rng([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
-            for i, seed in enumerate(_seeds(self, batch, rng)):
-                torch.default_generator.manual_seed(seed)
-                if not on_cpu:
-                    torch.get_device_module(device).manual_seed(seed)
-                rows.append(function(batch[i : i + 1]))
+            try:
+                for i, seed in enumerate(_seeds(self, batch, rng)):
+                    random.seed(seed)
+                    torch.default_generator.manual_seed(seed)
+                    if not on_cpu:
+                        torch.get_device_module(device).manual_seed(seed)
+                    rows.append(function(batch[i : i + 1]))
+            finally:
+                random.setstate(before)
         return torch.cat(rows)
 
 
@@ -288,6 +295,29 @@ def _expand(compose: Any) -> list[Augmentation]:
         undo = None if any("FiveCrops" in part for part in parts) else transformer.deaugment_mask
         views.append(FunctionView("+".join(parts) or "identity", transformer.augment_image, False, undo))
     return views
+
+
+def _crops(obj: Any) -> int:
+    """Number of the crops that a transform of torchvision returns together."""
+    return {"FiveCrop": 5, "TenCrop": 10}.get(type(obj).__name__, 0) if _is_from(obj, "torchvision") else 0
+
+
+def _corners(obj: Any) -> list[Augmentation]:
+    """The crops of FiveCrop or TenCrop, one view each."""
+    corners = ("top_left", "top_right", "bottom_left", "bottom_right", "center")
+    names = [f"crop({corner})" for corner in corners] + [f"mirrored crop({corner})" for corner in corners]
+    return [FunctionView(names[i], _Part(obj, i), False) for i in range(_crops(obj))]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the results of a function."""
+
+    function: Callable[[Batch], Any]
+    place: int
+
+    def __call__(self, batch: Batch) -> Batch:
+        return self.function(batch)[self.place]
 
 
 def _ttach_name(transform: Any, value: Any) -> str:

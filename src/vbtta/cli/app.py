@@ -338,33 +338,14 @@ def predict(
     views = read_predictions(predictions)
     rule = Policy.load(existing(policy, "a policy (.json)"))
     try:
-        table = _columns(rule.predict(views), views.ids, level)
+        ids = range(len(views)) if views.ids is None else views.ids
+        table = {"instance": ids, **rule.predict(views).columns(level)}
     except ValueError as error:
         raise ValueError(f"{policy} does not fit {predictions}: {error}") from error
     write_table(out, table)
     columns = ", ".join(list(table)[:6]) + (", ..." if len(table) > 6 else "")
     document = {"written": str(out), "rows": len(views), "columns": list(table)}
     return talk.result(document, f"wrote {len(views):,} predictions to {out}: {columns}")
-
-
-def _columns(prediction: Any, ids: Any, level: float) -> dict[str, Any]:
-    """Columns of the output, one row an input."""
-    import numpy as np
-
-    from vbtta.distributions import CategoricalPrediction
-
-    if isinstance(prediction, CategoricalPrediction):
-        proba = prediction.proba
-        table = {"instance": np.arange(len(proba)) if ids is None else ids, "label": prediction.label}
-        table |= {f"proba_{name}": proba[:, c] for c, name in enumerate(prediction.classes)}
-        return {**table, "entropy": prediction.entropy, "mutual_information": prediction.mutual_information}
-    lower, upper = prediction.interval(level)
-    table = {"instance": np.arange(len(lower)) if ids is None else ids}
-    for c in range(lower.shape[1]):
-        end = "" if lower.shape[1] == 1 else f"_{c + 1}"
-        table |= {f"mean{end}": prediction.mean[:, c], f"std{end}": np.sqrt(prediction.variance[:, c])}
-        table |= {f"lower{end}": lower[:, c], f"upper{end}": upper[:, c]}
-    return table
 
 
 @app.command()

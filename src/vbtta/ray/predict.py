@@ -1,0 +1,143 @@
+"""Predictions of a policy for a Ray data set."""
+
+__all__ = ["predict"]
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from vbtta._support.checks import require, whole_number
+from vbtta._support.fingerprints import prediction_fingerprint
+from vbtta.adapters.base import Output, as_predictor
+from vbtta.augment.base import Augmentation
+from vbtta.augment.foreign import as_views
+from vbtta.collect import check_options, collect_rows
+from vbtta.data.files import columns_of, parquet_files
+from vbtta.data.labels import Array
+from vbtta.data.predictions import ViewPredictions
+from vbtta.policy import Policy
+from vbtta.ray.cluster import check_workers, connect
+from vbtta.ray.collect import read_inputs
+
+
+def predict(
+    predictor_factory: Callable[[], Any],
+    dataset: Any,
+    views: Any,
+    policy: Policy,
+    *,
+    draws: int = 1,
+    batch_size: int = 256,
+    output: Output = None,
+    level: float = 0.9,
+    seed: int = 0,
+    read: Callable[[Any], Any] | None = None,
+    workers: int | None = None,
+    worker_options: dict[str, Any] | None = None,
+    address: str | None = None,
+) -> Any:
+    """Predict the rows of a Ray data set: views, network and policy, batch by batch on a pool of workers.
+
+    The result is lazy, as Ray's data sets are: nothing is computed before it is read or written.
+
+    Parameters
+    ----------
+    predictor_factory : callable
+        Makes the predictor, as :func:`vbtta.collect_views` takes it. It is called once on every worker.
+    dataset : ray.data.Dataset, or path or list of paths of parquet files
+        Rows with a column `image` (image files), `inputs` (lists, tensors), or numbers only, as
+        :func:`vbtta.ray.collect_views` reads them. `instance` holds ids; stochastic views draw by them.
+    views : list of views
+        Those that the policy uses must be among them; no others are computed.
+    policy : Policy
+        The policy.
+    draws, output, seed
+        As in :func:`vbtta.collect_views`, and as in the fit.
+    batch_size : int
+        Rows of a batch.
+    level : float
+        Of the intervals of a regression.
+    read : callable, optional
+        Makes inputs of a `pyarrow.Table`, where the columns are others than those above.
+    workers, worker_options, address
+        As in :func:`vbtta.ray.collect_views`.
+
+    Returns
+    -------
+    ray.data.Dataset
+        The rows without `image` or `inputs`, with the columns of the command `vbtta predict`: `label`, `proba_<class>`,
+        `entropy` and `mutual_information`, or `mean`, `std`, `lower` and `upper`.
+
+    Examples
+    --------
+    The page "A cluster" (docs/cluster.md) predicts a data set.
+    """
+    check_options(draws, 0, None)
+    batch_size, seed = whole_number("batch_size", batch_size, 1), whole_number("seed", seed, 0)
+    workers, options = check_workers(workers, worker_options)
+    if not callable(predictor_factory):
+        kind = type(predictor_factory).__name__
+        raise TypeError(
+            f"predictor_factory must be a function that makes the predictor; got {kind}. Wrap it: lambda: predictor"
+        )
+    by_name = {view.name: view for view in as_views(views)}
+    missing = [name for name in policy.used_names if name not in by_name]
+    if missing:
+        raise ValueError(f"the policy needs the views {missing}, which are not among {list(by_name)}")
+    used = [by_name[name] for name in policy.used_names]
+    ray, data = connect(address), require("ray.data", "ray")
+    rows = dataset if hasattr(dataset, "map_batches") else data.read_parquet(parquet_files(dataset))
+    drawing = [view.name for view in used if view.stochastic]
+    if drawing and "instance" not in rows.schema().names:
+        raise ValueError(f"dataset needs a column 'instance', by which {', '.join(drawing)} draw; number the rows")
+    size = workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)
+    arguments = (predictor_factory, used, policy, draws, output, level, seed, read)
+    return rows.map_batches(
+        Worker, batch_size=batch_size, batch_format="pyarrow",
+        compute=data.ActorPoolStrategy(min_size=1, max_size=size),
+        fn_constructor_args=arguments, **options,
+    )  # fmt: skip
+
+
+class Worker:
+    """A predictor and a policy, which turn a table of inputs into one of predictions."""
+
+    def __init__(
+        self, factory: Callable[[], Any], views: list[Augmentation], policy: Policy, draws: int, output: Output,
+        level: float, seed: int, read: Callable[[Any], Any] | None,
+    ) -> None:  # fmt: skip
+        self.predictor, self.views, self.policy = as_predictor(factory(), output), views, policy
+        self.draws, self.level, self.seed, self.read = draws, level, seed, read or read_inputs
+        kind = self.predictor.output_kind
+        self.fingerprints = {view.name: prediction_fingerprint(view, kind, draws) for view in views}
+
+    def __call__(self, table: Any) -> Any:
+        """The rows of a batch with the policy's prediction."""
+        ids = columns_of(table, ["instance"]).get("instance", np.arange(len(table)))
+        with self.predictor.ready():
+            outputs, variance = collect_rows(
+                self.predictor,
+                self.read(table),
+                self.views,
+                _numbers(ids),
+                draws=self.draws,
+                delta=False,
+                seed=self.seed,
+            )
+        names, classes = [view.name for view in self.views], self.predictor.classes
+        predictions = ViewPredictions(outputs, variance, names=names, classes=classes, fingerprints=self.fingerprints)
+        arrow = require("pyarrow", "ray")
+        table = table.drop_columns([name for name in ("image", "inputs") if name in table.column_names])
+        for name, values in self.policy.predict(predictions).columns(self.level).items():
+            table = table.append_column(name, arrow.array(values))
+        return table
+
+
+def _numbers(ids: Array) -> Array:
+    """Whole numbers by which rows draw: the ids themselves, or digests of them."""
+    if ids.dtype.kind in "iu" and (not len(ids) or ids.min() >= 0):
+        return ids.astype(np.int64)
+    digests = [hashlib.sha256(str(name).encode()).digest()[:7] for name in ids.tolist()]
+    return np.array([int.from_bytes(digest) for digest in digests], dtype=np.int64)
