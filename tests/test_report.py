@@ -26,8 +26,9 @@ from vbtta import (
 )
 from vbtta.augment import flips
 from vbtta.report import Examples, comparison_document, diagnosis_document, map_examples, render_report, write_report
-from vbtta.report.documents import gain_in_words, headline
+from vbtta.report.documents import gain_in_words, headline, views_in_words
 from vbtta.report.html import Drawing, quality_figures
+from vbtta.report.maps import map_arrays, maps_of
 
 EVIL = "<script>alert(1)</script>"
 ODD = '"><img src=x onerror=alert(2)> $\\frac{1}{2}$ & \x07'
@@ -121,8 +122,21 @@ def test_nothing_is_fetched(page: str) -> None:
 
 
 def test_every_part_is_there(page: str) -> None:
-    for name in ("weights", "comparison", "quality", "annotators", "examples", "diagnostics", "provenance"):
-        assert f'id="{name}-section"' in page
+    names = [
+        "comparison",
+        "weights",
+        "quality",
+        "annotators",
+        "cost",
+        "examples",
+        "advice",
+        "diagnostics",
+        "provenance",
+    ]
+    assert re.findall(r'id="(\w+)-section"', page) == [
+        *names,
+        "provenance",
+    ]  # the questions in the order in which they are asked
     ids = [attributes["id"] for _, attributes in Elements(page).found if "id" in attributes]
     assert len(ids) == len(set(ids))
     svgs = [attributes for tag, attributes in Elements(page).found if tag == "svg"]
@@ -146,7 +160,8 @@ def test_a_policy_alone_makes_a_page(tmp_path: Path) -> None:
     whole = render_report(policy, predictions=views, labels=LabelSets.from_array(truth))
     assert "Interval coverage on calibration labels" in whole
     assert whole.count('class="example"') == 4
-    assert "identity" in headline(policy)[0]
+    assert "Judge it on labels that took no part in the fit" in whole
+    assert "identity" in views_in_words(policy)[0]
 
 
 def test_one_rule_for_kept_views_and_the_guards_verdict_is_there() -> None:
@@ -159,13 +174,14 @@ def test_one_rule_for_kept_views_and_the_guards_verdict_is_there() -> None:
     heaviest, light, lost = np.sort(policy.weights)[::-1]
     assert heaviest > 0.99
     assert 0 == lost < light < 0.01
-    first, little, none, *_, guard = headline(policy)
+    first, little, none = views_in_words(policy)
+    (guard,) = headline(policy)
     assert first.startswith("2 of 3 views are kept")
     assert little == "Of little weight (below 1 %): poor."
     assert none == "Suppressed (no weight): negative."
     assert diagnose(policy, views, refit=False).summary().startswith("2 of 3 views are kept")
     page = render_report(policy, predictions=views)
-    assert guard == f"Against the network alone: {policy.guard.reason}."
+    assert guard == f"Against the network alone, by cross-validation: {policy.guard.reason}."
     assert guard in unescape(page)
     assert page.count('class="idle"') == 4 * 2  # of every example, those of less than 1 %
 
@@ -282,6 +298,12 @@ def test_the_worst_and_the_best_maps_are_shown() -> None:
     page = render_report(policy, maps=shown)
     assert "&lt;scan 1&gt;: Dice" in page
     assert page.count("data:image/png") == 2 * len(panels)
-    assert "Maps</h2>" not in render_report(policy)
+    assert "maps-section" not in render_report(policy)
+    kept = maps_of(map_arrays(shown))
+    assert [(example.name, example.dice, list(example.panels)) for example in kept] == [
+        (example.name, example.dice, list(example.panels)) for example in shown
+    ]
+    np.testing.assert_array_equal(kept[0].panels["truth"], panels["truth"])
+    np.testing.assert_array_equal(kept[0].panels["entropy"][..., 2], panels["entropy"])
     volume = map_examples(TTAModule(network, views, policy), images[:, :, None], masks[:, None], count=1, ignore=255)
     assert volume[0].panels["truth"].shape == (12, 16, 3)

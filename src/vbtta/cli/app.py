@@ -66,7 +66,7 @@ def demo(
     out: Annotated[Path, Option("--out", "-o", help="Folder for the files of the run.")] = Path("vbtta-demo"),
     seed: running.Seed = 0,
 ) -> None:
-    """Train a small network on handwritten digits, collect views, fit, compare, diagnose and write a report.
+    """Train a small network to find cells, collect views, fit to three raters, compare, diagnose and write a report.
 
     Example:
 

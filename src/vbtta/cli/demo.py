@@ -1,35 +1,31 @@
-"""`vbtta demo`: training, views, fit, comparison, diagnosis and report on data that ships with scikit-learn.
+"""`vbtta demo`: a network that finds cells, three raters, twelve views; training, fit, comparison, diagnosis, report.
 
-An illustration, not evidence: training size, views and noise model were chosen by hand, with the test digits in sight,
-so that views can help at all. Trained on untilted digits only, the same network gains nothing from them.
+An illustration, not evidence: images, raters and views are made up, and were chosen so that views can help.
 """
 
 __all__ = ["run"]
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import ndimage
 
+from vbtta import metrics
 from vbtta._support.checks import require
-from vbtta._support.random import RowStreams
-from vbtta.augment.arrays import GaussianNoise, Identity
-from vbtta.augment.base import Augmentation, apply_view
-from vbtta.augment.foreign import as_view
-from vbtta.cli.files import comparison_table, read_labels, write_arrays, write_run_report
+from vbtta.augment.arrays import Identity
+from vbtta.augment.base import Augmentation
+from vbtta.augment.images import Blur, Brightness, Contrast, HorizontalFlip, Rotate, Rotate90, VerticalFlip, Zoom
+from vbtta.cli.files import comparison_table, write_arrays, write_run_report
 from vbtta.cli.running import Talk, write_json
-from vbtta.collect import collect_views
 from vbtta.comparison import compare
 from vbtta.data.files import write_table
-from vbtta.data.labels import Array
+from vbtta.data.labels import Array, LabelSets
+from vbtta.dense import collect_dense
 from vbtta.diagnostics import diagnose
 from vbtta.fit import fit_policy
-from vbtta.models.categorical_latent.spec import CategoricalLatent
+from vbtta.module import TTAModule
 from vbtta.report.documents import (
     annotators_in_words,
     comparison_document,
@@ -38,220 +34,177 @@ from vbtta.report.documents import (
     policy_document,
     views_in_words,
 )
+from vbtta.report.maps import map_arrays, map_examples
 
-_METHODS = ("original", "original+t", "uniform", "uniform+t", "geometric", "best_view", "aug_tta", "greedy", "vbtta")
-_EXAMPLES = 4
-SKILL = {"ann": 0.95, "bob": 0.8, "cleo": 0.6}  # how often each annotator is right
-_N_TRAIN, _N_CALIBRATION = 150, 700
-_COPIES = 6  # of every training digit, all but one tilted and shifted
-_SHARE = 0.75  # of the calibration digits that an annotator labels
+_METHODS = ("original", "original+t", "uniform", "uniform+t", "aug_tta", "greedy", "vbtta")
+_SIZE = 64  # pixels across an image
+_N_TRAIN, _N_CALIBRATION, _N_TEST = 16, 40, 60
+_LIGHT = (1.0, 0.8, 0.8)  # brightness of the three parts: the lamp got dimmer after the training
+RATERS = {"ann": "careful", "bob": "draws wide", "cleo": "misses cells"}
 
-Predictor = Callable[[Array], Array]
+
+class Cells(NamedTuple):
+    """Images of cells."""
+
+    images: Array  # (N, 1, H, W) float32
+    cells: Array  # (N, H, W): 0 background, else the number of the cell
 
 
 def run(out: Path, seed: int, talk: Talk) -> None:
     """Make the files of a run and its report, and print what came out."""
     started = time.perf_counter()
-    with _one_thread():
-        policy, comparison, summary = _fit_and_compare(out, seed, talk)
+    torch = require("torch", "torch")
+    with require("threadpoolctl", "cli").threadpool_limits(1):  # fastest for so little data
+        document, findings = _fit_and_compare(torch, out, seed, talk)
     talk.note("writing the report ...")
     write_run_report(out, out / "report.html", Talk(False, True))
     seconds = time.perf_counter() - started
-    skills = ", ".join(f"{name} {100 * value:.0f} %" for name, value in SKILL.items())
-    steps = [
-        "Trained a small network on scikit-learn's handwritten digits and looked at 700 more under "
-        f"{len(policy.names)} views.",
-        f"Simulated three annotators who are right with different probability ({skills}); "
-        "the fit knows the form of their errors, not these numbers.",
-        f"Inferred the weights of the views and the skill of the annotators together ({policy.model_name}).",
-        "Compared methods on digits with clean labels, which no method was fitted to.",
+    texts = [
+        "\n  ".join(["What was gained", *findings["gained"]]),
+        comparison_table(document["comparison"], talk),
+        "\n  ".join(["What was learned", *findings["learned"]]),
+        "\n  ".join(["Diagnosis", *document["diagnosis"]]),
+        "Images and raters are made up: the numbers illustrate, they are no evidence.",
+        f"Done in {seconds:.0f} s. Open {out / 'report.html'}",
     ]
-    findings = [*views_in_words(policy), *gain_in_words(comparison), *annotators_in_words(policy, SKILL)]
-    sections = {"What it did": steps, "What it found": findings, "Diagnosis": summary}
-    texts = ["\n  ".join([title, *lines]) for title, lines in sections.items()]
-    texts.insert(2, comparison_table(comparison, talk))
-    texts.append(f"Done in {seconds:.0f} s. Open {out / 'report.html'}")
-    document = {
-        **policy_document(policy),
-        "comparison": comparison,
-        "diagnosis": summary,
-        "skill": SKILL,
-        "written": str(out / "report.html"),
-        "seconds": seconds,
-    }
-    talk.result(document, "\n\n".join(texts))
+    talk.result(document | {"written": str(out / "report.html"), "seconds": seconds}, "\n\n".join(texts))
 
 
-def _one_thread() -> Any:
-    """Limit to one thread, which is fastest for so little data; torch must be loaded before the limit."""
-    with suppress(ImportError):
-        require("torch", "torch")
-    require("sklearn.datasets", "cli")
-    return require("threadpoolctl", "cli").threadpool_limits(1)
-
-
-def _fit_and_compare(out: Path, seed: int, talk: Talk) -> tuple[Any, dict[str, Any], list[str]]:
-    """Write the files of a run to the folder; policy, comparison and summary of the diagnosis."""
-    digits, views = split(seed), make_views()
-    talk.note(f"training a small network on {len(digits.train[0])} digits ...")
-    network, kind = train(*digits.train, seed=seed)
-    talk.note(f"predicting {len(digits.calibration[0]) + len(digits.test[0]):,} digits under {len(views)} views ...")
-    calibration, test = (
-        collect_views(network, images, views, draws=10, keep_draws=60, seed=seed + place)
-        for place, (images, _) in enumerate((digits.calibration, digits.test))
+def _fit_and_compare(torch: Any, out: Path, seed: int, talk: Talk) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Write the files of a run to the folder; its document for --json, and sentences by title."""
+    train, calibration, test = (
+        draw_cells(n, light, np.random.default_rng([seed, part]))
+        for part, (n, light) in enumerate(zip((_N_TRAIN, _N_CALIBRATION, _N_TEST), _LIGHT, strict=True))
     )
-    calibration.save(out / "predictions.npz")
-    test.save(out / "test_predictions.npz")
-    columns = zip(("instance", "annotator", "label"), annotate(digits.calibration[1], seed), strict=True)
-    write_table(out / "labels.csv", dict(columns))
-    write_table(out / "test_labels.csv", {"label": digits.test[1]})
-    labels = read_labels(out / "labels.csv").sets.align(len(calibration))
+    talk.note(f"training a small U-Net on {_N_TRAIN} images of cells ...")
+    network = train_network(torch, train, seed)
+    drawn, views = rate(calibration.cells, np.random.default_rng([seed, 3])), make_views()
+    talk.note(f"predicting {_N_CALIBRATION + _N_TEST} images under {len(views)} views ...")
+    tensors = [torch.from_numpy(part.images) for part in (calibration, test)]
+    classes, truth = ["background", "cell"], (test.cells > 0).astype(int)
+    collected = [
+        collect_dense(network, inputs, views, target, positions=n, seed=seed, classes=classes, raters=raters)
+        for inputs, target, n, raters in ((tensors[0], drawn, 50, list(RATERS)), (tensors[1], truth, 200, None))
+    ]
+    for prefix, (predictions, labels) in zip(("", "test_"), collected, strict=True):
+        predictions.save(out / f"{prefix}predictions.npz")
+        write_table(out / f"{prefix}labels.csv", _columns(labels, predictions.ids, classes))
+    (predictions, labels), (test_predictions, test_labels) = collected
+    skill = dict(zip(RATERS, (drawn == (calibration.cells > 0)[:, None]).mean(axis=(0, 2, 3)).tolist(), strict=True))
 
-    talk.note(f"fitting to {len(labels):,} labels of three annotators ...")
-    fit = partial(fit_policy, task="classification", model=CategoricalLatent(noise="annotator"), seed=seed)
-    policy = fit(calibration, labels)
+    talk.note(f"fitting to {len(labels):,} labels of three raters ...")
+    policy = fit_policy(predictions, labels, task="classification", seed=seed)
     policy.save(out / "policy.json")
-    talk.note(f"comparing {len(_METHODS)} methods on {len(test)} digits with clean labels ...")
-    methods = {name: fit if name == "vbtta" else name for name in _METHODS}
-    outcome = compare(calibration, labels, test, digits.test[1], task="classification", methods=methods, seed=seed)
+    talk.note(f"comparing {len(_METHODS)} methods on {_N_TEST} images with the true outlines ...")
+    outcome = compare(
+        predictions, labels, test_predictions, test_labels, task="classification", methods=_METHODS, seed=seed
+    )
     comparison = comparison_document(outcome)
     write_json(out / "comparison.json", comparison)
-    talk.note("diagnosing ...")
-    diagnosis = diagnose(policy, calibration, labels, incoming=test, seed=seed)
+    diagnosis = diagnose(policy, predictions, labels, incoming=test_predictions, seed=seed)
     write_json(out / "diagnosis.json", diagnosis_document(diagnosis))
 
-    prediction: Any = policy.predict(test)
-    rows = np.argsort(-prediction.mutual_information, kind="stable")[:_EXAMPLES]
-    images = np.stack([_pictures(view, digits.test[0][rows], seed) for view in views], axis=1)  # (E, K, 8, 8)
-    names = np.array([view.name for view in views])
-    write_arrays(out / "examples.npz", {"rows": rows, "names": names, "images": images})
+    module = TTAModule(network, views, policy).eval()
+    examples = map_examples(module, list(tensors[1]), list(truth), background=0)
+    write_arrays(out / "maps.npz", map_arrays(examples))
+    with torch.no_grad():
+        proba = {"network": network(tensors[1]).softmax(1).numpy(), "policy": module(tensors[1]).numpy()}
+    dice = {name: metrics.dice(truth, maps, background=0) for name, maps in proba.items()}
+    overlap = f"Overlap with the true cells (Dice): {dice['policy']:.3f}, by the network alone {dice['network']:.3f}."
+    gained = [overlap, *gain_in_words(comparison)]
+    learned = [*views_in_words(policy), *annotators_in_words(policy, skill)]
+    people = ", ".join(f"{name} {manner}" for name, manner in RATERS.items())
     text = [
-        f"{len(digits.train[0])} digits trained {kind}; {len(calibration)} more were labelled by three simulated "
-        f"annotators of different skill, {len(labels):,} labels in all; {len(test)} with clean labels are the test.",
-        f"The network saw every digit under {len(views)} views, some of which make another digit of it.",
+        f"A small network learned to find cells in {_N_TRAIN} made-up images. Three simulated raters outlined the "
+        f"cells of {_N_CALIBRATION} more ({people}); {_N_TEST} images with the true outlines are the test. The lamp is "
+        "dimmer there than in the training images, as it happens, so views with more contrast help.",
+        "An illustration: images and raters are made up so that views can help.",
+        overlap,
     ]
-    story = {"title": "Handwritten digits, three annotators, twelve views", "text": text, "skill": SKILL}
+    story = {"title": f"Finding cells: three raters, {len(views)} views", "text": text, "skill": skill}
     write_json(out / "run.json", {"story": story, "options": {"command": "vbtta demo", "seed": seed}})
-    return policy, comparison, diagnosis.summary().splitlines()
+    summary = diagnosis.summary().splitlines()
+    document = {**policy_document(policy), "comparison": comparison, "diagnosis": summary, "skill": skill, "dice": dice}
+    return document, {"gained": gained, "learned": learned}
 
 
-def _pictures(view: Any, images: Any, seed: int) -> Any:
-    """The augmented images of a view: (E, 8, 8) uint8."""
-    streams = RowStreams(seed, view.name, 0, np.arange(len(images))) if view.stochastic else None
-    augmented = np.asarray(apply_view(view, images, streams))
-    return (255 * augmented[:, 0].clip(0, 1)).round().astype(np.uint8)
+def _columns(labels: LabelSets, ids: Array | None, classes: list[str]) -> dict[str, Array]:
+    """A long table of labels."""
+    assert ids is not None
+    columns = {"instance": ids[labels.instance], "label": np.array(classes)[labels.value.astype(int).ravel()]}
+    if labels.annotator is not None:
+        columns["annotator"] = np.array(labels.annotator_names)[labels.annotator]
+    return columns
 
 
-# -- digits, network, views, annotators -----------------------------------------------------------
+# -- cells, raters, views, network ----------------------------------------------------------------
 
 
-class Digits(NamedTuple):
-    """Digits in three parts: (N, 1, 8, 8) in [0, 1] and their classes."""
+def draw_cells(n: int, light: float, rng: np.random.Generator) -> Cells:
+    """Bright ellipses on an uneven, noisy background."""
+    rows, columns = np.mgrid[:_SIZE, :_SIZE]
+    images, cells = np.zeros((n, 1, _SIZE, _SIZE), np.float32), np.zeros((n, _SIZE, _SIZE), np.int64)
+    for image, numbers in zip(images[:, 0], cells, strict=True):
+        slope = rng.normal(size=2) * 0.25
+        image += 0.3 + (slope[0] * rows + slope[1] * columns) / _SIZE
+        for number in range(1, rng.integers(5, 10)):
+            y, x = rng.uniform(4, _SIZE - 4, size=2)
+            long, short = rng.uniform(6, 10), rng.uniform(4, 6)
+            angle = rng.uniform(0, np.pi)
+            along = (rows - y) * np.cos(angle) + (columns - x) * np.sin(angle)
+            across = (columns - x) * np.cos(angle) - (rows - y) * np.sin(angle)
+            radius = np.hypot(along / long, across / short)
+            image += rng.uniform(0.25, 0.7) / (1 + np.exp(12 * (radius - 1)))
+            numbers[radius < 1] = number
+        image[:] = light * np.clip(ndimage.gaussian_filter(image, 0.7) + 0.15 * rng.normal(size=image.shape), 0, 1)
+    return Cells(images, cells)
 
-    train: tuple[Array, Array]
-    calibration: tuple[Array, Array]
-    test: tuple[Array, Array]
 
-
-def split(seed: int = 0) -> Digits:
-    """Scikit-learn's digits, shuffled and cut into training, calibration and test."""
-    digits = require("sklearn.datasets", "cli").load_digits()
-    images = (digits.images[:, None] / 16).astype(np.float32)
-    order = np.random.default_rng(seed).permutation(len(images))
-    cuts = np.split(order, [_N_TRAIN, _N_TRAIN + _N_CALIBRATION])
-    return Digits(*((images[rows], digits.target[rows]) for rows in cuts))
-
-
-def train(images: Array, classes: Array, seed: int = 0) -> tuple[Predictor, str]:
-    """A small network that gives logits, and its description: by torch where that is installed, else by scikit-learn.
-
-    It learns from tilted and shifted copies too, as networks do that later meet augmented inputs.
-    """
-    rng = np.random.default_rng([seed, 2])
-    images = np.concatenate([images, *(_tilted(images, rng) for _ in range(_COPIES - 1))])
-    classes = np.tile(classes, _COPIES)
-    try:
-        torch = require("torch", "torch")
-    except ImportError:
-        return _train_sklearn(images, classes, seed)
-    return _train_torch(torch, images, classes, seed)
+def rate(cells: Array, rng: np.random.Generator) -> Array:
+    """Cell or not by the three raters: (N, R, H, W)."""
+    marked = np.stack([cells > 0] * len(RATERS), axis=1)
+    for numbers, (careful, wide, sparse) in zip(cells, marked, strict=True):
+        rough = ndimage.gaussian_filter(rng.normal(size=numbers.shape), 2) * 4
+        careful[:] = ndimage.gaussian_filter((numbers > 0).astype(float), 1) > 0.5 + 0.1 * rough
+        wide[:] = ndimage.binary_dilation(numbers > 0, iterations=2)
+        sparse[np.isin(numbers, np.flatnonzero(rng.random(numbers.max() + 1) < 0.3))] = False
+    return marked.astype(np.int64)
 
 
 def make_views() -> list[Augmentation]:
-    """Twelve views: small changes that keep a digit's class, and some that change it."""
-    functions: dict[str, Predictor] = {
-        "rotate 10°": lambda x: _rotate(x, 10.0),
-        "rotate -10°": lambda x: _rotate(x, -10.0),
-        "rotate 90°": lambda x: _rotate(x, 90.0),
-        "half a pixel left": lambda x: _shift(x, 0.0, -0.5),
-        "half a pixel right": lambda x: _shift(x, 0.0, 0.5),
-        "half a pixel up": lambda x: _shift(x, -0.5, 0.0),
-        "half a pixel down": lambda x: _shift(x, 0.5, 0.0),
-        "mirror": lambda x: x[..., ::-1].copy(),
-        "upside down": lambda x: x[..., ::-1, ::-1].copy(),
-        "negative": lambda x: 1 - x,
-    }
-    views = [as_view(function, name) for name, function in functions.items()]
-    return [Identity(), *views, GaussianNoise(0.15, name="noise")]
+    """Twelve views: turns and mirrors, more contrast, and some that the network cannot read."""
+    turned = [HorizontalFlip(), VerticalFlip(), Rotate90(1), Rotate90(2), Rotate90(3)]
+    return [Identity(), *turned, Contrast(1.3), Contrast(1.6), Zoom(1.2), Blur(1.5), Brightness(0.3), Rotate(30.0)]
 
 
-def annotate(classes: Array, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Labels of simulated annotators: instance, annotator and label, (J,) each; every digit has at least one."""
-    rng = np.random.default_rng([seed, 1])
-    names = np.array(list(SKILL))
-    labelled = rng.random((len(classes), len(names))) < _SHARE
-    without = np.flatnonzero(~labelled.any(axis=1))
-    labelled[without, rng.integers(0, len(names), len(without))] = True
-    instance, person = np.nonzero(labelled)
-    right = rng.random(len(instance)) < np.array(list(SKILL.values()))[person]
-    other = (classes[instance] + rng.integers(1, 10, len(instance))) % 10
-    return instance, names[person], np.where(right, classes[instance], other)
-
-
-def _train_torch(torch: Any, images: Array, classes: Array, seed: int) -> tuple[Predictor, str]:
+def train_network(torch: Any, data: Cells, seed: int) -> Any:
+    """A U-Net of one level."""
     nn = torch.nn
+
+    class UNet(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.top = nn.Sequential(
+                nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU()
+            )
+            self.low = nn.Sequential(
+                nn.MaxPool2d(4), nn.Conv2d(12, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.ReLU(),
+                nn.Upsample(scale_factor=4, mode="bilinear"),
+            )  # fmt: skip
+            self.end = nn.Conv2d(36, 2, 3, padding=1)
+
+        def forward(self, images: Any) -> Any:
+            top = self.top(images)
+            return self.end(torch.cat([top, self.low(top)], 1))
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(),
-            nn.Linear(64, 10),
-        )  # fmt: skip
-        optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
-        x, y = torch.from_numpy(images), torch.from_numpy(classes)
-        for _ in range(60):
-            for rows in torch.randperm(len(x)).split(50):
-                optimiser.zero_grad()
-                nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
-                optimiser.step()
-    net.eval()
-
-    def logits(batch: Array) -> Array:
-        with torch.no_grad():
-            return np.asarray(net(torch.from_numpy(np.asarray(batch, dtype=np.float32))).numpy())
-
-    return logits, "a convolutional network (torch)"
-
-
-def _train_sklearn(images: Array, classes: Array, seed: int) -> tuple[Predictor, str]:
-    network = require("sklearn.neural_network", "cli").MLPClassifier((64,), learning_rate_init=3e-3, random_state=seed)
-    for _ in range(60):
-        network.partial_fit(images.reshape(len(images), -1), classes, classes=np.arange(10))
-
-    def logits(batch: Array) -> Array:
-        return np.asarray(network.predict_log_proba(batch.reshape(len(batch), -1)).clip(-30))
-
-    return logits, "a network of one hidden layer (scikit-learn)"
-
-
-def _tilted(images: Array, rng: np.random.Generator) -> Array:
-    turned = [ndimage.rotate(image[0], rng.uniform(-15, 15), reshape=False, order=1) for image in images]
-    moved = [ndimage.shift(image, rng.uniform(-0.8, 0.8, 2), order=1) for image in turned]
-    return np.stack(moved)[:, None].astype(np.float32)
-
-
-def _rotate(images: Array, degrees: float) -> Array:
-    return np.asarray(ndimage.rotate(images, degrees, axes=(2, 3), reshape=False, order=1))
-
-
-def _shift(images: Array, down: float, right: float) -> Array:
-    return np.asarray(ndimage.shift(images, (0, 0, down, right), order=1))
+        network = UNet()
+        optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+        images, masks = torch.from_numpy(data.images), torch.from_numpy((data.cells > 0).astype(np.int64))
+        for _ in range(40):
+            for rows in torch.randperm(len(images)).split(8):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(network(images[rows]), masks[rows]).backward()
+                optimizer.step()
+    return network.eval()

@@ -11,7 +11,8 @@ import re
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from vbtta.policy import Policy
 from vbtta.ray.collect import read_inputs as read_cells
 from vbtta.report.documents import provenance
 from vbtta.report.html import Examples, write_report
+from vbtta.report.maps import maps_of
 
 _TABLES = (".csv", ".tsv", ".txt", ".parquet")
 
@@ -230,7 +232,12 @@ def write_run_report(folder: Path, target: Path, talk: Talk) -> list[str]:
             pair = read_pair(views, labels, policy.task, talk)
             used += [views, labels]
             parts |= {"test": pair} if prefix else {"predictions": pair[0], "labels": pair[1]}
-    readers = {"comparison.json": _read_json, "diagnosis.json": _read_json, "examples.npz": _read_examples}
+    readers: dict[str, Callable[[Path], Any]] = {
+        "comparison.json": _read_json,
+        "diagnosis.json": _read_json,
+        "examples.npz": partial(_read_arrays, make=_examples_of, content="examples (rows, names, images)"),
+        "maps.npz": partial(_read_arrays, make=maps_of, content="maps (names, dice, titles, panels)"),
+    }
     for name, read in readers.items():
         if (folder / name).is_file():
             parts[name.partition(".")[0]] = read(folder / name)
@@ -258,13 +265,17 @@ def _read_json(path: Path) -> Any:
     return document
 
 
-def _read_examples(path: Path) -> Any:
+def _read_arrays(path: Path, make: Callable[[Mapping[str, Array]], Any], content: str) -> Any:
     try:
         with np.load(path, allow_pickle=False) as members:
-            names = tuple(str(name) for name in members["names"])
-            return Examples(members["rows"], names, members["images"] if "images" in members.files else None)
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} holds no examples (rows, names, images): {error}") from None
+            return make(members)
+    except (ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} holds no {content}: {error}; make it again") from None
+
+
+def _examples_of(members: Mapping[str, Array]) -> Examples:
+    names = tuple(str(name) for name in members["names"])
+    return Examples(members["rows"], names, members.get("images"))
 
 
 # -- finished parts of long work -------------------------------------------------------------------

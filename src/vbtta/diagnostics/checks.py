@@ -22,7 +22,7 @@ from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import ConvergenceWarning, Policy
 
-_MAX_INSTANCES = 4_000  # of a check that fits many times
+_MAX_CHECKED, _MAX_REFITTED = 4_000, 1_000  # instances of a check, and of one that fits many times
 _MIN_SHIFT = 0.1  # standard deviations: smaller shifts are significant in large samples, and harmless
 _MIN_SHARED = 20  # instances that two annotators have labelled, to ask whether they copy
 _FACTOR = 3.0  # by which every prior is multiplied and divided
@@ -150,15 +150,15 @@ def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
     return Overlap(tuple(names[k] for k in used), share.mean(axis=0), gram / np.outer(size, size))
 
 
-def labelled_sample(labels: LabelSets, seed: int) -> Array:
-    """Rows of labelled instances, all or a random choice of them, ascending."""
-    return np.sort(np.random.default_rng(seed).permutation(labels.labelled)[:_MAX_INSTANCES])
+def labelled_sample(labels: LabelSets, seed: int, size: int) -> Array:
+    """Rows of labelled instances, all or a random choice of so many, ascending."""
+    return np.sort(np.random.default_rng(seed).permutation(labels.labelled)[:size])
 
 
 def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets, *, seed: int = 0) -> Influence:
     """Fit without each view of positive weight in turn: change of the bound and of held-out scores.
 
-    Negative changes speak for a view. Only models that EM fits; from 4,000 labelled instances at most. Of a stack, its
+    Negative changes speak for a view. Only models that EM fits; from 1,000 labelled instances at most. Of a stack, its
     heaviest member is fitted.
     """
     policy = policy.heaviest_member
@@ -166,7 +166,7 @@ def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets
         raise ValueError(f"influence refits by EM; the policy was fitted by {type(policy.engine).__name__}")
     engine = replace(policy.engine, keep_states=False)
     labels = labels.align(len(predictions), predictions.ids)
-    rows = labelled_sample(labels, seed)
+    rows = labelled_sample(labels, seed, _MAX_REFITTED)
     views, given = predictions.select(policy.names).take(rows), labels.take(rows)
     fitted = policy.fitted or policy.names
 
@@ -245,10 +245,10 @@ def predictive_checks(
     one of each is drawn.
     """
     labels = labels.align(len(predictions), predictions.ids)
-    rows = labelled_sample(labels, seed)
+    rows = labelled_sample(labels, seed, _MAX_CHECKED)
     if predictions.groups is not None:
         shuffled = np.random.default_rng(seed).permutation(labels.labelled)
-        rows = np.sort(shuffled[np.unique(predictions.groups[shuffled], return_index=True)[1]])[:_MAX_INSTANCES]
+        rows = np.sort(shuffled[np.unique(predictions.groups[shuffled], return_index=True)[1]])[:_MAX_CHECKED]
     given = labels.take(rows)
     prediction = policy.predict(predictions.take(rows))
     statistics: dict[str, Statistic]
@@ -291,7 +291,7 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
     if not isinstance(policy.engine, EM):
         raise ValueError(f"sensitivity refits by EM; the policy was fitted by {type(policy.engine).__name__}")
     labels = labels.align(len(predictions), predictions.ids)
-    rows = labelled_sample(labels, 0)
+    rows = labelled_sample(labels, 0, _MAX_REFITTED)
     views, given = predictions.select(policy.fitted or policy.names).take(rows), labels.take(rows)
     if len(views.names) == 1:
         return ()
@@ -299,7 +299,7 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
     def weights(model: Any) -> Array:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            return fit_model(views, given, model, policy.engine).weights
+            return quick_fit(model, policy.engine, 0)(views, given).weights
 
     reference, noise = weights(policy.model), getattr(policy.model, "noise", None)
     changes = []

@@ -85,15 +85,47 @@ def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, A
 
 
 def headline(policy: Policy, comparison: Mapping[str, Any] | None = None) -> list[str]:
-    """The first sentences of a report."""
-    sentences = views_in_words(policy)
+    """Whether it helps, by how much and how sure that is."""
+    sentences = [] if comparison is None else gain_in_words(comparison)
     if policy.guard.fell_back:
         sentences.append("The views did not help, so the policy uses the unaugmented input only.")
+    sentences.append(f"Against the network alone, by cross-validation: {policy.guard.reason}.")
     if not policy.converged:
         sentences.append("The fit has not converged: its numbers are provisional.")
-    if comparison is not None:
-        sentences += gain_in_words(comparison)
-    return [*sentences, *annotators_in_words(policy), f"Against the network alone: {policy.guard.reason}."]
+    return sentences
+
+
+def passes_in_words(policy: Policy) -> str:
+    """The cost of a prediction."""
+    n_used, n_views = np.count_nonzero(policy.weights), len(policy.names)
+    if n_used == 1:
+        return f"One pass of the network per input; {n_views} views were tried."
+    return f"{n_used} passes of the network per input, one a view that has weight, instead of one without augmentation."
+
+
+def advice(policy: Policy, comparison: Mapping[str, Any] | None = None) -> list[str]:
+    """What to do next."""
+    n_used = np.count_nonzero(policy.weights)
+    steps = []
+    if not policy.converged:
+        steps.append("Fit again with more steps, such as engine=EM(max_steps=5000).")
+    if policy.guard.checked and policy.guard.probability < 0.9:
+        steps.append(
+            "The gain is doubtful: collect more labels, try other views, or use one pass with one temperature or scale "
+            "(guard='hard')."
+        )
+    elif n_used > 1:
+        steps.append("Use it on new inputs: TTAModule(network, views, policy), or vbtta predict.")
+    if n_used > 4:
+        steps.append(
+            "Fewer passes: select_views(..., budget=4) chooses views, fit_sequential stops where an input needs "
+            "no more of them."
+        )
+    if comparison is None:
+        steps.append("Judge it on labels that took no part in the fit: vbtta compare.")
+    if policy.annotators is None:
+        steps.append("A second label for some inputs would tell wrong labels from wrong views.")
+    return [*steps, "For sets or intervals that cover with a stated probability: conformalize."]
 
 
 def views_in_words(policy: Policy) -> list[str]:

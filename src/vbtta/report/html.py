@@ -22,7 +22,14 @@ from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Pre
 from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import KEPT, Policy
-from vbtta.report.documents import headline, provenance
+from vbtta.report.documents import (
+    advice,
+    annotators_in_words,
+    headline,
+    passes_in_words,
+    provenance,
+    views_in_words,
+)
 from vbtta.report.maps import MapExample
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -97,11 +104,15 @@ def render_report(
         title=story.get("title", "Test-time augmentation policy"),
         story=story.get("text", ()),
         headline=headline(policy, comparison),
+        views=views_in_words(policy),
+        people=annotators_in_words(policy, story.get("skill")),
+        passes=passes_in_words(policy),
+        advice=advice(policy, comparison),
         policy=policy,
         facts=facts,
         drawings=drawings,
         comparison=None if comparison is None else _table(comparison),
-        examples=[] if shown[0] is None else _examples(policy, shown[0], examples),
+        examples=[] if shown[0] is None or maps else _examples(policy, shown[0], examples),
         maps=[
             {
                 "title": f"{example.name}: Dice {example.dice:.3f}",

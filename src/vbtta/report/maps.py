@@ -1,8 +1,8 @@
 """Images of a segmentation for the report: input, truth, prediction, entropy and the views' maps."""
 
-__all__ = ["MapExample", "map_examples"]
+__all__ = ["MapExample", "map_arrays", "map_examples", "maps_of"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +69,27 @@ def map_examples(
             MapExample(str(names[i]), float(scores[i]), _panels(module, inputs[i], np.asarray(masks[i]), maps[i]))
             for i in dict.fromkeys(order[:count] + order[-count:])
         ]
+
+
+def map_arrays(examples: Sequence[MapExample]) -> dict[str, Array]:
+    """Examples of one size as arrays, for a file: names (E,), dice (E,), titles (P,) and panels (E, P, H, W, 3)."""
+    panels = [
+        [np.broadcast_to(p[..., None] if p.ndim == 2 else p, (*p.shape[:2], 3)) for p in e.panels.values()]
+        for e in examples
+    ]
+    return {
+        "names": np.array([example.name for example in examples]),
+        "dice": np.array([example.dice for example in examples]),
+        "titles": np.array(list(examples[0].panels)),
+        "panels": np.array(panels),
+    }
+
+
+def maps_of(arrays: Mapping[str, Array]) -> list[MapExample]:
+    """The examples of :func:`map_arrays`."""
+    titles = [str(title) for title in arrays["titles"]]
+    rows = zip(arrays["names"], arrays["dice"], arrays["panels"], strict=True)
+    return [MapExample(str(name), float(dice), dict(zip(titles, panels, strict=True))) for name, dice, panels in rows]
 
 
 def _panels(module: Any, single: Any, mask: Array, proba: Array) -> dict[str, Array]:
