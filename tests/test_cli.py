@@ -250,7 +250,7 @@ def test_regression_end_to_end(tmp_path: Path) -> None:
     assert Policy.load(policy).weights[2] == 0
     assert report.read_text().count("<svg") >= 4  # weights, cost curve, residuals, coverage
     done = run("predict", tmp_path / "test.npz", "--policy", policy, "--out", tmp_path / "out.csv")
-    assert done.code == 0
+    assert done.code == 0, done.err
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[0] == "instance,mean,std,lower,upper"
     table = np.array([line.split(",") for line in lines[1:]], dtype=float)

@@ -10,9 +10,10 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from vbtta._version import __version__
 from vbtta.cli import running
 from vbtta.cli.running import Talk, UsageError, command, complain, existing, writable, write_json
+
+_SHOWN, _BAR = 8, 30  # views in the summary of a fit, and the width of a bar of weight 1
 
 
 class _OneLineErrors(TyperGroup):
@@ -46,14 +47,23 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"vbtta {__version__}")
+        from vbtta.report.documents import versions
+
+        name, *others = (f"{package} {number}" for package, number in versions().items())
+        typer.echo(f"{name} ({', '.join(others)})")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Show the versions that matter and exit.",
+        ),
     ] = False,
 ) -> None:
     pass
@@ -270,7 +280,9 @@ def fit(
     if budget is not None and engine is running.Engine.advi:
         raise UsageError("--budget compares many fits, which ADVI is too slow for; leave out --engine advi")
     talk.note("fitting ...")
-    chosen = {**options, "engine": engine.value} | ({} if budget is None else {"budget": budget})
+    chosen = {**options, "engine": engine.value, "progress": talk.progress} | (
+        {} if budget is None else {"budget": budget}
+    )
     policy = (fit_policy if budget is None else select_views)(views, sets, **chosen)
     policy.save(out)
     if report is not None:
@@ -281,14 +293,15 @@ def fit(
 
 
 def _show(talk: Talk, policy: Any, out: Path, report: Path | None) -> None:
-    """Print the policy: sentences and a table of the weights."""
-    from vbtta.report.documents import headline, policy_document
+    """Print the policy: whether it helps, and a bar chart of the heaviest views."""
+    from vbtta.report.documents import headline, policy_document, views_in_words
 
     document = policy_document(policy)
-    views = sorted(document["views"], key=lambda view: -view["weight"])
+    views = sorted(document["views"], key=lambda view: -view["weight"])[:_SHOWN]
     rows = [[view["name"], *(f"{view[key]:.3f}" for key in ("weight", "low", "high"))] for view in views]
-    table = talk.table(["view", "weight", "5 %", "95 %"], rows)
-    text = "\n".join([*headline(policy), "", table, "", f"wrote {out}"])
+    head, line, *lines = talk.table(["view", "weight", "5 %", "95 %"], rows).splitlines()
+    bars = [f"{row}   {'█' * round(_BAR * view['weight'])}".rstrip() for row, view in zip(lines, views, strict=True)]
+    text = "\n".join([*headline(policy), *views_in_words(policy), "", head, line, *bars, "", f"wrote {out}"])
     written = {"policy": str(out), "report": None if report is None else str(report)}
     talk.result({**document, "written": written}, text if report is None else f"{text} and {report}")
 
@@ -331,6 +344,8 @@ def predict(
         rule, network = Policy.load(existing(policy, "a policy (.json)")), load_predictor(predictor, weights)
         return predict_maps(network, predictions, listed, rule, out, talk, entropy=entropy)
     writable(out, ".parquet", ".csv")
+    import numpy as np
+
     from vbtta.cli.files import read_predictions
     from vbtta.data.files import write_table
     from vbtta.policy import Policy
@@ -338,7 +353,7 @@ def predict(
     views = read_predictions(predictions)
     rule = Policy.load(existing(policy, "a policy (.json)"))
     try:
-        ids = range(len(views)) if views.ids is None else views.ids
+        ids = np.arange(len(views)) if views.ids is None else views.ids
         table = {"instance": ids, **rule.predict(views).columns(level)}
     except ValueError as error:
         raise ValueError(f"{policy} does not fit {predictions}: {error}") from error

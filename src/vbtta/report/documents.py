@@ -5,6 +5,7 @@ __all__ = ["comparison_document", "diagnosis_document", "headline", "policy_docu
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -62,21 +63,24 @@ def policy_document(policy: Policy) -> dict[str, Any]:
     }
 
 
+def versions() -> dict[str, str]:
+    """Of the package, of Python and of what is installed of the libraries that results depend on."""
+    known = {"vbtta": __version__, "python": platform.python_version()}
+    for name in ("numpy", "scipy", "torch", "pyro-ppl", "onnxruntime", "ray", "matplotlib"):
+        with suppress(PackageNotFoundError):
+            known[name] = version(name)
+    return known
+
+
 def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Versions, options, hashes of the data and time: what it takes to get the same result again.
 
     Without options these and the seed are marked as not recorded.
     """
-    versions = {"vbtta": __version__, "python": platform.python_version()}
-    for name in ("numpy", "scipy", "torch", "matplotlib"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return {
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": f"{platform.system()} {platform.machine()}",
-        "versions": versions,
+        "versions": versions(),
         "model": _short(record_to_dict(policy.model)),
         "engine": _short(record_to_dict(policy.engine)),
         "options": {key: str(value) for key, value in (options or _UNKNOWN).items()},
