@@ -20,13 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 import vbtta
-from benchmarks.train_models import BENCHMARKS, PARTS, Prepared, is_ready, prepare
+from benchmarks.train_models import BENCHMARKS, PARTS, PRETRAINED, Prepared, is_ready, prepare
 from vbtta._support.files import atomic_path
 from vbtta.comparison import HeldOut, columns, default_methods, entries, fit, held_out, predict, views_used
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
+from vbtta.fit import fit_policy
+from vbtta.models.categorical_mixture.spec import CategoricalMixture
+from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.policy import Policy
 from vbtta.select import select_views
+from vbtta.sequential import fit_sequential
 
 __all__ = [
     "HALF",
@@ -43,12 +47,14 @@ __all__ = [
 
 Array = NDArray[Any]
 HALF = "vbtta-half"  # select_views with half of the views
-_CALIBRATION = 1000
+INPUT = "vbtta-input"  # the mixture with weights that depend on the input
+SEQUENTIAL = "vbtta-sequential"  # fit_sequential with its defaults
+CALIBRATION = 1000
 # Whose columns of labels are people: simulated ones, and the two sources of ages. CIFAR-10N's are many people's.
-_ANNOTATED = ("mnist1000", "utkface")
+_ANNOTATED = ("mnist1000", "utkface", "utkface-pretrained")
 _SHARED = ("data", "distributions.py", "metrics.py", "comparison.py")
 _BASELINES = (*_SHARED, "baselines")
-_POLICIES = (*_SHARED, "models", "inference", "policy.py", "crossval.py", "fit.py", "select.py")
+_POLICIES = (*_SHARED, "models", "inference", "policy.py", "crossval.py", "fit.py", "select.py", "sequential.py")
 
 
 class Task(NamedTuple):
@@ -81,16 +87,29 @@ def tasks(names: Sequence[str], seeds: Sequence[int], cache: str, *, only_ready:
                 yield name, seed
 
 
-def load_task(name: str, seed: int, data: str, cache: str, *, part: str, quick: bool = False) -> Task:
+def load_task(
+    name: str,
+    seed: int,
+    data: str,
+    cache: str,
+    *,
+    part: str,
+    quick: bool = False,
+    size: int = CALIBRATION,
+    draw: int = 0,
+) -> Task:
     """Calibration sample and held-out part of a data set, from the cache or newly trained."""
-    return task_of(prepare(name, seed, data, cache), seed, part=part, quick=quick)
+    return task_of(prepare(name, seed, data, cache), seed, part=part, quick=quick, size=size, draw=draw)
 
 
-def task_of(prepared: Prepared, seed: int, *, part: str, quick: bool = False) -> Task:
-    """1,000 calibration instances with all of their labels, and the held-out part with the true ones."""
+def task_of(
+    prepared: Prepared, seed: int, *, part: str, quick: bool = False, size: int = CALIBRATION, draw: int = 0
+) -> Task:
+    """Calibration instances with all of their labels, and the held-out part with the true ones."""
     source, target = prepared.parts["calibration"], prepared.parts[part]
-    size = min(len(source.predictions), 200 if quick else _CALIBRATION)
-    rows = np.sort(np.random.default_rng([seed, size]).permutation(len(source.predictions))[:size])
+    size = min(len(source.predictions), 200 if quick else size)
+    generator = np.random.default_rng([seed, size, draw] if draw else [seed, size])
+    rows = np.sort(generator.permutation(len(source.predictions))[:size])
     given = [source.labels[key][rows] for key in sorted(source.labels) if key.startswith("label_")]
     people = "columns" if prepared.name in _ANNOTATED else None
     test = np.arange(len(target.predictions))[: 1000 if quick else None]
@@ -107,8 +126,8 @@ def task_of(prepared: Prepared, seed: int, *, part: str, quick: bool = False) ->
 
 
 def methods_of(kind: str) -> list[str]:
-    """Every method of `compare`, and the default policy with half of the views."""
-    return [*default_methods(kind), HALF]
+    """Every method of `compare`, and three variants: weights by input, sequential views, half of the views."""
+    return [*default_methods(kind), INPUT, SEQUENTIAL, HALF]
 
 
 def run_cells(task: Task, methods: Sequence[str], cache: str, *, part: str, say: bool = True) -> list[Cell]:
@@ -141,11 +160,13 @@ def data_hashes(name: str, seed: int, cache: str) -> dict[str, str]:
 
 
 def _run(task: Task, method: str, test: HeldOut) -> Cell:
-    chosen: Any = method
-    if method == HALF:
-        budget = task.calibration.outputs.shape[1] // 2
-        chosen = {HALF: partial(select_views, budget=budget, task=task.kind, seed=task.seed)}
-    [entry] = entries(chosen if method == HALF else [chosen], task.kind, task.seed)
+    variants: dict[str, Any] = {
+        INPUT: partial(fit_policy, model=_by_input(task.kind)),
+        SEQUENTIAL: fit_sequential,
+        HALF: partial(select_views, budget=task.calibration.outputs.shape[1] // 2),
+    }
+    known = {name: partial(function, task=task.kind, seed=task.seed) for name, function in variants.items()}
+    [entry] = entries({method: known.get(method, method)}, task.kind, task.seed)
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -164,9 +185,14 @@ def _run(task: Task, method: str, test: HeldOut) -> Cell:
         "fit_seconds": seconds,
         "views": list(views_used(fitted, task.calibration)),
         "warnings": sorted({str(warning.message) for warning in caught}),
+        **({"passes": float(np.mean(prediction.passes))} if hasattr(prediction, "passes") else {}),
         **(_describe(fitted) if isinstance(fitted, Policy) else {}),
     }
     return Cell(method, sums, record)
+
+
+def _by_input(kind: str) -> CategoricalMixture | GaussianMixture:
+    return CategoricalMixture(weights="input") if kind == "classification" else GaussianMixture(weights="input")
 
 
 def _describe(policy: Policy) -> dict[str, Any]:
@@ -227,7 +253,8 @@ def _load(path: Path, method: str) -> Cell:
 
 def known_names(names: Sequence[str]) -> list[str]:
     """The data sets asked for, all by default."""
-    unknown = sorted(set(names) - set(BENCHMARKS))
+    known = [*BENCHMARKS, *PRETRAINED]
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        raise ValueError(f"unknown data sets {unknown}; choose from {', '.join(BENCHMARKS)}")
-    return list(names) or list(BENCHMARKS)
+        raise ValueError(f"unknown data sets {unknown}; choose from {', '.join(known)}")
+    return list(names) or known

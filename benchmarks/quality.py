@@ -1,7 +1,9 @@
-"""Does it help? All methods on four real data sets, three networks each, on images that no choice has seen.
+"""Does it help? All methods on real data, small networks and pretrained ones, on images that no choice has seen.
 
     python -m benchmarks.quality --data DATA                  # trains what is not cached, then compares
     python -m benchmarks.quality --part dev                   # on the development part, where choices are made
+    python -m benchmarks.quality --sizes 100 1000 --draws 3   # few and many calibration images, drawn three times
+    python -m benchmarks.quality --images FOLDER --network pkg.mod:make    # your images, your network
 
 Writes results.json, README.md and figure.svg. Everything is cached and an interrupted run continues where it stopped.
 """
@@ -19,25 +21,30 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import own_images
 from benchmarks.cells import (
+    CALIBRATION,
     HALF,
+    SEQUENTIAL,
     Cell,
+    Task,
     data_hashes,
     known_names,
     load_task,
     methods_of,
     run_cells,
+    task_of,
     tasks,
 )
-from benchmarks.pooled import Pooled, pool, verdicts
-from benchmarks.quality_report import figure, markdown
+from benchmarks.pooled import pool, verdicts
+from benchmarks.quality_report import figure, markdown, strong_figure
 from benchmarks.train_models import prepare_all
 from reproduction.provenance import provenance
 from vbtta._support.files import atomic_path
 
 __all__ = ["main", "run"]
 
-_SLOW = ("bma", HALF)
+_SLOW = ("bma", HALF, SEQUENTIAL)
 
 
 def run(
@@ -51,6 +58,8 @@ def run(
     only_ready: bool = False,
     skip: Sequence[str] = (),
     jobs: int = 2,
+    sizes: Sequence[int] = (CALIBRATION,),
+    draws: int = 1,
 ) -> dict[str, Any]:
     """Compare all methods; the outcome as plain data.
 
@@ -73,6 +82,10 @@ def run(
         Methods to leave out.
     jobs : int
         Networks trained at a time.
+    sizes : list of int
+        Numbers of calibration images.
+    draws : int
+        Calibration samples of every size below 1,000; of that size there is one.
     """
     folder = data or os.environ.get("VBTTA_DATA")
     if not folder or not Path(folder).is_dir():
@@ -84,47 +97,74 @@ def run(
         prepare_all(known_names(names), seeds, folder, cache, jobs)
     outcome: dict[str, Any] = {"part": part, "provenance": provenance(), "data_sets": {}}
     for name in known_names(names):
-        found = {}
-        for _, seed in tasks([name], seeds, cache, only_ready=only_ready):
-            try:
-                found[seed] = _seed(name, seed, folder, cache, part, quick, skip)
-            except FileNotFoundError as error:
-                print(f"{name} is skipped: {error}", file=sys.stderr, flush=True)
-                break
-        if found:
-            cells = {seed: cells for seed, (cells, _, _) in found.items()}
-            ids = {seed: ids for seed, (_, ids, _) in found.items()}
-            kind = next(iter(found.values()))[2]
-            outcome["data_sets"][name] = _summary(pool(kind, cells, ids), cells, name, cache)
+        for size in sizes:
+            found: dict[tuple[int, int], tuple[list[Cell], Any, str]] = {}
+            for _, seed in tasks([name], seeds, cache, only_ready=only_ready):
+                try:
+                    for draw in range(draws if size < CALIBRATION else 1):
+                        task = load_task(name, seed, folder, cache, part=part, quick=quick, size=size, draw=draw)
+                        found[seed, draw] = _cells(task, cache, part, skip)
+                except FileNotFoundError as error:
+                    print(f"{name} is skipped: {error}", file=sys.stderr, flush=True)
+                    break
+            if found:
+                hashes = {seed: data_hashes(name, seed, cache) for seed, _ in found}
+                outcome["data_sets"][key_of(name, size)] = _summary(found, size, hashes)
     outcome["seconds"] = round(time.perf_counter() - start, 1)
     return outcome
 
 
-def _seed(
-    name: str, seed: int, data: str, cache: str, part: str, quick: bool, skip: Sequence[str]
-) -> tuple[list[Cell], Any, str]:
-    task = load_task(name, seed, data, cache, part=part, quick=quick)
+def run_own(
+    images: Path, network: str, *, cache: str, side: int, sizes: Sequence[int], draws: int, skip: Sequence[str]
+) -> dict[str, Any]:
+    """Compare all methods on the user's images with the user's network: one network, hence intervals over images."""
+    start = time.perf_counter()
+    outcome: dict[str, Any] = {"part": "test", "provenance": provenance(), "data_sets": {}}
+    prepared = own_images.prepare(images, network, Path(cache), side)
+    for size in sizes:
+        n_draws = draws if size < len(prepared.parts["calibration"].predictions) else 1
+        tasks_ = {(0, draw): task_of(prepared, 0, part="test", size=size, draw=draw) for draw in range(n_draws)}
+        found = {key: _cells(task, cache, "test", skip) for key, task in tasks_.items()}
+        outcome["data_sets"][key_of(prepared.name, size)] = _summary(found, size, {})
+    outcome["seconds"] = round(time.perf_counter() - start, 1)
+    return outcome
+
+
+def key_of(name: str, size: int) -> str:
+    """Name of a data set in the outcome: with its number of calibration images unless that is 1,000."""
+    return name if size == CALIBRATION else f"{name}@{size}"
+
+
+def _cells(task: Task, cache: str, part: str, skip: Sequence[str]) -> tuple[list[Cell], Any, str]:
     methods = [method for method in methods_of(task.kind) if method not in skip]
-    cells = run_cells(task, methods, cache, part=part)
     ids = np.arange(len(task.test)) if task.test.ids is None else task.test.ids
-    return cells, ids, task.kind
+    return run_cells(task, methods, cache, part=part), ids, task.kind
 
 
-def _summary(pooled: Pooled, cells: dict[int, list[Cell]], name: str, cache: str) -> dict[str, Any]:
+def _summary(
+    found: dict[tuple[int, int], tuple[list[Cell], Any, str]], size: int, hashes: dict[int, dict[str, str]]
+) -> dict[str, Any]:
+    cells = {trial: one for trial, (one, _, _) in found.items()}
+    pooled = pool(next(iter(found.values()))[2], cells, {trial: ids for trial, (_, ids, _) in found.items()})
     best = pooled.best("nll", pooled.baselines)
+    tempered = "original+t" if "original+t" in pooled.methods else "original"
+    references = {"vbtta": "vbtta", "best_baseline": best, "original": "original", "tempered": tempered}
     rows = []
     for m, method in enumerate(pooled.methods):
-        records = [dict(found[m].record) for found in cells.values()]
+        records = [dict(one[m].record) for one in cells.values()]
+        differences = {
+            f"minus_{name}": {metric: pooled.difference(method, reference, metric) for metric in pooled.metrics}
+            for name, reference in references.items()
+            if reference in pooled.methods
+        }
         rows.append(
             {
                 "method": method,
                 "baseline": method in pooled.baselines,
                 "values": dict(zip(pooled.metrics, pooled.values[m].tolist(), strict=True)),
                 "by_seed": [dict(zip(pooled.metrics, row.tolist(), strict=True)) for row in pooled.by_seed[:, m]],
-                "minus_vbtta": {metric: pooled.difference(method, "vbtta", metric) for metric in pooled.metrics},
-                "minus_best_baseline": {metric: pooled.difference(method, best, metric) for metric in pooled.metrics},
-                "minus_original": {metric: pooled.difference(method, "original", metric) for metric in pooled.metrics},
-                "views": float(np.mean([len(record["views"]) for record in records])),
+                **differences,
+                "views": float(np.mean([record.get("passes", len(record["views"])) for record in records])),
                 "fit_seconds": float(np.mean([record["fit_seconds"] for record in records])),
                 "details": [
                     {key: record[key] for key in ("model", "noise", "guard", "weights", "warnings") if key in record}
@@ -135,15 +175,17 @@ def _summary(pooled: Pooled, cells: dict[int, list[Cell]], name: str, cache: str
     return {
         "task": pooled.task,
         "metrics": list(pooled.metrics),
-        "seeds": list(cells),
-        "n_test": {seed: len(next(iter(found[0].columns.values()))) for seed, found in cells.items()},
+        "calibration": size,
+        "seeds": sorted({seed for seed, _ in cells}),
+        "trials": [f"seed {seed}, draw {draw}" for seed, draw in cells],
+        "n_test": len(next(iter(cells.values()))[0].columns["nll"]),
         "best_baseline": best,
         "methods": rows,
         "verdicts": [
             {"claim": verdict.claim, "holds": verdict.holds, "evidence": verdict.evidence}
             for verdict in verdicts(pooled)
         ],
-        "data_sha256": {seed: data_hashes(name, seed, cache) for seed in cells},
+        "data_sha256": hashes,
     }
 
 
@@ -154,8 +196,12 @@ def write(outcome: dict[str, Any], folder: Path) -> None:
     for name, text in texts.items():
         with atomic_path(folder / name) as temporary:
             temporary.write_text(text)
-    with atomic_path(folder / "figure.svg") as temporary:
-        figure(outcome).savefig(temporary, format="svg", metadata={"Date": None})
+    drawings = {"figure.svg": figure}
+    if any("-pretrained" in name for name in outcome["data_sets"]):
+        drawings["strong.svg"] = strong_figure
+    for name, draw in drawings.items():
+        with atomic_path(folder / name) as temporary:
+            draw(outcome).savefig(temporary, format="svg", metadata={"Date": None})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -170,26 +216,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only-ready", action="store_true", help="leave out what is not trained yet")
     parser.add_argument("--skip", nargs="*", default=[], help="methods to leave out")
     parser.add_argument("--jobs", type=int, default=2, help="networks trained at a time, one thread each")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[CALIBRATION], help="numbers of calibration images")
+    parser.add_argument("--draws", type=int, default=1, help="calibration samples of every size below 1,000")
+    parser.add_argument("--images", type=Path, help="your images: a folder by class, or a MedMNIST .npz file")
+    parser.add_argument("--network", metavar="PACKAGE.MODULE:FACTORY", help="makes your network (with --images)")
+    parser.add_argument("--side", type=int, default=224, help="side length of the images of a folder (with --images)")
     parser.add_argument("--quick", action="store_true", help="a small run that shows that it works")
     options = parser.parse_args(arguments)
+    if (options.images is None) != (options.network is None):
+        parser.error("--images and --network go together")
+    sampling = {"sizes": options.sizes, "draws": options.draws, "skip": options.skip, "cache": options.cache}
     try:
-        outcome = run(
-            options.quick,
-            names=options.names,
-            seeds=options.seeds,
-            part=options.part,
-            data=options.data,
-            cache=options.cache,
-            only_ready=options.only_ready,
-            skip=options.skip,
-            jobs=options.jobs,
-        )
+        if options.images is not None:
+            outcome = run_own(options.images, options.network, side=options.side, **sampling)
+        else:
+            outcome = run(
+                options.quick,
+                names=options.names,
+                seeds=options.seeds,
+                part=options.part,
+                data=options.data,
+                only_ready=options.only_ready,
+                jobs=options.jobs,
+                **sampling,
+            )
     except ValueError as error:
         parser.error(str(error))
     if "skipped" in outcome:
         print(outcome["skipped"], file=sys.stderr)
         return 1
-    out = options.out or ("results/quality" if options.part == "test" and not options.quick else None)
+    kept = options.part == "test" and not options.quick and options.images is None
+    out = options.out or ("results/quality" if kept else None)
     if out:
         write(outcome, Path(out))
     print(markdown(outcome))

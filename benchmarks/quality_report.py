@@ -6,7 +6,7 @@ from typing import Any
 
 from vbtta._support.checks import require
 
-__all__ = ["figure", "markdown"]
+__all__ = ["figure", "markdown", "point_metric", "strong_figure", "strong_table", "strong_text"]
 
 _TITLES = {
     "cifar10n": "CIFAR-10N: small residual network, three human labels an image, clean test labels",
@@ -15,6 +15,7 @@ _TITLES = {
     "mnist1000": "MNIST, 1,000 training digits: three simulated annotators of accuracy 0.9, 0.8 and 0.7",
 }
 _SHORT = {"cifar10n": "CIFAR-10N", "utkface": "UTKFace", "food101": "Food-101 (10)", "mnist1000": "MNIST (1,000)"}
+_PRETRAINED = "-pretrained"
 _LARGER_IS_BETTER = ("accuracy",)
 # Why a promise was not kept, by data set and the beginning of the promise.
 _REASONS = {
@@ -41,16 +42,19 @@ def markdown(outcome: dict[str, Any]) -> str:
     parts = [
         "# Quality on real data",
         (
-            f"Networks that never saw the images below, 25 deterministic views, 1,000 calibration images; scored on "
-            f"the {outcome['part']} part against the true labels. Values are means over seeds; differences have 95 % "
+            f"Networks that never saw the images below, 25 deterministic views; scored on the {outcome['part']} part "
+            "against the true labels. Values are means over seeds and calibration samples; differences have 95 % "
             "intervals from a paired bootstrap over images, pooled over seeds (those of ECE, which is never negative, "
             "lean low). `vbtta` is `fit_policy` with its defaults, `vbtta-half` is `select_views` with half of the "
-            "views. Bold: the best of a column."
+            "views, `vbtta-input` the mixture with weights by input, `vbtta-sequential` `fit_sequential`, whose number "
+            "of views is the mean over images. Bold: the best of a column."
         ),
         "![NLL of every method minus the default policy's](figure.svg)",
     ]
+    if any(_PRETRAINED in name for name in outcome["data_sets"]):
+        parts += [STRONG_TITLE, strong_text(outcome), strong_table(outcome), "![By strength](strong.svg)"]
     for name, found in outcome["data_sets"].items():
-        parts += [f"## {_TITLES[name]}", _size(found), _verdicts(name, found), _values(found), _differences(found)]
+        parts += [f"## {_long(name)}", _size(found), _verdicts(name, found), _values(found), _differences(found)]
     versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
     parts.append(
         f"Made at {made['time']} from commit {made['git'][:12]} with {versions}. Hashes of the predictions, weights "
@@ -75,15 +79,143 @@ def figure(outcome: dict[str, Any]) -> Any:
         axes.set_xscale("symlog", linthresh=0.02)
         axes.set_yticks(range(len(rows)), [row["method"] for row in rows], fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
-        axes.set_title(_SHORT[name], fontsize=10)
+        axes.set_title(_short(name), fontsize=10)
         axes.set_xlabel("NLL minus vbtta's", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
     return new
 
 
+STRONG_TITLE = "## Does it still help a strong network, and what hurts it?"
+
+
+def strong_text(outcome: dict[str, Any]) -> str:
+    """What helps and what hurts, counted from the intervals."""
+    lines = []
+    for name, found in outcome["data_sets"].items():
+        better, worse = (
+            [row["method"] for row in found["methods"] if _verdict(row, found) == sign] for sign in (1, -1)
+        )
+        point = point_metric(found)
+        lines.append(
+            f"* {_short(name)}, {_number(_by_name(found)['original']['values'][point], point)} without augmentation: "
+            f"better {_title(point)} with {_listed(better)}; worse with {_listed(worse)}"
+        )
+    return (
+        "Beyond the 95 % interval, against the same network without augmentation (`small` was trained from scratch, "
+        "`strong` is a fine-tuned EfficientNet-Lite0):\n\n" + "\n".join(lines)
+    )
+
+
+def strong_table(outcome: dict[str, Any]) -> str:
+    """Change of accuracy (MAE) against no augmentation, and of NLL against it with a temperature, by method."""
+    sets = outcome["data_sets"]
+    methods = list(dict.fromkeys(row["method"] for found in sets.values() for row in found["methods"]))
+    rows = []
+    for method in methods:
+        cells = [method]
+        for found in sets.values():
+            row = _by_name(found).get(method)
+            point = point_metric(found)
+            cells.append(
+                ""
+                if row is None
+                else f"{_marked(row['minus_original'][point], point)}, {_marked(row['minus_tempered']['nll'], 'nll')}"
+            )
+        rows.append(cells)
+    return (
+        "Accuracy (points) or MAE (years) minus `original`'s, and NLL minus that of `original+t` (regression: "
+        "`original`); bold: better beyond the interval, struck: worse beyond it.\n\n"
+        + _table(["method", *map(_short, sets)], rows)
+    )
+
+
+def strong_figure(outcome: dict[str, Any]) -> Any:
+    """A column a data set: changes of accuracy or MAE, and of NLL, of small networks (hollow) and strong ones."""
+    sets = outcome["data_sets"]
+    bases = list(
+        dict.fromkeys(name.partition("@")[0].removesuffix(_PRETRAINED) for name in sets if _PRETRAINED in name)
+    )
+    new = require("matplotlib.figure", "cli").Figure(figsize=(4.2 * len(bases), 9.5), layout="constrained")
+    for column, base in enumerate(bases):
+        cases = {kind: sets[kind] for kind in (base, f"{base}{_PRETRAINED}") if kind in sets}
+        methods = [row["method"] for row in next(reversed(cases.values()))["methods"]][::-1]
+        for line, (reference, pick) in enumerate((("original", point_metric), ("tempered", lambda found: "nll"))):
+            axes = new.add_subplot(2, len(bases), line * len(bases) + column + 1)
+            for kind, found in cases.items():
+                strong = _PRETRAINED in kind
+                metric = pick(found)
+                scale = 100 if metric == "accuracy" else 1
+                for height, method in enumerate(methods):
+                    row = _by_name(found).get(method)
+                    if row is None:
+                        continue
+                    value, low, high = (scale * number for number in row[f"minus_{reference}"][metric])
+                    place = height + (0.15 if strong else -0.15)
+                    colour = "tab:blue" if row["baseline"] else "tab:orange"
+                    axes.plot([low, high], [place, place], color=colour, linewidth=1.2, alpha=1 if strong else 0.5)
+                    filling = colour if strong else "white"
+                    axes.plot([value], [place], "o", color=colour, markersize=4, markerfacecolor=filling)
+            axes.axvline(0, color="0.6", linewidth=0.8)
+            axes.set_xscale("symlog", linthresh=1.0 if line == 0 and metric == "accuracy" else 0.05)
+            axes.set_yticks(range(len(methods)), methods, fontsize=8)
+            axes.tick_params(axis="x", labelsize=8)
+            axes.set_title(_SHORT.get(base, base), fontsize=10)
+            unit = "points" if metric == "accuracy" else "years" if metric == "mae" else "nats"
+            against = "no augmentation" if line == 0 or found["task"] == "regression" else "no augmentation, tempered"
+            axes.set_xlabel(f"{_title(metric).removesuffix(' (%)')} minus {against} ({unit})", fontsize=9)
+            axes.spines[["top", "right"]].set_visible(False)
+    return new
+
+
+def point_metric(found: dict[str, Any]) -> str:
+    """Accuracy, or the absolute error."""
+    return "accuracy" if found["task"] == "classification" else "mae"
+
+
+def _verdict(row: dict[str, Any], found: dict[str, Any]) -> int:
+    """1: better than no augmentation beyond the interval, -1: worse, 0: neither."""
+    point = point_metric(found)
+    return _sign(row["minus_original"][point], point)
+
+
+def _sign(difference: tuple[float, float, float], metric: str) -> int:
+    _, low, high = difference
+    sign = 1 if low > 0 else -1 if high < 0 else 0
+    return sign if metric in _LARGER_IS_BETTER else -sign
+
+
+def _marked(difference: tuple[float, float, float], metric: str) -> str:
+    digits = f"{100 * difference[0]:+.1f}" if metric == "accuracy" else f"{difference[0]:+.3f}"
+    mark = {1: "**", 0: "", -1: "~~"}[_sign(difference, metric)]
+    return f"{mark}{digits}{mark}"
+
+
+def _by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["method"]: row for row in found["methods"]}
+
+
+def _listed(methods: list[str]) -> str:
+    return ", ".join(f"`{method}`" for method in methods) or "none"
+
+
+def _short(key: str) -> str:
+    name, _, size = key.partition("@")
+    base = name.removesuffix(_PRETRAINED)
+    strength = "strong" if base != name else "small" if base in _SHORT else "own"
+    return f"{_SHORT.get(base, base)} {strength}{f', {size} images' if size else ''}"
+
+
+def _long(key: str) -> str:
+    name = key.partition("@")[0]
+    base = name.removesuffix(_PRETRAINED)
+    title = _TITLES.get(base, base)
+    return title if base == name else title.replace("small residual network", "").replace(": ,", ":") + ", pretrained"
+
+
 def _size(found: dict[str, Any]) -> str:
     seeds = ", ".join(str(seed) for seed in found["seeds"])
-    return f"{next(iter(found['n_test'].values())):,} images; seeds {seeds}."
+    sample = f"{found['calibration']:,} calibration images, {len(found['trials'])} calibration samples in all"
+    return f"{found['n_test']:,} test images; seeds {seeds}; {sample}."
 
 
 def _verdicts(name: str, found: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Small networks on real data and their view predictions, cached for the quality benchmark.
+"""Networks on real data, small and pretrained, and their view predictions, cached for the quality benchmark.
 
     python -m benchmarks.train_models --data DATA --cache .cache --seeds 0 1 2 --jobs 2
 
@@ -19,6 +19,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +29,9 @@ import torch
 from numpy.typing import NDArray
 
 from reproduction.datasets import ImageData, load_cifar10, load_cifar10n, load_food101, load_mnist, load_utkface
+from reproduction.networks import SETUPS, Trained, trained_network
+from reproduction.pretrained import FineTuned
+from reproduction.records import Places
 from reproduction.training import ImageNetwork, TrainingConfig, train
 from vbtta._support.files import atomic_path
 from vbtta.augment import images, views_to_dict
@@ -34,7 +39,7 @@ from vbtta.augment.base import BuiltIn, Chain
 from vbtta.augment.sets import standard_images
 from vbtta.data.predictions import ViewPredictions
 
-__all__ = ["BENCHMARKS", "PARTS", "Part", "Prepared", "image_views", "is_ready", "prepare", "prepare_all"]
+__all__ = ["BENCHMARKS", "PARTS", "PRETRAINED", "Part", "Prepared", "image_views", "is_ready", "prepare", "prepare_all"]
 
 PARTS = ("dev", "calibration", "test")
 _FORMAT = 1  # raise it when splits or labels change
@@ -75,10 +80,8 @@ class _Benchmark:
 
 def prepare(name: str, seed: int, data: str, cache: str, *, threads: int | None = 1) -> Prepared:
     """Train the network of a data set and collect its views, or read both from the cache."""
-    benchmark = BENCHMARKS[name]
-    config = dataclasses.replace(benchmark.config, seed=seed)
     folder = Path(cache) / f"{name}-seed{seed}"
-    described = _describe(config)
+    described = _describe(name, seed)
     note = folder / "config.json"
     if not note.is_file() or note.read_text() != described:  # other views or another network: start again
         for part in (*PARTS, "labels"):
@@ -86,7 +89,10 @@ def prepare(name: str, seed: int, data: str, cache: str, *, threads: int | None 
         folder.mkdir(parents=True, exist_ok=True)
         note.write_text(described)
     if not all((folder / f"{part}.npz").is_file() for part in (*PARTS, "labels")):
-        _create(benchmark, config, folder, data, Path(cache) / "checkpoints", threads)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        create = _create_pretrained if name in PRETRAINED else _create
+        create(name, seed, folder, data, Path(cache))
     with np.load(folder / "labels.npz", allow_pickle=False) as stored:
         labels = {key: stored[key] for key in stored.files}
     parts = {
@@ -96,14 +102,14 @@ def prepare(name: str, seed: int, data: str, cache: str, *, threads: int | None 
         )
         for part in PARTS
     }
-    return Prepared(name, config.task, parts)
+    return Prepared(name, "regression" if name.startswith("utkface") else "classification", parts)
 
 
 def is_ready(name: str, seed: int, cache: str) -> bool:
     """Whether the network of a data set is trained and its views are in the cache."""
     folder = Path(cache) / f"{name}-seed{seed}"
     note = folder / "config.json"
-    described = _describe(dataclasses.replace(BENCHMARKS[name].config, seed=seed))
+    described = _describe(name, seed)
     files = [folder / f"{part}.npz" for part in (*PARTS, "labels")]
     return note.is_file() and note.read_text() == described and all(file.is_file() for file in files)
 
@@ -218,32 +224,63 @@ BENCHMARKS: dict[str, _Benchmark] = {
 }
 
 
-def _describe(config: TrainingConfig) -> str:
+# EfficientNet-Lite0, fine-tuned as in the profile `pretrained` of the reproduction.
+PRETRAINED = {f"{name}-pretrained": setup for name, setup in SETUPS["pretrained"].items()}
+_DEV_IMAGES = 200  # of the images that those networks have not seen
+
+
+def _describe(name: str, seed: int) -> str:
     """Describe all that the cached predictions depend on."""
     views = views_to_dict(image_views())
+    config: Any = PRETRAINED[name].at(seed) if name in PRETRAINED else replace(BENCHMARKS[name].config, seed=seed)
     return json.dumps({"format": _FORMAT, "config": dataclasses.asdict(config), **views}, sort_keys=True)
 
 
-def _create(
-    benchmark: _Benchmark,
-    config: TrainingConfig,
-    folder: Path,
-    data: str,
-    checkpoints: Path,
-    threads: int | None,
-) -> None:
-    if threads is not None:
-        torch.set_num_threads(threads)
-    source = benchmark.source(data, config.seed)
-    network = train(config, source.images, source.targets, cache=checkpoints, threads=threads, progress=True)
-    labels = {f"{part}_{key}": column for part in PARTS for key, column in source.parts[part][1].items()}
+def _create(name: str, seed: int, folder: Path, data: str, cache: Path) -> None:
+    source = BENCHMARKS[name].source(data, seed)
+    config = replace(BENCHMARKS[name].config, seed=seed)
+    network = train(config, source.images, source.targets, cache=cache / "checkpoints", progress=True)
+    _save_labels(folder, {part: source.parts[part][1] for part in PARTS})
+    for part in PARTS:
+        _save_views(folder, part, partial(_collect, network, source.parts[part][0]))
+
+
+def _create_pretrained(name: str, seed: int, folder: Path, data: str, cache: Path) -> None:
+    """Parts dev and calibration are the images that the reproduction calibrates on; their first label is `clean`."""
+    setup = PRETRAINED[name].at(seed)
+    trained = trained_network(setup.sample, setup.network, Places(Path(data), cache))
+    sample, people = trained.sample, trained.sample.labels.T
+    given = {"clean": people[0], **{f"label_{person}": column for person, column in enumerate(people, start=1)}}
+    rows = {"dev": slice(None, _DEV_IMAGES), "calibration": slice(_DEV_IMAGES, None)}
+    labels = {part: {key: column[rows[part]] for key, column in given.items()} for part in rows}
+    _save_labels(folder, {**labels, "test": {"clean": sample.truth}})
+    for part in PARTS:
+        images = sample.test if part == "test" else sample.calibration[rows[part]]
+        _save_views(folder, part, partial(_collect_pretrained, trained, images, cache))
+
+
+def _save_labels(folder: Path, parts: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+    labels = {f"{part}_{key}": column for part, columns in parts.items() for key, column in columns.items()}
     with atomic_path(folder / "labels.npz") as temporary, temporary.open("wb") as stream:
         np.savez(stream, allow_pickle=False, **labels)
-    for part in PARTS:
-        path = folder / f"{part}.npz"
-        if not path.is_file():
-            _collect(network, source.parts[part][0]).save(path)
-            print(f"{path} written", file=sys.stderr, flush=True)
+
+
+def _save_views(folder: Path, part: str, collect: Callable[[], ViewPredictions]) -> None:
+    path = folder / f"{part}.npz"
+    if not path.is_file():
+        collect().save(path)
+        print(f"{path} written", file=sys.stderr, flush=True)
+
+
+def _collect_pretrained(trained: Trained, images: NDArray[np.uint8], cache: Path) -> ViewPredictions:
+    """Views with the frozen blocks' maps from the cache, which networks of all seeds share."""
+    network = trained.network
+    assert isinstance(network, FineTuned)
+    outputs, views = [], image_views()
+    for view in views:
+        maps = network.stored_maps(images, cache, repr(view), view)
+        outputs.append(network.of_maps(maps))
+    return ViewPredictions(np.stack(outputs, axis=1), names=[view.name for view in views])
 
 
 def _collect(network: ImageNetwork, data: ImageData, batch_size: int = 250) -> ViewPredictions:
@@ -320,16 +357,19 @@ def prepare_all(names: Sequence[str], seeds: Sequence[int], data: str, cache: st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train the benchmark's networks and cache their view predictions.")
-    parser.add_argument("names", nargs="*", help=f"data sets, by default all of {', '.join(BENCHMARKS)}")
+    parser.add_argument(
+        "names", nargs="*", help=f"data sets, by default all of {', '.join([*BENCHMARKS, *PRETRAINED])}"
+    )
     parser.add_argument("--data", default=os.environ.get("VBTTA_DATA"), help="folder of the data sets (VBTTA_DATA)")
     parser.add_argument("--cache", default=".cache", help="folder for networks and predictions")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="networks trained at a time, one thread each")
     options = parser.parse_args()
-    names = options.names or list(BENCHMARKS)
-    unknown = sorted(set(names) - set(BENCHMARKS))
+    known = [*BENCHMARKS, *PRETRAINED]
+    names = options.names or known
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        parser.error(f"unknown data sets {unknown}; choose from {', '.join(BENCHMARKS)}")
+        parser.error(f"unknown data sets {unknown}; choose from {', '.join(known)}")
     if not options.data or not Path(options.data).is_dir():
         print("no data folder: pass --data or set VBTTA_DATA; nothing was trained", file=sys.stderr)
         return 1

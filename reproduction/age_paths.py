@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reproduction.networks import SETUPS, STRATEGIES, ImageSetup, StepsTrial, paper_views
+from reproduction.networks import SETUPS, STRATEGIES, ImageSetup, NetworkConfig, StepsTrial, paper_views
 from reproduction.records import Claim, Item, Places, Row, Rows
 from reproduction.scoring import fit_steps, predicted_mean, round_list
 from reproduction.tallies import listed, markdown_table, number, numbers, partly, plural, select
@@ -111,9 +111,9 @@ def _caption(config: Config) -> str:
     return (
         f"{source} {plural(len(config.seeds), 'seed')}, {config.steps} plain EM updates of the weights, fitted on "
         f"{sample.n_calibration} held-out training faces with two labels each and scored on up to {sample.n_test} test "
-        f"faces of {sample.size} x {sample.size} pixels; ResNet-18 of width {network.width} (64 in the paper), "
-        f"{network.epochs} epochs (200), {config.setup.draws} draws a view. The first update has uniform weights, with "
-        "the views already calibrated by one update. Bands are one standard deviation over seeds."
+        f"faces of {sample.size} x {sample.size} pixels; {'ResNet-18 of ' * isinstance(network, NetworkConfig)}"
+        f"{network.described}, {config.setup.draws} draws a view. The first update has uniform weights, with the "
+        "views already calibrated by one update. Bands are one standard deviation over seeds."
     )
 
 
@@ -229,6 +229,7 @@ def _figure7(rows: Rows) -> dict[str, Figure]:
 _PROFILES = {
     "smoke": Config((0, 1), SETUPS["smoke"]["utkface"], steps=12),
     "cpu": Config((0, 1), SETUPS["cpu"]["utkface"]),
+    "pretrained": Config((0,), SETUPS["pretrained"]["utkface"]),
     "paper": Config((0, 1, 2, 3, 4), SETUPS["paper"]["utkface"]),
 }
 FIGURE6 = Item(

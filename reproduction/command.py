@@ -58,11 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("items", metavar="ITEM", nargs="*", help="names of items, all, or ls to list them; all is meant with --verify")
-    profiles = "smoke: seconds; cpu: two cores and hours; paper: the full protocol (default: cpu)"
-    add("--profile", choices=("smoke", "cpu", "paper"), default="cpu", help=profiles)
+    profiles = "smoke: seconds; cpu: two cores and hours; pretrained: fine-tuned networks; paper: the full protocol"
+    add("--profile", choices=("smoke", "cpu", "pretrained", "paper"), default="cpu", help=f"{profiles} (default: cpu)")
     data = os.environ.get("VBTTA_DATA")
     add("--data", type=Path, default=data and Path(data), help="folder of the data sets, for real images (VBTTA_DATA)")
-    out = "folder for rows, tables, figures and README.md (default: results, or runs/smoke for smoke)"
+    out = "folder for rows, tables, figures and README.md (default: results, runs/smoke or results/pretrained)"
     add("--out", "-o", type=Path, help=out)
     add("--cache", type=Path, help="folder for finished trials and networks (default: OUT/.trials)")
     add("--jobs", "-j", type=_positive, default=2, help="processes of one thread each (default: 2)")
@@ -91,8 +91,15 @@ def _command(options: argparse.Namespace) -> None:
         raise UsageError(f"--data {options.data}: no such folder; give the folder of the data sets")
     everything = not options.items or "all" in options.items
     names = list(ITEMS) if everything else list(dict.fromkeys(options.items))
-    # The smoke profile does not write over results.
-    out = options.out or Path("runs/smoke" if options.profile == "smoke" and not options.verify else "results")
+    without = [name for name in names if options.profile not in ITEMS[name].profiles]
+    if without and not everything:
+        raise UsageError(
+            f"{without[0]} has no profile {options.profile}; choose {', '.join(ITEMS[without[0]].profiles)}"
+        )
+    names = [name for name in names if name not in without]
+    # These profiles do not write over the results of the others; smoke results are not kept.
+    folders = {"smoke": "results" if options.verify else "runs/smoke", "pretrained": "results/pretrained"}
+    out = options.out or Path(folders.get(options.profile, "results"))
     store = options.cache or out / ".trials"
     places = Places(options.data, store / "networks")
     if options.verify:

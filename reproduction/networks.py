@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reproduction.pretrained import FineTuned, PretrainedConfig, fine_tune
+from reproduction.pretrained import digest as pretrained_digest
 from reproduction.records import Places
-from reproduction.samples import Sample, SampleConfig, draw_sample
+from reproduction.samples import OneSplitConfig, Sample, SampleConfig, draw_sample
 from reproduction.store import exclusive, fingerprint
 from reproduction.training import ImageNetwork, TrainingConfig, train, unit_images
 from vbtta import ViewPredictions, collect_views
@@ -37,6 +39,11 @@ class NetworkConfig:
     learning_rate: float = 1e-3
     crop: int = 4  # largest random shift in pixels
 
+    @property
+    def described(self) -> str:
+        """Size and training, for captions."""
+        return f"width {self.width} (64 in the paper), {self.epochs} epochs (200)"
+
     def __post_init__(self) -> None:
         """Refuse a width of 4: torch 2.13's backward pass in channels-last order then writes out of bounds on a CPU."""
         if self.width < 8:
@@ -48,7 +55,7 @@ class ImageSetup:
     """A data set's sample, its network and the number of draws of each view."""
 
     sample: SampleConfig
-    network: NetworkConfig
+    network: NetworkConfig | PretrainedConfig
     draws: int
 
     def at(self, seed: int) -> ImageSetup:
@@ -82,6 +89,15 @@ SETUPS: dict[str, dict[str, ImageSetup]] = {
             SampleConfig("utkface", 0, 12_000, 800, 1000, size=24), NetworkConfig(16, 3, 128, 3e-3, 2), draws=4
         ),
     },
+    "pretrained": {
+        "cifar10n": ImageSetup(OneSplitConfig("cifar10n", 0, 12_000, 1200, 2000), PretrainedConfig(), draws=2),
+        "food101": ImageSetup(
+            OneSplitConfig("food101", 0, 2546, 1200, 1250, size=64), PretrainedConfig(epochs=10), draws=2
+        ),
+        "utkface": ImageSetup(
+            OneSplitConfig("utkface", 0, 8000, 1200, 2000, size=64), PretrainedConfig(mixup=0.0), draws=2
+        ),
+    },
     "paper": {
         "cifar10n": ImageSetup(SampleConfig("cifar10n", 0, 49_000, 1000, 10_000, size=32), _FULL, draws=32),
         "food101": ImageSetup(SampleConfig("food101", 0, 75_000, 2000, 25_250, size=64), _FULL, draws=32),
@@ -95,7 +111,7 @@ class Trained:
     """A sample and the network that was trained on its training part; `key` names the network in the cache."""
 
     sample: Sample
-    network: ImageNetwork
+    network: ImageNetwork | FineTuned
     key: str
     cache: Path | None
 
@@ -110,7 +126,8 @@ class Trained:
         """Predictions for images (N, channels, H, W) under views of images in [0, 1], from the cache if there."""
 
         def collect() -> ViewPredictions:
-            return collect_views(self.network, unit_images(images), views, draws=draws, batch_size=250, seed=seed)
+            predictor = self.network.fast if isinstance(self.network, FineTuned) else self.network
+            return collect_views(predictor, unit_images(images), views, draws=draws, batch_size=250, seed=seed)
 
         if self.cache is None:
             return collect()
@@ -137,9 +154,14 @@ class PaperViews(NamedTuple):
         return self.calibration.select(names), self.test.select(names)
 
 
-def trained_network(config: SampleConfig, network: NetworkConfig, places: Places) -> Trained:
+def trained_network(config: SampleConfig, network: NetworkConfig | PretrainedConfig, places: Places) -> Trained:
     """Draw the sample and train its network, or load it from the cache; the sample's seed is the network's, too."""
     sample = draw_sample(config, places)
+    if isinstance(network, PretrainedConfig):
+        key = pretrained_digest(network, sample, config.seed)
+        with exclusive(places.cache, key):
+            tuned = fine_tune(network, sample, seed=config.seed, cache=places.cache, progress=True)
+        return Trained(sample, tuned, key, places.cache)
     options = asdict(network)
     training = TrainingConfig(
         sample.task,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, str | int | float | bool | list[float] | None]  # one measurement, flat and JSON-able
 Rows = Sequence[Row]
-PROFILES = ("smoke", "cpu", "paper")
+PROFILES = ("smoke", "cpu", "paper")  # that every item has; those with images have "pretrained", too
 Config = TypeVar("Config")
 Trial = TypeVar("Trial")
 
@@ -67,7 +67,7 @@ class Item(Generic[Config, Trial]):
 
     title: str
     version: int  # raised when the same trial would give other rows
-    profiles: Mapping[str, Config]  # one configuration for each of PROFILES
+    profiles: Mapping[str, Config]  # one configuration for each of PROFILES or more
     trials: Callable[[Config], Sequence[Trial]]
     run_trial: Callable[[Trial, Places], list[Row]]
     table: Callable[[Rows, Config], str]  # Markdown; the caption says what differs from the paper's protocol

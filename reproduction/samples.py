@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,14 @@ class SampleConfig:
     n_test: int
     size: int = 32  # side length: CIFAR-10 is cropped, Food-101 and UTKFace are resized, MNIST stays as it is
     synthetic: bool = False  # patterns in noise of the same kind instead of the data set
+    one_split: ClassVar[bool] = False  # whether all seeds have the same images in each part
+
+
+@dataclass(frozen=True)
+class OneSplitConfig(SampleConfig):
+    """The same images in each part for all seeds: the seed decides the labels that are trained on, and second ages."""
+
+    one_split: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -72,13 +80,15 @@ def draw_sample(config: SampleConfig, places: Places) -> Sample:
     >>> sample.task, sample.images.shape, sample.labels.shape, sample.truth.shape
     ('regression', (20, 3, 8, 8), (6, 2), (5,))
     """
-    rng = np.random.default_rng([config.seed, list(_LOADERS).index(config.data_set)])
+    number = list(_LOADERS).index(config.data_set)
+    rng = np.random.default_rng([config.seed, number])
     source = _synthetic(config, rng) if config.synthetic else _load(config, places, rng)
-    order = rng.permutation(len(source.images))
+    split = np.random.default_rng([0, number]) if config.one_split else rng
+    order = split.permutation(len(source.images))
     calibration = np.sort(order[: config.n_calibration])
     training = np.sort(order[config.n_calibration :][: config.n_training])
     chosen = rng.integers(source.people.shape[1], size=len(training))  # which of an image's labels is trained on
-    test = np.sort(rng.permutation(len(source.test))[: config.n_test])
+    test = np.sort(split.permutation(len(source.test))[: config.n_test])
     regression = config.data_set == "utkface"
     return Sample(
         "regression" if regression else "classification",

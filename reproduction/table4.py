@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reproduction.networks import SETUPS, STRATEGIES, ImageSetup, StepsTrial, paper_views
+from reproduction.networks import SETUPS, STRATEGIES, ImageSetup, NetworkConfig, StepsTrial, paper_views
 from reproduction.records import Cell, Claim, Item, Places, Row, Rows
 from reproduction.scoring import Model, fit_steps, round_list, scores, uniform
 from reproduction.tallies import (
@@ -73,7 +73,9 @@ def _run_trial(trial: StepsTrial, places: Places) -> list[Row]:
     views = paper_views(trial.setup, places)
     task, labels, truth = views.sample.task, views.sample.labels, views.sample.truth
     base: Row = {"data_set": config.data_set, "seed": config.seed, "synthetic": config.synthetic}
-    base |= {"width": trial.setup.network.width, "epochs": trial.setup.network.epochs}
+    network = trial.setup.network
+    base |= {"width": network.width} if isinstance(network, NetworkConfig) else {"network": "efficientnet-lite0"}
+    base["epochs"] = network.epochs
     calibration, test = views.chosen(["identity"])
     alone = scores(uniform(calibration, labels, test, task), truth)
     rows: list[Row] = [{**base, "strategy": "none", "identity": True, "method": "identity", **alone}]
@@ -134,7 +136,7 @@ def _cells(rows: Rows) -> list[Cell]:
                 verdict = "not comparable: made-up images"
             elif name == "food101":
                 verdict = "not comparable: ten of 101 classes"
-            elif (width := number(first, "width")) < _FULL_WIDTH:
+            elif "width" in first and (width := number(first, "width")) < _FULL_WIDTH:
                 verdict = f"level not comparable: width {width:g} of {_FULL_WIDTH}, {first['epochs']} epochs of 200"
             cells.append(Cell(f"{_NAMES[name]}, {_label(method, strategy)}", mean, ours.mean, ours.sd, verdict))
     return cells
@@ -145,8 +147,7 @@ def _caption(rows: Rows, config: Config) -> str:
     sizes = "; ".join(
         f"{_NAMES[setup.sample.data_set]}: up to {setup.sample.n_training} training images of {setup.sample.size} x "
         f"{setup.sample.size} pixels, {setup.sample.n_calibration} to fit weights on, up to {setup.sample.n_test} to "
-        f"test on, width {setup.network.width} (64 in the paper), {setup.network.epochs} epochs (200), "
-        f"{setup.draws} draws a view"
+        f"test on, {setup.network.described}, {setup.draws} draws a view"
         for setup in config.setups
     )
     made_up = " **Made-up images stand in for all data sets; nothing is comparable.**" if rows[0]["synthetic"] else ""
@@ -297,6 +298,7 @@ ITEM = Item(
     {
         "smoke": Config((0,), tuple(SETUPS["smoke"].values()), steps=10),
         "cpu": Config((0, 1), tuple(SETUPS["cpu"].values())),
+        "pretrained": Config((0,), tuple(SETUPS["pretrained"].values())),
         "paper": Config((0, 1, 2, 3, 4), tuple(SETUPS["paper"].values())),
     },
     _trials,
