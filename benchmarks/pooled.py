@@ -68,8 +68,8 @@ class Verdict:
     evidence: str
 
 
-def pool(task: str, cells: Mapping[int, Sequence[Cell]], ids: Mapping[int, Array], *, seed: int = 0) -> Pooled:
-    """Cells of all seeds (the same methods in each) on instances with ids."""
+def pool(task: str, cells: Mapping[Any, Sequence[Cell]], ids: Mapping[Any, Array], *, seed: int = 0) -> Pooled:
+    """Cells of all trials, by seed or by seed and draw (the same methods in each), on instances with ids."""
     methods = [cell.method for cell in next(iter(cells.values()))]
     everyone, position = np.unique(np.concatenate([ids[s] for s in cells]), return_inverse=True)
     places = dict(zip(cells, np.split(position, np.cumsum([len(ids[s]) for s in cells])[:-1]), strict=True))

@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
         ids = np.arange(len(predictions)) if predictions.ids is None else predictions.ids
         known = dict(zip(table["instance"].tolist(), table["label"].tolist(), strict=True))
         rows = [row for row, name in enumerate(ids.tolist()) if name in known]
-        report(predictions.take(rows), np.array([known[ids.tolist()[row]] for row in rows]), options.out)
+        report(predictions.take(np.array(rows)), np.array([known[ids.tolist()[row]] for row in rows]), options.out)
         return
     classes = options.classes.read_text(encoding="utf-8").split() if options.classes else None
     images, labels = read_folder(options.images, classes)

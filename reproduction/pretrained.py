@@ -158,13 +158,16 @@ class FineTuned(nn.Module):
         """Outputs (N, C) from what the trunk gives."""
         return np.concatenate(_batches(self._session("tail", self.tail), maps))
 
+    def features_of_maps(self, maps: NDArray[Any]) -> NDArray[np.float32]:
+        """Inputs of the linear layer (N, 1280) from what the trunk gives."""
+        return np.concatenate(_batches(self._session("features", _Features(self.tail).eval()), maps))
+
     def _session(self, name: str, module: nn.Module) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
-        shape = (1, 3, 64, 64)
-        if name == "tail":
-            with torch.inference_mode():
-                shape = tuple(self.trunk(torch.zeros(1, 3, 64, 64)).shape)  # type: ignore[assignment]
         if name not in self._sessions:
-            self._sessions[name] = onnx_function(module, torch.zeros(shape))
+            example = torch.zeros(1, 3, 64, 64)
+            with torch.inference_mode():
+                example = example if name == "trunk" else self.trunk(example)
+            self._sessions[name] = onnx_function(module, example)
         return self._sessions[name]
 
 
@@ -195,7 +198,7 @@ def onnx_function(module: nn.Module, example: Tensor) -> Callable[[NDArray[Any]]
     """The module as a function of arrays in ONNX Runtime; any number of rows, and any height and width."""
     import onnxruntime
 
-    stream = io.BytesIO()
+    stream: Any = io.BytesIO()
     axes = {"inputs": {0: "batch", 2: "height", 3: "width"}}
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of the exporter, on its own age
@@ -322,7 +325,7 @@ class _Training:
         optimizer = torch.optim.AdamW(self.tail.head.parameters(), lr=2e-3, weight_decay=config.weight_decay)
         loss = torch.zeros(())
         for _ in range(config.head_epochs):
-            for rows in torch.randperm(len(features), generator=self.generator).split(config.batch_size):
+            for rows in torch.randperm(len(features), generator=self.generator).split(config.batch_size):  # type: ignore[no-untyped-call]
                 loss = self._loss(self.tail.head(features[rows]), rows)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -332,7 +335,7 @@ class _Training:
     def _epoch(self, maps: Sequence[NDArray[np.float16]], optimizer: torch.optim.Optimizer) -> float:
         config, total = self.config, 0.0
         self.tail.train()
-        batches = torch.randperm(len(self.target), generator=self.generator).split(config.batch_size)
+        batches = torch.randperm(len(self.target), generator=self.generator).split(config.batch_size)  # type: ignore[no-untyped-call]
         for step, rows in enumerate(batches):
             done = (self.epochs + step / len(batches)) / config.epochs
             rate = min(1.0, 0.05 + done / 0.1) * 0.5 * (1 + math.cos(math.pi * done))
@@ -395,7 +398,7 @@ def _changed(images: Tensor, name: str, generator: torch.Generator) -> Tensor:
         return shifted
     if name == "coloured":
         contrast, brightness = torch.empty(2, len(images), 3, 1, 1).uniform_(-0.25, 0.25, generator=generator)
-        return ((shifted - 0.5) * (1 + contrast) + 0.5 + brightness / 2).clamp(0, 1)
+        return torch.clamp((shifted - 0.5) * (1 + contrast) + 0.5 + brightness / 2, 0, 1)
     side = images.shape[2]
     cut = int(torch.randint(3 * side // 4, side + 1, (1,), generator=generator))
     edge = (side - cut) // 2
