@@ -1,6 +1,6 @@
 """The picture that opens the README: an image of the demo under its views, and reliability before and after.
 
-python docs/_site/first_picture.py          # some 20 seconds; writes docs/assets/pictures/demo.png
+python docs/_site/first_picture.py          # some 20 seconds; writes docs/assets/demo.png
 """
 
 from pathlib import Path
@@ -56,4 +56,4 @@ for axis, title, proba in [(axes[1, 3], "network alone", before), (axes[1, 4], "
     axis.title.set_fontsize(10)
 for axis in [*axes[0], *axes[1, :3]]:
     axis.set(xticks=[], yticks=[])
-figure.savefig(Path(__file__).parents[1] / "assets" / "pictures" / "demo.png", dpi=110)
+figure.savefig(Path(__file__).parents[1] / "assets" / "demo.png", dpi=110)

@@ -98,18 +98,23 @@ def as_view(
 
 
 def as_views(objects: Any) -> list[Augmentation]:
-    """Make a list of views with distinct names of a view, a callable (see :func:`as_view`), or a list of these.
+    """Make a list of views with distinct names of a view, a callable (see :func:`as_view`), or a list or dict of these.
 
-    A ttach Compose becomes one view per combination; FiveCrop and TenCrop of torchvision become five and ten.
+    Keys of a dict are the names. A ttach Compose becomes one view per combination; FiveCrop and TenCrop of torchvision
+    become five and ten.
 
     Examples
     --------
     >>> from vbtta.augment import GaussianNoise, Identity
     >>> [view.name for view in as_views([Identity(), GaussianNoise(0.1)])]
     ['identity', 'noise(0.1)']
+    >>> [view.name for view in as_views({"identity": lambda batch: batch, "negative": lambda batch: -batch})]
+    ['identity', 'negative']
     """
     single = isinstance(objects, Augmentation) or callable(objects) or _is_compose(objects)
-    if not single and (isinstance(objects, str | bytes | Mapping) or not isinstance(objects, Iterable)):
+    if isinstance(objects, Mapping) and not single:
+        objects = [as_view(obj, str(name)) for name, obj in objects.items()]
+    if not single and (isinstance(objects, str | bytes) or not isinstance(objects, Iterable)):
         kind = type(objects).__name__
         raise TypeError(f"views must be a view, a function or a list of these; got {kind}. Read files by load_views.")
     views: list[Augmentation] = []
