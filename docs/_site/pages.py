@@ -20,7 +20,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,12 +70,12 @@ def not_run(text: str) -> list[str]:
     return found + [f"{n_shown - n_fences} indented blocks; use fences"] * (n_shown != n_fences)
 
 
-def run(page: Path, folder: Path, *, strict: bool = True) -> list[Step]:
-    """Run a page in a folder; where it is strict a warning is an error."""
+def run(page: Path, folder: Path, *, strict: bool = True, given: Mapping[str, Any] | None = None) -> list[Step]:
+    """Run a page in a folder, with the names that the reader brings; where it is strict a warning is an error."""
     text = page.read_text(encoding="utf-8")
     fences = [(match[1], match[2]) for match in _FENCE.finditer(text)]
     lines = [text.count("\n", 0, match.start()) + 1 for match in _FENCE.finditer(text)]
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__", **(given or {})}
     steps = []
     with _in(folder), warnings.catch_warnings():
         warnings.simplefilter("error" if strict else "ignore")
