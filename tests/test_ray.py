@@ -586,7 +586,7 @@ def test_a_policy_predicts_a_ray_data_set(machines: Machines, tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"needs the views \['noise\(0.5\)'\]"):
         predict_on_cluster(linear_model, data.from_arrow(table), [Identity()], policy)
     with pytest.raises(TypeError, match="predictor_factory must be a function"):
-        predict_on_cluster(3, data.from_arrow(table), views, policy)  # type: ignore[arg-type]
+        predict_on_cluster(3, data.from_arrow(table), views, policy)
 
 
 def test_a_policy_predicts_images_in_files(machines: Machines, tmp_path: Path) -> None:

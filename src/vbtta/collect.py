@@ -19,6 +19,7 @@ from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.arrays import GaussianNoise
 from vbtta.augment.base import Augmentation, apply_view, reorder_classes
 from vbtta.augment.foreign import as_views
+from vbtta.augment.keypoints import Keypoints
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
 
@@ -262,6 +263,8 @@ class Collector:
             )
         if not view.stochastic:
             return np.zeros(shape)
+        if isinstance(view, Keypoints):
+            raise ValueError("variance='delta' knows nothing of keypoints; use draws= for the variance over draws")
         from vbtta.adapters.torch import delta_variance, noise_variance
 
         if isinstance(view, GaussianNoise) and view.clip is None:

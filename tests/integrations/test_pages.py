@@ -25,11 +25,16 @@ EXAMPLES: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_pages_run_and_print_what_they_show(page: Path, tmp_path: Path) -> None:
+def test_pages_run_and_print_what_they_show(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
     problems = [
         problem for step in pages.run(page, tmp_path, strict=False) if (problem := pages.difference(step)) is not None
     ]
     assert not problems, "\n".join(problems)
+
+
+def test_the_app_is_as_short_as_the_examples() -> None:
+    assert len((ROOT / "examples" / "serve.py").read_text(encoding="utf-8").splitlines()) < 40
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

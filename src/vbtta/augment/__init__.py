@@ -21,14 +21,15 @@ from vbtta.augment.images import (
     VerticalFlip,
     Zoom,
 )
+from vbtta.augment.keypoints import Keypoints, keypoint_views
 from vbtta.augment.mixing import CutMix, CutMixBox, Mixup, Pool
 from vbtta.augment.serial import load_views, save_views, views_from_dict, views_to_dict
 from vbtta.augment.sets import d4, five_crop, flips, paper_mixup_cutmix, standard_images, volume_flips
 
 __all__ = [
     "Affine", "Augmentation", "Blur", "Brightness", "Chain", "Contrast", "Crop", "CutMix", "CutMixBox",
-    "FeatureDropout", "Flip", "Gamma", "GaussianNoise", "HorizontalFlip", "Identity", "Mixup", "Pool", "Rotate",
-    "Rotate90", "RowStreams", "Shift", "VerticalFlip", "Zoom", "apply_view", "as_view", "as_views", "d4", "five_crop",
-    "flips", "invert_view", "load_views", "paper_mixup_cutmix", "save_views", "standard_images", "views_from_dict",
-    "views_to_dict", "volume_flips",
+    "FeatureDropout", "Flip", "Gamma", "GaussianNoise", "HorizontalFlip", "Identity", "Keypoints", "Mixup", "Pool",
+    "Rotate", "Rotate90", "RowStreams", "Shift", "VerticalFlip", "Zoom", "apply_view", "as_view", "as_views", "d4",
+    "five_crop", "flips", "invert_view", "keypoint_views", "load_views", "paper_mixup_cutmix", "save_views",
+    "standard_images", "views_from_dict", "views_to_dict", "volume_flips",
 ]  # fmt: skip

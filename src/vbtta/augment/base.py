@@ -13,6 +13,7 @@ from vbtta._support.checks import require
 from vbtta._support.fingerprints import describe_fields
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, is_floating, is_tensor
+from vbtta.data.labels import Array
 
 
 @runtime_checkable
@@ -167,6 +168,26 @@ class BuiltIn:
             return None
         return self._undo_mask(ones_like(outputs if self.stochastic else outputs[:1]), rng) >= SEEN_FROM
 
+    def inverse_points(self, points: Batch, size: Sequence[int]) -> Batch:
+        """Points (N, P, 2) of the augmented image as (x, y) in pixels, back in the image of size (H, W).
+
+        Whole numbers are centres of pixels. Points of `swap_classes`, as a left and a right hand, are exchanged.
+        """
+        check_invertible([self])
+        return _exchange(self, move_points(points, self._affine(*size)))
+
+    def _affine(self, height: int, width: int) -> Array:
+        """Matrix (3, 3) from (x, y, 1) in the augmented image to the image of this size."""
+        return np.eye(3)
+
+    def _size_after(self, height: int, width: int) -> tuple[int, int]:
+        """Size of the augmented image."""
+        return height, width
+
+    def restore_rows(self, outputs: Batch) -> Batch:
+        """Outputs (N, C) for the augmented inputs as outputs for the inputs."""
+        return _exchange(self, outputs)
+
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
         """Outputs back in the geometry of the inputs, zero where nothing is seen."""
         return outputs
@@ -255,6 +276,20 @@ class Chain(BuiltIn):
 
     def _undo_mask(self, mask: Batch, rng: RowStreams | None) -> Batch:
         return self._undo_parts("_undo_mask", mask, rng)
+
+    def _affine(self, height: int, width: int) -> Array:
+        """The product of the views' matrices."""
+        matrix, size = np.eye(3), (height, width)
+        for view in self.views:
+            if not isinstance(view, BuiltIn):
+                raise ValueError(f"view {view.name} is not built in and cannot move points back; leave it out.")
+            matrix, size = matrix @ view._affine(*size), view._size_after(*size)
+        return matrix
+
+    def _size_after(self, height: int, width: int) -> tuple[int, int]:
+        for view in self.views:
+            height, width = view._size_after(height, width)  # type: ignore[attr-defined]
+        return height, width
 
     def _undo_parts(self, method: str, outputs: Batch, rng: RowStreams | None) -> Batch:
         """Call a method of the built-in views, the inverse of others."""
@@ -374,7 +409,7 @@ def invert_view(
 
 
 def reorder_classes(view: Augmentation, outputs: Batch) -> Batch:
-    """Outputs (N, C) with the classes exchanged that a view, or a part of a chain, turns into each other.
+    """Outputs (N, C) with the classes exchanged, or the points moved back, that a view or a part of a chain moves.
 
     Examples
     --------
@@ -382,7 +417,15 @@ def reorder_classes(view: Augmentation, outputs: Batch) -> Batch:
     >>> reorder_classes(Identity(swap_classes=[(0, 2)]), np.array([[1.0, 2.0, 3.0]]))
     array([[3., 2., 1.]])
     """
-    return _exchange(view, outputs) if isinstance(view, BuiltIn) else outputs
+    return view.restore_rows(outputs) if isinstance(view, BuiltIn) else outputs
+
+
+def move_points(points: Batch, matrix: Array) -> Batch:
+    """Points (N, P, 2) under an affine map (3, 3) of (x, y, 1)."""
+    linear, offset = matrix[:2, :2].T, matrix[:2, 2]
+    if is_tensor(points):
+        linear, offset = points.new_tensor(linear), points.new_tensor(offset)
+    return points @ linear + offset
 
 
 def own_copy(view: Augmentation, batch: Batch) -> Batch:

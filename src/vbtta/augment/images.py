@@ -19,6 +19,7 @@ from vbtta._support.checks import require
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch
 from vbtta.augment.base import BuiltIn, Choice, Number, Positive, Signed, check_floating, check_images, ones_like
+from vbtta.data.labels import Array
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,6 +88,9 @@ class HorizontalFlip(ImageView, label="hflip"):
 
     _restore = _transform
 
+    def _affine(self, height: int, width: int) -> Array:
+        return _matrix(-1, 0, 0, 1, width - 1, 0)
+
 
 @dataclass(frozen=True)
 class VerticalFlip(ImageView, label="vflip"):
@@ -104,6 +108,9 @@ class VerticalFlip(ImageView, label="vflip"):
         return images.flip((-2,))
 
     _restore = _transform
+
+    def _affine(self, height: int, width: int) -> Array:
+        return _matrix(1, 0, 0, -1, 0, height - 1)
 
 
 @dataclass(frozen=True)
@@ -143,6 +150,12 @@ class Flip(ImageView, label="flip"):
 
     _restore = _transform
 
+    def _affine(self, height: int, width: int) -> Array:
+        if 2 in self.axes:
+            raise ValueError(f"view {self.name} mirrors axis 2 of volumes; points of images have axes 0 and 1.")
+        down, right = (-1 if axis in self.axes else 1 for axis in (0, 1))
+        return _matrix(right, 0, 0, down, (1 - right) // 2 * (width - 1), (1 - down) // 2 * (height - 1))
+
 
 @dataclass(frozen=True)
 class Rotate90(ImageView):
@@ -179,6 +192,16 @@ class Rotate90(ImageView):
     def _restore(self, outputs: "Tensor") -> "Tensor":
         return outputs.rot90(-self.quarters, (-2, -1))
 
+    def _affine(self, height: int, width: int) -> Array:
+        """The last row of the turned image is the first column: (x, y) was (width - 1 - y, x), turn by turn."""
+        matrix = np.eye(3)
+        for turn in range(self.quarters):
+            matrix = matrix @ _matrix(0, -1, 1, 0, (height if turn % 2 else width) - 1, 0)
+        return matrix
+
+    def _size_after(self, height: int, width: int) -> tuple[int, int]:
+        return (width, height) if self.quarters % 2 else (height, width)
+
 
 @dataclass(frozen=True)
 class Rotate(ImageView, label="rotate"):
@@ -206,6 +229,9 @@ class Rotate(ImageView, label="rotate"):
 
     def _restore(self, outputs: "Tensor") -> "Tensor":
         return _rotate_and_zoom(outputs, -self.degrees, 1.0, "zeros")
+
+    def _affine(self, height: int, width: int) -> Array:
+        return _about_centre(-self.degrees, 1.0, height, width)
 
     def _undo_mask(self, mask: Batch, rng: RowStreams | None) -> Batch:
         """Without positions whose values mix with the padding of the augmented image."""
@@ -241,6 +267,9 @@ class Zoom(ImageView, label="zoom"):
     def _restore(self, outputs: "Tensor") -> "Tensor":
         return _rotate_and_zoom(outputs, 0.0, 1 / self.factor, "zeros")
 
+    def _affine(self, height: int, width: int) -> Array:
+        return _about_centre(0.0, 1 / self.factor, height, width)
+
     _undo_mask = Rotate._undo_mask
 
 
@@ -274,6 +303,9 @@ class Shift(ImageView, label="shift"):
     def _restore(self, outputs: "Tensor") -> "Tensor":
         height, width = outputs.shape[-2:]
         return _move(outputs, -_pixels(self.x, width), -_pixels(self.y, height), "constant")
+
+    def _affine(self, height: int, width: int) -> Array:
+        return _matrix(1, 0, 0, 1, -_pixels(self.x, width), -_pixels(self.y, height))
 
 
 @dataclass(frozen=True)
@@ -322,6 +354,11 @@ class Crop(ImageView):
         y, x = torch.meshgrid(*axes, indexing="ij")
         grid = torch.stack([x, y], dim=-1).expand(outputs.shape[0], -1, -1, -1)
         return functional.grid_sample(outputs, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+    def _affine(self, height: int, width: int) -> Array:
+        top, left, crop_height, crop_width = self._box(height, width)
+        x, y = crop_width / width, crop_height / height
+        return _matrix(x, 0, 0, y, left + 0.5 * (x - 1), top + 0.5 * (y - 1))
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Top, left, height and width of the part."""
@@ -486,6 +523,18 @@ def _rotate_and_zoom(images: "Tensor", degrees: float, factor: float, padding: s
     matrix = transform.get_rotation_matrix2d(centre, angle, factors)  # (1, 2, 3)
     warped: Tensor = transform.affine(images, matrix, "bilinear", padding)
     return warped
+
+
+def _matrix(xx: float, xy: float, yx: float, yy: float, x: float, y: float) -> Array:
+    """An affine map of points (x, y, 1)."""
+    return np.array([[xx, xy, x], [yx, yy, y], [0.0, 0.0, 1.0]])
+
+
+def _about_centre(degrees: float, factor: float, height: int, width: int) -> Array:
+    """Where :func:`_rotate_and_zoom` moves points: y points down, so a turn to the left has the sine above."""
+    cos, sin = factor * math.cos(math.radians(degrees)), factor * math.sin(math.radians(degrees))
+    x, y = (width - 1) / 2, (height - 1) / 2
+    return _matrix(cos, sin, -sin, cos, x - cos * x - sin * y, y + sin * x - cos * y)
 
 
 def _move(images: "Tensor", right: int, down: int, padding: str) -> "Tensor":

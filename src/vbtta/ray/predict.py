@@ -23,7 +23,7 @@ from vbtta.ray.collect import read_inputs
 
 
 def predict(
-    predictor_factory: Callable[[], Any],
+    predictor_factory: Any,
     dataset: Any,
     views: Any,
     policy: Policy,

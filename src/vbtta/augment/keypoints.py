@@ -1,0 +1,98 @@
+"""Views of images whose outputs are coordinates of points."""
+
+__all__ = ["Keypoints", "keypoint_views"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from vbtta._support.tensors import Batch
+from vbtta.augment.base import Augmentation, Chain, Choice, check_invertible, move_points
+from vbtta.augment.foreign import as_views
+
+
+@dataclass(frozen=True)
+class Keypoints(Chain):
+    """Views applied one after the other, and a predictor's coordinates brought back to the input image.
+
+    Outputs are rows (N, 2 P): x and y of the first point, of the second, and so on.
+
+    Parameters
+    ----------
+    views : sequence of Augmentation
+        Built-in views; often one.
+    size : (int, int)
+        Height and width of the input images.
+    coordinates : {"pixel", "unit"}
+        Pixels, whose centres are whole numbers, or shares of width and height from 0 to 1.
+    swap_classes : pairs of int, optional
+        Points that the views turn into each other, as left and right.
+
+    Examples
+    --------
+    >>> from vbtta.augment import HorizontalFlip
+    >>> view = Keypoints([HorizontalFlip()], (8, 10), swap_classes=[(0, 1)])
+    >>> view.name, view.restore_rows(np.array([[0.0, 5.0, 7.0, 6.0]]))
+    ('hflip/swap(0,1)', array([[2., 6., 9., 5.]]))
+    """
+
+    size: Sequence[int]
+    coordinates: Annotated[str, Choice(("pixel", "unit"))] = "pixel"
+
+    def _check(self) -> None:
+        super()._check()
+        size: Any = self.size
+        if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
+            raise ValueError(f"Keypoints: size must be height and width of the images, as (256, 192); got {size!r}.")
+        self._store(size=tuple(size))
+        check_invertible(self.views)
+        self._affine(*self.size)  # refuses views that cannot move points
+
+    def restore_rows(self, outputs: Batch) -> Batch:
+        """Coordinates (N, 2 P) in the augmented images as coordinates in the images."""
+        if outputs.shape[1] % 2:
+            raise ValueError(f"view {self.name}: keypoints are rows x, y, x, y, ...; got {outputs.shape[1]} outputs.")
+        points = outputs.reshape(len(outputs), -1, 2)
+        if self.coordinates == "pixel":
+            return self.inverse_points(points, self.size).reshape(outputs.shape)
+        pixels = move_points(points, _to_pixels(*self._size_after(*self.size)))
+        restored = self.inverse_points(pixels, self.size)
+        return move_points(restored, np.linalg.inv(_to_pixels(*self.size))).reshape(outputs.shape)
+
+
+def keypoint_views(
+    views: Any, size: Sequence[int], *, swap: Sequence[Sequence[int]] = (), coordinates: str = "pixel"
+) -> list[Augmentation]:
+    """Views for a predictor of coordinates; points of `swap` are exchanged by every view that mirrors.
+
+    Parameters
+    ----------
+    views : list of built-in views
+        Also those that move nothing, as noise or colours.
+    size : (int, int)
+        Height and width of the input images.
+    swap : pairs of int
+        Left and right of the same, by their numbers among the points.
+    coordinates : {"pixel", "unit"}
+        As in :class:`Keypoints`.
+
+    Examples
+    --------
+    >>> from vbtta.augment import HorizontalFlip, Identity, Rotate90
+    >>> views = keypoint_views([Identity(), HorizontalFlip(), Rotate90(1)], (8, 10), swap=[(0, 1)])
+    >>> [view.name for view in views]
+    ['identity', 'hflip/swap(0,1)', 'rotate90(+90)']
+    """
+    found: list[Augmentation] = []
+    for view in as_views(views):
+        plain = Keypoints((view,), size, coordinates)
+        mirrors = bool(swap) and np.linalg.det(plain._affine(*plain.size)) < 0
+        found.append(Keypoints((view,), size, coordinates, swap_classes=swap) if mirrors else plain)
+    return found
+
+
+def _to_pixels(height: int, width: int) -> Any:
+    """From shares of width and height to pixels, whose centres are whole numbers."""
+    return np.array([[width, 0, -0.5], [0, height, -0.5], [0, 0, 1.0]])
