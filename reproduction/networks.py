@@ -162,13 +162,14 @@ def trained_network(config: SampleConfig, network: NetworkConfig | PretrainedCon
         with exclusive(places.cache, key):
             tuned = fine_tune(network, sample, seed=config.seed, cache=places.cache, progress=True)
         return Trained(sample, tuned, key, places.cache)
-    options = asdict(network)
+    options, digits = asdict(network), config.data_set == "mnist"
     training = TrainingConfig(
         sample.task,
         "resnet18",
         sample.outputs,
-        {"width": options.pop("width")},
+        {"width": options.pop("width"), **({"channels": 1} if digits else {})},
         optimizer="adam",
+        flip=not digits,
         seed=config.seed,
         **options,
     )

@@ -449,3 +449,30 @@ def test_learning_loss_takes_the_view_that_the_identity_says_is_best() -> None:
     views = ViewPredictions(np.stack([said, first, second], axis=1)[:, :, None], names=["identity", "one", "two"])
     fitted = fit_baseline("learning_loss", views, truth, task="regression")
     np.testing.assert_allclose(fitted.predict(views).mean[:, 0], truth, atol=1e-9)
+
+
+def test_rules_that_stop_early_by_hand():
+    proba = np.array([[[0.95, 0.05], [0.5, 0.5], [0.5, 0.5]], [[0.6, 0.4], [0.9, 0.1], [0.1, 0.9]]])
+    for ends, n_views in (([1, 2, 3], [1, 2]), ([1, 3], [1, 3])):
+        options = {"threshold": 0.7, "order": [0, 1, 2], "ends": np.array(ends)}
+        assert methods.staged_pool(np.log(proba), **options, count=True).tolist() == n_views
+        expected = [proba[0, 0], proba[1, : n_views[1]].mean(axis=0)]
+        np.testing.assert_allclose(np.exp(methods.staged_pool(np.log(proba), **options)), expected)
+
+
+@pytest.mark.parametrize("name", ["adaptta", "selective_tta"])
+def test_rules_that_stop_early_are_as_often_right_as_all_views(name):
+    rng = np.random.default_rng(0)
+    label = rng.integers(3, size=500)
+    strength = np.where(rng.random(500) < 0.7, 8.0, 1.0)[:, None, None]
+    views = ViewPredictions(
+        strength * np.eye(3)[label][:, None] + rng.normal(size=(500, 4, 3)), names=["a", "identity", *"bc"]
+    )
+    uniform, fitted = (fit_baseline(method, views, label, task="classification") for method in ("uniform", name))
+    accuracy = [(method.predict(views).label == label).mean() for method in (uniform, fitted)]
+    assert accuracy[1] >= accuracy[0]
+    passes = fitted.passes(views)
+    assert passes.mean() < 3
+    alone = passes == 1
+    np.testing.assert_allclose(fitted.predict(views).proba[alone], special.softmax(views.outputs[alone, 1], axis=1))
+    assert uniform.passes(views).tolist() == [4] * 500

@@ -548,3 +548,37 @@ def _without_times(path: Path) -> Any:
 def _touch(path: Path) -> Path:
     path.touch()
     return path
+
+
+def test_stages_and_sets(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, n in (("fit", 500), ("held", 150), ("new", 200)):
+        truth = rng.integers(0, 3, n)
+        strength = np.where(rng.random(n) < 0.7, 12.0, 1.0)[:, None, None]
+        logits = strength * np.eye(3)[truth][:, None] + rng.normal(size=(n, 3, 3))
+        ViewPredictions(logits, names=NAMES, classes=CLASSES).save(tmp_path / f"{name}.npz")
+        (tmp_path / f"{name}.csv").write_text("label\n" + "\n".join(CLASSES[truth]) + "\n")
+    fitted, new, held = ([tmp_path / f"{name}{end}" for end in (".npz", ".csv")] for name in ("fit", "new", "held"))
+    staged, out, page = tmp_path / "staged.json", tmp_path / "out.csv", tmp_path / "page.html"
+    options = ("--task", "classification", "--model", "latent", "--sequential", "--tolerance", "0.1", "--json")
+    found = run("fit", *fitted, *options, "--out", staged, "--report", page)
+    document = json.loads(found.out)["sequential"]
+    assert len(document["stages"]) > 1
+    assert document["loss_upper"] <= 0.1
+    assert "How many passes, and what is guaranteed?" in page.read_text()
+    sets = ("predict", new[0], "--policy", staged, "--out", out, "--sets", "0.9", "--sets", "0.5")
+    assert "--calibration PREDICTIONS LABELS" in run(*sets).err
+    assert "rows that the policy was fitted to" in run(*sets, "--calibration", *fitted).err
+    assert run(*sets, "--calibration", *held).code == 0
+    header, *rows = [line.split(",") for line in out.read_text().splitlines()]
+    columns = dict(zip(header, zip(*rows, strict=True), strict=True))
+    truth = new[1].read_text().split()[1:]
+    inside = [label in text.split("|") for label, text in zip(truth, columns["set_0.9"], strict=True)]
+    assert 0.8 < np.mean(inside) < 0.99
+    assert [len(text.split("|")) if text else 0 for text in columns["set_0.9"]] == list(map(int, columns["size_0.9"]))
+    assert set(columns["passes"]) > {"1"}
+    covering = tmp_path / "covering.json"
+    run("fit", *held, "--task", "classification", "--model", "latent", "--sets", "0.9", "--out", covering)
+    assert run("predict", new[0], "--policy", covering, "--sets", "0.9", "--out", out).code == 0
+    assert "fit with --sets 0.8" in run("predict", new[0], "--policy", covering, "--sets", "0.8", "--out", out).err
+    assert "views are kept" in run("diagnose", held[0], "--policy", covering, "--no-refit").out

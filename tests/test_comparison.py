@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vbtta
-from vbtta import collect_dense, metrics
+from vbtta import collect_dense, conformalize, metrics
 from vbtta.augment import flips
 from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.comparison import HeldOut, _difference, bootstrap, columns, compare, default_methods, resampled
@@ -401,3 +401,33 @@ def test_all_methods_take_positions_of_maps():
     assert np.isfinite(outcome.values).all()
     proba = outcome.fitted["uniform"].predict(views).proba[np.arange(len(views)), labels.value]
     assert outcome["uniform", "nll"] == pytest.approx(np.average(-np.log(proba), weights=labels.instance_weights))
+
+
+def test_sets_of_every_method_are_compared():
+    rng = np.random.default_rng(0)
+    label = rng.integers(3, size=900)
+    logits = 2 * np.eye(3)[label][:, None] + 1.5 * rng.normal(size=(900, 4, 3))
+    views = ViewPredictions(logits, names=["identity", *"abc"])
+    train, test = np.arange(600), np.arange(600, 900)
+    pairs = views.take(train), label[train], views.take(test), label[test]
+    outcome = compare(*pairs, task="classification", methods=["original", "aug_tta", "adaptta"], sets=0.8, resamples=50)
+    assert outcome["aug_tta", "set_size_0.8"] < 0.9 * outcome["original", "set_size_0.8"]
+    assert all(0.72 < outcome[name, "set_coverage_0.8"] < 0.88 for name in outcome.methods)
+    baseline = fit_baseline("original", views.take(train[:300]), label[:300], task="classification")
+    shuffled = np.random.default_rng(0).permutation(600)
+    half = np.isin(train, shuffled[300:])
+    sets = conformalize(baseline, views.take(train[half]), label[train[half]], level=0.8).predict_set(pairs[2])
+    assert outcome["original", "set_size_0.8"] == pytest.approx(sets.sum(axis=1).mean())
+    passes = outcome.fitted["adaptta"].passes(pairs[2]).mean()
+    assert outcome.forward_passes.tolist() == [1, 4, pytest.approx(passes)]
+    assert "size of sets (80 %)" in outcome.to_markdown()
+
+
+def test_widths_of_intervals_are_compared():
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=400)
+    views = ViewPredictions(y[:, None, None] + rng.normal(size=(400, 4, 1)), names=["identity", *"abc"])
+    pairs = views.take(slice(200)), y[:200], views.take(slice(200, None)), y[200:]
+    outcome = compare(*pairs, task="regression", methods=["original", "uniform"], sets=0.8, resamples=20)
+    assert outcome["uniform", "set_size_0.8"] < 0.7 * outcome["original", "set_size_0.8"]
+    assert 0.7 < outcome["uniform", "set_coverage_0.8"] < 0.9

@@ -432,3 +432,23 @@ def test_rows_of_a_group_are_one_observation_of_the_predictive_checks():
     naive, grouped = np.median(smallest, axis=0)
     assert naive < 0.01
     assert grouped > 0.05
+
+
+def test_a_gate_is_described_by_its_heavy_views_and_their_inputs():
+    rng = np.random.default_rng(0)
+    truth, better = rng.integers(0, 3, size=400), (rng.random(400) < 0.3).astype(int)
+    logits = 0.3 * rng.normal(size=(400, 2, 3))
+    logits[np.arange(400), better, truth] += 3
+    views = ViewPredictions(logits, names=["identity", "turned"], ids=[f"scan {n}" for n in range(400)])
+    model = CategoricalMixture(weights="input")
+    policy = fit_policy(views, truth, task="classification", model=model, guard=False)
+    diagnosis = diagnose(policy, views, truth, refit=False)
+    first, second = diagnosis.gate.views
+    assert (first.name, second.name) == ("identity", "turned")
+    assert second.share == pytest.approx(better.mean(), abs=0.03)
+    assert all(better[int(name.removeprefix("scan "))] for name in second.examples)
+    assert second.contrast[diagnosis.gate.features.index("entropy")] < -1
+    assert "turned is the heaviest for " in diagnosis.summary()
+    assert diagnosis.to_dict()["gate"]["views"][1]["name"] == "turned"
+    constant = fit_policy(views, truth, task="classification", model="mixture", guard=False)
+    assert diagnose(constant, views, truth, refit=False).gate is None

@@ -199,6 +199,8 @@ def test_given_features_are_saved_and_asked_for(task: str, tmp_path: Path) -> No
     policy.save(tmp_path / "policy.json")
     loaded = Policy.load(tmp_path / "policy.json")
     np.testing.assert_array_equal(loaded.weights_for(predictions), policy.weights_for(predictions))
+    spread = policy.among((*predictions.names, "left out")).weights_for(predictions)  # as after select_views
+    np.testing.assert_array_equal(spread, np.column_stack([policy.weights_for(predictions), np.zeros(150)]))
     with pytest.raises(ValueError, match="needs the features"):
         loaded.predict(ViewPredictions(predictions.outputs))
 
@@ -366,6 +368,59 @@ def test_maps_have_weights_by_position() -> None:
     found = TTAModule(network, views, policy)(images).detach()
     expected = TTAModule(network, views, policy).maps(images).probability
     np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
+
+
+def image_data(seed: int, *, by_image: bool) -> tuple[ViewPredictions, np.ndarray]:
+    """Rows of 40 images; the sharper of two views is right, by image or by row."""
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(40), 30)
+    right = rng.integers(0, 2, size=40)[groups] if by_image else rng.integers(0, 2, size=1200)
+    labels = rng.integers(0, 3, size=1200)
+    outputs = 2.0 * rng.normal(size=(1200, 3, 3))
+    signal = np.where(rng.random(1200) < 0.5, 6.0, 1.0) if by_image else np.full(1200, 5.0)
+    outputs[np.arange(1200), 1 + right, labels] += signal
+    return ViewPredictions(outputs, names=["identity", "a", "b"], groups=groups), labels
+
+
+@pytest.mark.parametrize(("by_image", "choice"), [(True, "pooled"), (False, "own")])
+def test_held_out_scores_decide_between_features_of_positions_and_of_images(by_image: bool, choice: str) -> None:
+    predictions, labels = image_data(0, by_image=by_image)
+    policy = fit("classification", predictions, labels)
+    assert policy.model.features == policy.gate.features.choice == choice
+    weights = policy.weights_for(predictions)
+    assert (np.ptp(weights[predictions.groups == 3], axis=0).max() < 1e-12) == by_image
+    if by_image:
+        with pytest.raises(ValueError, match=r"averages over groups; give ViewPredictions\(groups"):
+            policy.predict(ViewPredictions(predictions.outputs, names=predictions.names))
+
+
+@pytest.mark.parametrize("choice", ["own", "pooled"])
+def test_maps_are_added_up_view_by_view(choice: str) -> None:
+    torch = pytest.importorskip("torch")
+    from vbtta import TTAModule, collect_dense
+    from vbtta.augment import Blur, HorizontalFlip, Identity, Rotate90, Zoom
+
+    torch.manual_seed(0)
+    network = torch.nn.Conv2d(1, 3, 3, padding=1).eval()
+    images = torch.randn(12, 1, 8, 10)
+    views = [HorizontalFlip(), Identity(), Rotate90(2), Blur(1.0)]
+    seen, mirrored = network(images).detach(), network(images.flip(-1)).detach().flip(-1)
+    logits = torch.where(torch.rand(12, 1, 8, 10) < 0.5, seen, mirrored)
+    targets = (logits * 4 + torch.randn(12, 3, 8, 10)).argmax(1).numpy()
+    collected = collect_dense(network, images, views, targets, positions=80)
+    policy = fit("classification", *collected, features=choice, gate_scale=1.0)
+    assert np.ptp(policy.weights_for(collected[0]), axis=0).max() > 0.05
+    module = TTAModule(network, views, policy)
+    rows = policy.predict(collected[0].take(np.flatnonzero(collected[0].groups == 0))).proba  # all 80 positions
+    place = [int(name.partition(":")[2]) for name in collected[0].ids[:80]]
+    found = module(images).detach()
+    np.testing.assert_allclose(found[0].reshape(3, -1).T[place], rows, atol=1e-5)
+    np.testing.assert_allclose(found, module.maps(images).probability, atol=1e-5)
+    np.testing.assert_allclose(found, TTAModule(network, views, policy, max_batch=24)(images).detach(), atol=1e-5)
+    partial = [Identity(), HorizontalFlip(), Zoom(0.7)]  # of which the last does not see the border
+    policy = fit("classification", *collect_dense(network, images, partial, targets), features="own", gate_scale=1.0)
+    module = TTAModule(network, partial, policy)
+    np.testing.assert_allclose(module(images).detach(), module.maps(images).probability, atol=1e-5)
 
 
 def test_modules_refuse_features_that_they_cannot_compute() -> None:

@@ -14,14 +14,17 @@ import numpy as np
 import pytest
 
 from vbtta import (
+    CategoricalMixture,
     LabelSets,
     Policy,
     TTAModule,
     ViewPredictions,
     collect_dense,
     compare,
+    conformalize,
     diagnose,
     fit_policy,
+    fit_sequential,
     select_views,
 )
 from vbtta.augment import flips
@@ -294,3 +297,26 @@ def test_the_worst_and_the_best_maps_are_shown() -> None:
     np.testing.assert_array_equal(kept[0].panels["entropy"][..., 2], panels["entropy"])
     volume = map_examples(TTAModule(network, views, policy), images[:, :, None], masks[:, None], count=1, ignore=255)
     assert volume[0].panels["truth"].shape == (12, 16, 3)
+
+
+def test_gates_stages_and_sets_have_pictures() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, size=1200)
+    strength = np.where(rng.random(1200) < 0.7, 9.0, 1.0)[:, None, None]
+    views = ViewPredictions(strength * np.eye(3)[truth][:, None] + rng.normal(size=(1200, 3, 3)), names=[EVIL, *"ab"])
+    parts = [(views.take(rows), LabelSets.from_array(truth[rows])) for rows in np.split(np.arange(1200), [600, 900])]
+    sequential = fit_sequential(*parts[0], task="classification", model="latent", tolerance=0.1)
+    page = render_report(conformalize(sequential, *parts[1], level=[0.9, 0.5]), predictions=parts[0][0], test=parts[2])
+    assert "How many passes, and what is guaranteed?" in page
+    assert all(f'id="{name}-' in page for name in ("stopping", "set-sizes", "class-coverage"))
+    assert f"of {len(sequential.names)} passes on average" in page
+    gated = fit_policy(*parts[0], task="classification", model=CategoricalMixture(weights="input"), guard=False)
+    page = render_report(gated, predictions=parts[0][0], labels=parts[0][1])
+    assert 'id="gate-' in page
+    assert EVIL not in page
+    numbers = ViewPredictions(rng.normal(size=(400, 2, 1)), names=["identity", "a"])
+    y = LabelSets.from_array(numbers.outputs[:, 0, 0] + rng.normal(size=400))
+    halves = [(numbers.take(rows), y.take(rows)) for rows in (np.arange(200), np.arange(200, 400))]
+    policy = fit_policy(*halves[0], task="regression", model="latent", guard=False)
+    conformal = conformalize(policy, *halves[1], level=[0.5, 0.9])
+    assert 'id="interval-coverage-' in render_report(conformal, test=halves[1])

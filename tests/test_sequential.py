@@ -1,6 +1,7 @@
 """fit_sequential stops where more views would change little, within its tolerance, and survives files."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -240,3 +241,36 @@ def test_one_view_is_one_stage(sample):
         sequential = fit_sequential(predictions.select(["identity"]), label, stages=["identity"], **FAST)
     assert sequential.stages == (("identity",),)
     assert sequential.loss_upper == 0
+
+
+def test_a_module_stops_image_by_image():
+    torch = pytest.importorskip("torch")
+    from vbtta import TTAModule, collect_dense
+    from vbtta.augment import Blur, HorizontalFlip, Identity, VerticalFlip
+
+    torch.manual_seed(0)
+    network = torch.nn.Conv2d(1, 3, 3, padding=1).eval()
+    images = torch.randn(40, 1, 6, 8) * torch.linspace(0.1, 6, 40)[:, None, None, None]  # clear ones last
+    views = [Identity(), HorizontalFlip(), VerticalFlip(), Blur(1.0)]
+    turned = [network(images.flip(axes)).detach().flip(axes) for axes in ([], [-1], [-2])]
+    targets = (torch.stack(turned).mean(0) + 0.5 * torch.randn(40, 3, 6, 8)).argmax(1).numpy()
+    predictions, labels = collect_dense(network, images, views, targets, positions=48)
+    stages = [[view.name for view in part] for part in (views[:1], views[1:2], views[2:])]
+    sequential = fit_sequential(
+        predictions, labels, task="classification", model="latent", stages=stages, tolerance=0.5
+    )
+    assert len(sequential.policies) > 1
+    sequential = replace(sequential, rule="confidence", threshold=0.8, undecided=0.5)
+    module = TTAModule(network, views, sequential)
+    found = module(images)
+    rows = sequential.predict(predictions)
+    image, place = np.array([name.split(":") for name in predictions.ids], dtype=int).T
+    np.testing.assert_allclose(found.numpy().reshape(40, 3, -1)[image, :, place], rows.proba, atol=1e-5)
+    assert 1 < len(np.unique(rows.passes)) <= len(stages)
+    assert all(len(np.unique(rows.passes[image == n])) == 1 for n in range(40))
+    rowwise = fit_sequential(
+        ViewPredictions(predictions.outputs, names=predictions.names), labels.value, task="classification",
+        model="latent", stages=stages, tolerance=0.5,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="collect_dense, whose groups are images"):
+        TTAModule(network, views, rowwise)(images)

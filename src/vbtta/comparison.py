@@ -20,10 +20,12 @@ from vbtta._support.checks import between, require, whole_number
 from vbtta._support.fingerprints import draws_of
 from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.baselines.methods import normal_prediction, residual_variance
+from vbtta.conformal import conformalize
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction
 from vbtta.fit import fit_policy
+from vbtta.sequential import fit_sequential
 
 METRICS = {
     "classification": ("accuracy", "nll", "brier", "ece"),
@@ -63,8 +65,8 @@ class Comparison:
     fit_seconds : (methods,) array
         0 for methods that were fitted already.
     views_used : (methods,) int array
-    forward_passes : (methods,) int array
-        Model evaluations an input: draws summed over the views used.
+    forward_passes : (methods,) array
+        Model evaluations an input: draws summed over the views used, on average where methods stop early.
     n_instances : int
         Test instances with a label.
     n_labels : float
@@ -126,7 +128,7 @@ class Comparison:
                         record[f"{metric}_minus_{name}{end}"] = float(table[m, s])
             record["fit_seconds"] = float(self.fit_seconds[m])
             record["views_used"] = int(self.views_used[m])
-            record["forward_passes"] = int(self.forward_passes[m])
+            record["forward_passes"] = float(self.forward_passes[m])
             records.append(record)
         return records
 
@@ -142,7 +144,7 @@ class Comparison:
             [
                 record["method"],
                 *(_bold(f"{record[metric]:.4f}", record["method"] in best[metric]) for metric in self.metrics),
-                *(str(record["views_used"]), str(record["forward_passes"]), f"{record['fit_seconds']:.2f}"),
+                *(str(record["views_used"]), f"{record['forward_passes']:.4g}", f"{record['fit_seconds']:.2f}"),
             ]
             for record in records
         ]
@@ -179,7 +181,7 @@ class Comparison:
         reference, *tables = differences[against]
         value, low, high = (table[order, s] for table in tables)
         names = [f"{self.methods[m]}  ({self.values[m, s]:.4g})" for m in order]
-        better = {"accuracy": "larger", "coverage": "nearer the level"}.get(metric, "smaller")
+        better = "larger" if metric == "accuracy" else "nearer the level" if "coverage" in metric else "smaller"
         title = f"{metric_title(metric)} minus {reference} ({better} is better)"
         return plotting.differences(names, value, low, high, title)
 
@@ -195,6 +197,7 @@ def compare(
     draws: int | Mapping[str, int] | None = None,
     resamples: int = 2000,
     level: float = 0.95,
+    sets: float | None = None,
     seed: int = 0,
     store: "MutableMapping[str, Scored] | None" = None,
 ) -> Comparison:
@@ -212,9 +215,10 @@ def compare(
     task : "classification" or "regression"
     methods : list or dict, optional
         Names of baselines (see :func:`vbtta.baselines.fit_baseline`), "vbtta" (:func:`vbtta.fit.fit_policy` with its
-        defaults), "vbtta-mixture", "vbtta-latent"; functions of (predictions, labels) that return an object with
-        `predict`; or such objects. Their `predict` returns a Prediction or an array, (N, C) probabilities or means;
-        means get a normal density of the calibration residuals' mean square. By default all names.
+        defaults), "vbtta-mixture", "vbtta-latent", "vbtta-sequential" (:func:`vbtta.fit_sequential`); functions of
+        (predictions, labels) that return an object with `predict`; or such objects. Their `predict` returns a
+        Prediction or an array, (N, C) probabilities or means; means get a normal density of the calibration residuals'
+        mean square. By default all names but "vbtta-sequential".
     draws : int or dict, optional
         Draws of every view, or by name (1 where absent), for the number of forward passes; by default those recorded
         in the predictions.
@@ -222,6 +226,10 @@ def compare(
         Of the bootstrap.
     level : float
         Of the intervals.
+    sets : float, optional
+        Level of conformal sets (intervals in regression) whose mean size and coverage are metrics too. For these a
+        method is fitted to a random half of the training sample and calibrated on the other; those that are fitted
+        already are calibrated on all of it, which must be new to them.
     seed : int
         For the bootstrap and the policies' folds.
     store : mapping, optional
@@ -247,6 +255,10 @@ def compare(
     if task not in METRICS:
         raise ValueError(f"task must be one of {', '.join(METRICS)}; got {task!r}")
     between("level", level, 0.01, 0.99)
+    scored_as = METRICS[task]
+    if sets is not None:
+        between("sets", sets, 0.01, 0.999)
+        scored_as = (*scored_as, f"set_size_{sets:g}", f"set_coverage_{sets:g}")
     resamples = whole_number("resamples", resamples, least=1)
     labels = train_predictions.align(train_labels)
     test = held_out(test_predictions, test_predictions.align(test_labels), task)
@@ -268,7 +280,11 @@ def compare(
         method = fit(entry, train_predictions, labels)
         seconds = time.perf_counter() - start if method is not entry.method else 0.0
         at_test = predict(entry, method, test_predictions, (train_predictions, labels), task)
-        store[entry.name] = Scored(columns(at_test, test), views_used(method, train_predictions), seconds)
+        scores, used = columns(at_test, test), views_used(method, train_predictions)
+        if sets is not None:
+            scores |= _set_columns(entry, train_predictions, labels, test_predictions, test, sets, seed)
+        passes = float(np.mean(method.passes(test_predictions))) if hasattr(method, "passes") else float(len(used))
+        store[entry.name] = Scored(scores, used, seconds, passes / max(len(used), 1))
         fitted[entry.name] = method
 
     names, scored = [entry.name for entry in chosen], [store[entry.name] for entry in chosen]
@@ -286,14 +302,14 @@ def compare(
     return Comparison(
         task=task,
         methods=tuple(names),
-        metrics=METRICS[task],
+        metrics=scored_as,
         values=values,
         against_original=_difference(names, values, replicates, original, level),
         against_best=_difference(names, values, replicates, best, level),
         fit_seconds=np.array([score.seconds for score in scored]),
         views_used=np.array([len(score.views) for score in scored]),
         forward_passes=np.array(
-            [sum(_draws(draws, view, test_predictions) for view in score.views) for score in scored]
+            [score.share * sum(_draws(draws, view, test_predictions) for view in score.views) for score in scored]
         ),
         n_instances=len(np.unique(test.row)),
         n_labels=float(test.times.sum()),
@@ -309,6 +325,7 @@ class Scored(NamedTuple):
     columns: dict[str, Array]  # per-instance sums by metric
     views: tuple[str, ...]  # that it needs
     seconds: float  # of its fit
+    share: float = 1.0  # of the views that an input needs on average, where the method stops early
 
 
 class Entry(NamedTuple):
@@ -327,6 +344,34 @@ class HeldOut(NamedTuple):
     y: Array  # (J,) class positions or (J, C) values
     times: Array  # (J,) how often each label was given
     n_instances: int
+
+
+def _set_columns(
+    entry: "Entry",
+    views: ViewPredictions,
+    labels: LabelSets,
+    test_views: ViewPredictions,
+    test: "HeldOut",
+    level: float,
+    seed: int,
+) -> dict[str, Array]:
+    """Per-instance sums of the sizes of a method's sets, or widths of its intervals, and of their coverage."""
+    rows = labels.labelled
+    if hasattr(entry.method, "predict"):
+        fitted, held = entry.method, rows
+    else:
+        units = rows if views.groups is None else views.groups[rows]
+        shuffled = np.random.default_rng(seed).permutation(np.unique(units))
+        first = np.isin(units, shuffled[: len(shuffled) // 2])
+        fitted, held = fit(entry, views.take(rows[first]), labels.take(rows[first])), rows[~first]
+    conformal = conformalize(fitted, views.take(held), labels.take(held), level=level, seed=seed)
+    if isinstance(fitted.predict(views.take(held[:1])), CategoricalPrediction):
+        inside = conformal.predict_set(test_views)
+        size, covered = inside.sum(axis=1)[test.row], inside[test.row, test.y]
+    else:
+        lower, upper = (limit[test.row] for limit in conformal.predict_interval(test_views))
+        size, covered = (upper - lower).mean(axis=1), ((lower <= test.y) & (test.y <= upper)).mean(axis=1)
+    return {f"set_size_{level:g}": _sums(size, test), f"set_coverage_{level:g}": _sums(covered, test)}
 
 
 def default_methods(task: str) -> list[str]:
@@ -389,7 +434,7 @@ def views_used(fitted: Any, predictions: ViewPredictions) -> tuple[str, ...]:
         return tuple(fitted.used)
     weights, names = getattr(fitted, "weights", None), tuple(getattr(fitted, "names", predictions.names))
     if weights is None or len(weights) != len(names):
-        return predictions.names
+        return names if hasattr(fitted, "stages") else predictions.names
     needed = np.flatnonzero(np.abs(np.asarray(weights)).reshape(len(names), -1).sum(axis=1))
     return tuple(names[k] for k in needed)
 
@@ -397,11 +442,13 @@ def views_used(fitted: Any, predictions: ViewPredictions) -> tuple[str, ...]:
 def _entry(name: Any, method: Any, task: str, seed: int) -> Entry:
     if isinstance(method, str):
         label = method if name is None else str(name)
+        if method == "vbtta-sequential":
+            return Entry(label, partial(fit_sequential, task=task, seed=seed), None)
         if method in POLICIES:
             return Entry(label, partial(fit_policy, task=task, model=POLICIES[method], seed=seed), None)
         if (method.removesuffix("+t") if task == "classification" else method) in BASELINES[task]:
             return Entry(label, partial(fit_baseline, method, task=task), method)
-        known = ", ".join([*BASELINES[task], *POLICIES])
+        known = ", ".join([*BASELINES[task], *POLICIES, "vbtta-sequential"])
         raise ValueError(f"there is no {task} method {method!r}; there are {known}")
     if not hasattr(method, "predict") and not callable(method):
         raise TypeError(
@@ -511,8 +558,8 @@ def _difference(
 
 def metric_loss(metric: str, value: Array) -> Array:
     """A metric turned so that less is better."""
-    if metric == "coverage":
-        return np.abs(value - COVERAGE_LEVEL)
+    if "coverage" in metric:
+        return np.abs(value - float(metric.removeprefix("set_").partition("_")[2] or COVERAGE_LEVEL))
     return -value if metric == "accuracy" else value
 
 
@@ -520,6 +567,9 @@ def metric_title(metric: str) -> str:
     """The heading of a metric's column."""
     if metric == "coverage":
         return f"coverage ({100 * COVERAGE_LEVEL:g} %)"
+    if metric.startswith("set_"):
+        _, what, level = metric.split("_")
+        return f"{what} of sets ({100 * float(level):g} %)"
     return metric if metric in ("accuracy", "brier") else metric.upper()
 
 

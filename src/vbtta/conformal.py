@@ -1,7 +1,8 @@
 """conformalize: prediction sets and intervals that cover with a stated probability, whatever the policy."""
 
-__all__ = ["METHODS", "ConformalPolicy", "class_scores", "conformalize"]
+__all__ = ["METHODS", "ConformalPolicy", "class_scores", "conformalize", "load_policy", "unwrapped"]
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
 from vbtta.fit import refit
 from vbtta.policy import Policy
+from vbtta.sequential import FORMAT as SEQUENTIAL
 from vbtta.sequential import SequentialPolicy
 
 METHODS = ("lac", "aps", "raps", "distributional")
@@ -166,6 +168,25 @@ class ConformalPolicy:
                 f"strata has {shown(unknown[0])}, which was not in the calibration sample: {shown(self.strata)}"
             )
         return np.searchsorted(np.array(self.strata), names)  # they are sorted
+
+
+def load_policy(path: str | os.PathLike[str]) -> Policy | SequentialPolicy | ConformalPolicy:
+    """Read a policy of any kind, by the format that its file names."""
+    kinds: dict[str, Any] = {_FORMAT: ConformalPolicy, SEQUENTIAL: SequentialPolicy}
+    try:
+        with open(path, encoding="utf-8") as file:
+            kind = json.load(file)["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        kind = None  # load says what is wrong
+    return kinds.get(kind, Policy).load(path)  # type: ignore[no-any-return]
+
+
+def unwrapped(policy: Any) -> tuple[Policy, SequentialPolicy | None, ConformalPolicy | None]:
+    """The policy of all views in a policy of any kind, and the sequential and the conformal one around it."""
+    conformal = policy if isinstance(policy, ConformalPolicy) else None
+    inner: Any = policy if conformal is None else conformal.policy
+    sequential = inner if isinstance(inner, SequentialPolicy) else None
+    return inner if sequential is None else sequential.policies[-1], sequential, conformal
 
 
 def conformalize(

@@ -34,6 +34,7 @@ from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Polic
 
 _MAX_HASHED = 2048  # rows whose hashes a policy keeps
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
+_ROWS_OF_A_MAP = 20  # rows of a group, on average, from which they are positions of an image
 _LIKELY = 0.9  # probability below which the gain from the views is called doubtful
 
 
@@ -51,6 +52,10 @@ class Sample(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """Of the views."""
+
+    @property
+    def maps(self) -> bool:
+        """Whether rows are positions of maps, and their groups images."""
 
     def settle(self, model: Model) -> Model:
         """A resolved model with the options that the data decide."""
@@ -76,6 +81,10 @@ class _InMemory:
     @property
     def names(self) -> tuple[str, ...]:
         return self.predictions.names
+
+    @property
+    def maps(self) -> bool:
+        return self.predictions.groups is not None and len(self.labels.labelled) >= _ROWS_OF_A_MAP * self.n_units
 
     def settle(self, model: Model) -> Model:
         return model.settle(InMemory(self.predictions, self.labels))
@@ -180,6 +189,7 @@ def fit_sample(
     stack = record.as_stack()
     if stack is not None:
         return _fit_stack(stack, sample, engine, guard, seed, progress)
+    record = _alternative(record, sample, engine, seed, progress)
     _report(progress, f"fitting {type(record).__name__}")
     policy = sample.fit(record, engine, alone=False, seed=seed, progress=progress)
     if not guard:
@@ -197,6 +207,17 @@ def fit_sample(
     return sample.fit(raw, engine, alone=True, seed=seed, progress=False).among(policy.names, guard=verdict)
 
 
+def _alternative(model: Model, sample: Sample, engine: Engine, seed: int, progress: bool) -> Model:
+    """The model, or of several alternatives that with the best held-out score, the first where nothing is held out."""
+    first, *others = options = model.alternatives(maps=sample.maps)
+    if not others or isinstance(engine, ADVI) or sample.n_units < MIN_UNITS:
+        return first
+    scores = [sample.scores(sample.settle(option), engine, alone=False, seed=seed).scores.sum() for option in options]
+    chosen = options[int(np.argmax(scores))]
+    _report(progress, f"by held-out scores: {chosen!r}")
+    return chosen
+
+
 def _obstacle(sample: Sample, engine: Engine, raw: Model | None) -> str:
     """Why the views cannot be compared with the raw network; empty where they can."""
     reasons = {
@@ -211,7 +232,7 @@ def _obstacle(sample: Sample, engine: Engine, raw: Model | None) -> str:
 
 def _fit_stack(stack: Stack, sample: Sample, engine: Engine, guard: bool | str, seed: int, progress: bool) -> Policy:
     """Fit all members and weigh them by their held-out scores; by equal shares where nothing can be held out."""
-    candidates = [(model, False) for model in stack.members]
+    candidates = [(_alternative(model, sample, engine, seed, progress), False) for model in stack.members]
     if stack.raw is not None and "identity" in sample.names:
         candidates.append((stack.raw, True))
     policies, scores = [], []

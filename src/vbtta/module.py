@@ -41,8 +41,9 @@ _ROWS_ON_CPU, _ROWS_ELSEWHERE = 32, 512
 _POSITIONS_OF_A_PASS = 1 << 20  # before it is known whether the network returns maps
 _POSITIONS_AT_ONCE = 1 << 15  # of maps whose uncertainty is computed
 
-# sum over views (with a gate their outputs), and of the weights of those that see a position
-State = tuple[Tensor, Tensor | None]
+# sum over views (with a gate their outputs), and of the weights of those that see a position; for maps with a gate
+# both relative to the exponential of a third, the largest logarithm of a weight so far, and the identity's outputs
+State = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,15 @@ class TTAModule(nn.Module):
         self.output_kind: OutputKind = _output_kind(output, policy.task)
         self.network = adapter.module
         self.views = _used_views(as_views(views), policy, adapter.output_kind)
-        self.n_outputs = policy.n_outputs
+        self.n_outputs, names = policy.n_outputs, policy.used_names
         self._gives_maps: bool | None = None  # not known before the first call
         self.policy = replace(policy, generated_names=False)
         members = policy.members or (policy,)
+        # a gate compares maps of the views with that of the identity, which is then computed first
+        order = sorted(range(len(self.views)), key=lambda k: policy.gate is not None and names[k] != "identity")
+        self.views, self.view_names = [self.views[k] for k in order], tuple(names[k] for k in order)
         self.pools = nn.ModuleList(
-            _Pool(member, float(share), policy.used_names, masked=any(map(is_partial, self.views)))
+            _Pool(member, float(share), self.view_names, masked=any(map(is_partial, self.views)))
             for member, share in zip(members, policy.member_weights, strict=True)
         ).to(adapter.device)
         # transforms of other libraries may hold tensors, which must move with the module
@@ -222,6 +226,10 @@ class TTAModule(nn.Module):
             if mask is not None:
                 seen[:, views[0]] = mask.reshape(-1).cpu().numpy()
         fitted = self.policy.fitted or self.policy.names
+        pooled = any(pool.gate is not None and pool.gate.pooled for pool in self._pools)
+        if pooled and not seen.all():
+            raise ValueError("features='pooled' has maps of views that see all of an input; fit with features='own'")
+        at_once = n_positions if pooled else _POSITIONS_AT_ONCE
         result: dict[str, Array] = {}
         patterns, pattern = np.unique(np.packbits(seen, axis=1), axis=0, return_inverse=True)
         for code in range(len(patterns)):
@@ -229,13 +237,15 @@ class TTAModule(nn.Module):
             used = np.flatnonzero(seen[places[0]])
             if not len(used):
                 raise _unseen(self.views)
-            names = [self.policy.used_names[k] for k in used]
+            names = [self.view_names[k] for k in used]
             policy = (
                 self.policy.restrict([fitted.index(name) for name in names]) if len(used) < n_views else self.policy
             )
-            for start in range(0, len(places), _POSITIONS_AT_ONCE):
-                block = places[start : start + _POSITIONS_AT_ONCE]
-                found = policy.predict(ViewPredictions(held[np.ix_(block, used)], names=names, classes=policy.classes))
+            for start in range(0, len(places), at_once):
+                block = places[start : start + at_once]
+                groups = np.zeros(len(block), dtype=np.intp)
+                options: dict[str, Any] = {"names": names, "classes": policy.classes, "groups": groups}
+                found = policy.predict(ViewPredictions(held[np.ix_(block, used)], **options))
                 for name in ("probability", "entropy", "mutual_information", "mean", "variance"):
                     values = getattr(found, "proba" if name == "probability" else name, None)
                     if values is not None:
@@ -253,8 +263,25 @@ class TTAModule(nn.Module):
             with torch.no_grad():
                 return to_array(self.stages[stage](rows_of(batch, torch.from_numpy(rows)), rows))
 
-        prediction = sequential.run(compute, n_rows_of(batch))
+        n_rows = n_rows_of(batch)
+        first = compute(0, np.arange(n_rows))  # (B, V, C), or maps (B, V, ..., C)
+        size = first.shape[2:-1]
+        n_positions = int(np.prod(size))
+        if size and not sequential.by_group:
+            raise ValueError(
+                "the network returns maps; fit the sequential policy to collect_dense, whose groups are images"
+            )
+
+        def by_position(stage: int, rows: Array) -> Array:
+            """Outputs of the positions of whole images: (n, V, C)."""
+            outputs = first if stage == 0 else compute(stage, rows[::n_positions] // n_positions)
+            return np.moveaxis(outputs, 1, -2).reshape(len(rows), outputs.shape[1], -1)
+
+        groups = np.repeat(np.arange(n_rows), n_positions) if size else None
+        prediction = sequential.run(by_position, n_rows * n_positions, groups)
         values = prediction.mean if isinstance(prediction, ContinuousPrediction) else prediction.proba
+        if size:
+            values = np.moveaxis(values.reshape(n_rows, *size, -1), -1, 1)
         result = torch.from_numpy(values).to(device=self._device, dtype=dtype_of(self.network) or torch.float32)
         return (
             result.clamp_min(torch.finfo(result.dtype).tiny).log() if self.output_kind == "log_probability" else result
@@ -307,7 +334,7 @@ class TTAModule(nn.Module):
             indices, tensors = pending.setdefault(shape, ([], []))
             indices.append(k)
             tensors.append(augmented)
-            if len(indices) == at_once:
+            if len(indices) == at_once or (k == 0 and self.policy.gate is not None and not exporting):
                 yield from self._call_jointly(*pending.pop(shape), batch, n_rows)
         for indices, tensors in pending.values():
             yield from self._call_jointly(indices, tensors, batch, n_rows)
@@ -396,7 +423,7 @@ class TTAModule(nn.Module):
             visible = pool.share if state[1] is None else pool.share * (state[1][..., :1] > 0).to(total.dtype)
             total, share = total + visible * pool.finish(state), share + visible
         result = total
-        if any(coverage is not None for _, coverage in states):  # members that see nothing of a position count nothing
+        if any(state[1] is not None for state in states):  # members that see nothing of a position count nothing
             if not torch.compiler.is_compiling() and not (share > 0).all():
                 raise _unseen(self.views)
             result = total / share
@@ -469,9 +496,15 @@ class _Pool(nn.Module):
         rows = [self.row_of[views[place]] for place in used]
         if len(used) < len(views):
             outputs = _rows_of(outputs, used)
+        if self.gate is not None and self.gate.streams and outputs.ndim > 3:
+            for row, maps in zip(rows, outputs, strict=True):
+                state = self._add_gated(state, row, maps, seen)
+            return state
         if self.gate is not None:
             if self.masked and outputs.ndim > 3:
-                raise ValueError("weights='input' needs views that see all of a map; use module.maps or weights='view'")
+                raise ValueError("features='all' needs views that see all of a map; fit with features='own'")
+            if self.gate.pooled:
+                raise ValueError("features='pooled' averages over maps (B, C, H, W), and the network returns rows")
             zeros = torch.zeros_like(outputs[0])
             part = torch.stack([outputs[rows.index(k)] if k in rows else zeros for k in range(len(self.scale))])
             return part if state is None else state[0] + part, None
@@ -484,6 +517,21 @@ class _Pool(nn.Module):
         if state is None:
             return part, coverage
         return state[0] + part, None if coverage is None or state[1] is None else state[1] + coverage
+
+    def _add_gated(self, state: State | None, row: int, outputs: Tensor, seen: Tensor | None) -> State:
+        """The sums with one view's maps (B, ..., C) added, whose weights depend on it and on the identity."""
+        assert self.gate is not None
+        identity = outputs if state is None else state[-1]
+        assert identity is not None
+        terms, weights = self._terms(outputs[None], [row])
+        score = self.gate.score(row, outputs, identity if self.gate.places else outputs, seen)  # (B, ..., 1)
+        top = score if state is None else torch.maximum(state[2], score)
+        weight = torch.exp(score - top) * (weights[0][..., :1] > 0)
+        weight = weight if seen is None else weight * seen
+        if state is None:
+            return weight * terms[0], weight, top, identity
+        faded = torch.exp(state[2] - top)
+        return faded * state[0] + weight * terms[0], faded * state[1] + weight, top, identity
 
     def _terms(self, outputs: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
         """What views contribute (V, B, ..., C), and their weights, which broadcast to it."""
@@ -501,12 +549,13 @@ class _Pool(nn.Module):
 
     def average(self, state: State) -> Tensor:
         """The weighted average over the views that see a position; zero where none does."""
-        total, coverage = state
-        return total if coverage is None else total / torch.where(coverage > 0, coverage, 1.0)
+        total, coverage = state[:2]
+        average: Tensor = total if coverage is None else total / torch.where(coverage > 0, coverage, 1.0)
+        return average
 
     def finish(self, state: State) -> Tensor:
         """Means or probabilities from the sums over all views: (B, ..., C)."""
-        if self.gate is not None:
+        if self.gate is not None and len(state) == 2:
             terms, weights = self._terms(state[0], list(range(len(self.scale))))
             by_position: Tensor = self.gate(state[0].flatten(1, -2).transpose(0, 1)).T  # (K, positions)
             by_input = by_position.reshape(*state[0].shape[:-1], 1) * (weights > 0)  # (K, B, ..., C)
@@ -525,6 +574,8 @@ class _Gate(nn.Module):
         super().__init__()
         gate.check_built_in()
         self.task, self.places = gate.features.task, gate.features.places(names)
+        self.pooled = gate.features.choice == "pooled"
+        self.streams = self.pooled or gate.features.choice == "own"  # needs the outputs of a view and the identity only
         for name, values in {"unit": gate.features.unit, **gate.tables()}.items():
             self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32))
 
@@ -533,9 +584,22 @@ class _Gate(nn.Module):
         unit, *tables = (table.to(outputs.dtype) for table in self.buffers())
         return gated(torch, built_in(torch, self.task, outputs, unit, self.places), *tables)  # type: ignore[no-any-return]
 
+    def score(self, row: int, outputs: Tensor, identity: Tensor, seen: Tensor | None) -> Tensor:
+        """Logarithms (B, ..., 1) of a view's weight up to a constant, from maps (B, ..., C), seen in part or whole."""
+        unit, limits, slopes, log_weights = (table.to(outputs.dtype) for table in self.buffers())
+        pair = torch.stack([identity, outputs], -2).flatten(0, -3)  # (positions, 2, C)
+        raw = built_in(torch, self.task, pair, unit, [0])[:, 1].reshape(*outputs.shape[:-1], -1)
+        if self.pooled:
+            visible = torch.ones_like(raw[..., :1]) if seen is None else seen.to(raw.dtype).expand_as(raw[..., :1])
+            space = tuple(range(1, raw.ndim - 1))
+            raw = (raw * visible).sum(space, keepdim=True) / visible.sum(space, keepdim=True)
+            raw = raw.expand(*outputs.shape[:-1], -1)
+        clipped = torch.minimum(torch.maximum(raw, limits[0]), limits[1]) - limits[0]
+        return log_weights[row] + (clipped * slopes).sum(-1, keepdim=True)
+
 
 class Stage(TTAModule):
-    """The views that a stage of a sequential policy adds: inputs of B rows to the network's outputs (B, V, C)."""
+    """The views that a stage adds: inputs of B rows to the network's outputs (B, V, C), or maps (B, V, ..., C)."""
 
     def __init__(self, network: Any, views: Any, policy: Policy, names: tuple[str, ...], **options: Any) -> None:
         super().__init__(network, views, policy, **options)
@@ -551,8 +615,8 @@ class Stage(TTAModule):
         with evaluating(self.network) if training else nullcontext():
             parts = list(self._outputs(batch, exporting, first))
         outputs = torch.cat([part[1] for part in parts])
-        if outputs.ndim != 3:
-            raise ValueError("the network returns maps, and a sequential policy takes rows (B, C); use its last policy")
+        if outputs.ndim > 3 and any(map(is_partial, self.views)):
+            raise ValueError("stages of maps need views that see all of an input; leave out those that do not")
         order = np.argsort([view for part in parts for view in part[0]]).tolist()
         return _rows_of(outputs, order).transpose(0, 1)
 

@@ -5,8 +5,8 @@ replaces by the page's text colour, so the same figure works on light and dark p
 """
 
 __all__ = [
-    "COLOURS", "annotators", "bound_history", "cost_curve", "coverage", "differences", "reliability", "residuals",
-    "save_svg", "styled", "to_svg", "weight_history", "weights",
+    "COLOURS", "annotators", "bound_history", "class_coverage", "cost_curve", "coverage", "differences", "gate",
+    "reliability", "residuals", "save_svg", "set_sizes", "styled", "to_svg", "weight_history", "weights",
 ]  # fmt: skip
 
 import functools
@@ -107,6 +107,46 @@ def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     axes.plot(cost[chosen], score[chosen], "o", color=COLOURS[1], markersize=8, label="chosen")
     axes.legend()
     return _finish(figure, "cost of the views", "held-out log score", grid="y")
+
+
+@styled
+def gate(features: Sequence[str], values: Array, views: Sequence[str], shares: Array, bins: int = 12) -> Any:
+    """Mean weight (N, K) of every view against each of its features (N, K, F), in bins of as many inputs."""
+    n_rows = -(-len(features) // 2)
+    figure = require("matplotlib.figure", "cli").Figure(figsize=(_WIDTH, 0.6 + 1.7 * n_rows), layout="constrained")
+    heaviest = np.argsort(-shares.mean(axis=0), kind="stable")[: len(COLOURS)]
+    for f, name in enumerate(features):
+        axes = figure.add_subplot(n_rows, min(2, len(features)), f + 1)
+        for colour, k in zip(COLOURS, heaviest, strict=False):
+            parts = np.array_split(np.argsort(values[:, k, f], kind="stable"), min(bins, len(values)))
+            middle, mean = ([column[part, k].mean() for part in parts] for column in (values[:, :, f], shares))
+            axes.plot(middle, mean, ".-", color=colour, linewidth=1.2, label=_clean(views[k]) if f == 0 else None)
+        axes.set_ylim(0, 1)
+        axes.set_xlabel(_clean(name))
+    figure.legend(loc="outside lower center", ncols=3, handlelength=1.2, columnspacing=1.0)
+    figure.supylabel("weight", fontsize=9)
+    return figure
+
+
+@styled
+def set_sizes(share: Array) -> Any:
+    """Shares of the inputs whose set has 0, 1, 2, ... classes."""
+    figure, axes = _axes(2.4)
+    axes.bar(np.arange(len(share)), share, width=0.8, color=COLOURS[0])
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return _finish(figure, "classes in the set", "share of inputs", grid="y")
+
+
+@styled
+def class_coverage(names: Sequence[str], covered: Array, error: Array, level: float) -> Any:
+    """Share of every class's labels in their sets, with standard errors: (C,) each."""
+    figure, axes = _axes(0.9 + 0.22 * min(len(names), _MAX_BARS))
+    place = np.arange(len(names[:_MAX_BARS]))[::-1]
+    axes.axvline(level, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.errorbar(covered[:_MAX_BARS], place, xerr=error[:_MAX_BARS], fmt="o", **_POINTS)
+    axes.set_yticks(place, [_clean(name) for name in names[:_MAX_BARS]])
+    axes.set_xlim(None, 1.02)
+    return _finish(figure, "share of labels in the set", grid="x")
 
 
 @styled

@@ -274,7 +274,7 @@ class Policy:
         """The weights of the views for every input: (N, K)."""
         if self.members:
             parts = [member.weights_for(predictions) for member in self.members]
-            return np.asarray(np.einsum("m,mnk->nk", self.member_weights, parts))
+            return self._spread(np.einsum("m,mnk->kn", self.member_weights, parts)).T
         chosen, weights = self._views(predictions), self.posterior.weights
         values = np.repeat(weights[:, None], len(predictions), axis=1)
         if self.gate is not None:

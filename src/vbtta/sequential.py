@@ -5,7 +5,8 @@ __all__ = ["SequentialPoint", "SequentialPolicy", "fit_sequential"]
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Self
 
@@ -26,12 +27,13 @@ from vbtta.models.base import Model
 from vbtta.policy import KEPT, Policy
 from vbtta.select import prices, select_views
 
-_FORMAT, _VERSION = "vbtta-sequential", 1
+FORMAT, _VERSION = "vbtta-sequential", 1
 _UPPER = 1.645  # standard errors above the mean: one-sided 95 % limit
 _UNSEEN = _UPPER**2 / 2  # rare large losses that are added to those seen, as in the interval of Agresti and Coull
 _THRESHOLDS = {"confidence": 1 - np.geomspace(1e-4, 0.5, 60), "gain": np.geomspace(1e-5, 1.0, 60)}
 _UNDECIDED_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)  # of a group's rows
 _CLEARLY_FEWER = 0.95  # of the cost of the simpler rule
+_DOUBT = 0.5  # prior standard deviation of the realised loss, relative to that which the full policy expects
 _SMALL = 1e-6
 
 Views = tuple[str, ...]
@@ -46,7 +48,7 @@ class SequentialPoint(NamedTuple):
     passes: float  # mean number of views computed
     cost: float  # mean cost of these
     score: float  # log score, mean over labelled inputs
-    loss: float  # of score against the full policy
+    loss: float  # against the full policy: expected by it, corrected by the labels
     standard_error: float  # of the loss
     loss_upper: float  # upper 95 % confidence limit of the loss
 
@@ -174,7 +176,7 @@ class SequentialPolicy:
         return self.predict(predictions).passes
 
     def run(
-        self, compute: Callable[[int, Array], ArrayLike], n_rows: int
+        self, compute: Callable[[int, Array], ArrayLike], n_rows: int, groups: Array | None = None
     ) -> SequentialCategorical | SequentialContinuous:
         """Predict while computing views only for the inputs that need them, with any runtime.
 
@@ -184,13 +186,15 @@ class SequentialPolicy:
             Returns the outputs (n, V, C) of the V views `stages[stage]` for these rows.
         n_rows : int
             Number of inputs.
+        groups : (n_rows,) array, optional
+            Rows that stop together, such as the positions of an image.
         """
 
         def collect(stage: int, rows: Array) -> ViewPredictions:
             outputs = np.asarray(compute(stage, rows))
             return ViewPredictions(outputs, names=self.stages[stage], classes=self.policies[-1].classes)
 
-        return self._joined(self._run(collect, n_rows, None))
+        return self._joined(self._run(collect, n_rows, groups))
 
     def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
         """Log score of every labelled input's label set after its last stage, noise model included: (N+,)."""
@@ -216,21 +220,12 @@ class SequentialPolicy:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write stages and rule as human-readable JSON, atomically."""
-        write_json(path, _FORMAT, _VERSION, self.to_dict())
+        write_json(path, FORMAT, _VERSION, to_plain(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
-        return read_json(path, _FORMAT, _VERSION, "sequential policy", cls.from_dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The policy as plain data for JSON."""
-        return {field.name: to_plain(getattr(self, field.name)) for field in fields(self)}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The policy that :meth:`to_dict` described."""
-        return fields_from_plain(cls, data)
+        return read_json(path, FORMAT, _VERSION, "sequential policy", partial(fields_from_plain, cls))
 
     def _stopped(self, predictions: ViewPredictions) -> list[tuple[Array, Prediction]]:
         """Rows that stop after every stage, with their predictions, from the views of all stages."""
@@ -297,8 +292,10 @@ def fit_sequential(
     small: the Kullback-Leibler divergence of the stage's prediction from the full one, regressed on entropy and margin
     (in regression on variance, disagreement of the views so far, and mean). Threshold and rule are those of the lowest
     cost whose loss in log score against the full policy is at most `tolerance`, as an upper 95 % confidence limit by
-    cross-validation. The limit allows for rare large losses that the sample does not show, so that a small tolerance
-    needs many labels: with losses of 3 nats at most some 2,000 for a tolerance of 0.005.
+    cross-validation. The loss is the divergence on held-out inputs, which the full policy expects, plus what held-out
+    labels show beyond it: that excess has a normal prior with half of the expected loss as its standard deviation, so
+    that few labels are not taken for evidence of anything, and many decide. Where labels say that less is lost than
+    expected they are not believed: wrong labels hide a loss.
 
     Parameters
     ----------
@@ -406,15 +403,21 @@ def _choose_rule(
         expected[m, held] = _fit_gain(features[m, ~held], gain[m, ~held]).expected(features[m, held])
     passes = np.cumsum([len(stage) for stage in sequential.stages])
     cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
-    unseen = _large_loss(scores, full.units) / len(full.scores)
+    to_come = np.vstack([gain, np.zeros(len(full.scores))]) * full.importance  # (M, n): expected losses
+    unseen = _large_loss(to_come, full.units) / len(full.scores)
+    none = full._replace(scores=np.zeros(len(full.scores)))
 
     def point(rule: Rule, threshold: float, undecided: float) -> SequentialPoint:
         """Cost and score of a setting."""
         values = confidence if rule == "confidence" else expected
         stops = [_stops(rule, stage, threshold, full.units, undecided) for stage in values]
         last = np.argmax([*stops, np.ones(len(full.scores), dtype=bool)], axis=0)  # (n,)
-        own = scores[last, np.arange(len(last))]
-        loss, error = compare_scores(full, full._replace(scores=own))
+        place = last, np.arange(len(last))
+        own, divergence = scores[place], to_come[place]
+        loss, error = compare_scores(full._replace(scores=divergence), none)
+        excess, noise = compare_scores(full._replace(scores=full.scores - own - divergence), none)
+        trust = 1 / (1 + (noise / max(_DOUBT * loss, _SMALL**2)) ** 2)  # of a normal prior for the excess, around 0
+        loss, error = loss + max(trust * excess, 0.0), float(np.hypot(error, np.sqrt(trust) * noise))
         upper = 0.0
         if np.any(stops):  # large losses are rare: a sample may have none, and the setting was chosen for that
             upper = loss + _UNSEEN * unseen + _UPPER * float(np.sqrt(error**2 + _UNSEEN * unseen**2))
@@ -466,9 +469,8 @@ def _outlook(policies: Sequence[Policy], views: ViewPredictions) -> tuple[Array,
     )
 
 
-def _large_loss(scores: Array, units: Array | None) -> float:
-    """What stopping early can cost an input, or a group of them: the largest 99 % quantile of all stages."""
-    loss = np.maximum(scores[-1] - scores[:-1], 0)
+def _large_loss(loss: Array, units: Array | None) -> float:
+    """What stopping early can cost an input, or a group of them: the largest 99 % quantile of all stages (M, n)."""
     if units is not None:
         place = np.unique(units, return_inverse=True)[1]
         loss = np.stack([np.bincount(place, stage) for stage in loss])

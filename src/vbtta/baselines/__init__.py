@@ -51,6 +51,7 @@ class Baseline:
     temperature: float = 1.0
     variance: Array | None = None
     classes: Array | None = None
+    stops: Rule | None = None  # of those that stop early
 
     def __repr__(self) -> str:
         limit = f", temperature at its limit {self.temperature:g}" if self.temperature_at_limit else ""
@@ -77,6 +78,12 @@ class Baseline:
         return CategoricalPrediction(
             proba, view_information(proba, shares), np.arange(self.n_outputs) if classes is None else classes
         )
+
+    def passes(self, predictions: ViewPredictions) -> Array:
+        """Number of views that every input needs: (N,)."""
+        if self.stops is None:
+            return np.full(len(predictions), len(self.used))
+        return self.stops(np.asarray(self._needed(predictions).outputs, dtype=np.float64))
 
     def _needed(self, predictions: ViewPredictions) -> ViewPredictions:
         """The used views, after a check that the predictions match the fit."""
@@ -117,9 +124,10 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
     name : str
         For classification "original" (the view named identity), "uniform", "geometric", "max", "best_view", "aug_tta",
         "class_tta", "aug_or_class_tta" (the better of the two on a held-out fifth), "greedy", "entropy",
-        "learning_loss", "bma" or "mixture_mle"; "+t" appended adds one temperature fitted on the aggregated
-        probabilities. For regression "original", "uniform", "best_view", "learning_loss", "bma" or "nnls", each with a
-        normal density of the calibration residuals' mean square. `vbtta.baselines.BASELINES` lists them by task.
+        "learning_loss", "adaptta" and "selective_tta" (which stop when the mean of the views so far is confident;
+        `passes` says after how many), "bma" or "mixture_mle"; "+t" appended adds one temperature fitted on the
+        aggregated probabilities. For regression "original", "uniform", "best_view", "learning_loss", "bma" or "nnls",
+        each with a normal density of the calibration residuals' mean square. `vbtta.baselines.BASELINES` lists them.
     predictions : ViewPredictions
         Views of the calibration sample, (N, K, C).
     labels : LabelSets or array
@@ -182,4 +190,5 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         temperature=scale,
         variance=variance,
         classes=predictions.classes if task == "classification" else None,
+        stops=fitted.passes,
     )

@@ -18,6 +18,7 @@ from vbtta.metrics import entropy
 TEMPERATURES = (0.01, 100.0)  # the range
 _SLOPE_RANGE = (1 / TEMPERATURES[1], 1 / TEMPERATURES[0])
 _GREEDY_STEPS = 100
+_CONFIDENCES = np.append(np.linspace(0.3, 0.99, 70), 1 - np.geomspace(9e-3, 1e-5, 30)).tolist()  # that stop early
 _LOG_TAU_RANGE = (np.log(1e-2), np.log(1e2))
 Rule = Callable[[Array], Array]
 
@@ -47,6 +48,7 @@ class Fitted(NamedTuple):
     weights: Array | None  # (K,), (K, C)
     used: list[int]
     rule: Rule
+    passes: Rule | None = None  # outputs of the used views to the number of them that is needed (N,), where that varies
 
 
 def pooled(weights: Array, rule: Callable[..., Array]) -> Fitted:
@@ -218,6 +220,35 @@ def _entropy(data: Sample) -> Fitted:
     return Fitted(None, list(range(data.n_views)), partial(entropy_pool, tau=float(np.exp(best.x))))
 
 
+def staged_pool(logits: Array, threshold: float, order: list[int], ends: Array, count: bool = False) -> Array:
+    """Log of the mean of the first views, or their number: the first of `ends` that is confident, else the last."""
+    totals = special.softmax(logits[:, order], axis=2).cumsum(axis=1)[:, ends - 1]
+    means = totals / ends[:, None]  # (N, M, C)
+    confident = means.max(axis=2) >= threshold
+    confident[:, -1] = True
+    last = confident.argmax(axis=1)
+    return ends[last] if count else np.log(np.maximum(means[np.arange(len(means)), last], 1e-300))
+
+
+def _stopped(data: Sample, sizes: list[int]) -> Fitted:
+    """Views in stages of these sizes, the identity first; an input stops when their mean is confident.
+
+    The threshold is the smallest at which as many calibration labels are predicted as by the mean of all views.
+    """
+    first = data.identity or 0
+    order = [first, *(k for k in range(data.n_views) if k != first)]
+    stage = partial(staged_pool, order=order, ends=np.cumsum([size for size in sizes if size]))
+
+    def hits(threshold: float) -> float:
+        label = stage(data.outputs, threshold=threshold).argmax(axis=1)
+        return float(np.take_along_axis(data.target, label[:, None], axis=1).sum())
+
+    full = hits(np.inf)
+    threshold = next((value for value in _CONFIDENCES if hits(value) >= full), np.inf)
+    rule = partial(stage, threshold=threshold)
+    return Fitted(None, list(range(data.n_views)), rule, partial(rule, count=True))
+
+
 def _mixture_mle(data: Sample) -> Array:
     row, label = np.nonzero(data.target)
     return solvers.mixture_weights(data.log_proba[row, :, label], data.target[row, label])
@@ -237,6 +268,9 @@ CLASSIFICATION: dict[str, Callable[[Sample], Fitted]] = {
     "learning_loss": lambda data: _learning_loss(
         data, lambda log_proba: -(data.target * log_proba).sum(axis=1) / data.times, linear_pool
     ),
+    # L. Mocerino and others, "AdapTTA" (2021): views one by one; J. Son, S. Kang, "Selective TTA" (2023): one, then all
+    "adaptta": lambda data: _stopped(data, [1] * data.n_views),
+    "selective_tta": lambda data: _stopped(data, [1, data.n_views - 1]),
     "bma": lambda data: pooled(solvers.average_logit(data.log_proba, data.target), logit_pool),
     "mixture_mle": lambda data: pooled(_mixture_mle(data), linear_pool),
 }

@@ -230,6 +230,11 @@ def fit(
     guard: Annotated[bool, Option(help="Compare with the network alone on held-out inputs.")] = True,
     hard_guard: Annotated[bool, Option("--hard-guard", help="Do without the views where they do not help.")] = False,
     budget: Annotated[int | None, Option(min=1, help="Use at most so many views, the best ones.")] = None,
+    sequential: Annotated[
+        bool, Option("--sequential", help="Order the views in stages; an input stops when it needs no more.")
+    ] = False,
+    tolerance: Annotated[float, Option(min=1e-9, help="With --sequential: largest loss in nats an input.")] = 0.005,
+    sets: running.Sets = None,
     columns_are_annotators: running.Annotators = False,
     seed: running.Seed = 0,
     backend: running.BackendOption = running.Backend.local,
@@ -237,6 +242,8 @@ def fit(
     address: running.Address = None,
 ) -> None:
     """Infer how much weight each view deserves from predictions and labels.
+
+    With --sets the file has sets or intervals too, by cross-conformal prediction on the same labels.
 
     Example:
 
@@ -251,9 +258,10 @@ def fit(
         "seed": seed,
     }
     if backend is running.Backend.ray:
-        if budget is not None or engine is running.Engine.advi or report is not None:
+        if budget is not None or engine is running.Engine.advi or report is not None or sequential or sets:
             raise UsageError(
-                "--budget, --engine advi and --report need all data in memory; leave them out, or use --backend local"
+                "--budget, --sequential, --sets, --engine advi and --report need all data in memory; leave them out, "
+                "or use --backend local"
             )
         from vbtta.cli.files import read_labels
         from vbtta.ray import fit_policy as fit_on_cluster
@@ -267,41 +275,60 @@ def fit(
         options |= {"columns_are_annotators": columns_are_annotators, "workers": workers, "address": address}
         given = labels if read_by_workers else read_labels(labels, columns_are_annotators=columns_are_annotators).sets
         talk.note("fitting ...")
-        policy = fit_on_cluster(predictions, given, **options)
-        policy.save(out)
-        return _show(talk, policy, out, None)
+        remote = fit_on_cluster(predictions, given, **options)
+        remote.save(out)
+        return _show(talk, remote, out, None)
     from vbtta.cli.files import digest, read_pair
+    from vbtta.conformal import conformalize, unwrapped
     from vbtta.fit import fit_policy
     from vbtta.report.documents import provenance
     from vbtta.report.html import write_report
     from vbtta.select import select_views
+    from vbtta.sequential import fit_sequential
 
-    views, sets = read_pair(predictions, labels, task.value, talk, columns_are_annotators=columns_are_annotators)
-    if budget is not None and engine is running.Engine.advi:
-        raise UsageError("--budget compares many fits, which ADVI is too slow for; leave out --engine advi")
+    views, given = read_pair(predictions, labels, task.value, talk, columns_are_annotators=columns_are_annotators)
+    if (budget is not None or sequential) and engine is running.Engine.advi:
+        raise UsageError("--budget and --sequential compare many fits, which ADVI is too slow for; leave it out")
+    if budget is not None and sequential:
+        raise UsageError("--sequential orders all views by their gain; leave out --budget")
     talk.note("fitting ...")
     chosen = {**options, "engine": engine.value, "progress": talk.progress} | (
         {} if budget is None else {"budget": budget}
     )
-    policy = (fit_policy if budget is None else select_views)(views, sets, **chosen)
+    if sequential:
+        kept = {key: value for key, value in chosen.items() if key != "guard"}
+        policy: Any = fit_sequential(views, given, tolerance=tolerance, **kept)
+    else:
+        policy = (fit_policy if budget is None else select_views)(views, given, **chosen)
+    if sets:
+        talk.note("refitting to five folds for the sets ...")
+        policy = conformalize(policy, views, given, level=sets if len(sets) > 1 else sets[0], cross=True, seed=seed)
     policy.save(out)
     if report is not None:
         files = {path.name: digest(path) for path in (predictions, labels)}
         recorded = {"model asked for" if key == "model" else key: value for key, value in options.items()}
-        write_report(report, policy, predictions=views, labels=sets, circumstances=provenance(policy, files, recorded))
+        circumstances = provenance(unwrapped(policy)[0], files, recorded)
+        write_report(report, policy, predictions=views, labels=given, circumstances=circumstances)
     return _show(talk, policy, out, report)
 
 
 def _show(talk: Talk, policy: Any, out: Path, report: Path | None) -> None:
     """Print the policy: whether it helps, and a bar chart of the heaviest views."""
-    from vbtta.report.documents import headline, policy_document, views_in_words
+    from vbtta.conformal import unwrapped
+    from vbtta.report.documents import headline, policy_document, stages_document, views_in_words
 
+    policy, sequential, conformal = unwrapped(policy)
     document = policy_document(policy)
+    if sequential is not None:
+        document["sequential"] = stages_document(sequential)
+    if conformal is not None:
+        document["sets"] = {"levels": conformal.levels.tolist(), "method": conformal.method, "covers": conformal.covers}
+    wrapped = [f"{part!r}." for part in (sequential, conformal) if part is not None]
     views = sorted(document["views"], key=lambda view: -view["weight"])[:_SHOWN]
     rows = [[view["name"], *(f"{view[key]:.3f}" for key in ("weight", "low", "high"))] for view in views]
     head, line, *lines = talk.table(["view", "weight", "5 %", "95 %"], rows).splitlines()
     bars = [f"{row}   {'█' * round(_BAR * view['weight'])}".rstrip() for row, view in zip(lines, views, strict=True)]
-    text = "\n".join([*headline(policy), *views_in_words(policy), "", head, line, *bars, "", f"wrote {out}"])
+    text = "\n".join([*headline(policy), *views_in_words(policy), *wrapped, "", head, line, *bars, "", f"wrote {out}"])
     written = {"policy": str(out), "report": None if report is None else str(report)}
     talk.result({**document, "written": written}, text if report is None else f"{text} and {report}")
 
@@ -316,6 +343,12 @@ def predict(
         Path, Option("--out", "-o", help="Where to write the predictions (.parquet or .csv; a folder with --dense).")
     ],
     level: Annotated[float, Option(min=0.01, max=0.999, help="Of the intervals of numbers.")] = 0.9,
+    sets: running.Sets = None,
+    calibration: Annotated[
+        tuple[Path, Path] | None,
+        Option(metavar="PREDICTIONS LABELS", help="With --sets: labelled rows that the policy was not fitted to."),
+    ] = None,
+    method: Annotated[running.Method | None, Option(help="With --sets: the score.")] = None,
     dense: Annotated[
         bool, Option("--dense", help="PREDICTIONS is a folder of images (PNG, TIFF, NIfTI); write label maps.")
     ] = False,
@@ -340,27 +373,81 @@ def predict(
         from vbtta.cli.files import load_predictor
         from vbtta.policy import Policy
 
+        if sets:
+            raise UsageError("--sets is for rows of predictions; leave out --dense")
         listed = load_views(existing(described, "views (.toml or .json)"))
-        rule, network = Policy.load(existing(policy, "a policy (.json)")), load_predictor(predictor, weights)
-        return predict_maps(network, predictions, listed, rule, out, talk, entropy=entropy)
+        fitted, network = Policy.load(existing(policy, "a policy (.json)")), load_predictor(predictor, weights)
+        return predict_maps(network, predictions, listed, fitted, out, talk, entropy=entropy)
     writable(out, ".parquet", ".csv")
     import numpy as np
 
     from vbtta.cli.files import read_predictions
+    from vbtta.conformal import load_policy
     from vbtta.data.files import write_table
-    from vbtta.policy import Policy
 
     views = read_predictions(predictions)
-    rule = Policy.load(existing(policy, "a policy (.json)"))
+    rule: Any = load_policy(existing(policy, "a policy (.json)"))
+    if sets or calibration:
+        rule = _with_sets(rule, policy, sets, calibration, method, talk)
     try:
         ids = np.arange(len(views)) if views.ids is None else views.ids
-        table = {"instance": ids, **rule.predict(views).columns(level)}
+        prediction = rule.predict(views)
+        table = {"instance": ids, **prediction.columns(level)}
+        if hasattr(prediction, "passes"):
+            table["passes"] = prediction.passes
+        if sets:
+            table |= _set_columns(rule, views, sets)
     except ValueError as error:
         raise ValueError(f"{policy} does not fit {predictions}: {error}") from error
     write_table(out, table)
     columns = ", ".join(list(table)[:6]) + (", ..." if len(table) > 6 else "")
     document = {"written": str(out), "rows": len(views), "columns": list(table)}
     return talk.result(document, f"wrote {len(views):,} predictions to {out}: {columns}")
+
+
+def _with_sets(rule: Any, policy: Path, sets: Any, calibration: Any, method: Any, talk: Talk) -> Any:
+    """The policy with thresholds for the levels, from its file or from a calibration sample."""
+    from vbtta.cli.files import read_pair
+    from vbtta.conformal import ConformalPolicy, conformalize, unwrapped
+
+    if not sets:
+        raise UsageError("--calibration is for sets; give their level too, as --sets 0.9")
+    if calibration is not None:
+        rule = rule.policy if isinstance(rule, ConformalPolicy) else rule
+        pair = read_pair(calibration[0], calibration[1], unwrapped(rule)[0].task, talk)
+        return conformalize(rule, *pair, level=sets, method=None if method is None else method.value)
+    known = rule.levels.tolist() if isinstance(rule, ConformalPolicy) else []
+    missing = [level for level in sets if level not in known]
+    if missing:
+        raise UsageError(
+            f"{policy} has no sets of level {missing[0]:g}; give labelled rows as --calibration PREDICTIONS LABELS, or "
+            f"fit with --sets {missing[0]:g}"
+        )
+    return rule
+
+
+def _set_columns(rule: Any, views: Any, sets: list[float]) -> dict[str, Any]:
+    """Classes of every set with bars between them and their number, or limits of the intervals, by level."""
+    import numpy as np
+
+    from vbtta.conformal import unwrapped
+
+    table: dict[str, Any] = {}
+    places = [(level, rule.levels.tolist().index(level)) for level in sets]
+    if unwrapped(rule)[0].task == "classification":
+        inside = rule.predict_set(views).reshape(len(views), -1, len(rule.levels))
+        names = np.array([str(name) for name in rule.predict(views.take(slice(0, 1))).classes])
+        for level, place in places:
+            table[f"set_{level:g}"] = np.array(["|".join(names[row]) for row in inside[:, :, place]])
+            table[f"size_{level:g}"] = inside[:, :, place].sum(axis=1)
+        return table
+    limits = dict(zip(("lower", "upper"), rule.predict_interval(views), strict=True))
+    for level, place in places:
+        for name, limit in limits.items():
+            for c in range(limit.shape[1]):
+                end = "" if limit.shape[1] == 1 else f"_{c + 1}"
+                table[f"{name}_{level:g}{end}"] = limit.reshape(*limit.shape[:2], -1)[:, c, place]
+    return table
 
 
 @app.command()
@@ -380,6 +467,9 @@ def compare(
         Path | None, Option("--out", "-o", help="Write the comparison (.json); an interrupted one goes on.")
     ] = None,
     resamples: Annotated[int, Option(min=1, help="Of the bootstrap.")] = 2000,
+    sets: Annotated[
+        float | None, Option(min=0.01, max=0.999, help="Compare sizes and coverage of sets of this level, too.")
+    ] = None,
     columns_are_annotators: running.Annotators = False,
     seed: running.Seed = 0,
 ) -> None:
@@ -406,13 +496,14 @@ def compare(
         read_pair(*paths, kind, talk, columns_are_annotators=columns_are_annotators)
         for paths in ((predictions, labels), test)
     ]
-    parts = Parts(out, fingerprint(kind, seed, *(part for pair in pairs for part in content(*pair))))
+    parts = Parts(out, fingerprint(kind, seed, sets, *(part for pair in pairs for part in content(*pair))))
     store = ScoredParts(parts, names)
     for place, name in enumerate(names, start=1):  # one at a time, to report progress
         talk.note(f"{name} ({place} of {len(names)})" + (": kept from before" if name in store else ""))
         if name not in store and not (name.startswith("original") and "identity" not in pairs[0][0].names):
-            run(*pairs[0], *pairs[1], task=kind, methods=[name], resamples=1, seed=seed, store=store)
-    outcome = run(*pairs[0], *pairs[1], task=kind, methods=names, resamples=resamples, seed=seed, store=store)
+            run(*pairs[0], *pairs[1], task=kind, methods=[name], resamples=1, sets=sets, seed=seed, store=store)
+    options: dict[str, Any] = {"resamples": resamples, "sets": sets, "seed": seed}
+    outcome = run(*pairs[0], *pairs[1], task=kind, methods=names, store=store, **options)
     document = comparison_document(outcome)
     if out is not None:
         write_json(out, document)
@@ -445,11 +536,11 @@ def diagnose(
     """
     writable(out, ".json")
     from vbtta.cli.files import read_pair, read_predictions
+    from vbtta.conformal import load_policy, unwrapped
     from vbtta.diagnostics import diagnose as check
-    from vbtta.policy import Policy
     from vbtta.report.documents import diagnosis_document
 
-    rule = Policy.load(existing(policy, "a policy (.json)"))
+    rule = unwrapped(load_policy(existing(policy, "a policy (.json)")))[0]
     if labels is None:
         views, sets = read_predictions(predictions), None
     else:

@@ -24,11 +24,11 @@ from vbtta._support.files import atomic_path
 from vbtta._support.fingerprints import array_digest
 from vbtta.cli.running import Talk, UsageError, existing
 from vbtta.comparison import Scored, table_cells
+from vbtta.conformal import load_policy, unwrapped
 from vbtta.data import files
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.models.parts.class_data import refuse_probabilities
-from vbtta.policy import Policy
 from vbtta.ray.collect import read_inputs as read_cells
 from vbtta.report.documents import provenance
 from vbtta.report.html import Examples, write_report
@@ -222,14 +222,14 @@ def content(views: Any, labels: Any) -> list[Any]:
 
 def write_run_report(folder: Path, target: Path, talk: Talk) -> list[str]:
     """Write the page of a run; the names of the files that it was made from."""
-    policy = Policy.load(folder / "policy.json")
+    policy = load_policy(folder / "policy.json")
     used = [folder / "policy.json"]
     parts: dict[str, Any] = {}
     for prefix in ("", "test_"):
         views = _first(folder, f"{prefix}predictions", ".npz", ".parquet")
         labels = _first(folder, f"{prefix}labels", ".csv", ".parquet")
         if views is not None and labels is not None:
-            pair = read_pair(views, labels, policy.task, talk)
+            pair = read_pair(views, labels, unwrapped(policy)[0].task, talk)
             used += [views, labels]
             parts |= {"test": pair} if prefix else {"predictions": pair[0], "labels": pair[1]}
     readers: dict[str, Callable[[Path], Any]] = {
@@ -243,7 +243,7 @@ def write_run_report(folder: Path, target: Path, talk: Talk) -> list[str]:
             parts[name.partition(".")[0]] = read(folder / name)
             used.append(folder / name)
     run = _read_json(folder / "run.json") if (folder / "run.json").is_file() else {}
-    circumstances = provenance(policy, {path.name: digest(path) for path in used}, run.get("options"))
+    circumstances = provenance(unwrapped(policy)[0], {path.name: digest(path) for path in used}, run.get("options"))
     try:
         write_report(target, policy, story=run.get("story"), circumstances=circumstances, **parts)
     except (KeyError, TypeError, AttributeError) as error:
@@ -338,10 +338,11 @@ class ScoredParts(dict[str, Scored]):
             if members is not None:
                 columns = {str(metric): members[f"metric_{metric}"] for metric in members["order"]}
                 views = tuple(str(view) for view in members["views"])
-                super().__setitem__(name, Scored(columns, views, float(members["seconds"])))
+                share = float(members["share"])
+                super().__setitem__(name, Scored(columns, views, float(members["seconds"]), share))
 
     def __setitem__(self, name: str, score: Scored) -> None:
         super().__setitem__(name, score)
         members = {f"metric_{metric}": table for metric, table in score.columns.items()}
         members |= {"order": np.array(list(score.columns)), "views": np.array(score.views)}
-        self.parts.save(name, {**members, "seconds": np.array(score.seconds)})
+        self.parts.save(name, {**members, "seconds": np.array(score.seconds), "share": np.array(score.share)})

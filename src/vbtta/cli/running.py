@@ -22,6 +22,7 @@ _RESUMABLE = ("compare", "views")  # keep finished parts beside --out
 Task = StrEnum("Task", ["classification", "regression"])
 Model = StrEnum("Model", ["auto", "mixture", "latent"])
 Engine = StrEnum("Engine", ["auto", "em", "advi"])
+Method = StrEnum("Method", ["lac", "aps", "raps", "distributional"])
 Backend = StrEnum("Backend", ["local", "ray"])
 
 _PREDICTIONS = "Predictions under all views: .npz, .parquet, or a folder that --backend ray wrote."
@@ -31,6 +32,10 @@ PredictionsFile = Annotated[Path, Argument(metavar="PREDICTIONS", help=_PREDICTI
 LabelsFile = Annotated[Path, Argument(metavar="LABELS", help=_LABELS)]
 PolicyFile = Annotated[Path, Option("--policy", "-p", help="The policy (.json) that vbtta fit wrote.")]
 Annotators = Annotated[bool, Option("--columns-are-annotators", help=_PEOPLE)]
+Sets = Annotated[
+    list[float] | None,
+    Option(min=0.01, max=0.999, help="Write sets of classes, or intervals, that cover with this probability."),
+]
 Seed = Annotated[int, Option(min=0, help="Decides draws, folds and the bootstrap.")]
 BackendOption = Annotated[Backend, Option(help="Where the work is done: in this process, or by Ray on a cluster.")]
 Workers = Annotated[int | None, Option(min=1, help="Workers of --backend ray; by default one a core.")]

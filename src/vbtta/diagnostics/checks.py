@@ -41,6 +41,25 @@ class Overlap(NamedTuple):
     matrix: Array  # (K, K): 1 where two views explain the same sets in the same proportions, 0 where never the same
 
 
+class HeavyView(NamedTuple):
+    """The inputs for which a view is the heaviest."""
+
+    name: str
+    share: float  # of the inputs
+    contrast: Array  # (F,): mean of its features there less that elsewhere, in standard deviations
+    examples: tuple[str, ...]  # inputs with the largest weights, by id or row
+
+
+class GateUse(NamedTuple):
+    """Weights that depend on the input: on what, and which views are heavy where."""
+
+    features: tuple[str, ...]
+    pooled: bool  # features are averages over a group
+    coefficients: Array  # (F,)
+    interval: Array  # (F, 2): 90 %
+    views: tuple[HeavyView, ...]  # those that are the heaviest for some inputs, the most frequent first
+
+
 class Influence(NamedTuple):
     """Changes when one view is left out; zero for views without weight."""
 
@@ -117,6 +136,29 @@ class _Sets(NamedTuple):
     def residual(self) -> Array:
         """Residuals in predicted standard deviations: (J, C)."""
         return np.asarray((self.value - self.centre) / self.spread)
+
+
+def gate_of(policy: Policy, predictions: ViewPredictions, most: int = 4) -> GateUse | None:
+    """For which inputs which views are heavy; None where the weights are constant."""
+    member = next((part for part in policy.members or (policy,) if part.gate is not None), None)
+    if member is None or member.gate is None:
+        return None
+    gate, used = member.gate, predictions.select(member.used_names)
+    raw, weights = gate.features.raw(used), gate.weights_for(used)  # (N, K, F), (N, K)
+    heaviest = weights.argmax(axis=1)
+    views = []
+    for k in np.argsort(-np.bincount(heaviest, minlength=weights.shape[1]), kind="stable"):
+        here = heaviest == k
+        if not here.any():
+            break
+        elsewhere = raw[~here, k].mean(axis=0) if not here.all() else raw[here, k].mean(axis=0)
+        spread = np.where(gate.scale > 0, gate.scale, np.inf)
+        top = np.argsort(-weights[:, k], kind="stable")[:most]
+        names = tuple(str(row if predictions.ids is None else predictions.ids[row]) for row in top if here[row])
+        contrast = (raw[here, k].mean(axis=0) - elsewhere) / spread
+        views.append(HeavyView(used.names[k], float(here.mean()), contrast, names))
+    pooled = gate.features.choice == "pooled"
+    return GateUse(gate.names, pooled, gate.coefficients, gate.interval(0.9), tuple(views))
 
 
 def effective_views(weights: Array) -> float:

@@ -21,6 +21,7 @@ _SMALL_P = 0.01  # p-values below are reported, given that several are looked at
 _RARE = 0.001  # probability of so many rejections among Gaussian draws
 _SENSITIVE = 0.2  # total variation of weights that depend on a prior
 _ALIKE = 0.9  # overlap of redundant views
+_MAX_HEAVY = 6  # views whose inputs are described
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,8 @@ class Diagnosis:
         Estimates of the label noise.
     copying : tuple of Copying, or None
         Pairs of annotators of class labels, most suspicious first.
+    gate : GateUse or None
+        Weights that depend on the input: on which features, and for which inputs which views are heavy.
     overlap : Overlap or None
     influence : Influence or None
     predictive : tuple of PredictiveCheck, or None
@@ -67,6 +70,7 @@ class Diagnosis:
     sensitivity: tuple[checks.Sensitivity, ...] | None
     normality: Normality | None
     drift: checks.Drift | None
+    gate: checks.GateUse | None = None
 
     def __str__(self) -> str:
         return self.summary()
@@ -76,7 +80,7 @@ class Diagnosis:
 
     def summary(self) -> str:
         """The findings in words, one line each; those that need attention start with an exclamation mark."""
-        parts = (_views, _noise, _copying, _overlap, _influence, _predictive, _sensitivity, _normality, _drift)
+        parts = (_views, _gate, _noise, _copying, _overlap, _influence, _predictive, _sensitivity, _normality, _drift)
         return "\n".join(line for part in parts for line in part(self))
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,6 +172,7 @@ def diagnose(
         sensitivity=sensitivity,
         normality=None if drawn is None else normality_of(drawn, predictions.names, seed=seed),
         drift=None if incoming is None else checks.drift_of(policy, predictions, incoming),
+        gate=checks.gate_of(policy, predictions),
     )
 
 
@@ -187,6 +192,27 @@ def _views(diagnosis: Diagnosis) -> list[str]:
         lines.append("! The fit did not converge: raise EM(max_steps=...).")
     mark = "! " if diagnosis.guard.fell_back else ""
     return [*lines, f"{mark}Against the network alone: {diagnosis.guard.reason}."]
+
+
+def _gate(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.gate is None:
+        return []
+    names, pooled, coefficients, interval, views = diagnosis.gate
+    where = "averages over a group" if pooled else "features of the views' outputs"
+    order = np.argsort(-np.abs(coefficients), kind="stable")
+    clear = [
+        f"{names[f]} {coefficients[f]:+.2f} ({interval[f, 0]:+.2f} to {interval[f, 1]:+.2f})"
+        for f in order
+        if interval[f, 0] > 0 or interval[f, 1] < 0
+    ]
+    lines = [f"Weights depend on {where}; clearly on: {listing(clear) or 'none of them'}."]
+    for name, share, contrast, examples in views[:_MAX_HEAVY]:
+        f = int(np.abs(contrast * coefficients).argmax()) if len(contrast) else 0
+        because = (
+            f", where its {names[f]} is {contrast[f]:+.1f} standard deviations from elsewhere" if share < 1 else ""
+        )
+        lines.append(f"  {name} is the heaviest for {100 * share:.0f} % of the inputs{because}: {listing(examples)}")
+    return lines
 
 
 def _noise(diagnosis: Diagnosis) -> list[str]:

@@ -101,6 +101,10 @@ class Model:
         """The resolved model with the options that the data decide, where they were left open."""
         return self
 
+    def alternatives(self, *, maps: bool) -> tuple[Self, ...]:
+        """Models among which held-out scores decide; `maps`: rows are positions, and their groups images."""
+        return (self,)
+
     def rescale(self, share: float) -> Self:
         """The settled model for a share of its views."""
         return self

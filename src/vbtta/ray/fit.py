@@ -420,6 +420,11 @@ class Calibration:
         """Of the views."""
         return self.views.names
 
+    @property
+    def maps(self) -> bool:
+        """Not known here, where features are not computed either."""
+        return False
+
     def settle(self, model: Model) -> Model:
         """Options that the data decide are decided where they are."""
         return model.settle(RemoteViews(self, None))

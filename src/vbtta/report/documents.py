@@ -1,6 +1,8 @@
 """Policies, comparisons and diagnoses as plain data for JSON files, and as sentences."""
 
-__all__ = ["comparison_document", "diagnosis_document", "headline", "policy_document", "provenance"]
+__all__ = [
+    "comparison_document", "diagnosis_document", "headline", "policy_document", "provenance", "stages_document",
+]  # fmt: skip
 
 import platform
 import time
@@ -19,6 +21,7 @@ from vbtta.diagnostics.diagnosis import listing
 from vbtta.models.base import record_to_dict
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import KEPT, Policy
+from vbtta.sequential import SequentialPolicy
 
 _UNKNOWN = {"options": "not recorded", "seed": "not recorded"}
 _METRICS = {"nll": "negative log-likelihood", "mse": "squared error"}
@@ -70,6 +73,18 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             known[name] = version(name)
     return known
+
+
+def stages_document(sequential: SequentialPolicy) -> dict[str, Any]:
+    """A sequential policy, in short: stages, rule and what early stops cost."""
+    point = next((p for p in sequential.curve if p.threshold == sequential.threshold), None)
+    names = ("rule", "threshold", "undecided", "tolerance", "loss", "loss_upper")
+    return {
+        "stages": [list(stage) for stage in sequential.stages],
+        **{name: getattr(sequential, name) for name in names},
+        "mean_passes": float(len(sequential.names)) if point is None else point.passes,
+        "curve": [point._asdict() for point in sequential.curve],
+    }
 
 
 def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from vbtta import metrics, plotting
 from vbtta._support.checks import require
 from vbtta._support.files import atomic_path
 from vbtta.comparison import best_methods, by_label, change_text, metric_title
+from vbtta.conformal import ConformalPolicy, unwrapped
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics.checks import annotator_places
@@ -31,6 +32,7 @@ from vbtta.report.documents import (
     views_in_words,
 )
 from vbtta.report.maps import MapExample
+from vbtta.sequential import SequentialPolicy
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _MAX_VIEWS = 24  # of an example
@@ -47,7 +49,7 @@ class Examples(NamedTuple):
 
 
 def render_report(
-    policy: Policy,
+    policy: Policy | SequentialPolicy | ConformalPolicy,
     *,
     predictions: ViewPredictions | None = None,
     labels: LabelSets | None = None,
@@ -63,7 +65,7 @@ def render_report(
 
     Parameters
     ----------
-    policy : Policy
+    policy : Policy, SequentialPolicy or ConformalPolicy
     predictions, labels : optional
         Of the calibration sample.
     test : (ViewPredictions, LabelSets), optional
@@ -82,6 +84,7 @@ def render_report(
     """
     jinja2 = require("jinja2", "cli")
     story = story or {}
+    policy, sequential, conformal = unwrapped(policy)
     shown, where = (test, "test labels") if test is not None else ((predictions, labels), "calibration labels")
     drawings = fit_figures(policy)
     if comparison is not None:
@@ -89,6 +92,16 @@ def render_report(
     if shown[0] is not None and shown[1] is not None:
         drawings |= quality_figures(policy, shown[0], shown[1], where)
     drawings |= annotator_figures(policy, story.get("skill"))
+    if policy.gate is not None and shown[0] is not None:
+        drawings |= gate_figures(policy, shown[0])
+    guarantees = []
+    if sequential is not None:
+        drawings |= _stopping_figure(sequential)
+        guarantees += stops_in_words(sequential, shown[0])
+    if conformal is not None:
+        guarantees.append(f"{conformal!r}.")
+        if test is not None and (conformal.strata is None or conformal.by_class):
+            drawings |= set_figures(conformal, *test)
     facts = [
         ("views kept", f"{np.count_nonzero(policy.weights)} of {len(policy.names)}"),
         ("model", policy.model_name),
@@ -111,6 +124,7 @@ def render_report(
         policy=policy,
         facts=facts,
         drawings=drawings,
+        guarantees=guarantees,
         comparison=None if comparison is None else _table(comparison),
         examples=[] if shown[0] is None or maps else _examples(policy, shown[0], examples),
         maps=[
@@ -131,7 +145,9 @@ def render_report(
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def write_report(path: str | os.PathLike[str], policy: Policy, **parts: Any) -> None:
+def write_report(
+    path: str | os.PathLike[str], policy: Policy | SequentialPolicy | ConformalPolicy, **parts: Any
+) -> None:
     """Write the page of :func:`render_report` to a file, atomically."""
     text = render_report(policy, **parts)
     with atomic_path(path) as temporary:
@@ -172,14 +188,14 @@ def _examples(policy: Policy, views: ViewPredictions, chosen: Examples | None) -
     if not len(rows) or rows.max() >= len(views):
         return []
     part = views.take(rows)
-    prediction = policy.predict(part)
+    prediction, by_input = policy.predict(part), policy.weights_for(part)
     order = np.argsort(-policy.weights, kind="stable")[:_MAX_VIEWS]
-    shown = [(policy.names[k], policy.weights[k]) for k in order if policy.names[k] in views.names]
+    shown = [(policy.names[k], k) for k in order if policy.names[k] in views.names]
     examples = []
     for e, row in enumerate(rows):
         entries = []
-        for name, weight in shown:
-            image = None
+        for name, k in shown:
+            image, weight = None, by_input[e, k]
             if chosen is not None and chosen.images is not None and name in chosen.names:
                 image = _png(chosen.images[e, chosen.names.index(name)])
             output = _output_text(part.outputs[e, part.names.index(name)], policy)
@@ -207,8 +223,12 @@ def _output_text(outputs: Array, policy: Policy) -> str:
 
 
 def _disputed(policy: Policy, views: ViewPredictions, most: int = 4) -> Array:
-    """Inputs the views disagree most about."""
+    """Inputs the views disagree most about; with a gate those for which the heaviest views weigh most."""
     views = views.take(slice(0, 5000))
+    if policy.gate is not None:
+        weights = policy.weights_for(views)
+        heaviest = np.argsort(-np.bincount(weights.argmax(axis=1), minlength=weights.shape[1]), kind="stable")
+        return np.unique(weights[:, heaviest[:most]].argmax(axis=0))
     prediction = policy.predict(views)
     if isinstance(prediction, CategoricalPrediction):
         return np.argsort(-prediction.mutual_information, kind="stable")[:most]
@@ -269,6 +289,74 @@ def fit_figures(policy: Policy) -> dict[str, Drawing]:
         caption += f"{policy.selection.budget:g}."
         drawings |= _drawing("cost_curve", plotting.cost_curve(cost, score, error, chosen), alt, caption)
     return drawings
+
+
+def gate_figures(policy: Policy, views: ViewPredictions) -> dict[str, Drawing]:
+    """Weights against the features that they depend on."""
+    member = next(part for part in policy.members or (policy,) if part.gate is not None)
+    gate, used = member.gate, views.select(member.used_names)
+    assert gate is not None
+    figure = plotting.gate(gate.names, gate.features.raw(used), used.names, gate.weights_for(used))
+    effects = ", ".join(f"{name} {value:+.2f}" for name, value in zip(gate.names, gate.coefficients, strict=True))
+    caption = f"Mean weight of a view against its features. Coefficients per standard deviation: {effects}."
+    return _drawing("gate", figure, f"Weights that depend on the input: {effects}", caption)
+
+
+def stops_in_words(sequential: SequentialPolicy, views: ViewPredictions | None) -> list[str]:
+    """Stages, loss and, where there are views, the share of inputs that stop after each stage."""
+    sentences = [f"{sequential!r}."]
+    if views is not None and set(sequential.names) <= set(views.names):
+        passes = sequential.passes(views)
+        stages = ", ".join(f"{n} for {100 * np.mean(passes == n):.0f} %" for n in np.unique(passes))
+        sentences.append(f"{passes.mean():.2f} of {len(sequential.names)} passes on average: {stages} of the inputs.")
+    return sentences
+
+
+def _stopping_figure(sequential: SequentialPolicy) -> dict[str, Drawing]:
+    """Cross-validated score against the mean cost of an input."""
+    curve = sequential.curve
+    if not curve:
+        return {}
+    chosen = [point.threshold for point in curve].index(sequential.threshold)
+    cost, score, error = np.array([(point.cost, point.score, point.standard_error) for point in curve]).T
+    alt = f"Cost and quality of {len(curve)} thresholds; the chosen one costs {cost[chosen]:.3g} an input"
+    caption = "Held-out score against the mean cost of an input, for other thresholds of the rule that stops early. "
+    caption += "Bars are standard errors of the difference from all views."
+    return _drawing("stopping", plotting.cost_curve(cost, score, error, chosen), alt, caption)
+
+
+def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: LabelSets) -> dict[str, Drawing]:
+    """Sizes of the sets and coverage by class, or coverage of the intervals, at the first level."""
+    labels, level = views.align(labels), float(conformal.levels[0])
+    if unwrapped(conformal)[0].task == "classification":
+        sets = conformal.predict_set(views).reshape(len(views), -1, len(conformal.levels))[:, :, 0]
+        names = np.arange(sets.shape[1]) if views.classes is None else views.classes
+        share = np.bincount(sets.sum(axis=1), minlength=2) / len(sets)
+        mean = f"{sets.sum(axis=1).mean():.2f}"
+        caption = f"Sizes of the sets of {100 * level:g} %, {mean} classes on average."
+        drawings = _drawing("set_sizes", plotting.set_sizes(share), f"Sets have {mean} classes on average", caption)
+        position = labels.categorical(sets.shape[1], views.classes)
+        times = np.bincount(position, labels.count, minlength=sets.shape[1])
+        hits = np.bincount(position, labels.count * sets[labels.instance, position], minlength=sets.shape[1])
+        known = times > 0
+        covered = hits[known] / times[known]
+        smooth = (hits[known] + 1) / (times[known] + 2)
+        error = np.sqrt(smooth * (1 - smooth) / times[known])
+        figure = plotting.class_coverage([str(name) for name in names[known]], covered, error, level)
+        total = f"{100 * hits.sum() / times.sum():.1f} %"
+        caption = f"Share of every class's test labels in the sets, with standard errors; {total} of all labels."
+        return drawings | _drawing("class_coverage", figure, f"{total} of the labels are in their sets", caption)
+    lower, upper = (
+        limit.reshape(*limit.shape[:2], len(conformal.levels)) for limit in conformal.predict_interval(views)
+    )
+    y = labels.continuous(lower.shape[1])[:, :, None]
+    inside = (lower[labels.instance] <= y) & (y <= upper[labels.instance])
+    covered = np.average(inside.mean(axis=1), axis=0, weights=labels.count)
+    caption = "Share of test labels inside their conformal intervals; mean width "
+    widths = zip((upper - lower).mean(axis=(0, 1)), conformal.levels, strict=True)
+    caption += ", ".join(f"{width:.4g} at {100 * level:g} %" for width, level in widths)
+    figure = plotting.coverage(conformal.levels, covered)
+    return _drawing("interval_coverage", figure, f"{100 * covered[0]:.1f} % are covered", f"{caption}.")
 
 
 def comparison_figures(comparison: Mapping[str, Any]) -> dict[str, Drawing]:

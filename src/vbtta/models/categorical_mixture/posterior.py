@@ -94,10 +94,11 @@ class CategoricalPosterior(Posterior):
         """Blocks of P(class, view), (C, K, n)."""
         link, used = LINKS[self.link], self.weights > 0
         calibration = Calibration(self.calibration.log_kappa[used], self.calibration.offset)
+        gate_weights = None if self.gate is None else self.gate.by_rows(predictions)
         for rows, logits, variance in prediction_blocks(predictions, with_variance=link.uses_variance):
             joint, inverse = view_proba(link, logits, variance, calibration)
-            if self.gate is not None:
-                joint *= inverse * self.gate.weights_for(predictions.take(rows)).T
+            if gate_weights is not None:
+                joint *= inverse * gate_weights(rows).T
             elif self.class_weights is None:
                 joint *= inverse * self.weights[used][:, None]
             else:

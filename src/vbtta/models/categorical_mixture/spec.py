@@ -28,10 +28,11 @@ class CategoricalMixture(ClassModel):
     weights : {"view", "view_class", "input"}
         One weight a view, one a view and class, or one a view that depends on the input through features of the views'
         outputs (eq. 25).
-    features : {"all", "own", "none"} or callable
+    features : {"auto", "all", "own", "pooled", "none"} or callable
         Features of ``weights="input"`` beside ``ViewPredictions(features=...)``. "all": entropy, margin and log-sum-exp
         of a view, its divergence from and agreement with the mean of the views; "own": with the identity instead. A
-        function (n, K, C) -> (n, K, F) of a module adds to "all".
+        function (n, K, C) -> (n, K, F) of a module adds to "all". "pooled": "own", averaged over groups. "auto" is
+        "all"; for maps (groups of twenty rows or more) held-out scores decide between "own" and "pooled".
     gate_scale : float, optional
         Prior standard deviation of the coefficients of ``weights="input"`` (eq. 25); by default the evidence decides.
     concentration : float, optional
@@ -67,7 +68,7 @@ class CategoricalMixture(ClassModel):
 
     calibrate: bool = True
     weights: Literal["view", "view_class", "input"] = "view"
-    features: FeatureChoice = "all"
+    features: FeatureChoice = "auto"
     gate_scale: float | None = None
     concentration: float | None = None
     xi_scale: float = 0.1
@@ -88,6 +89,12 @@ class CategoricalMixture(ClassModel):
     def raw_network(cls) -> "CategoricalMixture":
         """One temperature and no offsets."""
         return cls(offset_scale=0)
+
+    def alternatives(self, *, maps: bool) -> tuple[Self, ...]:
+        """Features by position or by image, where that was left open."""
+        if not maps or (self.weights, self.features) != ("input", "auto"):
+            return (self,)
+        return replace(self, features="own"), replace(self, features="pooled")
 
     def without_labels(self) -> Self:
         """Uncalibrated softmax views with one weight each."""

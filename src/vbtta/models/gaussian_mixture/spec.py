@@ -28,10 +28,11 @@ class GaussianMixture(Model):
         one slope for all views, or constant.
     weights : {"view", "input"}
         One weight a view, or one that depends on the input through features of the views' outputs (eq. 25).
-    features : {"all", "own", "none"} or callable
+    features : {"auto", "all", "own", "pooled", "none"} or callable
         Features of ``weights="input"`` beside ``ViewPredictions(features=...)``. "all": a view's distance from the
         median of the views, its square, and the spread over draws where there is one; "own": from the identity instead.
-        A function (n, K, C) -> (n, K, F) of a module adds to "all".
+        A function (n, K, C) -> (n, K, F) of a module adds to "all". "pooled": "own", averaged over groups. "auto" is
+        "all"; for maps (groups of twenty rows or more) held-out scores decide between "own" and "pooled".
     gate_scale : float, optional
         Prior standard deviation of the coefficients of ``weights="input"`` (eq. 25); by default the evidence decides.
     concentration : float, optional
@@ -73,7 +74,7 @@ class GaussianMixture(Model):
     heteroscedastic: bool = False
     scale: Literal["prediction", "constant"] = "prediction"
     weights: Literal["view", "input"] = "view"
-    features: FeatureChoice = "all"
+    features: FeatureChoice = "auto"
     gate_scale: float | None = None
     concentration: float | None = None
     component: Literal["normal", "student_t", "laplace"] = "normal"
@@ -110,3 +111,9 @@ class GaussianMixture(Model):
         if self.noise is None and self.component != "normal":
             noise = "none"
         return replace(self, noise=noise)
+
+    def alternatives(self, *, maps: bool) -> tuple[Self, ...]:
+        """Features by position or by image, where that was left open."""
+        if not maps or (self.weights, self.features) != ("input", "auto"):
+            return (self,)
+        return replace(self, features="own"), replace(self, features="pooled")

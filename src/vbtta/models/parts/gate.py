@@ -26,7 +26,8 @@ from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, check_level
 from vbtta.models.parts.calibration import log_normal
 
 PRELIMINARY = EM(max_steps=200, tol=1e-6)  # with constant weights
-FeatureChoice = Literal["all", "own", "none"] | Callable[[Array], Array] | str
+FeatureChoice = Literal["auto", "all", "own", "pooled", "none"] | Callable[[Array], Array] | str
+_CHOICES = ("auto", "all", "own", "pooled", "none")
 _NAMES = {
     "classification": ("entropy", "margin", "divergence", "agreement", "log_sum_exp"),
     "regression": ("distance", "squared_distance"),
@@ -44,7 +45,7 @@ class FeatureSet(NamedTuple):
     """Which features describe a view of an input."""
 
     task: str
-    choice: str  # built-in ones: "all", "own" (of the view and of the identity alone) or "none"
+    choice: str  # built-in ones: "all", "own" (of the view and of the identity alone), "pooled" over groups, or "none"
     function: str  # "package.module:name" of a user's own, or empty
     given: tuple[str, ...]  # names of those that the predictions hold
     spread: bool  # whether the spread over draws is one
@@ -56,8 +57,8 @@ class FeatureSet(NamedTuple):
         cls, choice: FeatureChoice, predictions: ViewPredictions, task: str, unit: Array, weights: Array
     ) -> "FeatureSet":
         """The features of a model's option and of the calibration predictions, given constant weights (K,)."""
-        function = "" if choice in ("all", "own", "none") else _name_of(choice)
-        chosen = "all" if function else str(choice)
+        function = "" if choice in _CHOICES else _name_of(choice)
+        chosen = "all" if function or choice == "auto" else str(choice)
         spread = task == "regression" and chosen != "none" and predictions.variance is not None
         names = zip(predictions.names, weights > 0, strict=True)
         used = tuple(name for name, positive in names if (positive if chosen == "all" else name == "identity"))
@@ -99,7 +100,15 @@ class FeatureSet(NamedTuple):
             )
         if self.given and predictions.features is not None:
             parts.append(predictions.features[:, :, [predictions.feature_names.index(name) for name in self.given]])
-        return np.concatenate(parts, axis=2)
+        raw = np.concatenate(parts, axis=2)
+        if self.choice != "pooled":
+            return raw
+        if predictions.groups is None:
+            raise ValueError("the weights depend on averages over groups; give ViewPredictions(groups=...)")
+        _, place = np.unique(predictions.groups, return_inverse=True)
+        sums = np.zeros((place.max(initial=-1) + 1, *raw.shape[1:]))
+        np.add.at(sums, place, raw)
+        return np.asarray(sums[place] / np.bincount(place)[place, None, None])
 
 
 def built_in(xp: ModuleType, task: str, outputs: Any, unit: Any, places: list[int]) -> Any:
@@ -212,6 +221,13 @@ class Gate(NamedTuple):
     def weights_for(self, predictions: ViewPredictions) -> Array:
         """Weights (n, K) of inputs whose views are those of positive base weight, in order."""
         return np.asarray(gated(np, self.features.raw(predictions), **self.tables()))
+
+    def by_rows(self, predictions: ViewPredictions) -> Callable[[slice], Array]:
+        """The same for parts of the rows, as they are asked for."""
+        if self.features.choice == "pooled":
+            weights = self.weights_for(predictions)
+            return lambda rows: np.asarray(weights[rows])
+        return lambda rows: self.weights_for(predictions.take(rows))
 
     def keep(self, views: Array) -> "Gate":
         """The same with only some of the views."""
@@ -436,11 +452,14 @@ def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:
 
 def check_features(choice: FeatureChoice) -> None:
     """Refuse what names no features."""
-    if choice in ("all", "own", "none") or (isinstance(choice, str) and ":" in choice):
+    if choice in _CHOICES:
         return
-    if not callable(choice):
-        raise ValueError(f"features must be 'all', 'own', 'none' or a function of the outputs; got {choice!r}")
-    if "<" in _name_of(choice):
+    if isinstance(choice, str) and ":" in choice:
+        _load(choice)
+    elif not callable(choice):
+        known = ", ".join(map(repr, _CHOICES))
+        raise ValueError(f"features must be {known} or a function of the outputs; got {choice!r}")
+    elif "<" in _name_of(choice):
         raise ValueError(f"features={choice!r} cannot be found by its name; define the function in a module")
 
 
@@ -463,7 +482,10 @@ def _name_of(choice: FeatureChoice) -> str:
 def _load(name: str) -> Callable[[Array], Array]:
     """The function of a "package.module:name"."""
     module, _, attribute = name.partition(":")
-    value: Any = import_module(module)
-    for part in attribute.split("."):
-        value = getattr(value, part)
+    try:
+        value: Any = import_module(module)
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"features={name!r} cannot be imported ({error}); put its module on Python's path") from error
     return value  # type: ignore[no-any-return]
