@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 REAL := .venv-integrations# other libraries, as they are released
+LOWEST := .venv-lowest# NumPy and SciPy alone, the lowest that pyproject.toml allows
 
-.PHONY: demo test test-integrations lint docs bench quality reproduce clean
+.PHONY: demo test test-integrations test-lowest coverage lint docs bench quality reproduce clean
 
 demo: $(READY)
 	$(BIN)/vbtta demo --out runs/demo
@@ -15,6 +16,13 @@ test: $(READY)
 
 test-integrations: $(REAL)/.ready
 	$(REAL)/bin/python -m pytest -n 2 --dist loadgroup tests/integrations tests/test_integrations.py
+
+FIRST_FLOOR := $(addprefix tests/test_,$(addsuffix .py,categorical classification continuous crossval fit latent metrics mixtures random select))
+test-lowest: $(LOWEST)/.ready
+	$(LOWEST)/bin/python -m pytest -n 2 $(FIRST_FLOOR)
+
+coverage: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/integrations --cov --cov-report=term --cov-report=html
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
@@ -34,7 +42,7 @@ reproduce: $(READY)
 	$(BIN)/python -m reproduction $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(REAL) .mypy_cache .ruff_cache .pytest_cache .hypothesis site build dist
+	rm -rf $(VENV) $(REAL) $(LOWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis site build dist
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV) && $(BIN)/pip install -q -c constraints.txt -e ".[dev]" && touch $@
@@ -42,3 +50,6 @@ $(READY): pyproject.toml constraints.txt
 # torchvision is built for CUDA: without its dependencies, or pip would fetch another torch.
 $(REAL)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(REAL) && $(REAL)/bin/pip install -q -c constraints.txt --no-deps torchvision && $(REAL)/bin/pip install -q -c constraints.txt -e ".[integrations]" && touch $@
+
+$(LOWEST)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST) && $(LOWEST)/bin/pip install -q -e . hypothesis pytest pytest-xdist $$(grep ^dependencies pyproject.toml | grep -o '[a-z]*>=[0-9.]*' | sed 's/>=/==/') && touch $@

@@ -46,6 +46,7 @@ PICTURE = re.compile(r"assets/pictures/([\w-]+\.svg)")
 
 
 RAY = [
+    pytest.mark.slow,
     pytest.mark.xdist_group("ray"),  # one at a time, whatever the number of test processes
     # Ray's own
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -148,7 +149,8 @@ def test_examples_run_and_do_what_they_say(name: str) -> None:
 
 
 def test_examples_are_notebooks_as_scripts() -> None:
-    for path in {*(ROOT / "examples").glob("*.py")} - {ROOT / "examples" / "serve.py"}:  # an app, which is imported
+    programs = {ROOT / "examples" / "imagenet.py", ROOT / "examples" / "serve.py"}  # a command and an app
+    for path in {*(ROOT / "examples").glob("*.py")} - programs:
         cells = re.findall(r"^# %%.*$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
         assert cells[0] == "# %% [markdown]"
         assert "# %%" in cells, path

@@ -50,6 +50,7 @@ from vbtta.ray.collect import Collector, Job, _packed, pieces_of, read_batches, 
 from vbtta.ray.fit import Calibration, LabelReader, label_reader
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.xdist_group("ray"),  # one cluster, whatever the number of test processes
     # Ray's own
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -290,25 +291,28 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
     weights = np.random.default_rng(1).normal(size=(5, 2))
     views = [Identity(), GaussianNoise(0.2)]
 
-    def make(seconds: float) -> Any:
+    node, out, killed = machines.add("mortal"), tmp_path / "out", tmp_path / "killed"
+
+    def make(interrupted: bool = True) -> Any:
         def model(batch: np.ndarray) -> np.ndarray:
-            time.sleep(seconds)
+            while interrupted and len(list(out.glob("*.parquet"))) >= 2 and not killed.exists():
+                time.sleep(0.02)  # two parts are there: the others wait until the node is gone
             return batch @ weights
 
         return model
 
-    expected = collect_views(make(0.0), inputs, views, draws=3, seed=7)
-    node, out = machines.add("mortal"), tmp_path / "out"
+    expected = collect_views(make(False), inputs, views, draws=3, seed=7)
 
     def kill_when_busy() -> None:
         while len(list(out.glob("*.parquet"))) < 2:
-            time.sleep(0.05)
+            time.sleep(0.02)
         machines.kill(node)
+        killed.touch()
 
     killer = threading.Thread(target=kill_when_busy)
     killer.start()
     options: dict[str, Any] = {"draws": 3, "seed": 7, "batch_size": 64, "rows_per_part": 100, "key": "a"}
-    found = collect_on_cluster(partial(make, 0.05), tmp_path / "inputs", views, out, workers=4, **options)
+    found = collect_on_cluster(make, tmp_path / "inputs", views, out, workers=4, **options)
     killer.join()
     assert (found.n_instances, found.n_parts, found.n_reused) == (1500, 16, 0)
     loaded = found.load()
@@ -321,18 +325,18 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
     assert loaded.names == expected.names
     assert loaded.fingerprints == expected.fingerprints
 
-    again = collect_on_cluster(partial(make, 0.05), tmp_path / "inputs", views, out, **options)
+    again = collect_on_cluster(make, tmp_path / "inputs", views, out, **options)
     assert again.n_reused == 16
     parts = sorted(out.glob("*.parquet"))
     before = {path: path.stat().st_mtime_ns for path in parts}
     parts[3].unlink()
-    again = collect_on_cluster(partial(make, 0.05), tmp_path / "inputs", views, out, workers=1, **options)
+    again = collect_on_cluster(make, tmp_path / "inputs", views, out, workers=1, **options)
     assert again.n_reused == 15
     assert [path for path in parts if path.stat().st_mtime_ns != before[path]] == [parts[3]]
     np.testing.assert_array_equal(again.load().outputs, loaded.outputs)
     for changed in ({"seed": 8}, {"key": "b"}):
         with pytest.raises(ValueError, match="holds predictions of other inputs, views, options or another key"):
-            collect_on_cluster(partial(make, 0.05), tmp_path / "inputs", views, out, **{**options, **changed})
+            collect_on_cluster(make, tmp_path / "inputs", views, out, **{**options, **changed})
 
 
 def test_a_worker_that_dies_is_replaced(machines: Machines, tmp_path: Path) -> None:

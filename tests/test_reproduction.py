@@ -252,6 +252,7 @@ def test_a_trial_that_fails_ends_the_run_and_keeps_the_others(tmp_path: Path, mo
         assert len(list((tmp_path / "store").glob("[!.]*"))) == 1
 
 
+@pytest.mark.slow
 def test_a_run_survives_being_killed(results: Path, tmp_path: Path) -> None:
     whole = rows_of(results / "figure3")
     out, dice = tmp_path / "killed", random.Random(8)
@@ -269,7 +270,6 @@ def test_a_run_survives_being_killed(results: Path, tmp_path: Path) -> None:
         assert process.stderr is not None
         for _, _line in zip(range(dice.randint(1, 3)), process.stderr, strict=False):
             pass  # what there is to run, then one line a trial
-        time.sleep(dice.choice([0, dice.uniform(0, 0.05), dice.uniform(0, 0.8)]))
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stderr.close()
@@ -289,7 +289,7 @@ def test_a_run_survives_being_killed(results: Path, tmp_path: Path) -> None:
 
 def _wait_for_the_end(group: int) -> None:
     """The workers of a killed runner end by themselves."""
-    for _ in range(600):
+    for _ in range(6000):  # five minutes, on a machine however busy
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
