@@ -95,7 +95,7 @@ SETUPS: dict[str, dict[str, ImageSetup]] = {
             OneSplitConfig("food101", 0, 2546, 1200, 1250, size=64), PretrainedConfig(epochs=6), draws=2
         ),
         "utkface": ImageSetup(
-            OneSplitConfig("utkface", 0, 8000, 1200, 1500, size=64), PretrainedConfig(epochs=3, mixup=0.0), draws=2
+            OneSplitConfig("utkface", 0, 6000, 1200, 1200, size=64), PretrainedConfig(epochs=3, mixup=0.0), draws=2
         ),
     },
     "paper": {
