@@ -40,7 +40,7 @@ def markdown(outcome: dict[str, Any]) -> str:
     """All tables, each with its verdicts."""
     made = outcome["provenance"]
     parts = [
-        "# Quality on real data",
+        "# Strong networks" if all(_PRETRAINED in name for name in outcome["data_sets"]) else "# Quality on real data",
         (
             f"Networks that never saw the images below, 25 deterministic views; scored on the {outcome['part']} part "
             "against the true labels. Values are means over seeds and calibration samples; differences have 95 % "

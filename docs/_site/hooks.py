@@ -35,7 +35,10 @@ _NAMES = {
     "bench": "Speed",
     "cifar10n": "CIFAR-10N",
     "learning_curve": "Learning curve",
+    "pretrained": "Pretrained networks",
     "quality": "Quality",
+    "shift": "Distribution shift",
+    "strong": "Strong networks",
 }
 
 
