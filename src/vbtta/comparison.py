@@ -132,9 +132,11 @@ class Comparison:
             records.append(record)
         return records
 
-    def to_dataframe(self) -> Any:
+    def to_frame(self) -> Any:
         """A pandas DataFrame, one row a method, columns as in :meth:`to_records`."""
         return require("pandas", "cli").DataFrame(self.to_records()).set_index("method")
+
+    to_dataframe = to_frame
 
     def to_markdown(self) -> str:
         """The values, best in bold, then the differences with their intervals."""

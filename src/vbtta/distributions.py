@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta.data.labels import Array, class_positions
+from vbtta.data.labels import Array, class_positions, frame_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +108,10 @@ class ContinuousPrediction:
         ends = [f"_{c + 1}" for c in range(lower.shape[1])] if lower.shape[1] > 1 else [""]
         return {f"{name}{end}": part[:, c] for c, end in enumerate(ends) for name, part in values.items()}
 
+    def to_frame(self, level: float = 0.9, index: Any = None) -> Any:
+        """:meth:`columns` as a pandas DataFrame."""
+        return frame_of(self.columns(level), index)
+
     def log_prob(self, y: ArrayLike) -> Array:
         """Log density at y, (N,) or (N, C): (N,)."""
         return mixture_log_density(self._targets(y), self.weights, self.dof, self.location, self.scale)
@@ -176,6 +181,10 @@ class CategoricalPrediction:
     def take(self, rows: Array) -> "CategoricalPrediction":
         """The prediction of some inputs, which may repeat."""
         return CategoricalPrediction(self.proba[rows], self.mutual_information[rows], self.classes)
+
+    def to_frame(self, index: Any = None) -> Any:
+        """:meth:`columns` as a pandas DataFrame."""
+        return frame_of(self.columns(), index)
 
     @property
     def label(self) -> Array:

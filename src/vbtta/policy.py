@@ -26,7 +26,7 @@ from scipy import special
 from vbtta._support.checks import between
 from vbtta._support.files import from_plain, read_json, to_plain, write_json
 from vbtta._support.fingerprints import Rows, conflict, draws_of
-from vbtta.data.labels import Array, LabelSets
+from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import Prediction
 from vbtta.inference.guide import N_DRAWS
@@ -125,6 +125,10 @@ class Selection(NamedTuple):
     chosen: SelectionPoint
     curve: tuple[SelectionPoint, ...]
     stability: float  # mean Jaccard index of the sets that the folds chose: 1 where they all agree
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row a set of views."""
+        return frame_of({name: [getattr(point, name) for point in self.curve] for name in SelectionPoint._fields})
 
 
 KEPT = 0.01  # a view of less weight counts for little
@@ -321,6 +325,11 @@ class Policy:
         Of weights that depend on the input they are intervals of the averages over the calibration sample as it is.
         """
         return self._spread(self.posterior.weight_interval(level))
+
+    def to_frame(self, level: float = 0.9) -> Any:
+        """A pandas DataFrame with a row a view: weight and the limits of its interval."""
+        low, high = self.weight_interval(level).T
+        return frame_of({"weight": self.weights, "low": low, "high": high}, index=list(self.names))
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution of every input; needs the views of positive weight, by name."""

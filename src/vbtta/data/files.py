@@ -15,13 +15,13 @@ import numpy as np
 
 from vbtta._support.checks import require, shown
 from vbtta._support.files import atomic_path
-from vbtta.data.labels import Array, LabelSets, LongLabels, long_labels
+from vbtta.data.labels import ID_COLUMNS, Array, LabelSets, LongLabels, long_labels
 from vbtta.data.predictions import ViewPredictions
 
 _METADATA = b"vbtta"  # key of a parquet file's metadata
 _ROWS = 1 << 16  # of an .npz file read at once
 _COLUMNS = ("instance", "outputs", "variance", "group")  # of a parquet file with one row an instance
-_LABEL_COLUMN = re.compile("instance|id|item|label(_.+)?|annotator|worker|count|instance_weight")
+_LABEL_COLUMN = re.compile("instance|id|item|task|label(_.+)?|annotator|worker|count|instance_weight")
 
 # -- predictions ----------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ def read_predictions(path: Any, *, mmap: bool = False, names: Sequence[str] | No
             return _read_predictions_npz(path, mmap)
         if Path(path).suffix == ".parquet" and "outputs" not in (columns := _schema(path, "predictions").names):
             if "view" in columns or "mean" not in columns:
-                return _one_row_a_view(read_table(path), path)
+                return one_row_a_view(read_table(path), path)
         elif Path(path).suffix != ".parquet" and not os.path.isdir(path):
             raise ValueError(
                 f"{path}: predictions are read from .npz or .parquet files; write one with ViewPredictions.save"
@@ -256,7 +256,7 @@ def _views_of(schema: Any) -> tuple[Any, ...]:
     return (schema.metadata or {}).get(_METADATA), schema.field("outputs").type, "variance" in schema.names
 
 
-def _one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
+def one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
     """Predictions of a table with one row an instance and view."""
     for name in ("instance", "view"):
         if name not in table:
@@ -306,10 +306,10 @@ class Labels(NamedTuple):
 def read_labels(path: str | os.PathLike[str], *, columns_are_annotators: bool = False) -> Labels:
     """Read labels from a CSV or parquet file, in either layout.
 
-    Long: `instance` (or `id`, `item`), `label`, optionally `annotator` (or `worker`), `count` and `instance_weight`,
-    one row a label. Wide: `label_1`, `label_2`, ... (or just `label`), one row an instance, empty where there is none,
-    optionally with `instance`. Columns such as `label_ann` name their annotators; numbered ones are anonymous unless
-    they are said to be annotators.
+    Long: `instance` (or `id`, `item`, `task`), `label`, optionally `annotator` (or `worker`), `count` and
+    `instance_weight`, one row a label. Wide: `label_1`, `label_2`, ... (or just `label`), one row an instance, empty
+    where there is none, optionally with `instance`. Columns such as `label_ann` name their annotators; numbered ones
+    are anonymous unless they are said to be annotators.
     """
     long = long_labels(read_table(path), str(path), columns_are_annotators=columns_are_annotators)
     try:
@@ -370,7 +370,7 @@ class LabelFiles:
         arrow = require("pyarrow.compute", "ray")
         files = require("pyarrow.dataset", "ray").dataset(list(self.paths))
         columns = self._columns(self.paths[0])
-        key = next(name for name in ("instance", "id", "item") if name in columns)
+        key = next(name for name in ID_COLUMNS if name in columns)
         bounds = None
         if len(ids) and (str(files.schema.field(key).type) in ("string", "large_string")) == (ids.dtype.kind in "US"):
             low, high = np.sort(ids)[[0, -1]].tolist()
@@ -392,7 +392,7 @@ class LabelFiles:
         """The columns that labels are made of, which must be there."""
         known = {name for name in names if _LABEL_COLUMN.fullmatch(name)}
         wide = {name for name in known if name.startswith("label_")}
-        if not known & {"instance", "id", "item"} or ("label" in known) == bool(wide):
+        if not known & set(ID_COLUMNS) or ("label" in known) == bool(wide):
             raise ValueError(
                 f"labels: {path} must have the columns instance and label, or instance and label_1, label_2, ...; it "
                 f"has {', '.join(names)}"

@@ -1,6 +1,19 @@
 """Labels of a calibration sample: from arrays, tables, counts, rankings and pandas objects, checked once."""
 
-__all__ = ["Array", "LabelSets", "LongLabels", "by_index", "class_positions", "is_absent", "long_labels", "look_up"]
+__all__ = [
+    "ID_COLUMNS",
+    "Array",
+    "LabelSets",
+    "LongLabels",
+    "as_table",
+    "by_id",
+    "class_positions",
+    "frame_of",
+    "has_default_index",
+    "is_absent",
+    "long_labels",
+    "look_up",
+]
 
 import os
 import re
@@ -12,12 +25,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vbtta._support.checks import shown, whole_number
+from vbtta._support.checks import require, shown, whole_number
 
 Array = NDArray[Any]
 
 _ID_LIKE = re.compile(r"(^|[_\s-])(id|index)$", re.IGNORECASE)
-_SYNONYMS = {"instance": ("instance", "id", "item"), "annotator": ("annotator", "worker")}  # names of columns
+ID_COLUMNS = ("instance", "id", "item", "task")
+_SYNONYMS = {"instance": ID_COLUMNS, "annotator": ("annotator", "worker")}  # names of columns
+_UNKNOWN = "unknown"  # all annotators without a name
 _WIDE = re.compile(r"label_(.+)")
 _MOST_WEIGHTS = 1 << 27  # a gigabyte
 _LARGEST_TOTAL = 1e15  # of the counts: beyond it sums lose single labels
@@ -94,10 +109,11 @@ class LabelSets:
             Whether column m is always the same annotator. By default the names of a DataFrame's columns, where they
             are strings; columns of arrays are anonymous labels.
         """
+        Y = as_table(Y)
         if _is_frame(Y):
             names: list[Hashable] = list(Y.columns)
-            reserved = [name for name in names if name in ("label", *_SYNONYMS["instance"])]
-            labelled = any(name == "label" or _WIDE.fullmatch(str(name)) for name in names)
+            reserved = [name for name in names if str(name).lower() in ("label", *ID_COLUMNS)]
+            labelled = any(str(name).lower() == "label" or _WIDE.fullmatch(str(name)) for name in names)
             if reserved and missing is None and annotators is None and labelled:
                 return cls.from_table(Y)
             reserved += [name for name in names if isinstance(name, str) and _ID_LIKE.search(name)]
@@ -154,18 +170,19 @@ class LabelSets:
         ----------
         instance : (J,) array, or DataFrame
             Row number of the instance, or its id (paired with the predictions' `ids`). A DataFrame or a dict of
-            columns is the whole table, with the columns `instance` (or `id`, `item`), `label` (or `label_1`,
+            columns is the whole table, with the columns `instance` (or `id`, `item`, `task`), `label` (or `label_1`,
             `label_2`, ..., one row an instance) and optionally `annotator` (or `worker`), `count` and
-            `instance_weight`; without a column of ids its index has them.
+            `instance_weight`; without a column of ids its index has them. Any dataframe library will do.
         label : (J,) or (J, C) array
         annotator : (J,) array, optional
-            Who gave the label; any hashable values without gaps.
+            Who gave the label; any hashable values. Those without a name (None, NaN) count as one, `unknown`.
         count : (J,) array, optional
             How often the label was given.
         n_instances : int, optional
             Number of instances; then `instance` holds row numbers.
         """
         if label is None:
+            instance = as_table(instance)
             if not _is_frame(instance) and not isinstance(instance, Mapping):
                 raise ValueError("label must be given, or one table with the columns instance and label")
             return cls._from_frame(instance, n_instances)
@@ -221,7 +238,7 @@ class LabelSets:
         if len(set(map(str, names))) < len(names):
             raise ValueError(f"the table names a column twice: {', '.join(map(str, names))}")
         table = {str(name): _as_array(frame[name], str(name)) for name in names}
-        has_ids = any(name in table for name in _SYNONYMS["instance"])
+        has_ids = any(name in table for name in ID_COLUMNS)
         labels = cls.from_long(long_labels(table, "the table"), n_instances)
         index = None if has_ids else _index_of(frame, "the table")
         if index is None:
@@ -251,6 +268,7 @@ class LabelSets:
 
         The columns of a DataFrame, as `pandas.crosstab` makes it, are the classes by name.
         """
+        counts = as_table(counts)
         table = _as_array(counts, "counts")
         if table.ndim != 2:
             raise ValueError(f"counts must be (N, C), how often each class was given; got shape {table.shape}")
@@ -347,15 +365,11 @@ class LabelSets:
 
         Parameters
         ----------
-        weights : (n_instances,) array or Series
-            Positive numbers, in the order of `ids` where there are ids; a Series is paired with them by its index.
+        weights : (n_instances,) array, Series or table
+            Positive numbers, in the order of `ids` where there are ids; a Series is paired with them by its index, a
+            table by its column of ids.
         """
-        if self.ids is not None and hasattr(weights, "to_numpy") and _index_of(weights, "instance_weights") is None:
-            raise ValueError(
-                "instance_weights has a default index but the labels have ids; give it the ids as index, or pass an "
-                "array in the order of labels.ids"
-            )
-        values = np.asarray(by_index(weights, self.ids, "instance_weights", "the labels"))
+        values = np.asarray(by_id(weights, self.ids, "instance_weights", "the labels"))
         if values.shape != (self.n_instances,) or values.dtype.kind not in "iuf":
             raise ValueError(f"instance_weights must be {self.n_instances} numbers; got shape {values.shape}")
         if not np.all(np.isfinite(values) & (values > 0)):
@@ -375,6 +389,16 @@ class LabelSets:
         from vbtta.data.files import read_labels
 
         return read_labels(path).sets
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row a label: instance, label, annotator and count, as :meth:`from_table` reads."""
+        values = self.value.reshape(len(self), -1)
+        names = ["label"] if values.shape[1] == 1 else [f"label_{c}" for c in range(values.shape[1])]
+        columns = {"instance": self.instance if self.ids is None else self.ids[self.instance]}
+        columns |= dict(zip(names, values.T, strict=True))
+        if self.annotator is not None:
+            columns["annotator"] = np.array(self.annotator_names)[self.annotator]
+        return frame_of(columns | {"count": self.count})
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -577,6 +601,10 @@ def long_labels(
     A long table has the column `label` and one row a label; a wide one has `label_1`, `label_2`, ... and one row an
     instance. `where` names the table in errors, `first_row` is the number of its first row there.
     """
+    reserved = {"label", "count", "instance_weight", *ID_COLUMNS, *_SYNONYMS["annotator"]}
+    lower = [name.lower() for name in table]
+    table = {small if small in reserved and lower.count(small) == 1 else name: column
+             for small, (name, column) in zip(lower, table.items(), strict=True)}  # fmt: skip
     key, person = (_one_column(table, name, where) for name in ("instance", "annotator"))
     endings = {name: match.group(1) for name in table if (match := _WIDE.fullmatch(name))}
     if endings and "label" in table:
@@ -586,11 +614,10 @@ def long_labels(
             f"{where} has no labels: give columns label_1, label_2, ... (wide) or instance, annotator, label (long); "
             f"it has {', '.join(list(table)[:8])}"
         )
-    known = {"label", "count", "instance_weight", *_SYNONYMS["annotator"], *endings}
-    if key is None and (unused := [name for name in table if name not in known]):
+    if key is None and (unused := [name for name in table if name not in reserved and name not in endings]):
         raise ValueError(
-            f"{where} has no column of ids (instance, id or item), and its column {unused[0]!r} is not used: rename it "
-            "to 'instance' if it holds ids, or leave it out to pair by row"
+            f"{where} has no column of ids (instance, id, item or task), and its column {unused[0]!r} is not used: "
+            "rename it to 'instance' if it holds ids, or leave it out to pair by row"
         )
     cells = [table[name] for name in endings or ["label"]]
     absent = np.stack([is_absent(column) for column in cells], axis=1)  # (N, M)
@@ -604,11 +631,11 @@ def long_labels(
         if name is None or name not in table:
             return None
         gaps = is_absent(table[name])[rows]
-        if gaps.any():
+        if gaps.any() and name != person:
             row = first_row + int(rows[np.argmax(gaps)])
             raise ValueError(f"{where}, row {row} has no {name}; fill it in, or leave the row out")
         values = table[name][rows]
-        return np.array(values.tolist()) if values.dtype == object else values
+        return np.array(values.tolist()) if values.dtype == object and not gaps.any() else values
 
     instance = given(key)
     return LongLabels(
@@ -633,11 +660,51 @@ def _one_column(table: Mapping[str, Array], meaning: str, where: str) -> str | N
 # -- pandas, without importing it -------------------------------------------------------------------
 
 
-def by_index(values: Any, ids: Array | None, name: str, owner: str) -> Any:
-    """Values of a Series in the order of the ids that its index names; anything else as it is."""
-    index = _index_of(values, name)
-    if index is None:
+def as_table(values: Any) -> Any:
+    """A dataframe of any library (Arrow, polars, ...) with pandas' way to its columns; anything else as it is."""
+    foreign = not hasattr(values, "to_numpy") and any(
+        hasattr(values, protocol) for protocol in ("__dataframe__", "__arrow_c_stream__")
+    )
+    return require("narwhals", "data").from_native(values, eager_only=True, allow_series=True) if foreign else values
+
+
+def frame_of(columns: Mapping[str, Any], index: Any = None) -> Any:
+    """A pandas DataFrame; pandas is loaded here alone."""
+    return require("pandas", "cli").DataFrame(dict(columns), index=index)
+
+
+def has_default_index(values: Any) -> bool:
+    """Whether this is a Series or DataFrame that does not say which rows are which."""
+    values = as_table(values)
+    if not hasattr(values, "to_numpy") or _index_of(values, "labels") is not None:
+        return False
+    return not _is_frame(values) or not any(str(name).lower() in ID_COLUMNS for name in values.columns)
+
+
+def by_id(values: Any, ids: Array | None, name: str, owner: str) -> Any:
+    """Values of a Series or table in the order of the ids, by its index or column of ids; anything else as it is.
+
+    A table gives (N, F), or (N,) where it has one column besides that of the ids.
+    """
+    values = as_table(values)
+    if not hasattr(values, "to_numpy"):
         return values
+    index = _index_of(values, name)
+    if _is_frame(values):
+        columns = list(values.columns)
+        key = next((column for column in columns if column in ID_COLUMNS), None)
+        index = index if key is None else _id_values(_as_array(values[key], str(key)), str(key))
+        array = np.stack([np.asarray(values[column]) for column in columns if column != key], axis=1)
+        array = array[:, 0] if array.shape[1] == 1 else array
+    else:
+        array = values.to_numpy()
+    if index is None:
+        if ids is not None and not np.array_equal(ids, np.arange(len(array))):
+            raise ValueError(
+                f"{name} has a default index but {owner} have ids; give it the ids as index, or pass an array in their "
+                f"order: {name}.to_numpy()"
+            )
+        return array
     if ids is None:
         raise ValueError(
             f"{name} has a pandas index (such as {str(index[0])!r}) but {owner} have no ids; give ids, or pair by row: "
@@ -646,7 +713,7 @@ def by_index(values: Any, ids: Array | None, name: str, owner: str) -> Any:
     rows, unknown = look_up(ids, index)
     if unknown.any() or len(np.unique(index)) < len(index):
         raise ValueError(f"{name} must have one entry an id; {str(ids[np.argmax(unknown)])!r} has none or several")
-    return values.to_numpy()[rows]
+    return array[rows]
 
 
 def _is_frame(values: object) -> bool:
@@ -786,6 +853,7 @@ def _warn_repeats(instance: Array, annotator: Array, names: tuple[str, ...]) -> 
     """Warn where an annotator labels an instance twice."""
     order = np.lexsort((annotator, instance))
     again = (np.diff(annotator[order]) == 0) & (instance[order][1:] == instance[order][:-1])
+    again &= annotator[order][1:] != (names.index(_UNKNOWN) if _UNKNOWN in names else -1)
     if again.any():
         first = order[int(np.argmax(again))]
         warnings.warn(
@@ -800,8 +868,11 @@ def _annotator_codes(annotator: ArrayLike, n_labels: int) -> tuple[Array, tuple[
     values = np.asarray(annotator)
     if values.shape != (n_labels,):
         raise ValueError(f"annotator must be ({n_labels},), one a label; got shape {values.shape}")
-    if is_absent(values).any():
-        raise ValueError("annotator has gaps; name every label's annotator, or leave the argument out")
+    unnamed = is_absent(values)
+    if unnamed.any():
+        if unnamed.all():
+            raise ValueError("annotator has only gaps; name the annotators, or leave the argument out")
+        values = np.where(unnamed, _UNKNOWN, _words(np.where(unnamed, values[~unnamed][0], values)))
     names, codes = np.unique(values.astype(str), return_inverse=True)
     return codes, tuple(str(name) for name in names)
 

@@ -12,7 +12,17 @@ from numpy.typing import ArrayLike
 
 from vbtta._support.checks import shown
 from vbtta._support.fingerprints import conflict
-from vbtta.data.labels import Array, LabelSets, by_index, is_absent
+from vbtta.data.labels import (
+    ID_COLUMNS,
+    Array,
+    LabelSets,
+    as_table,
+    by_id,
+    frame_of,
+    has_default_index,
+    is_absent,
+    look_up,
+)
 
 _ROWS_AT_A_TIME = 1 << 14
 _LARGEST = 1e100  # a prediction, so that its square is a number too
@@ -34,13 +44,15 @@ class ViewPredictions:
         Identifiers of the inputs.
     classes : (C,) integers or strings, optional
         What the outputs of a classifier stand for; 0..C-1 where absent.
-    groups : (N,) integers, strings or Series, optional
+    groups : (N,) integers, strings, Series or table, optional
         Rows that belong together, such as images of a patient; held-out folds keep them together, and
-        weight intervals allow for their correlation. A Series is paired with `ids` by its index.
+        weight intervals allow for their correlation. A Series is paired with `ids` by its index, a table by its
+        column of ids.
     draws : (n, K, M, C) array, optional
         The single draws of the first n inputs, for diagnostics; a choice of inputs leaves them behind.
-    features : (N, K, F) array, optional
+    features : (N, K, F) array or table, optional
         What else is known of every input and view (image quality, orientation), for weights that depend on the input.
+        A table has the columns `instance` (or `id`), `view` and one a feature.
     feature_names : F strings, optional
         Names of the features; generated where absent.
     fingerprints : dict, optional
@@ -85,13 +97,16 @@ class ViewPredictions:
         self.names = tuple(f"view_{k}" for k in range(n_views)) if names is None else _names(names, n_views)
         self.ids = None if ids is None else _keys(ids, n_inputs, "ids")
         self.classes = None if classes is None else _keys(classes, n_outputs, "classes")
-        groups = by_index(groups, self.ids, "groups", "the predictions")
+        if not _same_table(ids, groups):
+            groups = by_id(groups, self.ids, "groups", "the predictions")
         self.groups = None if groups is None else _keys(groups, n_inputs, "groups", distinct=False)
         self.draws = None if draws is None else _floats(draws, "draws")
         if self.draws is not None:
             shape = self.draws.shape
             if len(shape) != 4 or shape[1::2] != (n_views, n_outputs) or shape[0] > n_inputs:
                 raise ValueError(f"draws must be (n, {n_views}, M, {n_outputs}) with n at most {n_inputs}; got {shape}")
+        if hasattr(features := as_table(features), "columns"):
+            features, feature_names = _by_view(features, self.ids, self.names)
         self.features, self.feature_names = _features(features, feature_names, self.outputs.shape)
         known = fingerprints or {}
         self.fingerprints = {name: str(known[name]) for name in self.names if name in known}
@@ -115,7 +130,12 @@ class ViewPredictions:
                 _check_rows(self.variance[rows], start, "variance", self.names, smallest=0)
 
     def align(self, labels: LabelSets | ArrayLike) -> LabelSets:
-        """Labels of these inputs, or an array of them, by id where both sides have ids, else by row."""
+        """Labels of these inputs, or an array or table of them, by id where both sides have ids, else by row."""
+        if self.ids is not None and has_default_index(labels) and not np.array_equal(self.ids, np.arange(len(self))):
+            raise ValueError(
+                "labels are a table without ids, but the predictions have ids: give labels the ids as index or column "
+                "'id', or pair them by row: labels.to_numpy()"
+            )
         labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
         return labels.align(len(self), self.ids)
 
@@ -151,7 +171,7 @@ class ViewPredictions:
 
     def with_groups(self, groups: ArrayLike) -> Self:
         """The same predictions with other groups: (N,) integers or strings, or a Series by id."""
-        values = by_index(groups, self.ids, "groups", "the predictions")
+        values = by_id(groups, self.ids, "groups", "the predictions")
         return self._part(groups=_keys(values, len(self), "groups", distinct=False))
 
     def _part(self, **changes: Any) -> Self:
@@ -230,6 +250,41 @@ class ViewPredictions:
         rows = {"variance": variance, "ids": ids, "groups": groups, "draws": draws, "features": features}
         return type(self)(outputs, names=names, classes=self.classes, feature_names=known, fingerprints=prints, **rows)
 
+    @classmethod
+    def from_table(cls, frame: Any) -> "ViewPredictions":
+        """Read a long table of any dataframe library, with one row an instance and view.
+
+        The columns are `instance` (or `id`), `view`, and `output`, `output_1`, ... or, for classes, `logit_<class>`;
+        optionally `variance_...` with the same endings, `group`, and `feature_<name>`.
+        """
+        from vbtta.data.files import one_row_a_view
+
+        frame = as_table(frame)
+        table = {"instance" if name in ID_COLUMNS else str(name): np.asarray(frame[name]) for name in frame.columns}
+        features = [name for name in table if name.startswith("feature_")]
+        predictions = one_row_a_view(table, "the table")
+        if not features:
+            return predictions
+        known = {name.removeprefix("feature_"): table[name] for name in features}
+        values, names = _by_view(table | known, predictions.ids, predictions.names, list(known))
+        return predictions._part(features=values, feature_names=tuple(names))
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with one row an instance and view, as :meth:`from_table` reads it."""
+        size, n_views, n_outputs = self.outputs.shape
+        ends = range(n_outputs) if self.classes is None else self.classes
+        stem = "output" if self.classes is None else "logit"
+        columns: dict[str, Any] = {"instance": np.repeat(np.arange(size) if self.ids is None else self.ids, n_views)}
+        columns["view"] = list(self.names) * size
+        columns |= {f"{stem}_{end}": self.outputs[:, :, c].ravel() for c, end in enumerate(ends)}
+        if self.variance is not None:
+            columns |= {f"variance_{end}": self.variance[:, :, c].ravel() for c, end in enumerate(ends)}
+        if self.groups is not None:
+            columns["group"] = np.repeat(self.groups, n_views)
+        if self.features is not None:
+            columns |= {f"feature_{name}": self.features[:, :, f].ravel() for f, name in enumerate(self.feature_names)}
+        return frame_of(columns)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an `.npz` file of plain arrays that can be mapped, or a `.parquet` file, atomically."""
         from vbtta.data.files import write_predictions
@@ -257,6 +312,30 @@ def _floats(values: ArrayLike, name: str) -> Array:
         raise ValueError(f"{name} must be an (N, K, C) array of real numbers; got {type(values).__name__}") from None
 
 
+def _same_table(ids: Any, values: Any) -> bool:
+    """Whether ids and other values are columns of one pandas table, whose rows belong together."""
+    indices = [getattr(part, "index", None) for part in (ids, values)]
+    return all(hasattr(index, "equals") for index in indices) and bool(indices[0].equals(indices[1]))
+
+
+def _by_view(
+    table: Any, ids: Array | None, names: tuple[str, ...], columns: list[str] | None = None
+) -> tuple[Array, list[str]]:
+    """Columns (N, K, F) of a long table with one row an instance and view, and their names."""
+    present = list(getattr(table, "columns", table))
+    key = next((name for name in present if name in ID_COLUMNS), None)
+    if key is None or "view" not in present:
+        raise ValueError(f"features need the columns instance (or id) and view; the table has {shown(present)}")
+    columns = [name for name in present if name not in (key, "view")] if columns is None else columns
+    rows, unknown = look_up(np.asarray(table[key]), np.arange(len(np.unique(table[key]))) if ids is None else ids)
+    views, strange = look_up(np.asarray(table["view"]).astype(str), np.array(names))
+    kept = ~(unknown | strange)
+    values = np.full((int(rows.max()) + 1 if ids is None else len(ids), len(names), len(columns)), np.nan)
+    for place, name in enumerate(columns):
+        values[rows[kept], views[kept], place] = np.asarray(table[name])[kept]
+    return values, [str(name) for name in columns]
+
+
 def _features(
     features: ArrayLike | None, names: Sequence[str] | Array | None, shape: tuple[int, ...]
 ) -> tuple[Array | None, tuple[str, ...]]:
@@ -267,7 +346,7 @@ def _features(
     if values.ndim != 3 or values.shape[:2] != shape[:2]:
         raise ValueError(f"features must be ({shape[0]}, {shape[1]}, F), a row an input and view; got {values.shape}")
     if not np.isfinite(values).all():
-        raise ValueError("features must be finite; leave out the feature, or those inputs")
+        raise ValueError("features must be finite, for every input and view; leave out the feature, or those inputs")
     generated = [f"feature_{place}" for place in range(values.shape[2])]
     return values, _names(generated if names is None else names, values.shape[2], "feature_names")
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from scipy import special
 
-from vbtta._support.checks import positive, require
-from vbtta.data.labels import Array, LabelSets
+from vbtta._support.checks import positive
+from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
 from vbtta.inference.blocks import Block
 from vbtta.inference.linalg import Reader, inverse_and_log_det, kl_gamma
@@ -338,7 +338,7 @@ class AnnotatorNoise(NamedTuple):
             low, high = self.noise_interval[:, c].T
             values = {"bias": self.bias[:, c], "bias_error": self.bias_error[:, c], "noise": self.noise[:, c]}
             columns |= {name + end: column for name, column in (values | {"low": low, "high": high}).items()}
-        return require("pandas", "cli").DataFrame(columns, index=list(self.names))
+        return frame_of(columns, list(self.names))
 
 
 def brief(names: Sequence[str], values: Array, most: int = 4) -> str:

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from scipy import sparse, special
 
-from vbtta._support.checks import require
-from vbtta.data.labels import Array, LabelSets
+from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction
 from vbtta.inference.linalg import Reader, kl_dirichlet
@@ -115,7 +114,7 @@ class AnnotatorAccuracy(NamedTuple):
         """A pandas DataFrame with a row an annotator: accuracy and the limits of its interval."""
         low, high = self.accuracy_interval.T
         columns = {"accuracy": self.accuracy, "low": low, "high": high}
-        return require("pandas", "cli").DataFrame(columns, index=list(self.names))
+        return frame_of(columns, list(self.names))
 
 
 class NoiseSums(NamedTuple):
