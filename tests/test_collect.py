@@ -178,9 +178,9 @@ def test_bad_input_is_named(network, inputs):
     with pytest.raises(TypeError, match=r"list of numbers.*np\.asarray"):
         collect_views(network, inputs.tolist(), identity)
     with pytest.raises(TypeError, match=r"batch is a dict of several: apply it to a part"):
-        collect_views(network, {"image": inputs}, [GaussianNoise(0.1)])
-    with pytest.raises(TypeError, match=r"table; use \.to_numpy"):
-        collect_views(lambda x: x.sum(axis=1), pd.DataFrame(inputs), [GaussianNoise(0.1)])
+        collect_views(network, {"image": inputs, "other": inputs}, [GaussianNoise(0.1)])
+    with pytest.raises(ValueError, match="the table has no column of floats"):
+        collect_views(lambda x: x.a, pd.DataFrame({"a": np.arange(3)}), [GaussianNoise(0.1)])
     with pytest.raises(ValueError, match=r"returned nan for input 3 under view identity"):
         collect_views(lambda x: np.where(np.arange(len(x)) == 3, np.nan, 0.0), inputs, identity)
     with pytest.raises(ValueError, match="same number"):

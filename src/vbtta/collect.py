@@ -2,6 +2,7 @@
 
 __all__ = ["Collector", "check_options", "collect_rows", "collect_views", "measure_cost"]
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ def collect_views(
     batch_size: int = 256,
     variance: Literal["delta"] | None = None,
     output: Output = None,
+    key: Any = None,
     seed: int = 0,
     progress: bool = False,
     ids: ArrayLike | None = None,
@@ -47,8 +49,9 @@ def collect_views(
     predictor : object
         What :func:`vbtta.adapters.as_predictor` takes: a torch module, a fitted estimator, an ONNX Runtime session, a
         function. It is left unchanged. Classifiers must give logits (or log probabilities).
-    inputs : array, tensor, table; dict or tuple of those; DataLoader or iterator of batches
-        N rows in all. Labels in the batches of a DataLoader are not used.
+    inputs : array, tensor, table, list of rows; dict or tuple of those; DataLoader or iterator of batches
+        N rows in all. Rows of a list may be texts, images or anything that views and predictor take. Data sets of
+        Hugging Face are dicts, or give them. Labels in the batches of a DataLoader are not used.
     views : list of views
         What :func:`vbtta.augment.as_views` takes.
     draws : int
@@ -62,6 +65,8 @@ def collect_views(
         mean is still that of the draws. Gaussian noise needs one draw, other views need two.
     output : str, int or callable, optional
         Which part of the predictor's return value; see :func:`vbtta.adapters.as_predictor`.
+    key : optional
+        The part of a dict that views work on, such as "pixel_values"; see :func:`vbtta.augment.apply_view`.
     seed : int
         Determines the draws, together with the view's name, the draw and the row.
     progress : bool
@@ -85,7 +90,7 @@ def collect_views(
     view_list = as_views(views)
     adapted = as_predictor(predictor, output)
     batches, n_rows = batches_of(inputs, batch_size)
-    collector = Collector(adapted, view_list, draws, seed, delta=variance == "delta", keep_draws=keep_draws)
+    collector = Collector(adapted, view_list, draws, seed, delta=variance == "delta", keep_draws=keep_draws, key=key)
     gathered: tuple[list[Array], list[Array], list[Array]] = ([], [], [])
     start = 0
     with Progress("inputs", n_rows, progress) as bar, adapted.ready():
@@ -122,13 +127,13 @@ def collect_rows(
 
 
 def measure_cost(
-    predictor: Any, inputs: Any, views: Any, *, draws: int = 1, output: Output = None, repeats: int = 5
+    predictor: Any, inputs: Any, views: Any, *, draws: int = 1, output: Output = None, key: Any = None, repeats: int = 5
 ) -> dict[str, float]:
     """Milliseconds of every view on one batch, augmentation included: medians, as `select_views(cost=...)` takes them.
 
     Parameters
     ----------
-    predictor, inputs, views, draws, output
+    predictor, inputs, views, draws, output, key
         As in :func:`collect_views`; the inputs are one batch. If they come in batches the first is used.
     repeats : int
         Runs of every view; views take turns, so that a disturbance affects all alike.
@@ -143,11 +148,11 @@ def measure_cost(
         raise ValueError(f"repeats must be at least 1; got {repeats}")
     view_list = as_views(views)
     adapted = as_predictor(predictor, output)
-    batches, n_rows = batches_of(inputs, 1)
+    batches, _ = batches_of(inputs, sys.maxsize)
     times: dict[str, list[float]] = {view.name: [] for view in view_list}
-    collector = Collector(adapted, view_list, draws, 0)
+    collector = Collector(adapted, view_list, draws, 0, key=key)
     with adapted.ready():
-        batch = adapted.prepare(next(batches) if n_rows is None else inputs)
+        batch = adapted.prepare(next(batches))
         rows = np.arange(n_rows_of(batch))
         for run in range(repeats + 1):
             for view in view_list:
@@ -178,6 +183,7 @@ class Collector:
     delta: bool = False
     keep_draws: int = 0
     n_outputs: int | None = None
+    key: Any = None
 
     def collect(self, inputs: Any, first: int | Array) -> tuple[Array, Array | None, Array | None]:
         """Mean and variance (n, K, C) of a batch, and single draws (b, K, M, C) of the rows that keep them."""
@@ -236,7 +242,7 @@ class Collector:
     def _draw(self, view: Augmentation, batch: Batch, rows: Array, n_draws: int) -> Iterator[Batch]:
         """The augmented batches; made from their streams again rather than kept."""
         for m in range(n_draws):
-            yield apply_view(view, batch, self.streams(view, m, rows))
+            yield apply_view(view, batch, self.streams(view, m, rows), self.key)
 
     def check(self, mean: Array, rows: Array, name: str) -> None:
         """Refuse outputs that are not finite, and a number of outputs that changes."""

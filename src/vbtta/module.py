@@ -15,7 +15,7 @@ from vbtta._support.fingerprints import conflict, draws_of, view_fingerprint
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, n_rows_of, rows_of, to_array
 from vbtta.adapters.base import as_predictor, select_output
-from vbtta.augment.base import Augmentation, check_invertible, invert_view, is_partial, own_copy, reorder_classes
+from vbtta.augment.base import Augmentation, augment, check_invertible, invert_view, is_partial, reorder_classes
 from vbtta.augment.foreign import as_views
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
@@ -95,6 +95,8 @@ class TTAModule(nn.Module):
         Draws of every stochastic view; by default as many as the policy was fitted to, if that is known, else 1.
     seed : int
         Determines those draws; rows are numbered within the batch.
+    key : optional
+        The part of a dict that views work on, as in :func:`vbtta.collect_views`.
 
     Examples
     --------
@@ -117,6 +119,7 @@ class TTAModule(nn.Module):
         max_batch: int | None = None,
         draws: int | None = None,
         seed: int = 0,
+        key: Any = None,
     ) -> None:
         super().__init__()
         adapter = as_predictor(network)
@@ -133,6 +136,7 @@ class TTAModule(nn.Module):
             draws = max((draws_of(text) or 1 for text in policy.fingerprints.values()), default=1)
         self.max_batch = None if max_batch is None else whole_number("max_batch", max_batch, 1)
         self.draws, self.seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
+        self.key = key
         self.output_kind: OutputKind = _output_kind(output, policy.task)
         self.network = adapter.module
         self.views = _used_views(as_views(views), policy, adapter.output_kind)
@@ -155,7 +159,7 @@ class TTAModule(nn.Module):
         self.stages: tuple[Stage, ...] = ()  # not registered: the network is already
         if self.sequential is not None:
             steps = zip(self.sequential.policies, self.sequential.stages, strict=True)
-            options = {"max_batch": max_batch, "draws": draws, "seed": seed}
+            options = {"max_batch": max_batch, "draws": draws, "seed": seed, "key": key}
             self.stages = tuple(Stage(network, views, part, names, **options) for part, names in steps)
             others = (part for stage in self.stages for part in stage.view_modules)
             self.view_modules.extend(part for part in others if part not in list(self.view_modules))
@@ -322,7 +326,7 @@ class TTAModule(nn.Module):
             if view.stochastic:
                 yield self._drawn(k, batch, n_rows, first)
                 continue
-            augmented = view(own_copy(view, batch))
+            augmented = augment(view, batch, key=self.key)
             if augmented is batch and not exporting:
                 augmented = copy_of(batch)  # a network may work in place
             if not isinstance(augmented, Tensor):
@@ -343,7 +347,7 @@ class TTAModule(nn.Module):
         """Mean outputs (1, B, ..., C) of a stochastic view, and the mask of what all draws see."""
         view, total, seen = self.views[k], None, None
         for m in range(self.draws):
-            augmented = _draw(view, batch, self.seed, m, first)
+            augmented = _draw(view, batch, self.seed, m, first, self.key)
             outputs, mask = self._call(augmented, n_rows), None
             if outputs.ndim > 2:
                 outputs, mask = self._restore(k, outputs, augmented, batch, _streams(view, batch, self.seed, m, first))
@@ -653,8 +657,8 @@ def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> 
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _draw(view: Augmentation, batch: Batch, seed: int, draw: int, first: int | Array) -> Batch:
-    return view(own_copy(view, batch), _streams(view, batch, seed, draw, first))
+def _draw(view: Augmentation, batch: Batch, seed: int, draw: int, first: int | Array, key: Any) -> Batch:
+    return augment(view, batch, _streams(view, batch, seed, draw, first), key)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

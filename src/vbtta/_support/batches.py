@@ -4,17 +4,18 @@ __all__ = ["Progress", "batches_of"]
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from vbtta._support.checks import whole_number
+from vbtta._support.tensors import RowList, as_batch, is_instance
 
 
 def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]:
     """Batches of the inputs, and the number of rows where it is known beforehand.
 
-    Arrays, tensors, tables, and dicts and tuples of them are cut into batches of `batch_size` rows; DataLoaders and
-    iterators give batches of their own.
+    Arrays, tensors, tables, lists of texts, images or other rows, data sets of Hugging Face, and dicts and tuples of
+    them are cut into batches of `batch_size` rows; DataLoaders and iterators give batches of their own.
 
     Examples
     --------
@@ -24,21 +25,25 @@ def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]
     (5, [2, 2, 1])
     """
     batch_size = whole_number("batch_size", batch_size, 1)
+    given, inputs = inputs, as_batch(inputs)
+    if isinstance(given, list) and hasattr(inputs, "shape"):
+        raise TypeError("inputs is a list of numbers; make an array of it, as np.asarray(inputs)")
+    if is_instance(inputs, "datasets", "IterableDataset"):
+        return map(as_batch, inputs.iter(batch_size)), None
     n_rows = _n_rows(inputs)
     if n_rows is not None:
         if n_rows == 0:
             raise ValueError("inputs are empty; there must be at least one row")
-        return (_rows(inputs, start, start + batch_size) for start in range(0, n_rows, batch_size)), n_rows
+        return (as_batch(_rows(inputs, start, start + batch_size)) for start in range(0, n_rows, batch_size)), n_rows
     if isinstance(inputs, str | bytes) or not hasattr(inputs, "__iter__"):
         raise TypeError(
-            f"inputs must be an array, a tensor, a dict or tuple of them, a DataLoader or an iterator of batches; "
+            f"inputs must be an array, a tensor, a list of rows, a dict or tuple of them, a DataLoader or an iterator "
+            f"of batches; "
             f"got {type(inputs).__name__}"
         )
-    if isinstance(inputs, list) and _is_row(inputs):
-        raise TypeError("inputs is a list of numbers; make an array of it, as np.asarray(inputs)")
     if _shuffles(inputs):
         raise ValueError("inputs is a DataLoader that shuffles, so its rows cannot be matched: use shuffle=False")
-    return _checked(inputs), None
+    return map(as_batch, _checked(inputs)), None
 
 
 def _n_rows(inputs: Any) -> int | None:
@@ -51,18 +56,14 @@ def _n_rows(inputs: Any) -> int | None:
         return next(iter(lengths.values()))
     if hasattr(inputs, "toarray"):
         raise TypeError("inputs is a sparse matrix, which views cannot work on; use inputs.toarray()")
+    if isinstance(inputs, RowList) or (isinstance(inputs, Sequence) and not isinstance(inputs, list | str | bytes)):
+        return len(inputs)
     shape = getattr(inputs, "shape", None)
     if shape is None:
         return None
     if len(shape) == 0:
         raise ValueError("inputs must have rows; got a single number")
     return int(shape[0])
-
-
-def _is_row(values: Any) -> bool:
-    """Whether a list holds numbers, or lists of numbers."""
-    first = values[0] if isinstance(values, list) and values else None
-    return isinstance(first, float | int) or (isinstance(first, list) and _is_row(first))
 
 
 def _shuffles(loader: Any) -> bool:

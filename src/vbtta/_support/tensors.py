@@ -1,6 +1,9 @@
 """NumPy arrays and torch tensors alike; torch is never imported here, only used where it is loaded already."""
 
-__all__ = ["copy_of", "is_floating", "is_instance", "is_tensor", "like", "n_rows_of", "rows_of", "to_array", "where"]
+__all__ = [
+    "RowList", "as_batch", "copy_of", "is_floating", "is_instance", "is_tensor", "like", "n_rows_of", "rows_of",
+    "to_array", "where",
+]  # fmt: skip
 
 import copy
 import sys
@@ -10,7 +13,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Batch = Any  # an array or tensor of N rows, or a dict, tuple or list of such
+Batch = Any  # an array or tensor of N rows, a RowList, or a dict, tuple or list of such
+
+
+class RowList(list[Any]):
+    """A batch with one entry a row: texts, images of different sizes, rows of different lengths."""
+
+
+def as_batch(batch: Any) -> Batch:
+    """The batch with lists of one entry a row as such; a list of arrays has one entry a part, such as inputs, labels.
+
+    Examples
+    --------
+    >>> type(as_batch(["two", "texts"])).__name__, type(as_batch([np.zeros(2), np.ones(2)])).__name__
+    ('RowList', 'list')
+    """
+    if isinstance(batch, Mapping):
+        return {key: as_batch(part) for key, part in batch.items()}
+    if isinstance(batch, np.ndarray):
+        return RowList(batch.tolist()) if batch.ndim == 1 and batch.dtype.kind in "OUST" else batch
+    if type(batch) not in (list, tuple) or not len(batch):
+        return batch
+    if is_numbers(batch):
+        try:
+            return np.asarray(batch)
+        except ValueError:  # rows of different lengths
+            return RowList(batch)
+    return RowList(batch) if _has_rows(batch) else type(batch)(as_batch(part) for part in batch)
+
+
+def _has_rows(values: Any) -> bool:
+    """Whether the entries of a list are rows: texts, images and other objects, or signals of different lengths."""
+    shapes = [getattr(entry, "shape", None) for entry in values]
+    if None not in shapes:
+        return {len(shape) for shape in shapes} == {1} and len(set(shapes)) > 1
+    return not isinstance(values[0], Mapping | list | tuple) and shapes[0] is None
+
+
+def is_numbers(values: Any) -> bool:
+    """Whether a list holds numbers, or lists of numbers."""
+    first = values[0] if isinstance(values, list | tuple) and values else None
+    return isinstance(first, float | int | np.number) or (isinstance(first, list | tuple) and is_numbers(first))
 
 
 def is_instance(value: object, module: str, name: str) -> bool:
@@ -68,7 +111,7 @@ def n_rows_of(batch: Batch) -> int:
     """Number of rows of a batch."""
     if isinstance(batch, Mapping):
         return n_rows_of(next(iter(batch.values())))
-    if isinstance(batch, tuple | list):
+    if isinstance(batch, tuple | list) and not isinstance(batch, RowList):
         return n_rows_of(batch[0])
     return int(batch.shape[0]) if hasattr(batch, "shape") else len(batch)
 
@@ -79,4 +122,4 @@ def rows_of(batch: Batch, rows: Any) -> Batch:
         return {key: rows_of(part, rows) for key, part in batch.items()}
     if isinstance(batch, tuple):
         return tuple(rows_of(part, rows) for part in batch)
-    return [batch[row] for row in rows] if isinstance(batch, list) else batch[rows]
+    return type(batch)(batch[row] for row in rows) if isinstance(batch, list) else batch[rows]

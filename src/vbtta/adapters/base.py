@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vbtta._support.tensors import Batch, is_instance, is_tensor, n_rows_of, to_array
+from vbtta._support.tensors import Batch, RowList, is_instance, is_tensor, n_rows_of, to_array
 from vbtta.data.labels import Array
 
 Output = str | int | Callable[[Any], Any] | None
@@ -55,7 +55,8 @@ def as_predictor(predictor: Any, output: Output = None, *, device: Any = None, a
         * any function of a batch;
         * a result of this function.
     output : str, int or callable, optional
-        Which part of the model's return value: a key, a position, or a function of it. For an estimator the method:
+        Which part of the model's return value: a key, a position, or a function of it; by default `logits`, where the
+        model (of transformers) names its outputs. For an estimator the method:
         "predict_proba", "decision_function" or "predict". Classifiers must give logits or log probabilities;
         :func:`log_probability` makes the latter of probabilities.
     device : torch.device or str, optional
@@ -139,7 +140,7 @@ class FunctionPredictor(Adapter):
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch without the labels that a DataLoader adds."""
-        if not isinstance(batch, list) or not batch or not _has_rows(batch):
+        if not isinstance(batch, list) or isinstance(batch, RowList) or not batch or not _has_rows(batch):
             return batch
         if len(batch) > 2:
             raise ValueError(
@@ -156,7 +157,11 @@ def select_output(raw: Any, output: Output) -> Any:
     """The part of a model's return value that `output` asks for."""
     if callable(output):
         return output(raw)
+    if output is None and hasattr(raw, "logits"):  # a ModelOutput of transformers
+        return raw.logits
     if isinstance(raw, Mapping):
+        if output is None and len(raw) == 1:
+            return next(iter(raw.values()))
         keys = ", ".join(repr(key) for key in raw)
         if output is None:
             raise ValueError(f"the model returns several outputs ({keys}); choose one with output=")
@@ -164,6 +169,7 @@ def select_output(raw: Any, output: Output) -> Any:
             raise ValueError(f"output={output!r} is not among what the model returns: {keys}")
         return raw[output]
     if isinstance(raw, tuple | list):
+        output = 0 if output is None and len(raw) == 1 else output
         if not isinstance(output, int):
             raise ValueError(f"the model returns {len(raw)} outputs; choose one by its position, as output=0")
         if not -len(raw) <= output < len(raw):
@@ -200,4 +206,8 @@ def to_outputs(values: Any, batch: Batch) -> Array:
 
 def _has_rows(part: Any) -> bool:
     """Whether this is an array, or a list or tuple of arrays."""
-    return hasattr(part, "shape") or (isinstance(part, list | tuple) and all(map(_has_rows, part)))
+    return (
+        hasattr(part, "shape")
+        or isinstance(part, RowList)
+        or (isinstance(part, list | tuple) and all(map(_has_rows, part)))
+    )

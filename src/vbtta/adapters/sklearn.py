@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vbtta._support.tensors import Batch, is_tensor, to_array
+from vbtta._support.tensors import Batch, RowList, is_tensor, to_array
 from vbtta.adapters.base import Adapter, Output, log_probability, to_outputs
 from vbtta.data.labels import Array
 
@@ -38,14 +38,16 @@ class EstimatorPredictor(Adapter):
 
     def prepare(self, batch: Batch) -> Batch:
         """The features without labels; a table of numbers as an array, so that views can work on it."""
-        if isinstance(batch, tuple | list) and batch and hasattr(batch[0], "shape"):
-            batch = batch[0]
-        if hasattr(batch, "iloc"):
+        if isinstance(batch, tuple | list) and not isinstance(batch, RowList) and batch:
+            batch = batch[0] if hasattr(batch[0], "shape") or isinstance(batch[0], RowList) else batch
+        if hasattr(batch, "to_pandas"):  # polars, Arrow
+            batch = batch.to_pandas()
+        if hasattr(batch, "columns"):
             columns = list(batch.columns)
             if self.features is not None and columns != self.features:
                 raise ValueError(f"inputs have the columns {columns}; the estimator was fitted to {self.features}")
-            numeric = all(getattr(kind, "kind", "O") in "fiub" for kind in batch.dtypes)
-            return batch.to_numpy() if numeric else batch
+            kinds = {getattr(kind, "kind", "O") for kind in batch.dtypes}
+            return batch.to_numpy(dtype=float if len(kinds) > 1 else None) if kinds <= set("fiub") else batch
         return to_array(batch) if is_tensor(batch) else batch
 
     def __call__(self, batch: Batch) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vbtta._support.checks import missing_extra
-from vbtta._support.tensors import Batch
+from vbtta._support.tensors import Batch, RowList
 from vbtta.adapters.base import Adapter, Output, as_columns, select_output, to_outputs
 from vbtta.data.labels import Array
 
@@ -48,7 +48,7 @@ class TorchPredictor(Adapter):
         """Tensors on the module's device, floating-point ones in its precision; inputs only."""
         if isinstance(batch, Mapping):
             return {key: self.prepare(part) for key, part in batch.items()}
-        if isinstance(batch, tuple | list) and batch and not np.isscalar(batch[0]):
+        if isinstance(batch, tuple | list) and not isinstance(batch, RowList) and batch and not np.isscalar(batch[0]):
             parts = tuple(self._tensor(part) for part in self._inputs(batch))
             return parts[0] if len(parts) == 1 else parts
         return self._tensor(batch)
@@ -78,6 +78,10 @@ class TorchPredictor(Adapter):
         return batch[: self.accepted]
 
     def _tensor(self, values: Any) -> Any:
+        if isinstance(values, RowList):
+            if not all(isinstance(entry, Tensor) and entry.shape == values[0].shape for entry in values):
+                return values  # texts and ragged rows are left to the module
+            values = torch.stack(values)
         if isinstance(values, np.ndarray | list | tuple):
             array = np.ascontiguousarray(values)
             values = torch.from_numpy(array if array.flags.writeable else array.copy())

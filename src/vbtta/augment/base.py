@@ -12,7 +12,7 @@ import numpy as np
 from vbtta._support.checks import require
 from vbtta._support.fingerprints import describe_fields
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, copy_of, is_floating, is_tensor
+from vbtta._support.tensors import Batch, RowList, as_batch, copy_of, is_floating, is_tensor
 from vbtta.data.labels import Array
 
 
@@ -301,7 +301,22 @@ class Chain(BuiltIn):
         return outputs
 
 
-def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) -> Batch:
+def augment(view: Augmentation, batch: Batch, rng: RowStreams | None = None, key: Any = None) -> Batch:
+    """Apply a view without checks; see :func:`apply_view`."""
+    if isinstance(batch, Mapping):
+        key = _only_part(view, batch) if key is None else key
+        if key is not None:
+            if key not in batch:
+                raise ValueError(f"key={key!r} is not among the parts of the batch: {', '.join(map(repr, batch))}.")
+            return {**batch, key: augment(view, batch[key], rng)}
+    if hasattr(batch, "iloc") and getattr(batch, "ndim", 1) == 2 and _is_built_in(view):
+        return _on_numbers(view, batch, rng)
+    result = view(own_copy(view, batch), rng)
+    rows = isinstance(batch, RowList) or (hasattr(batch, "iloc") and getattr(batch, "ndim", 2) == 1)
+    return RowList(result) if rows and type(result) in (list, tuple) else as_batch(result)
+
+
+def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None, key: Any = None) -> Batch:
     """Apply a view; an error if the number of rows changed, or NaN or infinity appeared where the batch had none.
 
     A view that is not built in may work in place: it gets a copy.
@@ -310,10 +325,13 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
     ----------
     view : Augmentation
         The view.
-    batch : array, tensor, or a dict, tuple or list of such
-        N rows.
+    batch : array, tensor, table, list of rows, or a dict, tuple or list of such
+        N rows. Built-in views change the floating-point columns of a table.
     rng : RowStreams, optional
         One stream per row; needed if the view is stochastic.
+    key : optional
+        The part of a dict that the view works on. By default all of it, and for built-in views the only part of
+        floating-point numbers, or of texts.
 
     Examples
     --------
@@ -324,17 +342,15 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None) 
     ValueError: view first turned a batch of 3 rows into 1; a view must return one row for each row given.
     """
     try:
-        result = view(own_copy(view, batch), rng)
+        result = augment(view, batch, rng, key)
     except (AttributeError, TypeError):
         if not isinstance(view, BuiltIn):
             raise
         if isinstance(batch, Mapping | tuple | list):
             raise TypeError(
                 f"view {view.name} works on one array, and the batch is a {type(batch).__name__} of several: apply it "
-                f"to a part, as in as_view(lambda batch: {{**batch, key: view(batch[key])}}, name={view.name!r})."
+                f"to a part by key=, as key='pixel_values', or use as_view(function) of the whole."
             ) from None
-        if hasattr(batch, "iloc"):
-            raise TypeError(f"view {view.name} works on arrays, and the batch is a table; use .to_numpy().") from None
         raise
     n_rows = {len(leaf) for leaf in _leaves(batch)}
     for leaf in _leaves(result):
@@ -530,9 +546,26 @@ def _is_built_in(view: Augmentation) -> bool:
     return all(map(_is_built_in, view.views)) if isinstance(view, Chain) else isinstance(view, BuiltIn)
 
 
+def _only_part(view: Augmentation, batch: Mapping[Any, Any]) -> Any:
+    """The key of the only part that a built-in view can work on; None if there are several, or it is not built in."""
+    parts = [key for key, part in batch.items() if isinstance(part, RowList) or (hasattr(part, "shape") and
+             is_floating(part))]  # fmt: skip
+    return parts[0] if len(parts) == 1 and _is_built_in(view) else None
+
+
+def _on_numbers(view: Augmentation, table: Any, rng: RowStreams | None) -> Any:
+    """A table with its floating-point columns under a view."""
+    columns = [name for name, kind in table.dtypes.items() if getattr(kind, "kind", "O") == "f"]
+    if not columns:
+        raise ValueError(f"view {view.name} works on numbers, and the table has no column of floats; use as_view(f).")
+    result = table.copy()
+    result[columns] = view(table[columns].to_numpy(dtype=float), rng)
+    return result
+
+
 def _leaves(batch: Batch) -> Iterator[Any]:
     """The arrays of a batch."""
-    if isinstance(batch, Mapping | tuple | list):
+    if isinstance(batch, Mapping | tuple | list) and not isinstance(batch, RowList):
         for part in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _leaves(part)
     else:
@@ -540,5 +573,5 @@ def _leaves(batch: Batch) -> Iterator[Any]:
 
 
 def _is_finite(batch: Batch) -> bool:
-    floating = (leaf for leaf in _leaves(batch) if is_floating(leaf))
+    floating = (leaf for leaf in _leaves(batch) if not isinstance(leaf, RowList) and is_floating(leaf))
     return all(bool((leaf.isfinite() if is_tensor(leaf) else np.isfinite(leaf)).all()) for leaf in floating)
