@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from vbtta._support.checks import missing_extra
+from vbtta._support.tensors import RowList, as_batch, rows_of
 from vbtta.collect import collect_views
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
@@ -60,10 +61,11 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : (N, ...) array or table
+        X : (N, ...) array, table or list of texts
             Inputs that a frozen estimator was not trained on.
         y : (N,) array, (N, M) array with gaps, or LabelSets
-            One label or more for every input; NaN and None mean "no label". Several outputs go in as (N, M, C).
+            One label or more for every input; NaN and None mean "no label". Several outputs go in as (N, M, C). As in
+            scikit-learn rows are paired by position; pandas objects with the same index in another order are refused.
         sample_weight : (N,) array, optional
             How often the labels of an input count.
         groups : (N,) array, optional
@@ -71,6 +73,8 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None")
+        for name, values in {"y": y, "sample_weight": sample_weight, "groups": groups}.items():
+            _check_order(X, values, name)
         inputs = self._inputs(X, reset=True)
         labels = self._labels(y, len(inputs))
         weight = np.ones(len(inputs))
@@ -132,6 +136,9 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     def _inputs(self, X: Any, *, reset: bool) -> Any:
         """Checked inputs: arrays of any dimension; tables stay tables, for their names and types."""
         finite = "allow-nan" if self._allows_gaps() else True
+        series = hasattr(X, "to_numpy") and getattr(X, "ndim", 0) == 1
+        if isinstance(texts := as_batch(list(X) if series else X), RowList) and isinstance(texts[0], str):
+            return texts
         if hasattr(X, "iloc"):
             validate_data(self, X, reset=reset, skip_check_array=True)
             if not len(X):
@@ -324,6 +331,13 @@ class VBTTARegressor(RegressorMixin, _WeightedViews):  # type: ignore[misc]
         mean = prediction.mean[:, outputs]
         return (mean, np.sqrt(prediction.variance[:, outputs])) if return_std else mean
 
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
+        """Lower and upper limit of the predictive interval of every input, (N,) or (N, C) each."""
+        prediction = self.predict_distribution(X)
+        outputs = 0 if prediction.location.shape[2] == 1 else slice(None)
+        low, high = prediction.interval(level)
+        return low[:, outputs], high[:, outputs]
+
     def predict_distribution(self, X: Any) -> ContinuousPrediction:
         """The predictive distribution: quantiles, intervals, log density, CRPS."""
         prediction: ContinuousPrediction = super().predict_distribution(X)
@@ -331,7 +345,18 @@ class VBTTARegressor(RegressorMixin, _WeightedViews):  # type: ignore[misc]
 
 
 def _take(inputs: Any, rows: Array) -> Any:
-    return inputs.iloc[rows] if hasattr(inputs, "iloc") else inputs[rows]
+    return inputs.iloc[rows] if hasattr(inputs, "iloc") else rows_of(inputs, rows)
+
+
+def _check_order(X: Any, values: Any, name: str) -> None:
+    """Refuse pandas objects of the same rows in another order."""
+    first, second = (getattr(part, "index", None) for part in (X, values))
+    both = hasattr(first, "equals") and hasattr(second, "equals") and len(first) == len(second)
+    if both and not first.equals(second) and first.sort_values().equals(second.sort_values()):
+        raise ValueError(
+            f"X and {name} have the same pandas index in another order: use {name}.loc[X.index], or pair by position "
+            f"with {name}.to_numpy()"
+        )
 
 
 def _with_classes(predictions: ViewPredictions, classes: Array | None) -> ViewPredictions:

@@ -5,7 +5,7 @@ __all__ = ["RowStreams"]
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,11 @@ class RowStreams:
     carried from row to row, so a row receives the same numbers whatever batch, order or process it is in.
     Each call takes the next numbers of every row's stream.
 
+    It has the methods of `numpy.random.Generator`: `size`, by keyword, is the shape of the result and begins with the
+    number of rows, as in ``rng.normal(0, 0.1, size=batch.shape)``; without it there is one number a row. A tuple in
+    its place as first (of `beta` third) argument is the shape of one row. Iterating gives one `numpy.random.Generator`
+    a row, for rows of different lengths: ``[change(row, generator) for row, generator in zip(batch, rng)]``.
+
     Parameters
     ----------
     seed : int
@@ -73,13 +78,50 @@ class RowStreams:
             )
         self.rows: WordArray = row_numbers.astype(np.uint64)
         self._key = _key(seed, view, draw)
+        self._iterations = 0
         self._next_block = 1  # NumPy's Philox uses counter 1 for its first block
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def uniform(self, shape: tuple[int, ...] = ()) -> FloatArray:
-        """Draw uniform numbers strictly between 0 and 1: (N,) + shape."""
+    def __iter__(self) -> Iterator[np.random.Generator]:
+        """One generator a row, new ones every time."""
+        self._iterations += 1  # the second word of the counter, which is 0 for numbers of all rows together
+        for row in self.rows.tolist():
+            yield np.random.Generator(np.random.Philox(key=list(self._key), counter=[0, self._iterations, row, 0]))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Other methods of NumPy's generators, row by row."""
+        if name.startswith("_") or not hasattr(np.random.Generator, name) or name == "shuffle":
+            raise AttributeError(f"RowStreams has no {name!r}; iterate over it for one NumPy generator a row")
+
+        def draw(*args: Any, size: Any = None, **options: Any) -> npt.NDArray[Any]:
+            options |= {} if size is None else {"size": self._row_shape((), size)[0]}
+            return np.stack([np.asarray(getattr(generator, name)(*args, **options)) for generator in self])
+
+        return draw
+
+    def _row_shape(self, first: Any, size: Any, default: Any = 0.0) -> tuple[tuple[int, ...], Any]:
+        """The shape of a row, and the first argument of a method where that is not the shape."""
+        if size is None:
+            return (first, default) if isinstance(first, tuple) else ((), first)
+        shape = tuple(np.atleast_1d(np.asarray(size, dtype=np.intp)).tolist())
+        if shape[0] != len(self):
+            raise ValueError(f"size must begin with the number of rows, {len(self)}; got {size!r}")
+        return shape[1:], default if isinstance(first, tuple) else first
+
+    def random(self, size: Any = None) -> FloatArray:
+        """Draw uniform numbers strictly between 0 and 1."""
+        return self.uniform(size=size)
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> FloatArray:
+        """Draw uniform numbers strictly between two others."""
+        shape, low = self._row_shape(low, size)
+        numbers = self._uniform(shape)
+        return numbers if low == 0 and high == 1 else low + (high - low) * numbers
+
+    def _uniform(self, shape: tuple[int, ...]) -> FloatArray:
+        """Uniform numbers strictly between 0 and 1: (N,) + shape."""
         words = self._words(math.prod(shape))
         words >>= np.uint64(12)
         numbers = words.astype(np.float64)
@@ -87,19 +129,25 @@ class RowStreams:
         numbers *= 2.0**-52
         return numbers.reshape(len(self.rows), *shape)
 
-    def normal(self, shape: tuple[int, ...] = ()) -> FloatArray:
-        """Draw standard normal numbers, by inverting the distribution function: (N,) + shape."""
-        numbers = self.uniform(shape)
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> FloatArray:
+        """Draw normal numbers, by inverting the distribution function."""
+        shape, loc = self._row_shape(loc, size)
+        numbers = self._uniform(shape)
         special.ndtri(numbers, out=numbers)
-        return numbers
+        return numbers if np.ndim(loc) == np.ndim(scale) == 0 and loc == 0 and scale == 1 else loc + scale * numbers
 
-    def gamma(self, a: float, shape: tuple[int, ...] = ()) -> FloatArray:
-        """Draw gamma numbers of shape parameter `a` and scale 1: (N,) + shape."""
+    def standard_normal(self, size: Any = None) -> FloatArray:
+        """Draw standard normal numbers."""
+        return self.normal(size=size)
+
+    def gamma(self, a: float, scale: Any = 1.0, size: Any = None) -> FloatArray:
+        """Draw gamma numbers of shape parameter `a`."""
         positive(a=a)
-        return np.asarray(special.gammaincinv(a, self.uniform(shape)), dtype=np.float64)
+        shape, scale = self._row_shape(scale, size, 1.0)
+        return np.asarray(scale * special.gammaincinv(a, self._uniform(shape)), dtype=np.float64)
 
-    def beta(self, a: float, b: float, shape: tuple[int, ...] = ()) -> FloatArray:
-        """Draw Beta(a, b) numbers: (N,) + shape.
+    def beta(self, a: float, b: float, shape: tuple[int, ...] = (), size: Any = None) -> FloatArray:
+        """Draw Beta(a, b) numbers.
 
         For a = b: if U, V are uniform and c = (U^(-1/a) - 1) cos^2(2 pi V), then sqrt(2 a c), with the sign
         of the cosine, has Student's t distribution with 2a degrees of freedom, and
@@ -107,9 +155,10 @@ class RowStreams:
         code", 1996). Otherwise the distribution function is inverted, which is slower.
         """
         positive(a=a, b=b)
+        shape = self._row_shape(shape, size)[0]
         if a != b:
-            return np.asarray(special.betaincinv(a, b, self.uniform(shape)), dtype=np.float64)
-        radius, angle = np.moveaxis(self.uniform((2, *shape)), 1, 0)
+            return np.asarray(special.betaincinv(a, b, self._uniform(shape)), dtype=np.float64)
+        radius, angle = np.moveaxis(self._uniform((2, *shape)), 1, 0)
         cosine = np.cos(2.0 * math.pi * angle)
         with np.errstate(over="ignore"):  # c = inf is right: the number is 0 or 1 to double precision
             c = np.expm1(-np.log(radius) / a) * cosine**2
@@ -117,13 +166,15 @@ class RowStreams:
             nearer_end = 0.5 / ((1.0 + c) * (1.0 + root))  # (1 - root) / 2 without cancellation
         return np.asarray(np.where(cosine > 0, 1.0 - nearer_end, nearer_end))
 
-    def integers(self, high: int, shape: tuple[int, ...] = ()) -> npt.NDArray[np.int64]:
-        """Draw whole numbers from 0 to `high` - 1, equally likely to 1 part in 2^52 / high: (N,) + shape."""
-        if not 1 <= high <= 2**32:
-            raise ValueError(f"high must be between 1 and 2**32; got {high}.")
-        numbers = self.uniform(shape)
-        numbers *= high
-        return numbers.astype(np.int64)
+    def integers(self, low: int, high: Any = None, size: Any = None) -> npt.NDArray[np.int64]:
+        """Draw whole numbers from `low` to `high` - 1, or from 0 to `low` - 1, equally likely to 1 part in 2^52 / n."""
+        shape, high = self._row_shape(high, size, None)
+        low, high = (0, low) if high is None else (low, high)
+        if not 1 <= high - low <= 2**32:
+            raise ValueError(f"high must be between {low + 1} and {low} + 2**32; got {high}.")
+        numbers = self._uniform(shape)
+        numbers *= high - low
+        return numbers.astype(np.int64) + low
 
     def _words(self, n_words: int) -> WordArray:
         """Take the next 64-bit words of every row, (N, n_words); a call always starts a new block."""

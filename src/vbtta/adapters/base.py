@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vbtta._support.tensors import Batch, RowList, is_instance, is_tensor, n_rows_of, to_array
+from vbtta._support.tensors import Batch, RowList, is_instance, is_numbers, is_tensor, n_rows_of, to_array
 from vbtta.data.labels import Array
 
 Output = str | int | Callable[[Any], Any] | None
@@ -168,6 +168,8 @@ def select_output(raw: Any, output: Output) -> Any:
         if output not in raw:
             raise ValueError(f"output={output!r} is not among what the model returns: {keys}")
         return raw[output]
+    if isinstance(raw, list) and is_numbers(raw) and output is None:
+        return np.asarray(raw)
     if isinstance(raw, tuple | list):
         output = 0 if output is None and len(raw) == 1 else output
         if not isinstance(output, int):

@@ -39,7 +39,7 @@ def as_view(
         * a view: returned as it is, or renamed;
         * a function `f(batch)`, taken to be deterministic, or `f(batch, rng)`, taken to be stochastic. A function that
           draws from a global generator (torch.randn, np.random) is not recognised and does not follow the seed: let
-          it draw from `rng`;
+          it draw from `rng`, a :class:`RowStreams` with the methods of NumPy's generators;
         * a module or transform of torch, kornia, timm or torchvision.transforms.v2. If it draws random numbers (dropout
           in training mode does) it is applied row by row, with the generators of torch and Python set for each row:
           results do not depend on batching. A module of your own that draws in its `forward` needs `stochastic=True`;

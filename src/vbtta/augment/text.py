@@ -1,0 +1,188 @@
+"""Views of texts: batches are lists of strings. Templates make views of the prompts of a language model."""
+
+__all__ = ["Case", "CharacterNoise", "Paraphrase", "Template", "WordDropout", "WordSwap", "paraphrases"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from vbtta._support.random import RowStreams
+from vbtta._support.tensors import Batch, RowList
+from vbtta.augment.base import BuiltIn, Choice, Number, check_streams
+
+Share = Annotated[float, Number(above=0.0, below=1.0)]
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class TextView(BuiltIn):
+    """Base: a view that changes one text after the other in `_change`."""
+
+    invertible: ClassVar[bool] = False
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        """Change every text of a list, a Series or an array."""
+        texts = list(batch)
+        wrong = next((text for text in texts if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise ValueError(f"view {self.name} takes texts; got a {type(wrong).__name__}.")
+        if not self.stochastic:
+            return RowList(self._change(text, None) for text in texts)
+        streams = check_streams(self, texts, rng)
+        return RowList(self._change(text, generator) for text, generator in zip(texts, streams, strict=True))
+
+    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class WordDropout(TextView, label="word_dropout", stochastic=True):
+    """Leave out each word with probability p; one word stays.
+
+    Examples
+    --------
+    >>> view = WordDropout(0.5)
+    >>> view(["a plot that goes nowhere"], RowStreams(0, view.name, 0, [0]))
+    ['that goes nowhere']
+    """
+
+    p: Share
+
+    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+        assert rng is not None
+        words = text.split()
+        kept = rng.random(len(words)) >= self.p
+        if words and not kept.any():
+            kept[rng.integers(len(words))] = True
+        return " ".join(word for word, stays in zip(words, kept, strict=True) if stays)
+
+
+@dataclass(frozen=True)
+class WordSwap(TextView, label="word_swap", stochastic=True):
+    """Exchange each word with the next with probability p.
+
+    Examples
+    --------
+    >>> view = WordSwap(0.5)
+    >>> view(["a plot that goes nowhere"], RowStreams(0, view.name, 0, [0]))
+    ['plot a that goes nowhere']
+    """
+
+    p: Share
+
+    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+        assert rng is not None
+        words = text.split()
+        for place in np.flatnonzero(rng.random(max(len(words) - 1, 0)) < self.p):
+            words[place], words[place + 1] = words[place + 1], words[place]
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class CharacterNoise(TextView, label="typos", stochastic=True):
+    """Misspell: with probability p a letter is left out, doubled, or replaced by another, each as likely.
+
+    Examples
+    --------
+    >>> view = CharacterNoise(0.1)
+    >>> view(["a plot that goes nowhere"], RowStreams(0, view.name, 0, [0]))
+    ['a ploj that goes nowere']
+    """
+
+    p: Share
+
+    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+        assert rng is not None
+        changed, kind = rng.random(len(text)) < self.p, rng.integers(3, size=len(text))
+        other = rng.integers(len(_LETTERS), size=len(text))
+        pieces = [
+            ("", letter * 2, _LETTERS[other[i]])[kind[i]] if changed[i] and letter.isalpha() else letter
+            for i, letter in enumerate(text)
+        ]
+        return "".join(pieces)
+
+
+@dataclass(frozen=True)
+class Case(TextView, label="case"):
+    """Texts in lower or upper case, or as titles.
+
+    Examples
+    --------
+    >>> Case("upper")(["Good film"])
+    ['GOOD FILM']
+    """
+
+    form: Annotated[str, Choice(("lower", "upper", "title"))]
+
+    def default_name(self) -> str:
+        """The form."""
+        return self.form
+
+    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+        changed: str = getattr(text, self.form)()
+        return changed
+
+
+@dataclass(frozen=True)
+class Template(TextView, label="template"):
+    """Put the text into a template at `{}`: a prompt of a language model is a view.
+
+    Examples
+    --------
+    >>> Template("Review: {} Sentiment:")(["Good film"])
+    ['Review: Good film Sentiment:']
+    """
+
+    template: str
+
+    def _check(self) -> None:
+        if not isinstance(self.template, str) or self.template.count("{}") != 1:
+            raise ValueError(f"Template: template must be a text with one {{}}; got {self.template!r}.")
+
+    def default_name(self) -> str:
+        """The template; `identity` for the text alone."""
+        return "identity" if self.template == "{}" else self.template
+
+    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+        return self.template.replace("{}", text)
+
+
+@dataclass(frozen=True)
+class Paraphrase(TextView, label="paraphrase"):
+    """Other words for every text, from a table of your own; see :func:`paraphrases`.
+
+    Examples
+    --------
+    >>> Paraphrase({"Good film": "A film worth seeing"})(["Good film"])
+    ['A film worth seeing']
+    """
+
+    table: Mapping[str, str] = field(compare=False, repr=False)
+
+    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+        if text not in self.table:
+            raise ValueError(f"view {self.name} has no paraphrase of {text[:60]!r}; add it to the table.")
+        return self.table[text]
+
+    def fingerprint_data(self) -> object:
+        """The class: other texts have other paraphrases."""
+        return type(self).__name__
+
+
+def paraphrases(table: Mapping[str, Sequence[str]]) -> list[Paraphrase]:
+    """Views of a table with K paraphrases of every text: `paraphrase_1` to `paraphrase_K`.
+
+    Examples
+    --------
+    >>> [view.name for view in paraphrases({"Good film": ["Fine movie", "A film worth seeing"]})]
+    ['paraphrase_1', 'paraphrase_2']
+    """
+    sizes = {len(row) for row in table.values()}
+    if len(sizes) != 1 or isinstance(next(iter(table.values())), str):
+        raise ValueError(f"table must have the same number of paraphrases of every text; got {sorted(sizes)}.")
+    return [
+        Paraphrase({text: row[k] for text, row in table.items()}, name=f"paraphrase_{k + 1}")
+        for k in range(sizes.pop())
+    ]
