@@ -168,6 +168,12 @@ class TTAModule(nn.Module):
         """Name the views and the output."""
         return f"views=[{', '.join(view.name for view in self.views)}], output={self.output_kind!r}"
 
+    def __call__(self, *args: Any, **parts: Any) -> Any:
+        """A batch, or the parts of a dict by name, as models of transformers take them."""
+        if args or not parts or "batch" in parts:
+            return super().__call__(*args, **parts)
+        return super().__call__(parts)
+
     def forward(self, batch: Any) -> Tensor:
         """Inputs of B rows, as the network takes them, to probabilities, their logarithm or means: (B, C), or maps."""
         if self.sequential is not None:

@@ -17,6 +17,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -396,6 +397,34 @@ class Policy:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
         return read_json(path, _FORMAT, _VERSION, "policy", cls.from_dict)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
+        """Write a folder as the Hugging Face Hub has it: the policy and a model card.
+
+        Options are `predictions` and `labels` (held out, on which calibration is shown), and `data` and `limits`, texts
+        for the card.
+        """
+        self._on_hub("save_pretrained", folder, options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload to a repository of the Hugging Face Hub what :meth:`save_pretrained` writes, with its options.
+
+        Other options, such as `private` and `token`, are those of ``huggingface_hub.ModelHubMixin.push_to_hub``.
+        """
+        return str(self._on_hub("push_to_hub", repo_id, options))
+
+    @classmethod
+    def from_pretrained(cls, repo_or_folder: str | os.PathLike[str], **options: Any) -> "Policy":
+        """Read what :meth:`save_pretrained` or :meth:`push_to_hub` wrote; options are those of `huggingface_hub`."""
+        hub = import_module("vbtta.integrations.huggingface").HubPolicy
+        policy: Policy = hub.from_pretrained(os.fspath(repo_or_folder), **options).policy
+        return policy
+
+    def _on_hub(self, method: str, where: Any, options: dict[str, Any]) -> Any:
+        texts = {name: options.pop(name) for name in ("data", "limits") if name in options}
+        held_out = {name: options.pop(name, None) for name in ("predictions", "labels")}
+        hub = import_module("vbtta.integrations.huggingface").HubPolicy(self, **held_out)  # needs huggingface_hub
+        return getattr(hub, method)(where, model_card_kwargs=texts, **options)
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain data for JSON."""

@@ -77,6 +77,8 @@ def _rows(inputs: Any, start: int, stop: int) -> Any:
         return {key: _rows(part, start, stop) for key, part in inputs.items()}
     if isinstance(inputs, tuple):
         return tuple(_rows(part, start, stop) for part in inputs)
+    if isinstance(inputs, RowList):
+        return RowList(inputs[start:stop])
     return inputs.iloc[start:stop] if hasattr(inputs, "iloc") else inputs[start:stop]
 
 

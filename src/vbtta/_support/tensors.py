@@ -39,7 +39,21 @@ def as_batch(batch: Any) -> Batch:
             return np.asarray(batch)
         except ValueError:  # rows of different lengths
             return RowList(batch)
+    if isinstance(batch[0], Mapping) and any(map(_is_single, batch[0].values())):
+        return {key: _stacked([row[key] for row in batch]) for key in batch[0]}
     return RowList(batch) if _has_rows(batch) else type(batch)(as_batch(part) for part in batch)
+
+
+def _is_single(value: Any) -> bool:
+    """Whether this is one number, text or other object, so that a dict that holds it is a row."""
+    return not isinstance(value, Mapping | list | tuple) and len(getattr(value, "shape", ())) == 0
+
+
+def _stacked(entries: list[Any]) -> Batch:
+    """A column of rows."""
+    if len({getattr(entry, "shape", None) for entry in entries} | {None}) != 2:
+        return as_batch(entries) if not hasattr(entries[0], "shape") else RowList(entries)
+    return sys.modules["torch"].stack(entries) if is_tensor(entries[0]) else np.stack(entries)
 
 
 def _has_rows(values: Any) -> bool:
