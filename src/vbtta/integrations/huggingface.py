@@ -98,6 +98,7 @@ class HubPolicy(ModelHubMixin):  # type: ignore[misc]
     """
 
     def __init__(self, policy: Policy, predictions: Any = None, labels: Any = None) -> None:
+        self._hub_mixin_config = None  # the policy's file says all
         self.policy, self.held_out = policy, None if predictions is None else (predictions, labels)
 
     def _save_pretrained(self, save_directory: Path) -> None:

@@ -1,0 +1,144 @@
+"""Inputs with one entry a row: texts, pictures, ragged rows, columns of tables; and views of texts."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from sklearn.compose import make_column_transformer
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
+
+from vbtta import VBTTAClassifier, VBTTARegressor, collect_views, measure_cost
+from vbtta.augment import FeatureDropout, GaussianNoise, Identity, RowStreams, as_view, load_views, save_views
+from vbtta.augment.text import Case, CharacterNoise, Paraphrase, Template, WordDropout, WordSwap, paraphrases
+
+TEXTS = ["a good film", "the plot is thin", "fine", "not a good film at all"]
+LENGTHS = np.array([float(len(text)) for text in TEXTS])
+
+
+def lengths(batch):
+    return [float(len(text)) for text in batch]
+
+
+def longer(batch):
+    return [text + "!" for text in batch]
+
+
+@pytest.mark.parametrize("of", [list, tuple, np.array, pd.Series, lambda texts: pd.Series(texts, index=[9, 7, 5, 3])])
+def test_texts_are_rows(of):
+    found = collect_views(lengths, of(TEXTS), [Identity(), as_view(longer), Case("upper")], batch_size=3)
+    np.testing.assert_array_equal(found.outputs[:, :, 0].T, [LENGTHS, LENGTHS + 1, LENGTHS])
+    assert set(measure_cost(lengths, of(TEXTS), [Identity()], repeats=1)) == {"identity"}
+
+
+def test_texts_in_dicts_and_loaders():
+    for inputs in ({"text": TEXTS, "n": np.arange(4)}, [{"text": text, "n": n} for n, text in enumerate(TEXTS)]):
+        found = collect_views(lambda batch: lengths(batch["text"]), inputs, [Identity(), Template("{}!")])
+        np.testing.assert_array_equal(found.outputs[:, 1, 0], LENGTHS + 1)
+        found = collect_views(lambda batch: lengths(batch["text"]), inputs, [as_view(longer)], key="text")
+        np.testing.assert_array_equal(found.outputs[:, 0, 0], LENGTHS + 1)
+    labelled = ([part, np.zeros(2)] for part in (TEXTS[:2], TEXTS[2:]))  # as a DataLoader of pairs gives them
+    np.testing.assert_array_equal(collect_views(lengths, labelled, [Identity()]).outputs[:, 0, 0], LENGTHS)
+    with pytest.raises(ValueError, match="view upper takes texts; got a int"):
+        Case("upper")([1])
+
+
+def test_pictures_and_signals_of_different_sizes_are_rows():
+    rng = np.random.default_rng(0)
+    pictures = [Image.fromarray(rng.integers(0, 255, (8 + i, 6, 3), dtype=np.uint8)) for i in range(4)]
+
+    def turned(batch):
+        return [picture.rotate(90, expand=True) for picture in batch]
+
+    found = collect_views(lambda batch: [float(p.size[0]) for p in batch], pictures, [Identity(), as_view(turned)])
+    np.testing.assert_array_equal(found.outputs[:, :, 0], [[6, 8], [6, 9], [6, 10], [6, 11]])
+    signals = [rng.normal(size=size) for size in (5, 9, 7)]
+    for batch_size in (1, 3):
+        found = collect_views(lambda batch: [s.sum() for s in batch], signals, [Identity()], batch_size=batch_size)
+        np.testing.assert_allclose(found.outputs[:, 0, 0], [signal.sum() for signal in signals])
+
+
+def test_functions_draw_as_from_a_generator_of_numpy():
+    def noisy(batch, rng):
+        return batch + rng.normal(0.0, 0.1, size=batch.shape) + rng.poisson(3.0, size=batch.shape)
+
+    def thinned(batch, rng):  # ragged rows, one generator each
+        rows = zip(batch, rng, strict=True)
+        return [[v for v, u in zip(row, own.random(len(row)), strict=True) if u < 0.5] for row, own in rows]
+
+    inputs = np.zeros((40, 3))
+    whole, parts = (collect_views(lambda x: x, inputs, [as_view(noisy)], batch_size=size).outputs for size in (40, 7))
+    np.testing.assert_array_equal(whole, parts)
+    assert abs(whole.mean() - 3) < 4 * np.sqrt(3.01 / 120)
+    ragged = [list(range(size)) for size in (20, 30, 10, 25)]
+    whole, parts = (
+        collect_views(lambda rows: [float(len(row)) for row in rows], ragged, [as_view(thinned)], batch_size=size)
+        for size in (4, 1)
+    )
+    np.testing.assert_array_equal(whole.outputs, parts.outputs)
+    assert 0 < whole.outputs.sum() < 85
+    streams = RowStreams(0, "view", 0, range(6))
+    assert streams.uniform(2, 3, size=(6, 4)).min() > 2
+    assert set(streams.integers(1, 3, size=(6, 50)).ravel()) == {1, 2}
+    assert streams.choice(5, size=(6, 2)).shape == streams.random((6, 2)).shape == (6, 2)
+    first, again = ([generator.random() for generator in streams] for _ in range(2))
+    assert len(set(first + again)) == 12
+    with pytest.raises(ValueError, match=r"size must begin with the number of rows, 6; got \(3,\)"):
+        streams.normal(size=(3,))
+    with pytest.raises(AttributeError, match="iterate over it"):
+        streams.shuffle([1])
+
+
+def test_views_of_texts_do_what_they_say(tmp_path):
+    text = " ".join(f"word{i}" for i in range(400))
+
+    def under(view):
+        return view([text], RowStreams(0, view.name, 0, [0]))[0]
+
+    words = under(WordDropout(0.3)).split()
+    assert set(words) < set(text.split())
+    assert abs(len(words) - 280) < 5 * np.sqrt(400 * 0.21)
+    assert under(WordDropout(0.999999)).count(" ") == 0 != len(under(WordDropout(0.999999)))
+    swapped = under(WordSwap(0.3)).split()
+    assert sorted(swapped) == sorted(text.split()) != swapped
+    misspelt = under(CharacterNoise(0.05))
+    assert 0 < sum(a != b for a, b in zip(misspelt.split(), text.split(), strict=True)) < 200
+    assert Template("It says: {}.")(["x"]) == ["It says: x."]
+    assert Template("{}").name == "identity"
+    one, two = paraphrases({"a": ["b", "c"]})
+    assert (one.name, one(["a"]), two(["a"])) == ("paraphrase_1", ["b"], ["c"])
+    with pytest.raises(ValueError, match="no paraphrase of 'z'"):
+        one(["z"])
+    for wrong in (lambda: Template("x"), lambda: WordDropout(0), lambda: Case("loud"), lambda: paraphrases({"a": "b"})):
+        with pytest.raises(ValueError, match="must"):
+            wrong()
+    views = [Identity(), WordDropout(0.1), WordSwap(0.2), CharacterNoise(0.1), Case("lower"), Template("Say: {}")]
+    save_views(views, tmp_path / "views.toml")
+    assert load_views(tmp_path / "views.toml") == views
+    assert Paraphrase({"a": "b"}).fingerprint_data() == "Paraphrase"
+
+
+def test_estimators_of_texts_and_of_mixed_tables():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, size=120)
+    words = np.array([["dull", "weak", "film"], ["fine", "warm", "film"]])
+    texts = [" ".join(rng.choice(words[label], size=5)) for label in y]
+    options = {"cv": 3, "model": "mixture", "guard": False}
+    for inputs in (texts, pd.Series(texts, index=np.arange(120)[::-1])):
+        pipeline = make_pipeline(TfidfVectorizer(), LogisticRegression())
+        weighted = VBTTAClassifier(pipeline, [Identity(), WordDropout(0.2)], **options).fit(inputs, y)
+        assert weighted.score(inputs, y) > 0.9
+    table = pd.DataFrame({"x": rng.normal(size=120), "kind": words[y, 0], "n": y, "flag": y > 0})
+    encoder = make_column_transformer((OneHotEncoder(), ["kind"]), remainder="passthrough")
+    views = [Identity(), GaussianNoise(0.1), FeatureDropout(0.2)]
+    mixed = VBTTAClassifier(make_pipeline(encoder, LogisticRegression()), views, **options)
+    assert mixed.fit(table, pd.Series(y, index=table.index)).score(table, y) == 1
+    with pytest.raises(ValueError, match=r"same pandas index in another order: use y\.loc\[X\.index\]"):
+        mixed.fit(table, pd.Series(y).sample(frac=1, random_state=0))
+    numbers = table[["x", "n", "flag"]]
+    regressor = VBTTARegressor(LinearRegression(), views, **options).fit(numbers, table.x + 0.1 * rng.normal(size=120))
+    low, high = regressor.predict_interval(numbers, level=0.8)
+    assert low.shape == (120,)
+    assert 0.6 < np.mean((low < table.x) & (table.x < high)) <= 1
