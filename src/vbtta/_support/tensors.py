@@ -58,7 +58,7 @@ def _stacked(entries: list[Any]) -> Batch:
 
 def _has_rows(values: Any) -> bool:
     """Whether the entries of a list are rows: texts, images and other objects, or signals of different lengths."""
-    shapes = [getattr(entry, "shape", None) for entry in values]
+    shapes: list[Any] = [getattr(entry, "shape", None) for entry in values]
     if None not in shapes:
         return {len(shape) for shape in shapes} == {1} and len(set(shapes)) > 1
     return not isinstance(values[0], Mapping | list | tuple) and shapes[0] is None

@@ -314,7 +314,7 @@ def _floats(values: ArrayLike, name: str) -> Array:
 
 def _same_table(ids: Any, values: Any) -> bool:
     """Whether ids and other values are columns of one pandas table, whose rows belong together."""
-    indices = [getattr(part, "index", None) for part in (ids, values)]
+    indices: list[Any] = [getattr(part, "index", None) for part in (ids, values)]
     return all(hasattr(index, "equals") for index in indices) and bool(indices[0].equals(indices[1]))
 
 
