@@ -3,6 +3,7 @@
 __all__ = [
     "CategoricalPrediction",
     "ContinuousPrediction",
+    "MultiLabelPrediction",
     "Prediction",
     "component_log_density",
     "merge",
@@ -209,6 +210,52 @@ class CategoricalPrediction:
         position = class_positions(value, self.proba.shape[1], self.classes)
         smallest = np.finfo(np.float64).tiny
         return np.log(np.maximum(self.proba[np.arange(len(value)), position], smallest))
+
+
+@dataclass(frozen=True, eq=False)
+class MultiLabelPrediction:
+    """Probabilities of C labels of which an input may have any number.
+
+    Attributes
+    ----------
+    proba, mutual_information : (N, C) arrays
+        Probability that the input has the label, and the disagreement of the views about it in nats.
+    classes : (C,) array
+
+    Examples
+    --------
+    >>> binary = CategoricalPrediction(np.array([[0.9, 0.1], [0.3, 0.7]]), np.zeros(2), np.arange(2))
+    >>> MultiLabelPrediction.of(binary, np.array(["cat", "dog"])).label
+    array([[False,  True]])
+    """
+
+    proba: Array
+    mutual_information: Array
+    classes: Array
+
+    @classmethod
+    def of(cls, binary: CategoricalPrediction, classes: Array) -> "MultiLabelPrediction":
+        """From predictions of pairs of an input and a label."""
+        shape = (-1, len(classes))
+        return cls(binary.proba[:, 1].reshape(shape), binary.mutual_information.reshape(shape), classes)
+
+    @property
+    def label(self) -> Array:
+        """Which labels are more probable than not: (N, C)."""
+        return np.asarray(self.proba > 0.5)
+
+    @property
+    def entropy(self) -> Array:
+        """Entropy of every label in nats: (N, C)."""
+        return np.asarray(special.entr(self.proba) + special.entr(1 - self.proba))
+
+    def columns(self) -> dict[str, Array]:
+        """A table with one row an input: every label's probability."""
+        return {f"proba_{name}": self.proba[:, c] for c, name in enumerate(self.classes)}
+
+    def to_frame(self, index: Any = None) -> Any:
+        """:meth:`columns` as a pandas DataFrame."""
+        return frame_of(self.columns(), index)
 
 
 Prediction = ContinuousPrediction | CategoricalPrediction

@@ -120,9 +120,11 @@ def fit_policy(
         One label or more for some or all of the inputs; arrays go through :meth:`LabelSets.from_array`. None infers
         a classification's weights from the views' agreement and confidence alone, uncalibrated
         (`policy.unsupervised`).
-    task : {"regression", "classification", "ordinal", "ranking"}
-        Numbers; classes, whose logits the predictions are; ordered levels, from one score an input and view; rankings
-        of the C items that the predictions score (:meth:`LabelSets.from_rankings`). The last two are fitted by ADVI.
+    task : {"regression", "classification", "multilabel", "ordinal", "ranking"}
+        Numbers; classes, whose logits the predictions are; C labels of which an input may have any number (labels are
+        (N, C) of 0 and 1): two-class problems that share weights and calibration; ordered levels, from one score an
+        input and view; rankings of the C items that the predictions score (:meth:`LabelSets.from_rankings`). The last
+        two are fitted by ADVI.
     model : "auto", "mixture", "latent", a model record or a function
         What is assumed. "auto" is a :class:`Stack` of mixture, latent pool and the raw network, weighted by their
         held-out log scores (with ADVI, and for levels and rankings, the mixture). A function is a Pyro model of the
@@ -152,6 +154,10 @@ def fit_policy(
     >>> policy.weights.round(1)
     array([1., 0.])
     """
+    if task == "multilabel":
+        return _fit_multilabel(
+            predictions, labels, model=model, engine=engine, guard=guard, seed=seed, progress=progress
+        )
     models_of(task)
     whole_number("seed", seed, least=0)
     one_of("guard", guard, (True, False, "hard"))
@@ -167,6 +173,15 @@ def fit_policy(
     predictions.check_finite()
     sample = _InMemory(predictions, labels)
     return fit_sample(sample, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
+
+
+def _fit_multilabel(predictions: ViewPredictions, labels: Any, **options: Any) -> Policy:
+    """Every output as a classification of two classes, all with the same weights; inputs are groups."""
+    if not isinstance(predictions, ViewPredictions) or labels is None:
+        raise TypeError(f"task='multilabel' needs ViewPredictions and labels; got {type(predictions).__name__}")
+    sets = labels if isinstance(labels, LabelSets) else LabelSets.from_multilabel(labels)
+    policy = fit_policy(predictions.as_binary(), sets, task="classification", **options)
+    return replace(policy, multilabel=True, n_outputs=predictions.outputs.shape[2], classes=predictions.classes)
 
 
 def fit_sample(

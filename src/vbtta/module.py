@@ -192,10 +192,13 @@ class TTAModule(nn.Module):
         with evaluating(self.network) if training else nullcontext():
             states: list[State | None] = [None] * len(self._pools)
             for views, outputs, seen in self._outputs(batch, exporting):
+                if self.policy.multilabel:  # two classes a label, as positions of a map have them
+                    outputs = torch.stack([torch.zeros_like(outputs), outputs], dim=-1)
                 for place, pool in enumerate(self._pools):
                     states[place] = pool.add(states[place], views, outputs, seen)
                 del outputs, seen  # before the next view is computed
         result = self._finish([state for state in states if state is not None])
+        result = result[:, 1] if self.policy.multilabel else result
         if running and result.device.type == "cpu" and not result.isfinite().all():  # on other devices: a costly wait
             raise ValueError(
                 f"the result is not finite: the network or one of the views {[view.name for view in self.views]} "

@@ -29,7 +29,7 @@ from vbtta._support.files import from_plain, read_json, to_plain, write_json
 from vbtta._support.fingerprints import Rows, conflict, draws_of
 from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.data.predictions import ViewPredictions
-from vbtta.distributions import Prediction
+from vbtta.distributions import CategoricalPrediction, MultiLabelPrediction, Prediction
 from vbtta.inference.guide import N_DRAWS
 from vbtta.models.base import (
     Engine,
@@ -214,6 +214,7 @@ class Policy:
     steps: tuple[Posterior, ...] = field(default=(), repr=False)
     unsupervised: bool = False
     rows: Rows = field(default=Rows(), repr=False)
+    multilabel: bool = False  # whether the outputs are labels of which an input may have any number
 
     def __repr__(self) -> str:
         order = np.argsort(-self.weights, kind="stable")[:6]
@@ -257,7 +258,7 @@ class Policy:
     @property
     def task(self) -> str:
         """What the policy predicts: regression, classification, ordinal levels or rankings."""
-        return task_of(self.model)
+        return "multilabel" if self.multilabel else task_of(self.model)
 
     @property
     def weights(self) -> Array:
@@ -332,19 +333,34 @@ class Policy:
         low, high = self.weight_interval(level).T
         return frame_of({"weight": self.weights, "low": low, "high": high}, index=list(self.names))
 
-    def predict(self, predictions: ViewPredictions) -> Prediction:
-        """The predictive distribution of every input; needs the views of positive weight, by name."""
-        return self.posterior.predict(self._views(predictions))
+    def predict(self, predictions: ViewPredictions) -> Any:
+        """The predictive distribution of every input; needs the views of positive weight, by name.
 
-    def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Prediction:
+        Returns a :class:`CategoricalPrediction`, :class:`ContinuousPrediction` or :class:`MultiLabelPrediction`.
+        """
+        return self._result(self.posterior.predict(self._views(predictions)))
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Any:
         """The true label of every input from its labels and its views together; one row an input."""
-        aligned = predictions.align(labels)
-        return self.posterior.consensus(self._views(predictions), aligned, self._people(aligned))
+        aligned = self._aligned(predictions, labels)
+        return self._result(self.posterior.consensus(self._views(predictions), aligned, self._people(aligned)))
 
     def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
-        """Log score of every labelled input's label set, noise model included: (N+,)."""
-        aligned = predictions.align(labels)
+        """Log score of every labelled input's label set, noise model included: (N+,); of pairs in multi-label tasks."""
+        aligned = self._aligned(predictions, labels)
         return self.posterior.score(self._views(predictions), aligned, self._people(aligned))
+
+    def _aligned(self, predictions: ViewPredictions, labels: Any) -> LabelSets:
+        if not self.multilabel:
+            return predictions.align(labels)
+        sets = labels if isinstance(labels, LabelSets) else LabelSets.from_multilabel(labels)
+        return predictions.as_binary().align(sets)
+
+    def _result(self, prediction: Any) -> Any:
+        """The prediction, of C labels at once in multi-label tasks."""
+        if not self.multilabel or not isinstance(prediction, CategoricalPrediction):
+            return prediction
+        return MultiLabelPrediction.of(prediction, np.arange(self.n_outputs) if self.classes is None else self.classes)
 
     def at_step(self, step: int) -> Self:
         """The policy as it was at entry `step` of the history, from 1; needs ``keep_states=True`` of the engine."""
@@ -416,14 +432,14 @@ class Policy:
     @classmethod
     def from_pretrained(cls, repo_or_folder: str | os.PathLike[str], **options: Any) -> "Policy":
         """Read what :meth:`save_pretrained` or :meth:`push_to_hub` wrote; options are those of `huggingface_hub`."""
-        hub = import_module("vbtta.integrations.huggingface").HubPolicy
+        hub = import_module("vbtta.integrations.huggingface").hub_policy()
         policy: Policy = hub.from_pretrained(os.fspath(repo_or_folder), **options).policy
         return policy
 
     def _on_hub(self, method: str, where: Any, options: dict[str, Any]) -> Any:
         texts = {name: options.pop(name) for name in ("data", "limits") if name in options}
         held_out = {name: options.pop(name, None) for name in ("predictions", "labels")}
-        hub = import_module("vbtta.integrations.huggingface").HubPolicy(self, **held_out)  # needs huggingface_hub
+        hub = import_module("vbtta.integrations.huggingface").hub_policy()(self, **held_out)
         return getattr(hub, method)(where, model_card_kwargs=texts, **options)
 
     def to_dict(self) -> dict[str, Any]:
@@ -443,6 +459,7 @@ class Policy:
             "elbo_terms": self.elbo_terms,
             "converged": self.converged,
             "unsupervised": self.unsupervised,
+            **({"multilabel": True} if self.multilabel else {}),
             "guard": to_plain(self.guard),
             "selection": to_plain(self.selection),
             "fingerprints": self.fingerprints,
@@ -455,7 +472,8 @@ class Policy:
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """The policy that :meth:`to_dict` described; raises ValueError or KeyError where data are damaged."""
         model, engine = record_from_dict(data["model"]), record_from_dict(data["engine"])
-        if data["task"] != task_of(model):
+        multilabel = from_plain(bool, data.get("multilabel", False))
+        if data["task"] != ("multilabel" if multilabel else task_of(model)):
             raise ValueError(f"its task is {data['task']!r}, and that of its model {task_of(model)!r}")
         if data["classes"] is not None and not isinstance(data["classes"], list):
             raise ValueError(f"its classes are {data['classes']!r}")
@@ -474,6 +492,7 @@ class Policy:
             generated_names=from_plain(bool, data["generated_names"]),
             fitted=from_plain(tuple[str, ...], data["fitted"]),
             unsupervised=from_plain(bool, data.get("unsupervised", False)),
+            multilabel=multilabel,
             guard=from_plain(Guard, data["guard"]),
             selection=from_plain(Selection | None, data["selection"]),
             fingerprints={name: from_plain(str, text) for name, text in data.get("fingerprints", {}).items()},
@@ -490,7 +509,8 @@ class Policy:
     def _try_out(self) -> None:
         """Predict one input, so that a damaged posterior is found when it is read."""
         names, given = self.used_names, self.gate.features.given if self.gate else ()
-        zeros, features = np.zeros((1, len(names), self.n_outputs)), np.zeros((1, len(names), len(given)))
+        n_outputs = 2 if self.multilabel else self.n_outputs
+        zeros, features = np.zeros((1, len(names), n_outputs)), np.zeros((1, len(names), len(given)))
         with np.errstate(all="ignore"):
             inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=given)
             found = self.posterior.predict(inputs)
@@ -557,7 +577,7 @@ class Policy:
                     f"the views as for the fit, or fit again"
                 )
         self._compare_draws({name: predictions.fingerprints.get(name, "") for name in needed})
-        chosen = predictions.select(needed)
+        chosen = (predictions.as_binary() if self.multilabel else predictions).select(needed)
         if isinstance(chosen.outputs, np.memmap):
             chosen.check_finite()  # a mapped file was not checked when it was opened
         return chosen

@@ -13,6 +13,7 @@ __all__ = [
     "is_absent",
     "long_labels",
     "look_up",
+    "pair_ids",
 ]
 
 import os
@@ -69,6 +70,8 @@ class LabelSets:
         Number of columns of the array the labels came from.
     instance_weights : (n_instances,) float array or None
         Weights of the instances; they are part of `count`.
+    soft : bool
+        Whether counts are probabilities of classes, which need no noise model.
 
     Examples
     --------
@@ -90,6 +93,7 @@ class LabelSets:
     open_ended: bool = False
     columns: int | None = None
     instance_weights: Array | None = None
+    soft: bool = False
 
     # -- building -----------------------------------------------------------------------------
 
@@ -272,7 +276,10 @@ class LabelSets:
         table = _as_array(counts, "counts")
         if table.ndim != 2:
             raise ValueError(f"counts must be (N, C), how often each class was given; got shape {table.shape}")
-        table = _checked_counts(table, table.shape)
+        return cls._from_counts(_checked_counts(table, table.shape), counts)
+
+    @classmethod
+    def _from_counts(cls, table: Array, counts: Any) -> Self:
         rows, classes = np.nonzero(table)
         ids, instance, n_instances = _by_id(_index_of(counts, "counts"), rows, len(table))
         named = _is_frame(counts)
@@ -285,6 +292,48 @@ class LabelSets:
             ids=ids,
             by_position=not named,
         )
+
+    @classmethod
+    def from_probabilities(cls, proba: Any) -> Self:
+        """Read soft labels: probabilities (N, C) of the classes; a row of NaN or zeros is no label.
+
+        The fit maximises the expected log probability, sum_c p_c log P(c), without a noise model unless one is named.
+        The columns of a DataFrame are the classes by name.
+
+        Examples
+        --------
+        >>> LabelSets.from_probabilities([[0.8, 0.2], [0.0, 1.0]]).count
+        array([0.8, 0.2, 1. ])
+        """
+        table = as_table(proba)
+        values = np.nan_to_num(np.asarray(table, dtype=np.float64), nan=0.0)
+        sums = values.sum(axis=-1)
+        if values.ndim != 2 or (values < 0).any() or not np.all((np.abs(sums - 1) < 1e-3) | (sums == 0)):
+            raise ValueError("proba must be (N, C), not negative, with rows that sum to 1; from_counts takes counts")
+        labels = cls._from_counts(values / np.where(sums > 0, sums, 1)[:, None], table)
+        return replace(labels, soft=True)
+
+    @classmethod
+    def from_multilabel(cls, Y: Any) -> Self:
+        """Read which of C labels every input has: (N, C) of 0 and 1, NaN where it is not known.
+
+        Instances are pairs of an input and a label, as in :meth:`ViewPredictions.as_binary`. A DataFrame with ids as
+        index is paired by them and by its columns' names.
+
+        Examples
+        --------
+        >>> LabelSets.from_multilabel([[1, 0, 1], [0, float("nan"), 1]])
+        LabelSets(5 labels of 6 instances)
+        """
+        table = as_table(Y)
+        values = np.asarray(table, dtype=np.float64)
+        if values.ndim != 2 or not np.isin(values[~np.isnan(values)], (0, 1)).all():
+            raise ValueError(f"Y must be (N, C) of 0 and 1, NaN where it is not known; got shape {values.shape}")
+        index, flat = _index_of(table, "Y"), values.ravel()
+        rows = np.flatnonzero(~np.isnan(flat))
+        pairs = None if index is None else pair_ids(index, table.columns)
+        ids, instance, size = _by_id(pairs, rows, flat.size)
+        return cls._build(instance=instance, value=flat[rows].astype(np.int64), n_instances=size, ids=ids)
 
     @classmethod
     def from_rankings(cls, orders: Sequence[ArrayLike | None], instance: ArrayLike | None = None) -> Self:
@@ -658,6 +707,11 @@ def _one_column(table: Mapping[str, Array], meaning: str, where: str) -> str | N
 
 
 # -- pandas, without importing it -------------------------------------------------------------------
+
+
+def pair_ids(ids: Any, names: Any) -> Array:
+    """Ids of pairs of an input and a label, those of an input side by side."""
+    return np.array([f"{key}/{name}" for key in ids for name in names])
 
 
 def as_table(values: Any) -> Any:

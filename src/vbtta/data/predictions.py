@@ -22,6 +22,7 @@ from vbtta.data.labels import (
     has_default_index,
     is_absent,
     look_up,
+    pair_ids,
 )
 
 _ROWS_AT_A_TIME = 1 << 14
@@ -173,6 +174,29 @@ class ViewPredictions:
         """The same predictions with other groups: (N,) integers or strings, or a Series by id."""
         values = by_id(groups, self.ids, "groups", "the predictions")
         return self._part(groups=_keys(values, len(self), "groups", distinct=False))
+
+    def as_binary(self) -> Self:
+        """Every output as a two-class problem of its own: (N C, K, 2), with the logits 0 and that of the output.
+
+        Rows are pairs of an input and an output, those of an input side by side and in one group. Labels are
+        :meth:`LabelSets.from_multilabel`; ``fit_policy(task="multilabel")`` does both.
+        """
+        size, n_views, n_outputs = self.outputs.shape
+
+        def paired(values: Array | None) -> Array | None:
+            if values is None:
+                return None
+            rows = np.moveaxis(values, 2, 1).reshape(size * n_outputs, n_views)
+            return np.stack([np.zeros_like(rows), rows], axis=2)
+
+        names = np.arange(n_outputs) if self.classes is None else self.classes
+        own = np.arange(size) if self.ids is None else self.ids
+        groups = np.repeat(own if self.groups is None else self.groups, n_outputs)
+        features = None if self.features is None else np.repeat(self.features, n_outputs, axis=0)
+        return self._part(
+            outputs=paired(self.outputs), variance=paired(self.variance), classes=None, groups=groups,
+            ids=None if self.ids is None else pair_ids(own, names), features=features, draws=None,
+        )  # fmt: skip
 
     def _part(self, **changes: Any) -> Self:
         """A copy with other rows or views; what was valid stays so, and only rows of mapped files are checked."""

@@ -4,27 +4,24 @@ Models of transformers, their outputs, dict batches and data sets need nothing o
 :class:`vbtta.TTAModule` take them as they are.
 """
 
-__all__ = ["HubPolicy", "ProcessedPredictor"]
+__all__ = ["ProcessedPredictor", "calibration", "hub_policy", "model_card"]
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vbtta import metrics, plotting
-from vbtta._support.checks import missing_extra
+from vbtta._support.checks import require
 from vbtta._support.tensors import Batch, RowList
 from vbtta._version import __version__
 from vbtta.adapters.base import Adapter, Output, as_predictor
 from vbtta.data.labels import Array
+from vbtta.data.predictions import ViewPredictions
 from vbtta.policy import Policy
-
-try:
-    from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download
-except ModuleNotFoundError as error:
-    raise missing_extra("huggingface_hub", "huggingface") from error
 
 _FILE, _FIGURE = "policy.json", "calibration.svg"
 
@@ -79,73 +76,77 @@ class ProcessedPredictor(Adapter):
         return self.predictor(dict(self.processor(list(batch), **self.options)))
 
 
-class HubPolicy(ModelHubMixin):  # type: ignore[misc]
-    """A policy by the convention of the Hub: `save_pretrained`, `push_to_hub`, `from_pretrained`; a model card.
+@cache
+def hub_policy() -> Any:
+    """The class of a policy by the Hub's convention (`save_pretrained`, `push_to_hub`, `from_pretrained`, a card).
 
-    Parameters
-    ----------
-    policy : Policy
-    predictions, labels : optional
-        Held-out data; calibration is shown on them.
+    It is made on use, since its base is in `huggingface_hub`. Instances hold a policy and held-out data, if any.
+    """
+    hub = require("huggingface_hub", "huggingface")
+
+    class HubPolicy(hub.ModelHubMixin):  # type: ignore[misc, name-defined]
+        def __init__(self, policy: Policy, predictions: Any = None, labels: Any = None) -> None:
+            self._hub_mixin_config = None  # the policy's file says all
+            self.policy, self.held_out = policy, None if predictions is None else (predictions, labels)
+
+        def _save_pretrained(self, save_directory: Path) -> None:
+            self.policy.save(save_directory / _FILE)
+            if self.held_out is not None:
+                plotting.save_svg(calibration(self.policy, *self.held_out)[0], save_directory / _FIGURE)
+
+        @classmethod
+        def _from_pretrained(cls, *, model_id: str, **options: Any) -> "HubPolicy":
+            local = Path(model_id) / _FILE
+            known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+            chosen = {name: options[name] for name in known if name in options}
+            return cls(Policy.load(local if local.is_file() else hub.hf_hub_download(model_id, _FILE, **chosen)))
+
+        def generate_model_card(self, *args: Any, **texts: str) -> Any:
+            measured = None if self.held_out is None else calibration(self.policy, *self.held_out)[1]
+            return hub.ModelCard(model_card(self.policy, measured, **texts))
+
+    return HubPolicy
+
+
+def model_card(policy: Policy, measured: str | None = None, *, data: str = "Not described.", limits: str = "") -> str:
+    """The card of a policy: weights, calibration, and data and limits in the caller's words.
 
     Examples
     --------
     >>> from vbtta import ViewPredictions, fit_policy
     >>> x = np.random.default_rng(0).normal(size=(50, 1, 1))
     >>> policy = fit_policy(ViewPredictions(x), x[:, 0, 0] + 1, task="regression", guard=False)
-    >>> HubPolicy(policy).generate_model_card(data="Fifty numbers.").text.splitlines()[0]
-    '# Weights of test-time augmentations'
+    >>> print(model_card(policy, data="Fifty numbers.")[:40])
+    ---
+    library_name: vbtta
+    tags: [vbtta, te
     """
+    limited = zip(policy.names, policy.weights, policy.weight_interval(), strict=True)
+    rows = [f"| {name} | {weight:.3f} | [{low:.3f}, {high:.3f}] |" for name, weight, (low, high) in limited]
+    shown = f"On held-out labels: {measured}.\n\n![Calibration]({_FIGURE})" if measured else "Not measured."
+    parts = {
+        "# Weights of test-time augmentations": f"{policy!r}, made with vbtta {__version__}. Load it with "
+        "`vbtta.Policy.from_pretrained(...)`, and give it the same views of the same network.",
+        "## Weights": "\n".join(["| view | weight | 90 % interval |", "|---|---|---|", *rows]),
+        "## Does it help?": f"Compared with one pass of the network: {policy.guard.reason}.",
+        "## Calibration": shown,
+        "## Data": data,
+        "## Limits": "Weights and calibration hold for inputs and labels like those of the calibration sample, for "
+        f"this network and these views; check others with `vbtta.diagnose`. {limits}",
+    }
+    header = f"---\nlibrary_name: vbtta\ntags: [vbtta, test-time-augmentation, {policy.task}]\n---"
+    return "\n\n".join([header, *(f"{title}\n\n{text}" for title, text in parts.items())]) + "\n"
 
-    def __init__(self, policy: Policy, predictions: Any = None, labels: Any = None) -> None:
-        self._hub_mixin_config = None  # the policy's file says all
-        self.policy, self.held_out = policy, None if predictions is None else (predictions, labels)
 
-    def _save_pretrained(self, save_directory: Path) -> None:
-        self.policy.save(save_directory / _FILE)
-        if self.held_out is not None:
-            plotting.save_svg(self._calibration()[0], save_directory / _FIGURE)
-
-    @classmethod
-    def _from_pretrained(cls, *, model_id: str, **options: Any) -> "HubPolicy":
-        known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
-        local = Path(model_id) / _FILE
-        chosen = {name: options[name] for name in known if name in options}
-        return cls(Policy.load(local if local.is_file() else hf_hub_download(model_id, _FILE, **chosen)))
-
-    def generate_model_card(self, *args: Any, **texts: str) -> Any:
-        """The card: weights, calibration, `data` and `limits` in the caller's words."""
-        policy = self.policy
-        limits = policy.weight_interval(0.9)
-        rows = [f"| {name} | {weight:.3f} | [{low:.3f}, {high:.3f}] |"
-                for name, weight, (low, high) in zip(policy.names, policy.weights, limits, strict=True)]  # fmt: skip
-        calibration = "Not measured: no held-out data were given."
-        if self.held_out is not None:
-            calibration = f"On held-out labels: {self._calibration()[1]}.\n\n![Calibration]({_FIGURE})"
-        header = f"---\nlibrary_name: vbtta\ntags: [vbtta, test-time-augmentation, {policy.task}]\n---"
-        parts = {
-            "# Weights of test-time augmentations": f"{policy!r}, made with vbtta {__version__}. Load it with "
-            "`vbtta.Policy.from_pretrained(...)`, and give it the same views of the same network.",
-            "## Weights": "\n".join(["| view | weight | 90 % interval |", "|---|---|---|", *rows]),
-            "## Does it help?": f"Compared with one pass of the network: {policy.guard.reason}.",
-            "## Calibration": calibration,
-            "## Data": texts.get("data", "Not described."),
-            "## Limits": "Weights and calibration hold for inputs and labels like those of the calibration sample, for "
-            "this network and these views; check others with `vbtta.diagnose`. " + texts.get("limits", ""),
-        }
-        return ModelCard("\n\n".join([header, *(f"{title}\n\n{text}" for title, text in parts.items())]) + "\n")
-
-    def _calibration(self) -> tuple[Any, str]:
-        """A figure of calibration, and the numbers."""
-        assert self.held_out is not None
-        predictions, labels = self.held_out[0], self.held_out[0].align(self.held_out[1])
-        found, times = self.policy.predict(predictions).take(labels.instance), labels.count
-        if self.policy.task == "regression":
-            levels, y = np.arange(0.1, 1.0, 0.1), labels.continuous(found.mean.shape[1])
-            covered = np.array([metrics.interval_coverage(y, *found.interval(level), times) for level in levels])
-            return plotting.coverage(levels, covered), f"90 % intervals cover {100 * covered[-1]:.1f} %"
-        y = labels.categorical(found.proba.shape[1], found.classes)
-        hit = found.proba.argmax(axis=1) == y
-        right, error = np.average(hit, weights=times), metrics.ece(y, found.proba, times)
-        figure = plotting.reliability(found.proba.max(axis=1), hit, times)
-        return figure, f"accuracy {right:.3f}, calibration error {error:.3f}"
+def calibration(policy: Policy, predictions: ViewPredictions, labels: Any) -> tuple[Any, str]:
+    """A figure of calibration on held-out labels, and its numbers in words."""
+    aligned = predictions.align(labels)
+    found: Any = policy.predict(predictions).take(aligned.instance)
+    if policy.task == "regression":
+        levels, y = np.arange(0.1, 1.0, 0.1), aligned.continuous(found.mean.shape[1])
+        covered = np.array([metrics.interval_coverage(y, *found.interval(q), aligned.count) for q in levels])
+        return plotting.coverage(levels, covered), f"90 % intervals cover {100 * covered[-1]:.1f} %"
+    y = aligned.categorical(found.proba.shape[1], found.classes)
+    hit, error = metrics.hits(y, found.proba), metrics.ece(y, found.proba, aligned.count)
+    figure = plotting.reliability(found.proba.max(axis=1), hit, aligned.count)
+    return figure, f"accuracy {np.average(hit, weights=aligned.count):.3f}, calibration error {error:.3f}"

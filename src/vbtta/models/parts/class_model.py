@@ -48,7 +48,8 @@ class ClassModel(Model):
 
     def resolve(self, labels: LabelFacts) -> Self:
         """Decide the noise, and whether item difficulty can be told from it: where instances have several labels."""
-        noise = default_noise(labels) if self.noise is None else self.noise
+        soft = getattr(labels, "soft", False)  # probabilities say how certain a label is
+        noise = self.noise or ("none" if soft else default_noise(labels))
         possible = labels.overlap and noise != "none"
         return replace(self, noise=noise, difficulty=self.difficulty if possible or self.difficulty else False)
 
