@@ -19,7 +19,9 @@ from vbtta.augment.foreign import as_views
 from vbtta.augment.mixing import Pool
 
 # Classes that files of views may name: the views in the modules' __all__.
-_PUBLIC = [getattr(module, name) for module in (arrays, base, images, keypoints, mixing, text) for name in module.__all__]
+_PUBLIC = [
+    getattr(module, name) for module in (arrays, base, images, keypoints, mixing, text) for name in module.__all__
+]
 _KINDS: dict[str, type[BuiltIn]] = {kind.__name__: kind for kind in _PUBLIC if hasattr(kind, "default_name")}
 
 
