@@ -431,7 +431,6 @@ def test_modules_that_draw_are_recognised():
         (lambda: Chain(3), ValueError, "Chain: views must be a list"),
         (lambda: as_views(None), TypeError, "got NoneType"),
         (lambda: as_views(3), TypeError, "got int"),
-        (lambda: as_views({"flip": abs}), TypeError, "got dict"),
         (lambda: as_views("views.json"), TypeError, "load_views"),
     ],
 )

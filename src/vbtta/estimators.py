@@ -350,7 +350,8 @@ def _take(inputs: Any, rows: Array) -> Any:
 
 def _check_order(X: Any, values: Any, name: str) -> None:
     """Refuse pandas objects of the same rows in another order."""
-    first, second = (getattr(part, "index", None) for part in (X, values))
+    indices: list[Any] = [getattr(part, "index", None) for part in (X, values)]
+    first, second = indices
     both = hasattr(first, "equals") and hasattr(second, "equals") and len(first) == len(second)
     if both and not first.equals(second) and first.sort_values().equals(second.sort_values()):
         raise ValueError(

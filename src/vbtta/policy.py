@@ -333,14 +333,11 @@ class Policy:
         low, high = self.weight_interval(level).T
         return frame_of({"weight": self.weights, "low": low, "high": high}, index=list(self.names))
 
-    def predict(self, predictions: ViewPredictions) -> Any:
-        """The predictive distribution of every input; needs the views of positive weight, by name.
-
-        Returns a :class:`CategoricalPrediction`, :class:`ContinuousPrediction` or :class:`MultiLabelPrediction`.
-        """
+    def predict(self, predictions: ViewPredictions) -> Prediction:
+        """The predictive distribution of every input; needs the views of positive weight, by name."""
         return self._result(self.posterior.predict(self._views(predictions)))
 
-    def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Any:
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Prediction:
         """The true label of every input from its labels and its views together; one row an input."""
         aligned = self._aligned(predictions, labels)
         return self._result(self.posterior.consensus(self._views(predictions), aligned, self._people(aligned)))
@@ -356,11 +353,12 @@ class Policy:
         sets = labels if isinstance(labels, LabelSets) else LabelSets.from_multilabel(labels)
         return predictions.as_binary().align(sets)
 
-    def _result(self, prediction: Any) -> Any:
-        """The prediction, of C labels at once in multi-label tasks."""
+    def _result(self, prediction: Prediction) -> Prediction:
+        """The prediction, in multi-label tasks of C labels at once: a :class:`MultiLabelPrediction`."""
         if not self.multilabel or not isinstance(prediction, CategoricalPrediction):
             return prediction
-        return MultiLabelPrediction.of(prediction, np.arange(self.n_outputs) if self.classes is None else self.classes)
+        classes = np.arange(self.n_outputs) if self.classes is None else self.classes
+        return MultiLabelPrediction.of(prediction, classes)  # type: ignore[return-value]
 
     def at_step(self, step: int) -> Self:
         """The policy as it was at entry `step` of the history, from 1; needs ``keep_states=True`` of the engine."""

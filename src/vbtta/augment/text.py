@@ -1,6 +1,6 @@
 """Views of texts: batches are lists of strings. Templates make views of the prompts of a language model."""
 
-__all__ = ["Case", "CharacterNoise", "Paraphrase", "Template", "WordDropout", "WordSwap", "paraphrases"]
+__all__ = ["Case", "CharacterNoise", "Template", "WordDropout", "WordSwap", "paraphrases"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

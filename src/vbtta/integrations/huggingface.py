@@ -31,19 +31,16 @@ class ProcessedPredictor(Adapter):
 
     Parameters
     ----------
-    model : transformers model
-    processor : image processor, tokenizer or feature extractor
+    model, processor : transformers model, and its image processor, tokenizer or feature extractor
     key : str, optional
         The column of a data set that it takes; by default the only one that holds no numbers.
-    output : optional
-        As in :func:`vbtta.adapters.as_predictor`; by default the logits.
-    options
-        Of the processor, such as ``sampling_rate=16000``. Tokenizers pad and truncate by default.
+    output, options
+        As in :func:`vbtta.adapters.as_predictor` (by default the logits), and those
+        of the processor, as ``sampling_rate=16000``; tokenizers pad and truncate by default.
 
     Examples
     --------
-    >>> predictor = ProcessedPredictor(model, AutoImageProcessor.from_pretrained(name))  # doctest: +SKIP
-    >>> collect_views(predictor, dataset, views)  # doctest: +SKIP
+    >>> collect_views(ProcessedPredictor(model, processor), dataset, views)  # doctest: +SKIP
     """
 
     def __init__(
@@ -144,7 +141,8 @@ def calibration(policy: Policy, predictions: ViewPredictions, labels: Any) -> tu
     found: Any = policy.predict(predictions).take(aligned.instance)
     if policy.task == "regression":
         levels, y = np.arange(0.1, 1.0, 0.1), aligned.continuous(found.mean.shape[1])
-        covered = np.array([metrics.interval_coverage(y, *found.interval(q), aligned.count) for q in levels])
+        limits = (found.interval(level) for level in levels)
+        covered = np.array([metrics.interval_coverage(y, low, high, aligned.count) for low, high in limits])
         return plotting.coverage(levels, covered), f"90 % intervals cover {100 * covered[-1]:.1f} %"
     y = aligned.categorical(found.proba.shape[1], found.classes)
     hit, error = metrics.hits(y, found.proba), metrics.ece(y, found.proba, aligned.count)
