@@ -104,7 +104,7 @@ def _mean(values: np.ndarray) -> str:
 def main() -> int:
     """Run what is missing and write the table."""
     parser = argparse.ArgumentParser(description="The default on small calibration samples.")
-    parser.add_argument("names", nargs="*", default=["cifar10n", "utkface", "mnist", "food101"])
+    parser.add_argument("names", nargs="*", default=["cifar10n-light", "utkface-light", "mnist1000", "food101-light"])
     parser.add_argument("--data", default=os.environ.get("VBTTA_DATA"), help="folder of the data sets (VBTTA_DATA)")
     parser.add_argument("--cache", default=".cache", help="networks and predictions of the quality benchmark")
     parser.add_argument("--draws", type=int, default=20)

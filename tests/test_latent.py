@@ -20,7 +20,9 @@ def pooled(
 def test_the_mode_is_the_convex_solution() -> None:
     rng = np.random.default_rng(0)
     f, y = pooled(rng, 200, np.array([0.7, 0.3, 0.0, 0.0]), 0.5)
-    problem, first = posed(ViewPredictions(f), LabelSets.from_array(y), GaussianLatent(shrinkage=3.0), noise="none")
+    problem, first = posed(
+        ViewPredictions(f), LabelSets.from_array(y), GaussianLatent(shrinkage=3.0, scale="constant"), noise="none"
+    )
     state = ascend(problem, first, EM(tol=1e-13)).state
     block, precision = problem.data.blocks[0], float(state.precision[0, 0])
 

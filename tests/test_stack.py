@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special
 
+from benchmarks.gate import gated_data
 from vbtta import (
     CategoricalLatent,
     CategoricalMixture,
@@ -159,18 +160,19 @@ def test_members_of_little_weight_are_dropped_and_one_alone_is_just_that():
     truth = rng.normal(size=3_000)
     outputs = np.stack([truth + 5 * rng.normal(size=3_000), *(truth + 0.5 * rng.normal(size=(5, 3_000)))], axis=1)
     predictions = ViewPredictions(outputs[:, :, None], names=["identity", *"abcde"])
-    policy = fit_policy(predictions, truth, task="regression")
+    model = Stack(members=(GaussianMixture(), GaussianLatent()), raw=GaussianMixture.raw_network())
+    policy = fit_policy(predictions, truth, task="regression", model=model)
     assert policy.members == ()
     assert isinstance(policy.model, GaussianLatent)
     np.testing.assert_array_equal(policy.member_weights, [1.0])
     assert policy.guard.probability > 0.99
 
 
-def test_few_labels_give_equal_shares(classes):
+def test_few_labels_give_even_odds_that_the_views_help(classes):
     predictions, _, truth = classes
     few = np.where(np.arange(200) < 3, truth, np.nan)
     policy = fit_policy(predictions, few, task="classification")
-    np.testing.assert_allclose(policy.member_weights, 1 / 3)
+    np.testing.assert_allclose(policy.member_weights, [0.25, 0.25, 0.5])
     assert not policy.guard.checked
 
 
@@ -274,3 +276,39 @@ def test_a_module_computes_what_predict_does():
     in_log = TTAModule(network, views, fit_policy(predictions, np.zeros(120) + np.arange(120) % 3,
                                                   task="classification"), output="log_probability")  # fmt: skip
     assert torch.isfinite(in_log(inputs)).all()
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_weights_that_depend_on_the_input_join_where_the_evidence_is_decisive(task, tmp_path):
+    predictions, labels = gated_data(task, 0, 400)
+    policy = fit_policy(predictions, labels, task=task)
+    gates = [member.gate is not None for member in policy.members]
+    assert sum(gates) == 1
+    assert policy.gate is policy.members[gates.index(True)].gate
+    policy.save(tmp_path / "policy.json")
+    loaded = Policy.load(tmp_path / "policy.json")
+    np.testing.assert_array_equal(loaded.weights_for(predictions), policy.weights_for(predictions))
+
+
+def test_without_such_evidence_no_gate_is_stacked(stack, regression_stack):
+    for policy in (stack, regression_stack):
+        assert any(member.ungated in policy.model.members for member in policy.model.members)
+        assert policy.gate is None
+
+
+def test_members_take_over_the_noise_of_single_labels_that_the_raw_network_infers():
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 5, size=150)
+    outputs = (4 * np.eye(5)[truth])[:, None] + rng.normal(size=(150, 12, 5))
+    outputs[:, 6:] = rng.normal(size=(150, 6, 5))  # views that only wrong labels speak for
+    said = np.where(rng.random(150) < 0.25, rng.integers(0, 5, size=150), truth)
+    predictions = ViewPredictions(outputs, names=["identity", *(f"view {k}" for k in range(11))])
+    policy = fit_policy(predictions, said, task="classification")
+    raw = policy.members[-1]
+    counts = raw.label_noise.counts[0]
+    for member in policy.members[:-1]:
+        assert member.model.accuracy_prior == tuple(counts)
+    assert policy.annotators.accuracy == raw.annotators.accuracy  # not counted twice
+    alone = fit_policy(predictions, said, task="classification", model="mixture", guard=False)
+    score = {name: p.predict(predictions).log_prob(truth).mean() for name, p in (("stack", policy), ("mixture", alone))}
+    assert score["stack"] > score["mixture"]

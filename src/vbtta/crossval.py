@@ -10,6 +10,7 @@ __all__ = [
     "cross_validate",
     "folds_of",
     "n_units",
+    "prior_counts",
     "sampled",
     "score_folds",
     "split",
@@ -102,8 +103,8 @@ def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, f
     return float(difference.sum() / n_instances), float(error / n_instances)
 
 
-def stack_scores(members: list[CrossValidated], prior_count: float) -> tuple[Stacking, CrossValidated]:
-    """Stacking weights from held-out scores, and the stack's own held-out scores.
+def stack_scores(members: list[CrossValidated], prior_count: Array) -> tuple[Stacking, CrossValidated]:
+    """Stacking weights from held-out scores, and the stack's own held-out scores; prior counts are (M,).
 
     An instance is scored with the weights that the other folds give, so that the score is honest.
     """
@@ -120,12 +121,17 @@ def stack_scores(members: list[CrossValidated], prior_count: float) -> tuple[Sta
     return stacking_weights(scores, sizes, prior_count), first._replace(scores=held_out * first.importance)
 
 
-def stacking_weights(scores: Array, sizes: Array, prior_count: float) -> Stacking:
+def prior_counts(n_views: int, raw: bool, count: float) -> Array:
+    """Prior counts (M,) of members with views and, the last, of the raw network: as much as all the others together."""
+    return np.array([count] * n_views + [count * n_views] * raw)
+
+
+def stacking_weights(scores: Array, sizes: Array, prior_count: float | Array) -> Stacking:
     """The mode of the weights w of M predictive distributions, by Newton's method on the simplex.
 
-        sum_i s_i ln sum_m w_m exp(l_im) + c sum_m ln w_m
+        sum_i s_i ln sum_m w_m exp(l_im) + sum_m c_m ln w_m
 
-    l_im are log scores (n, M), s_i sizes (n,) and c the prior's count. The objective is concave and self-concordant.
+    l_im are log scores (n, M), s_i sizes (n,) and c_m the prior's counts. The objective is concave and self-concordant.
     """
     n_members = scores.shape[1]
     relative = np.exp(scores - scores.max(axis=1, keepdims=True))  # (n, M)
@@ -133,7 +139,7 @@ def stacking_weights(scores: Array, sizes: Array, prior_count: float) -> Stackin
     to_zero_sum = np.eye(n_members)[:, 1:] - np.eye(n_members)[:, :1]  # (M, M - 1): directions that keep the sum
 
     def objective(weights: Array) -> float:
-        return float(sizes @ np.log(relative @ weights) + prior_count * np.log(weights).sum())
+        return float(sizes @ np.log(relative @ weights) + (prior_count * np.log(weights)).sum())
 
     for _ in range(100):
         ratio = relative / (relative @ weights)[:, None]

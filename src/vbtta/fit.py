@@ -4,7 +4,7 @@ __all__ = ["Sample", "fit_model", "fit_policy", "fit_sample", "model_record", "p
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -20,6 +20,7 @@ from vbtta.crossval import (
     compare_scores,
     cross_validate,
     n_units,
+    prior_counts,
     stack_scores,
 )
 from vbtta.data.labels import Array, LabelSets
@@ -60,6 +61,9 @@ class Sample(Protocol):
     def settle(self, model: Model) -> Model:
         """A resolved model with the options that the data decide."""
 
+    def gate_wanted(self, model: Model) -> bool:
+        """Whether the evidence for weights that depend on the input is decisive."""
+
     def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
         """One resolved model on all views, or on the identity alone."""
 
@@ -88,6 +92,9 @@ class _InMemory:
 
     def settle(self, model: Model) -> Model:
         return model.settle(InMemory(self.predictions, self.labels))
+
+    def gate_wanted(self, model: Model) -> bool:
+        return len(self.names) > 1 and model.gate_wanted(InMemory(self.predictions, self.labels))
 
     def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
         return fit_model(self._views(alone), self.labels, model, engine, seed=seed, progress=progress)
@@ -126,9 +133,10 @@ def fit_policy(
         input and view; rankings of the C items that the predictions score (:meth:`LabelSets.from_rankings`). The last
         two are fitted by ADVI.
     model : "auto", "mixture", "latent", a model record or a function
-        What is assumed. "auto" is a :class:`Stack` of mixture, latent pool and the raw network, weighted by their
-        held-out log scores (with ADVI, and for levels and rankings, the mixture). A function is a Pyro model of the
-        labels, as in :class:`PyroModel`.
+        What is assumed. "auto" is a :class:`Stack` of mixture, latent pool, the raw network and, where the evidence for
+        it is decisive, the mixture with weights that depend on the input, weighted by their held-out log scores (with
+        ADVI, and for levels and rankings, the mixture). A function is a Pyro model of the labels, as in
+        :class:`PyroModel`.
     engine : "auto", "em", "advi" or an engine record
         How it is inferred; "auto" is EM where the model has one.
     guard : bool or "hard"
@@ -204,7 +212,8 @@ def fit_sample(
     stack = record.as_stack()
     if stack is not None:
         return _fit_stack(stack, sample, engine, guard, seed, progress)
-    record = _alternative(record, sample, engine, seed, progress)
+    record = _best(record.scales, sample, engine, seed, progress) if guard else record
+    record = _best(record.alternatives(maps=sample.maps), sample, engine, seed, progress)
     _report(progress, f"fitting {type(record).__name__}")
     policy = sample.fit(record, engine, alone=False, seed=seed, progress=progress)
     if not guard:
@@ -222,11 +231,10 @@ def fit_sample(
     return sample.fit(raw, engine, alone=True, seed=seed, progress=False).among(policy.names, guard=verdict)
 
 
-def _alternative(model: Model, sample: Sample, engine: Engine, seed: int, progress: bool) -> Model:
-    """The model, or of several alternatives that with the best held-out score, the first where nothing is held out."""
-    first, *others = options = model.alternatives(maps=sample.maps)
-    if not others or isinstance(engine, ADVI) or sample.n_units < MIN_UNITS:
-        return first
+def _best(options: Sequence[Model], sample: Sample, engine: Engine, seed: int, progress: bool) -> Model:
+    """Of several models that with the best held-out score, the first where nothing is held out."""
+    if len(options) == 1 or isinstance(engine, ADVI) or sample.n_units < MIN_UNITS:
+        return options[0]
     scores = [sample.scores(sample.settle(option), engine, alone=False, seed=seed).scores.sum() for option in options]
     chosen = options[int(np.argmax(scores))]
     _report(progress, f"by held-out scores: {chosen!r}")
@@ -246,23 +254,36 @@ def _obstacle(sample: Sample, engine: Engine, raw: Model | None) -> str:
 
 
 def _fit_stack(stack: Stack, sample: Sample, engine: Engine, guard: bool | str, seed: int, progress: bool) -> Policy:
-    """Fit all members and weigh them by their held-out scores; by equal shares where nothing can be held out."""
-    candidates = [(_alternative(model, sample, engine, seed, progress), False) for model in stack.members]
+    """Fit all members and weigh them by their held-out scores; by the prior where nothing can be held out."""
+    policies, scores, raw, members = [], [], None, stack.members
+    several = [model for model in members if len(model.scales) > 1]
+    if several:  # the last decides for all
+        place = several[-1].scales.index(_best(several[-1].scales, sample, engine, seed, progress))
+        members = tuple(model.scales[place] if model in several else model for model in members)
     if stack.raw is not None and "identity" in sample.names:
-        candidates.append((stack.raw, True))
-    policies, scores = [], []
-    for model, alone in candidates:
-        _report(progress, f"fitting {'the raw network' if alone else type(model).__name__}, with held-out scores")
-        settled = model if alone else sample.settle(model)
-        policy = sample.fit(settled, engine, alone=alone, seed=seed, progress=False)
+        _report(progress, "fitting the raw network")
+        raw = sample.fit(stack.raw, engine, alone=True, seed=seed, progress=False)
+    for open_model in members:
+        _report(progress, f"fitting {type(open_model).__name__}, with held-out scores")
+        model = open_model if raw is None else open_model.with_noise_of(raw.posterior)
+        if open_model.ungated in members and not sample.gate_wanted(model):
+            continue
+        model = _best(model.alternatives(maps=sample.maps), sample, engine, seed, progress)
+        settled = sample.settle(model)
+        policy = sample.fit(settled, engine, alone=False, seed=seed, progress=False)
         policies.append(replace(policy, model=model).among(sample.names))
         if sample.n_units >= MIN_UNITS:
-            scores.append(sample.scores(settled, engine, alone=alone, seed=seed))
-    weights, covariance = np.full(len(policies), 1 / len(policies)), np.zeros((len(policies), len(policies)))
+            scores.append(sample.scores(settled, engine, alone=False, seed=seed))
+    if raw is not None and stack.raw is not None:
+        policies.append(raw.among(sample.names))
+        if sample.n_units >= MIN_UNITS:
+            scores.append(sample.scores(stack.raw, engine, alone=True, seed=seed))
+    counts = prior_counts(len(policies) - (raw is not None), raw is not None, stack.prior_count)
+    weights, covariance = counts / counts.sum(), np.zeros((len(policies), len(policies)))
     reason = _obstacle(sample, engine, stack.raw) if guard else "not asked for"
     verdict = Guard(False, False, 0.0, 0.0, reason)
     if scores:
-        (weights, covariance), of_stack = stack_scores(scores, stack.prior_count)
+        (weights, covariance), of_stack = stack_scores(scores, counts)
         verdict = verdict if reason else _verdict(of_stack, scores[-1], guard, warn=False)
     if verdict.fell_back:
         return replace(policies[-1], guard=verdict)

@@ -629,8 +629,8 @@ class StackedPosterior(Posterior):
 
     @property
     def noise(self) -> FittedNoise | None:
-        """That of the heaviest member."""
-        return self._heaviest.label_noise
+        """As the heaviest member has it that infers it by itself."""
+        return self._informant.label_noise
 
     @property
     def gate(self) -> Gate | None:
@@ -639,8 +639,10 @@ class StackedPosterior(Posterior):
         return next((gate for gate in gates if gate is not None), None)
 
     @property
-    def _heaviest(self) -> Policy:
-        return self.members[int(self.member_weights.argmax())]
+    def _informant(self) -> Policy:
+        """The heaviest member, if possible one whose prior of the noise is not the raw network's posterior."""
+        own = np.array([getattr(member.model, "accuracy_prior", None) is None for member in self.members])
+        return self.members[int((self.member_weights + own).argmax())]
 
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the total weights.
@@ -702,8 +704,8 @@ class StackedPosterior(Posterior):
         return StackedPosterior(kept, weights / weights.sum(), covariance)
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | AnnotatorAccuracy | None:
-        """What the heaviest member knows of the annotators."""
-        return self._heaviest.posterior.describe_annotators(names)
+        """What the heaviest member that infers the noise by itself knows of the annotators."""
+        return self._informant.posterior.describe_annotators(names)
 
 
 def stack_policies(

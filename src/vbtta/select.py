@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import shown, whole_number
-from vbtta.crossval import CrossValidated, Folds, check_units, compare_scores, score_folds, split, stack_scores
+from vbtta.crossval import (
+    CrossValidated,
+    Folds,
+    check_units,
+    compare_scores,
+    prior_counts,
+    score_folds,
+    split,
+    stack_scores,
+)
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy, model_record, quick_fit
@@ -137,6 +146,7 @@ class _Search:
         sample = InMemory(predictions.take(rows).select(predictions.names), labels.take(rows))
         stack = record.as_stack()
         open_members = (record,) if stack is None else stack.members
+        open_members = tuple(model for model in open_members if model.ungated not in open_members)
         members = tuple(model.settle(sample) for model in open_members)
         free = tuple(settled != model for settled, model in zip(members, open_members, strict=True))
         raw, prior_count = (None, 1.0) if stack is None else (stack.raw, stack.prior_count)
@@ -205,7 +215,8 @@ class _Search:
             score_folds([level.policies[member] for level in found], predictions, labels, folds)
             for member in range(n_members)
         ]
-        return stack_scores(scores, self.prior_count)[1]
+        with_raw = n_members > len(self.members)
+        return stack_scores(scores, prior_counts(len(self.members), with_raw, self.prior_count))[1]
 
     def cost(self, views: Views) -> float:
         return sum(self.price[name] for name in views)

@@ -105,6 +105,27 @@ class Model:
         """Models among which held-out scores decide; `maps`: rows are positions, and their groups images."""
         return (self,)
 
+    @property
+    def scales(self) -> tuple[Self, ...]:
+        """The model with every scale of a regression that it leaves open, the one to take without scores first."""
+        if getattr(self, "scale", "") is not None:
+            return (self,)
+        return tuple(replace(self, scale=scale) for scale in ("prediction", "constant"))
+
+    @property
+    def ungated(self) -> "Model | None":
+        """The same with constant weights, where weights depend on the input; else None."""
+        return None
+
+    def gate_wanted(self, source: "Source") -> bool:
+        """Whether the evidence for weights that depend on the input is decisive, and a module can compute them."""
+        gate: GateData = load(self, "em").pose(source, self)[0].gate
+        return gate.decisive and not gate.features.spread
+
+    def with_noise_of(self, raw: "Posterior") -> Self:
+        """The resolved model with the label noise that the raw network infers as its prior."""
+        return self
+
     def rescale(self, share: float) -> Self:
         """The settled model for a share of its views."""
         return self

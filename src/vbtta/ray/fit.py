@@ -429,6 +429,10 @@ class Calibration:
         """Options that the data decide are decided where they are."""
         return model.settle(RemoteViews(self, None))
 
+    def gate_wanted(self, model: Model) -> bool:
+        """Features are kept in one process."""
+        return False
+
     def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
         """One resolved model; the data stay where they are."""
         assert isinstance(engine, EM)

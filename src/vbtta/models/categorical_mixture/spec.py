@@ -85,6 +85,11 @@ class CategoricalMixture(ClassModel):
             xi_scale=self.xi_scale,
         )
 
+    @property
+    def ungated(self) -> Self | None:
+        """The same with constant weights, where weights depend on the input; else None."""
+        return replace(self, weights="view") if self.weights == "input" else None
+
     @classmethod
     def raw_network(cls) -> "CategoricalMixture":
         """One temperature and no offsets."""

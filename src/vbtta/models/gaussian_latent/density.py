@@ -9,7 +9,7 @@ from vbtta.data.labels import Array
 from vbtta.inference.advi import AdviTask
 from vbtta.inference.guide import N_DRAWS, Guide, match_wishart, precision_draws
 from vbtta.inference.laplace import PoolUncertainty
-from vbtta.inference.unconstrained import Units, Values
+from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.gaussian_latent import em
 from vbtta.models.gaussian_latent.em import LatentProblem
@@ -33,7 +33,10 @@ class LatentDensity(GaussianDensity):
             **tensors.wishart(settings.nu, 1, C),
         }
         super().__init__(problem.data, settings.inverse_scale, problem.annotator_prior, priors)
-        self._first = first
+        self._first, self._root = first, None
+        if problem.scale.slope:
+            log_omega = problem.scale.log_omega(self.tensors.mean.numpy().transpose(2, 0, 1))
+            self._root = tensor(np.exp(0.5 * log_omega))[None, :, None].expand(1, -1, C)  # (1, n, C)
 
     def start(self) -> dict[str, Array]:
         """The plain average."""
@@ -44,8 +47,9 @@ class LatentDensity(GaussianDensity):
         """The average of some instances, as one view."""
         pooled = torch.einsum("mk,knc->mnc", values["pool"], self.tensors.mean[:, rows])
         location = (pooled + values["offset"][:, None])[:, None]  # (M, 1, n, C)
+        root = None if self._root is None else self._root[:, rows]
         return Views(
-            torch.zeros(len(location), 1, 1, dtype=torch.float64), location, self.precision_factor(values), None
+            torch.zeros(len(location), 1, 1, dtype=torch.float64), location, self.precision_factor(values), root
         )
 
 
@@ -63,7 +67,7 @@ def _posterior(guide: Guide, problem: LatentProblem) -> SampledLatentPosterior:
     mean = both.mean(axis=0)
     people = None if problem.annotator_prior is None else tensors.annotator_state(guide, draws)
     return SampledLatentPosterior(
-        state=LatentState(mean[:K], mean[K:], dof[0], inverse_scale[0], people),
+        state=LatentState(mean[:K], mean[K:], dof[0], inverse_scale[0], people, problem.scale.slope),
         standard=problem.data.standard,
         uncertainty=PoolUncertainty.none(K),
         covariance=np.cov(both.T).reshape(K + C, K + C),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +17,9 @@ from vbtta.models.base import Source
 from vbtta.models.gaussian_latent import steps
 from vbtta.models.gaussian_latent.posterior import LatentPosterior
 from vbtta.models.gaussian_latent.spec import GaussianLatent
-from vbtta.models.gaussian_latent.steps import LatentPrior, LatentState, Moments
+from vbtta.models.gaussian_latent.steps import LatentPrior, LatentState, Moments, Scale
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
-from vbtta.models.gaussian_mixture.steps import start
+from vbtta.models.gaussian_mixture.steps import SLOPE_SCALE, start
 from vbtta.models.parts import annotators
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics, Truth
 from vbtta.models.parts.standard import ContinuousBlocks
@@ -39,6 +40,7 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
     prior: LatentPrior
     annotator_prior: AnnotatorPrior | None
     moments: Moments  # of the labels
+    scale: Scale
 
     @property
     def shrinkage(self) -> float:
@@ -54,8 +56,8 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         if state.annotators is None:
             moments = self.moments
             outer = steps.residual_outer(moments, state.pool, state.offset)
-            constant = float(moments.n) * (log_precision - C * np.log(2 * np.pi))
-            bound = 0.5 * (constant - float((precision * outer).sum()))
+            constant = float(moments.size) * (log_precision - C * np.log(2 * np.pi))
+            bound = 0.5 * (constant - float((precision * outer).sum())) + float(moments.log_omega)
         else:
             moments, people, evidence = self._truth_pass(state, precision, log_precision)
             bound = evidence
@@ -70,7 +72,8 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         people = state.annotators
         if people is not None and statistics.annotators is not None and self.annotator_prior is not None:
             people = annotators.update(people, statistics.annotators, self.annotator_prior)
-        return LatentState(pool, offset, self.prior.nu + moments.n, self.prior.inverse_scale + outer, people)
+        dof, inverse_scale = self.prior.nu + moments.size, self.prior.inverse_scale + outer
+        return LatentState(pool, offset, dof, inverse_scale, people, self.scale.slope)
 
     def pack(self, state: LatentState) -> Array:
         """(sqrt v, b, log-Cholesky of V), then the annotators' likewise."""
@@ -85,7 +88,7 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         pool, offset = take(self.data.n_views) ** 2, take(C)
         inverse_scale = linalg.from_log_cholesky(take(C * (C + 1) // 2), C)
         people = None if like.annotators is None else annotators.unpack(take, like.annotators)
-        return LatentState(pool, offset, like.dof, inverse_scale, people)
+        return LatentState(pool, offset, like.dof, inverse_scale, people, like.scale_slope)
 
     def weights(self, state: LatentState) -> Array:
         """The weights of the views: (K,)."""
@@ -134,7 +137,7 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
 
     def _group_sums(self, state: LatentState) -> tuple[Array, Array]:
         """Sums of the scores of (v, b) over the instances of every group, and of their outer products over all."""
-        n_groups, precision = self.data.n_groups, state.precision
+        n_groups, precision, scale = self.data.n_groups, state.precision, self.scale
 
         def block_sums(block: Block) -> tuple[Array, Array]:
             assert block.group is not None
@@ -142,11 +145,12 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
             if state.annotators is None:
                 targets, count = block.value, block.repeats
             else:
-                targets, instance = _truth(block, state, precision, 0.0).mean[:, 0], np.arange(block.mean.shape[2])
+                truth = _truth(block, state, scale, precision, 0.0)
+                targets, instance = truth.mean[:, 0], np.arange(block.mean.shape[2])
                 count = np.ones(len(instance))
             views = block.mean[:, :, instance]
             residual = targets - np.einsum("k,ckj->cj", state.pool, views) - state.offset[:, None]
-            pull = precision @ residual
+            pull = precision @ residual * np.exp(scale.log_omega(block.mean))[instance]
             scores = np.concatenate([np.einsum("ckj,cj->kj", views, pull), pull])
             weighted = scores * count
             return laplace.group_sums(weighted, count, block.group[instance], n_groups), products(weighted, scores)
@@ -156,15 +160,15 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
     def _truth_pass(
         self, state: LatentState, precision: Array, log_precision: float
     ) -> tuple[Moments, AnnotatorStatistics, float]:
-        people = state.annotators
+        people, scale = state.annotators, self.scale
         assert people is not None
 
         def block_sums(block: Block) -> tuple[Moments, AnnotatorStatistics, Array]:
-            posterior = _truth(block, state, precision, log_precision)
+            posterior = _truth(block, state, scale, precision, log_precision)
             share = np.ones((1, block.mean.shape[2]))
             sums = annotators.annotator_statistics(block, people, posterior, share)
-            spread = posterior.covariance[0].sum(axis=0)
-            return steps.moments_of(block, posterior.mean[:, 0], spread), sums, posterior.log_evidence.sum()
+            moments = steps.moments_of(block, scale, posterior.mean[:, 0], posterior.covariance[0])
+            return moments, sums, posterior.log_evidence.sum()
 
         moments, sums, evidence = self.data.total(block_sums)
         return moments, sums, float(evidence)
@@ -172,7 +176,7 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
     def _penalty(self, state: LatentState) -> float:
         """Minus the log priors of the pool, plus the divergences of the other factors."""
         prior = self.prior
-        penalty = laplace.pool_penalty(state.pool, prior.shrinkage, 1.0)
+        penalty = laplace.pool_penalty(state.pool, prior.shrinkage, 1.0) + 0.5 * (self.scale.slope / SLOPE_SCALE) ** 2
         penalty -= float(linalg.student_log_density(state.offset**2, prior.offset_scale).sum())
         dof, scale = np.atleast_1d(state.dof), state.inverse_scale[None]
         penalty += float(linalg.kl_wishart(dof, scale, prior.nu, prior.inverse_scale).sum())
@@ -181,12 +185,13 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         return float(penalty)
 
 
-def _truth(block: Block, state: LatentState, precision: Array, log_precision: float) -> Truth:
+def _truth(block: Block, state: LatentState, scale: Scale, precision: Array, log_precision: float) -> Truth:
     """The truth of a block's instances given all labels."""
     assert state.annotators is not None
     mean = np.einsum("k,ckn->cn", state.pool, block.mean)[:, None] + state.offset[:, None, None]  # (C, 1, n)
-    labels = annotators.summarise(block, state.annotators)
-    return annotators.infer_truth(mean, precision[None, None], np.full((1, 1), log_precision), labels)
+    labels, log_omega = annotators.summarise(block, state.annotators), scale.log_omega(block.mean)[None]  # (1, n)
+    precision = np.exp(log_omega)[..., None, None] * precision
+    return annotators.infer_truth(mean, precision, log_precision + len(mean) * log_omega, labels)
 
 
 def pose(source: Source, spec: GaussianLatent) -> tuple[LatentProblem, LatentState]:
@@ -199,15 +204,23 @@ def pose(source: Source, spec: GaussianLatent) -> tuple[LatentProblem, LatentSta
     if spec.v is None:  # the average of the views may be far better than each of them
         scale = np.minimum(scale, reference.nu * np.diag(steps.variance_around_average(moments)))
     prior = LatentPrior(1.0, math.sqrt(2 / spec.beta), reference.nu, scale)
-    shrinkage = steps.choose_shrinkage(moments, prior) if spec.shrinkage is None else spec.shrinkage
-    prior = prior._replace(shrinkage=shrinkage)
+    prior = _with_shrinkage(prior, moments, spec)
+    scale_of = Scale(0.0, np.full(K, 1 / K), np.zeros(C))
+    if spec.scale != "constant":
+        scale_of = steps.choose_slope(data, moments, prior)
+        moments = data.total(partial(steps.moments_of, scale=scale_of))
+        prior = _with_shrinkage(prior, moments, spec)
     offset = steps.mean_residual(moments)  # from a far one, shrunken to zero, EM might not return
     outer = steps.residual_outer(moments, np.full(K, 1 / K), offset)
     people, people_prior = None, None
     if spec.noise == "annotator":
         people_prior = annotators.default_prior(reference.residual_variance, spec.gamma)
         people = annotators.start(data.n_annotators, C, people_prior)
-    first = LatentState(
-        np.full(K, 1 / K), offset, np.asarray(prior.nu + moments.n), prior.inverse_scale + outer, people
-    )
-    return LatentProblem(data, prior, people_prior, moments), first
+    dof, inverse_scale = np.asarray(prior.nu + moments.size), prior.inverse_scale + outer
+    first = LatentState(np.full(K, 1 / K), offset, dof, inverse_scale, people, scale_of.slope)
+    return LatentProblem(data, prior, people_prior, moments, scale_of), first
+
+
+def _with_shrinkage(prior: LatentPrior, moments: Moments, spec: GaussianLatent) -> LatentPrior:
+    shrinkage = steps.choose_shrinkage(moments, prior) if spec.shrinkage is None else spec.shrinkage
+    return prior._replace(shrinkage=shrinkage)

@@ -11,6 +11,7 @@ from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.gaussian_latent.steps import LatentState
+from vbtta.models.gaussian_mixture.steps import scale_covariate
 from vbtta.models.parts import annotators
 from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.standard import Standard
@@ -52,7 +53,8 @@ class LatentPosterior(Posterior):
         cross = np.einsum("nkc,kd->ncd", mean, self.covariance[:K, K:][used])
         uncertainty += cross + cross.swapaxes(1, 2) + self.covariance[K:, K:]
         dof = state.dof + 1 - C
-        scale = state.inverse_scale / dof + (dof - 2) / dof * uncertainty
+        stretch = np.exp(2 * state.scale_slope * scale_covariate(location, 1))[:, None, None]
+        scale = stretch * state.inverse_scale / dof + (dof - 2) / dof * uncertainty
         units = self.standard.scale
         return ContinuousPrediction(
             np.ones((len(mean), 1)),

@@ -6,7 +6,7 @@ from typing import Self
 
 from vbtta._support.checks import one_of, positive
 from vbtta.models.base import LatentModel
-from vbtta.models.parts.annotators import ContinuousNoise, LabelFacts, check_scale, default_noise
+from vbtta.models.parts.annotators import ContinuousNoise, LabelFacts, ScaleChoice, check_scale, default_noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,8 @@ class GaussianLatent(LatentModel):
         As in :class:`GaussianMixture`: eqs. 13 to 18 around the one average.
     shrinkage : float, optional
         Prior precision lambda of every weight around 1/K, in standardised units; by default from the evidence.
+    scale : {"prediction", "constant"}, optional
+        As in :class:`GaussianMixture`; the prediction is that of the pool.
     beta, nu, v, gamma
         As in :class:`GaussianMixture`; the common offset has a Student-t prior of scale sqrt(2 / beta), and v is by
         default the smaller of the residual variances around the median view and around the plain average.
@@ -40,6 +42,7 @@ class GaussianLatent(LatentModel):
 
     noise: ContinuousNoise | None = None
     shrinkage: float | None = None
+    scale: ScaleChoice | None = None
     beta: float = 200.0
     nu: float | None = None
     v: float | Sequence[float] | None = None
@@ -47,6 +50,7 @@ class GaussianLatent(LatentModel):
 
     def __post_init__(self) -> None:
         one_of("noise", self.noise, (None, "none", "annotator"))
+        one_of("scale", self.scale, (None, "prediction", "constant"))
         positive(shrinkage=self.shrinkage, beta=self.beta, nu=self.nu, gamma=self.gamma)
         check_scale(self.v)
 

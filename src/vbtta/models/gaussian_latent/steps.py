@@ -2,10 +2,12 @@
 
     v_k ~ Normal(1/K, 1/lambda) on v_k >= 0,   b ~ Student-t of a scale,   Lambda ~ Wishart(nu, V)
 
+The noise has precision omega Lambda with omega = 1 or exp(-2 a x), x the pooled prediction (of a preliminary fit).
 Given Lambda the mode in (v, b) is a small convex problem on the second moments of (f, 1, y), which are
 formed once. The weights are w = v / sum v; the sum is the gain.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +16,12 @@ from vbtta.data.labels import Array
 from vbtta.inference.blocks import Block, products
 from vbtta.inference.laplace import log_volume, pool_penalty, solve
 from vbtta.inference.linalg import inverse_and_log_det, student_precision
+from vbtta.models.gaussian_mixture.steps import SLOPE_SCALE, scale_covariate, slope_step
 from vbtta.models.parts.annotators import AnnotatorState
-from vbtta.models.parts.standard import SMALLEST_VARIANCE
+from vbtta.models.parts.standard import SMALLEST_VARIANCE, ContinuousBlocks
 
 _LEAST_SHRINKAGE = 1e-10  # relative to the largest curvature: equal views of equal labels leave it singular
+_SLOPE_STEPS, _PRELIMINARY_STEPS = 10, 5
 _SHRINKAGES = 10.0 ** np.arange(-1.0, 8.01, 0.25)  # candidates for lambda
 
 
@@ -38,6 +42,7 @@ class LatentState(NamedTuple):
     dof: Array  # ()
     inverse_scale: Array  # (C, C)
     annotators: AnnotatorState | None
+    scale_slope: float = 0.0  # a
 
     @property
     def precision(self) -> Array:
@@ -45,8 +50,24 @@ class LatentState(NamedTuple):
         return np.asarray(self.dof * inverse_and_log_det(self.inverse_scale)[0])
 
 
+class Scale(NamedTuple):
+    """How the standard deviation depends on the prediction of a preliminary fit: exp(a x)."""
+
+    slope: float  # a
+    pool: Array  # (K,)
+    offset: Array  # (C,)
+
+    def covariate(self, mean: Array) -> Array:
+        """X of inputs whose views are (C, K, n): (n,)."""
+        return scale_covariate(np.einsum("k,ckn->cn", self.pool, mean) + self.offset[:, None], 0)
+
+    def log_omega(self, mean: Array) -> Array:
+        """Logarithms of omega: (n,)."""
+        return -2 * self.slope * self.covariate(mean) if self.slope else np.zeros(mean.shape[2])
+
+
 class Moments(NamedTuple):
-    """Sums over labels (or, with annotators, over instances and their truths) for outputs c, d."""
+    """Sums over labels (or, with annotators, over instances and their truths) for outputs c, d, times omega."""
 
     xx: Array  # (C, C, K, K): f_c f_d^T
     x1: Array  # (C, K): f_c
@@ -54,16 +75,23 @@ class Moments(NamedTuple):
     y1: Array  # (C,)
     yy: Array  # (C, C)
     n: Array  # ()
+    size: Array  # (): without omega
+    log_omega: Array  # (): half the log determinants of omega
 
 
-def moments_of(block: Block, targets: Array | None = None, spread: Array | None = None) -> Moments:
-    """Sums of one block; targets (C, n) with covariances `spread` (C, C) in all replace the labels."""
+def moments_of(
+    block: Block, scale: Scale | None = None, targets: Array | None = None, covariance: Array | None = None
+) -> Moments:
+    """Sums of one block; targets (C, n) with covariances (n, C, C) replace the labels."""
+    log_omega = np.zeros(block.mean.shape[2]) if scale is None else scale.log_omega(block.mean)
     if targets is None:
-        mean = block.mean if block.instance is None else block.mean[:, :, block.instance]
-        targets, count = block.value, block.repeats
+        mean, instance = block.mean, slice(None) if block.instance is None else block.instance
+        mean, log_omega, targets, count = mean[:, :, instance], log_omega[instance], block.value, block.repeats
     else:
         mean, count = block.mean, np.ones(block.mean.shape[2])
     C, K, _ = mean.shape
+    size, log_det = count.sum(), 0.5 * C * (count @ log_omega)
+    count = count * np.exp(log_omega)
     weighted = mean * count
     flat = mean.reshape(C * K, -1)
     xx = products(weighted.reshape(C * K, -1), flat).reshape(C, K, C, K).transpose(0, 2, 1, 3)
@@ -74,9 +102,48 @@ def moments_of(block: Block, targets: Array | None = None, spread: Array | None 
         weighted.sum(axis=2),
         xy,
         np.vecdot(targets, count),
-        yy if spread is None else yy + spread,
+        yy if covariance is None else yy + np.einsum("n,ncd->cd", count, covariance),
         np.asarray(count.sum()),
+        np.asarray(size),
+        np.asarray(log_det),
     )
+
+
+def choose_slope(data: ContinuousBlocks, moments: Moments, prior: LatentPrior) -> Scale:
+    """The mode of the slope a under its normal prior, around the pool of a preliminary fit."""
+    pool, offset, precision = settled_pool(moments, prior)
+    scale = Scale(0.0, pool, offset)
+    for _ in range(_SLOPE_STEPS):
+
+        def derivatives(block: Block, scale: Scale = scale, precision: Array = precision) -> tuple[Array, Array]:
+            instance = slice(None) if block.instance is None else block.instance
+            x, omega = scale.covariate(block.mean)[instance], np.exp(scale.log_omega(block.mean))[instance]
+            residual = block.value - np.einsum("k,ckn->cn", pool, block.mean)[:, instance] - offset[:, None]
+            square = omega * np.einsum("cj,cd,dj->j", residual, precision, residual)
+            return block.repeats @ (x * (square - len(offset))), block.repeats @ (x**2 * square)
+
+        first, second = data.total(derivatives)
+        step = slope_step(scale.slope, float(first), float(second), SLOPE_SCALE)
+        scale = scale._replace(slope=scale.slope + step)
+        if abs(step) < 1e-4:
+            break
+        precision = _precision_around(data.total(partial(moments_of, scale=scale)), pool, offset, prior)
+    return scale
+
+
+def settled_pool(moments: Moments, prior: LatentPrior) -> tuple[Array, Array, Array]:
+    """Pool, offset and precision after a few updates in turn."""
+    K = moments.x1.shape[1]
+    pool, offset = np.full(K, 1 / K), mean_residual(moments)
+    for _ in range(_PRELIMINARY_STEPS):
+        precision = _precision_around(moments, pool, offset, prior)
+        pool, offset = solve(*curvature(moments, precision, prior, offset), K)
+    return pool, offset, _precision_around(moments, pool, offset, prior)
+
+
+def _precision_around(moments: Moments, pool: Array, offset: Array, prior: LatentPrior) -> Array:
+    inverse_scale = prior.inverse_scale + residual_outer(moments, pool, offset)
+    return np.asarray((prior.nu + moments.size) * inverse_and_log_det(inverse_scale)[0])
 
 
 def curvature(moments: Moments, precision: Array, prior: LatentPrior, offset: Array) -> tuple[Array, Array]:
@@ -124,8 +191,7 @@ def choose_shrinkage(moments: Moments, prior: LatentPrior) -> float:
     K = moments.x1.shape[1]
     pool, offset = np.full(K, 1 / K), mean_residual(moments)
     for _ in range(20):
-        inverse_scale = prior.inverse_scale + residual_outer(moments, pool, offset)
-        precision = (prior.nu + moments.n) * inverse_and_log_det(inverse_scale)[0]
+        precision = _precision_around(moments, pool, offset, prior)
         candidates = [prior._replace(shrinkage=float(value)) for value in _SHRINKAGES]
         found = float(
             _SHRINKAGES[int(np.argmax([_log_evidence(moments, precision, one, offset) for one in candidates]))]

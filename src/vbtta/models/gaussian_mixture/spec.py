@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from vbtta._support.checks import one_of, positive
 from vbtta.models.base import Model
-from vbtta.models.parts.annotators import ContinuousNoise, LabelFacts, check_scale, default_noise
+from vbtta.models.parts.annotators import ContinuousNoise, LabelFacts, ScaleChoice, check_scale, default_noise
 from vbtta.models.parts.gate import FeatureChoice, check_features
 
 
@@ -23,9 +23,9 @@ class GaussianMixture(Model):
         modelled where they are named, their labels overlap and the component is normal.
     heteroscedastic : bool
         Whether a view counts less where its draws vary more: Omega in eq. 2.
-    scale : {"prediction", "constant"}
+    scale : {"prediction", "constant"}, optional
         Whether the logarithm of the standard deviation around a view is linear in the view's prediction (eq. 2), with
-        one slope for all views, or constant.
+        one slope for all views, or constant. By default the held-out score decides; "prediction" where there is none.
     weights : {"view", "input"}
         One weight a view, or one that depends on the input through features of the views' outputs (eq. 25).
     features : {"auto", "all", "own", "pooled", "none"} or callable
@@ -72,7 +72,7 @@ class GaussianMixture(Model):
     link: Literal["affine", "shift"] = "affine"
     noise: ContinuousNoise | None = None
     heteroscedastic: bool = False
-    scale: Literal["prediction", "constant"] = "prediction"
+    scale: ScaleChoice | None = None
     weights: Literal["view", "input"] = "view"
     features: FeatureChoice = "auto"
     gate_scale: float | None = None
@@ -86,7 +86,7 @@ class GaussianMixture(Model):
 
     def __post_init__(self) -> None:
         one_of("link", self.link, ("affine", "shift"))
-        one_of("scale", self.scale, ("prediction", "constant"))
+        one_of("scale", self.scale, (None, "prediction", "constant"))
         one_of("noise", self.noise, (None, "none", "annotator"))
         one_of("weights", self.weights, ("view", "input"))
         check_features(self.features)
@@ -95,10 +95,15 @@ class GaussianMixture(Model):
         positive(common_scale=self.common_scale, nu=self.nu, gamma=self.gamma)
         check_scale(self.v)
 
+    @property
+    def ungated(self) -> Self | None:
+        """The same with constant weights, where weights depend on the input; else None."""
+        return replace(self, weights="view") if self.weights == "input" else None
+
     @classmethod
     def raw_network(cls) -> "GaussianMixture":
         """One residual scale: the shift is all but fixed at zero."""
-        return cls(link="shift", beta=1e8)
+        return cls(link="shift", beta=1e8, scale="constant")
 
     @property
     def obstacle(self) -> str:

@@ -320,7 +320,7 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
         new_precision = dof[:, None, None] * linalg.inverse_and_log_det(inverse_scale)[0]
         first, second = (float((new_precision * squares(tilted)).sum()) for tilted in total.tilted)
         slope = first - C * float(total.tilted_mass)
-        scale_slope = scale_slope + _slope_step(float(scale_slope), slope, second, prior.slope_scale)
+        scale_slope = scale_slope + slope_step(float(scale_slope), slope, second, prior.slope_scale)
 
     counts = None if prior.concentration is None else prior.concentration + total.mass
     weights = total.mass if counts is None else counts
@@ -343,7 +343,7 @@ def scale_covariate(mean: Array, output_axis: int) -> Array:
     return np.asarray(np.clip(mean.mean(axis=output_axis), -_MAX_COVARIATE, _MAX_COVARIATE))
 
 
-def _slope_step(current: float, first: float, second: float, scale: float) -> float:
+def slope_step(current: float, first: float, second: float, scale: float) -> float:
     """A step of b that does not lower the expected log density, whose derivatives are `first` and -2 `second`.
 
     With q the squared distances, q exp(-2 d x) exceeds its tangent by at most 4 d^2 q x^2 (exp(R) - 1 - R) / R^2,
@@ -448,7 +448,7 @@ def start(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, 
         concentration=spec.concentration,
         affine=spec.link == "affine",
         heteroscedastic=spec.heteroscedastic and data.has_variance,
-        slope_scale=SLOPE_SCALE if spec.scale == "prediction" else 0.0,
+        slope_scale=SLOPE_SCALE if spec.scale != "constant" else 0.0,
     )
     if prior.nu <= C + 1:
         raise ValueError(f"nu must exceed C + 1 = {C + 1}, or a view's predictive variance is infinite; got {prior.nu}")

@@ -24,6 +24,7 @@ from vbtta.models.parts.standard import Standard
 
 MIN_LABEL_VARIANCE = 1e-6  # in standard units, of labels that are taken for the truth
 ContinuousNoise = Literal["none", "annotator"]
+ScaleChoice = Literal["prediction", "constant"]
 
 
 class LabelFacts(Protocol):

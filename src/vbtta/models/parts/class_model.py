@@ -53,6 +53,18 @@ class ClassModel(Model):
         possible = labels.overlap and noise != "none"
         return replace(self, noise=noise, difficulty=self.difficulty if possible or self.difficulty else False)
 
+    def with_noise_of(self, raw: Posterior) -> Self:
+        """The model with the accuracy of single labels that the raw network infers as its prior.
+
+        Views that fit few labels take wrong ones for evidence against each other, so that no noise remains; the raw
+        network cannot.
+        """
+        noise: FittedNoise | None = getattr(raw, "noise", None)
+        if noise is None or self.noise != "uniform" or self.accuracy_prior is not None:
+            return self
+        right, wrong = noise.counts[0].tolist()
+        return replace(self, accuracy_prior=(right, wrong))
+
     def without_difficulty(self) -> Self:
         """The model for an engine that has no item difficulty."""
         if self.difficulty:

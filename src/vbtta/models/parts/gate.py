@@ -264,6 +264,7 @@ class GateData:
     limits: Array  # (2, F)
     required: Array  # (K,): views that features compare with
     prior_scale: float = 1.0  # t
+    decisive: bool = True  # whether the evidence against b = 0 is
     _last: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -318,6 +319,7 @@ class GateData:
             gain = _SCALES[:, None] ** 2 * (vectors.T @ gradient) ** 2 / (1 + square) - np.log1p(square)
             value = 0.5 * gain.sum(axis=1) - _SCALE_RATE * _SCALES
             scale = 1.0 if value.max() > _DECISIVE else float(_SCALES[np.argmax(value)])
+            return replace(self, prior_scale=scale, decisive=bool(value.max() > _DECISIVE))
         return replace(self, prior_scale=scale)
 
     def positive(self, weights: Array) -> Array:

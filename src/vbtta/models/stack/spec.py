@@ -4,7 +4,7 @@ __all__ = ["Stack", "default_stack"]
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from vbtta._support.checks import positive
 from vbtta.models.base import Model, models_of
@@ -20,12 +20,15 @@ class Stack(Model):
     Parameters
     ----------
     members : models of one task
-        Each is fitted to all views.
+        Each is fitted to all views. One with ``weights="input"`` beside the same with constant weights is left out
+        unless the evidence for it is decisive (docs/method, eq. 27).
     raw : model, optional
-        Fitted to the identity view alone: the network as it is, with one temperature or scale.
+        Fitted to the identity view alone: the network as it is, with one temperature or scale. Where labels are single,
+        the accuracy that it infers is the prior of the members'.
     prior_count : float
-        Dirichlet prior of the members' weights, as instances per member beyond a flat prior. The larger it is, the more
-        instances it takes to move the weights away from equal shares.
+        Dirichlet prior of the members' weights, as instances per member beyond a flat prior; for the raw network as
+        many as for all the others together, so that the odds that the views help are even. The larger it is, the more
+        instances it takes to move the weights away from these shares.
 
     Examples
     --------
@@ -78,7 +81,10 @@ class Stack(Model):
 
 
 def default_stack(task: str) -> Model:
-    """The models of a task and the raw network, stacked; a task's only model where there is one."""
-    kinds = models_of(task)
+    """The models of a task, the gated mixture and the raw network, stacked; a task's only model where there is one."""
+    kinds: dict[str, Any] = dict(models_of(task))
     raw = kinds["mixture"].raw_network()
-    return kinds["mixture"]() if raw is None else Stack(members=tuple(kind() for kind in kinds.values()), raw=raw)
+    if raw is None:
+        return kinds["mixture"]()  # type: ignore[no-any-return]
+    members = (kinds["mixture"](), kinds["mixture"](weights="input"), kinds["latent"]())
+    return Stack(members=members, raw=raw)
