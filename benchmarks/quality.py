@@ -79,7 +79,7 @@ def run(
     only_ready : bool
         Whether to leave out what is not trained yet.
     skip : list of str
-        Methods to leave out, everywhere or, as "method@100", with so many calibration images.
+        Methods to leave out.
     jobs : int
         Networks trained at a time.
     sizes : list of int
@@ -136,8 +136,7 @@ def key_of(name: str, size: int) -> str:
 
 
 def _cells(task: Task, cache: str, part: str, skip: Sequence[str]) -> tuple[list[Cell], Any, str]:
-    size = len(task.calibration)
-    methods = [method for method in methods_of(task.kind) if not {method, f"{method}@{size}"} & set(skip)]
+    methods = [method for method in methods_of(task.kind) if method not in skip]
     ids = np.arange(len(task.test)) if task.test.ids is None else task.test.ids
     return run_cells(task, methods, cache, part=part), ids, task.kind
 

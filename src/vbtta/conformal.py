@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -72,18 +73,6 @@ class ConformalPolicy:
         Names of the strata; the classes where `by_class`.
     n_units : (S,) array
         Calibration inputs of every stratum, or groups of them; weights of the truth may make them fractions.
-
-    Examples
-    --------
-    >>> import vbtta
-    >>> rng = np.random.default_rng(0)
-    >>> truth = rng.normal(size=400)
-    >>> views = ViewPredictions(truth[:, None, None] + rng.normal(size=(400, 2, 1)), names=["identity", "flip"])
-    >>> policy = vbtta.fit_policy(views.take(slice(200)), truth[:200], task="regression")
-    >>> conformal = conformalize(policy, views.take(slice(200, 400)), truth[200:], level=[0.5, 0.9])
-    >>> lower, upper = conformal.predict_interval(views)
-    >>> lower.shape
-    (400, 1, 2)
     """
 
     policy: Predictor
@@ -135,6 +124,22 @@ class ConformalPolicy:
                 limits[side, rows, output, place] = values
         lower, upper = limits[..., 0] if self.one_level else limits
         return lower, upper
+
+    def columns(self, predictions: ViewPredictions, levels: Sequence[float]) -> dict[str, Array]:
+        """A table with one row an input: classes of its sets, bars between them, and their number; or limits."""
+        places, every = [self.levels.tolist().index(level) for level in levels], replace(self, one_level=False)
+        prediction = self.policy.predict(predictions.take(slice(0, 1)))
+        table: dict[str, Array] = {}
+        if isinstance(prediction, CategoricalPrediction):
+            sets, names = every.predict_set(predictions), np.asarray(prediction.classes, dtype=str)
+            for level, place in zip(levels, places, strict=True):
+                table[f"set_{level:g}"] = np.array(["|".join(names[row]) for row in sets[:, :, place]])
+                table[f"size_{level:g}"] = sets[:, :, place].sum(axis=1)
+            return table
+        for name, limits in zip(("lower", "upper"), every.predict_interval(predictions), strict=True):
+            for c, (level, place) in product(range(limits.shape[1]), zip(levels, places, strict=True)):
+                table[f"{name}_{level:g}" + (f"_{c + 1}" if limits.shape[1] > 1 else "")] = limits[:, c, place]
+        return table
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy with its thresholds as human-readable JSON, atomically."""

@@ -106,19 +106,6 @@ class SequentialPolicy:
         Cross-validated loss against the full policy, and its upper 95 % confidence limit, in nats an input.
     curve : tuple of SequentialPoint
         Cost and score of other thresholds, cheapest first.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> label = rng.integers(3, size=2000)
-    >>> clear = rng.uniform(0, 6, size=(2000, 1, 1))
-    >>> views = ViewPredictions(
-    ...     clear * np.eye(3)[label][:, None] + rng.normal(size=(2000, 4, 3)), names=["identity", *"abc"]
-    ... )
-    >>> sequential = fit_sequential(views, label, task="classification", model="latent", tolerance=0.02)
-    >>> prediction = sequential.predict(views)
-    >>> bool(1 <= prediction.passes.mean() < 4)
-    True
     """
 
     policies: tuple[Policy, ...]

@@ -396,7 +396,7 @@ def predict(
         if hasattr(prediction, "passes"):
             table["passes"] = prediction.passes
         if sets:
-            table |= _set_columns(rule, views, sets)
+            table |= rule.columns(views, sets)
     except ValueError as error:
         raise ValueError(f"{policy} does not fit {predictions}: {error}") from error
     write_table(out, table)
@@ -424,30 +424,6 @@ def _with_sets(rule: Any, policy: Path, sets: Any, calibration: Any, method: Any
             f"fit with --sets {missing[0]:g}"
         )
     return rule
-
-
-def _set_columns(rule: Any, views: Any, sets: list[float]) -> dict[str, Any]:
-    """Classes of every set with bars between them and their number, or limits of the intervals, by level."""
-    import numpy as np
-
-    from vbtta.conformal import unwrapped
-
-    table: dict[str, Any] = {}
-    places = [(level, rule.levels.tolist().index(level)) for level in sets]
-    if unwrapped(rule)[0].task == "classification":
-        inside = rule.predict_set(views).reshape(len(views), -1, len(rule.levels))
-        names = np.array([str(name) for name in rule.predict(views.take(slice(0, 1))).classes])
-        for level, place in places:
-            table[f"set_{level:g}"] = np.array(["|".join(names[row]) for row in inside[:, :, place]])
-            table[f"size_{level:g}"] = inside[:, :, place].sum(axis=1)
-        return table
-    limits = dict(zip(("lower", "upper"), rule.predict_interval(views), strict=True))
-    for level, place in places:
-        for name, limit in limits.items():
-            for c in range(limit.shape[1]):
-                end = "" if limit.shape[1] == 1 else f"_{c + 1}"
-                table[f"{name}_{level:g}{end}"] = limit.reshape(*limit.shape[:2], -1)[:, c, place]
-    return table
 
 
 @app.command()

@@ -7,6 +7,7 @@ import io
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -326,37 +327,34 @@ def _stopping_figure(sequential: SequentialPolicy) -> dict[str, Drawing]:
 
 
 def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: LabelSets) -> dict[str, Drawing]:
-    """Sizes of the sets and coverage by class, or coverage of the intervals, at the first level."""
-    labels, level = views.align(labels), float(conformal.levels[0])
+    """Sizes of the sets and coverage by class at the first level, or coverage of the intervals at all levels."""
+    conformal, labels = replace(conformal, one_level=False), views.align(labels)
+    level = f"{100 * conformal.levels[0]:g} %"
     if unwrapped(conformal)[0].task == "classification":
-        sets = conformal.predict_set(views).reshape(len(views), -1, len(conformal.levels))[:, :, 0]
-        names = np.arange(sets.shape[1]) if views.classes is None else views.classes
-        share = np.bincount(sets.sum(axis=1), minlength=2) / len(sets)
-        mean = f"{sets.sum(axis=1).mean():.2f}"
-        caption = f"Sizes of the sets of {100 * level:g} %, {mean} classes on average."
-        drawings = _drawing("set_sizes", plotting.set_sizes(share), f"Sets have {mean} classes on average", caption)
-        position = labels.categorical(sets.shape[1], views.classes)
-        times = np.bincount(position, labels.count, minlength=sets.shape[1])
-        hits = np.bincount(position, labels.count * sets[labels.instance, position], minlength=sets.shape[1])
-        known = times > 0
-        covered = hits[known] / times[known]
-        smooth = (hits[known] + 1) / (times[known] + 2)
-        error = np.sqrt(smooth * (1 - smooth) / times[known])
-        figure = plotting.class_coverage([str(name) for name in names[known]], covered, error, level)
-        total = f"{100 * hits.sum() / times.sum():.1f} %"
-        caption = f"Share of every class's test labels in the sets, with standard errors; {total} of all labels."
-        return drawings | _drawing("class_coverage", figure, f"{total} of the labels are in their sets", caption)
-    lower, upper = (
-        limit.reshape(*limit.shape[:2], len(conformal.levels)) for limit in conformal.predict_interval(views)
-    )
+        sets = conformal.predict_set(views)[:, :, 0]
+        n_classes = sets.shape[1]
+        mean, share = sets.sum(axis=1).mean(), np.bincount(sets.sum(axis=1), minlength=2) / len(sets)
+        caption = f"Sizes of the sets of {level}, {mean:.2f} classes on average."
+        drawings = _drawing("set_sizes", plotting.set_sizes(share), caption, caption)
+        position = labels.categorical(n_classes, views.classes)
+        times, hits = (
+            np.bincount(position, weight, minlength=n_classes)
+            for weight in (labels.count, labels.count * sets[labels.instance, position])
+        )
+        smooth = (hits + 1) / (times + 2)
+        error = np.sqrt(smooth * (1 - smooth) / np.maximum(times, 1))
+        names = [str(name) for name in (range(n_classes) if views.classes is None else views.classes)]
+        covered = np.where(times > 0, hits / np.maximum(times, 1), np.nan)
+        figure = plotting.class_coverage(names, covered, error, float(conformal.levels[0]))
+        caption = f"Share of every class's test labels in the sets, {100 * hits.sum() / times.sum():.1f} % of all."
+        return drawings | _drawing("class_coverage", figure, caption, f"{caption} Bars are standard errors.")
+    lower, upper = conformal.predict_interval(views)  # (N, C, L) each
     y = labels.continuous(lower.shape[1])[:, :, None]
     inside = (lower[labels.instance] <= y) & (y <= upper[labels.instance])
     covered = np.average(inside.mean(axis=1), axis=0, weights=labels.count)
-    caption = "Share of test labels inside their conformal intervals; mean width "
-    widths = zip((upper - lower).mean(axis=(0, 1)), conformal.levels, strict=True)
-    caption += ", ".join(f"{width:.4g} at {100 * level:g} %" for width, level in widths)
-    figure = plotting.coverage(conformal.levels, covered)
-    return _drawing("interval_coverage", figure, f"{100 * covered[0]:.1f} % are covered", f"{caption}.")
+    width = float((upper - lower)[..., 0].mean())
+    caption = f"Share of test labels inside conformal intervals; those of {level} are {width:.4g} wide on average."
+    return _drawing("interval_coverage", plotting.coverage(conformal.levels, covered), caption, caption)
 
 
 def comparison_figures(comparison: Mapping[str, Any]) -> dict[str, Drawing]:
