@@ -227,7 +227,7 @@ def staged_pool(logits: Array, threshold: float, order: list[int], ends: Array, 
     confident = means.max(axis=2) >= threshold
     confident[:, -1] = True
     last = confident.argmax(axis=1)
-    return ends[last] if count else np.log(np.maximum(means[np.arange(len(means)), last], 1e-300))
+    return np.asarray(ends[last] if count else np.log(np.maximum(means[np.arange(len(means)), last], 1e-300)))
 
 
 def _stopped(data: Sample, sizes: list[int]) -> Fitted:
