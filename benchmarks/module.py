@@ -97,14 +97,14 @@ def take_turns(contenders: Mapping[str, Callable[[], object]], repeats: int) -> 
     return {name: np.array(times) for name, times in seconds.items()}
 
 
-def policy_of(views: list[Augmentation], n_used: int) -> Policy:
+def policy_of(views: list[Any], n_used: int, n_classes: int = _CLASSES) -> Policy:
     """A mixture with equal weights for the first views and none for the others."""
     weights = np.where(np.arange(len(views)) < n_used, 1 / n_used, 0.0)
     posterior = CategoricalPosterior(
         link="softmax",
         weights=weights,
         class_weights=None,
-        calibration=Calibration(np.zeros(len(views)), np.zeros(_CLASSES)),
+        calibration=Calibration(np.zeros(len(views)), np.zeros(n_classes)),
         noise=None,
         information=None,
         gate=None,
@@ -118,5 +118,5 @@ def policy_of(views: list[Augmentation], n_used: int) -> Policy:
         final_elbo=0.0,
         elbo_terms={},
         converged=True,
-        n_outputs=_CLASSES,
+        n_outputs=n_classes,
     )

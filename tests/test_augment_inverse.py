@@ -13,10 +13,12 @@ from vbtta.augment import (
     Blur,
     Brightness,
     Chain,
+    Contrast,
     Crop,
     CutMix,
     FeatureDropout,
     Flip,
+    Gamma,
     GaussianNoise,
     HorizontalFlip,
     Identity,
@@ -101,6 +103,28 @@ def test_interpolating_views_are_undone_on_smooth_images(view, size):
     assert len(error.flatten()) > 0
     assert error.mean() < 1e-3
     np.testing.assert_allclose(view.inverse(augmented.numpy()), restored, atol=1e-6)
+
+
+@given(view=st.one_of(warps, st.builds(Shift, shares, shares)), depth=st.integers(1, 3))
+@settings(max_examples=20)
+def test_slices_of_volumes_are_transformed_and_undone_as_images(view, depth):
+    slices = smooth(21, 30, channels=2 * depth).reshape(2, depth, 21, 30)
+    augmented = view(slices[None])
+    expected = view(slices.transpose(0, 1))
+    torch.testing.assert_close(augmented[0], expected.transpose(0, 1))
+    restored, seen = invert_view(view, augmented, augmented, slices[None])
+    maps, mask = invert_view(view, expected, expected, slices.transpose(0, 1))
+    torch.testing.assert_close(restored[0], maps.transpose(0, 1))
+    assert torch.equal(seen, mask[:, :, None].expand_as(seen))
+
+
+def test_colours_of_volumes_are_those_of_one_large_image():
+    volumes = torch.rand(2, 1, 3, 8, 7)
+    for view in (Brightness(0.1), Contrast(1.3), Gamma(0.7)):
+        as_image = view(volumes.reshape(2, 1, 24, 7)).reshape(volumes.shape)
+        torch.testing.assert_close(view(volumes), as_image)
+        assert torch.equal(view.inverse(volumes), volumes)
+    torch.testing.assert_close(Blur(0.7)(volumes)[:, :, 1], Blur(0.7)(volumes[:, :, 1]))
 
 
 def test_what_a_view_does_not_see():

@@ -327,6 +327,15 @@ def nan_inside(batch):
         ({"ids": ["a", "b"]}, "ids must be 4, one a target"),
         ({"positions": 0}, "positions must be a whole number of at least 1"),
         ({"raters": [["a"], ["b"]]}, "a list for each of 4 inputs; got 2"),
+        (
+            {"targets": np.full((4, 12, 16), 7), "ids": list("abcd")},
+            r"targets\[0\] \(a\): label 7 is outside 0..2; name the classes with classes=",
+        ),
+        (
+            {"targets": np.eye(3, dtype=int)[np.zeros((4, 12, 16), int)].transpose(0, 3, 1, 2)},
+            r"one-hot: give .*argmax",
+        ),
+        ({"targets": np.full((4, 12, 16), 0.5)}, r"returns 3 maps: a regression takes one of them, as output="),
     ],
 )
 def test_bad_input_is_refused_in_one_line(change, message):

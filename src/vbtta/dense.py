@@ -92,7 +92,7 @@ def collect_dense(
     check_invertible(view_list)
     adapted = as_predictor(predictor, output)
     collector = _MapCollector(adapted, view_list, draws, seed)
-    truth = _Targets(targets, [] if ignore is None else np.atleast_1d(ignore).tolist(), raters)
+    truth = _Targets(targets, [] if ignore is None else np.atleast_1d(ignore).tolist(), raters, ids)
     names = np.arange(len(truth)) if ids is None else np.asarray(ids)
     if names.shape != (len(truth),):
         raise ValueError(f"ids must be {len(truth)}, one a target; got shape {names.shape}")
@@ -117,7 +117,7 @@ def collect_dense(
             if len(collector.places[0]):
                 mean, variance, _ = collector.collect(batch, start)
                 for row, chosen in enumerate(drawn):
-                    _check_labels(chosen, start + row, mean.shape[2], classes, stratify)
+                    _check_labels(chosen, truth.name(start + row), mean.shape[2], classes, stratify)
                 sample.add(mean, variance, names[start : start + len(batch)], drawn)
             start += len(batch)
             bar.advance(len(batch))
@@ -185,6 +185,7 @@ class _Targets:
     maps: Any
     ignore: list[float]
     raters: Sequence[Any] | None
+    ids: ArrayLike | None
     people: list[str] = field(default_factory=list)  # names of all raters met
     _n_raters: set[int] = field(default_factory=set)
 
@@ -203,6 +204,10 @@ class _Targets:
     def __len__(self) -> int:
         return len(self.maps)
 
+    def name(self, row: int) -> str:
+        """An input's targets in errors."""
+        return f"targets[{row}]" if self.ids is None else f"targets[{row}] ({np.asarray(self.ids)[row]})"
+
     @property
     def told_apart(self) -> bool:
         """Whether raters are told apart by name or column."""
@@ -210,18 +215,22 @@ class _Targets:
 
     def of(self, row: int, size: tuple[int, ...]) -> tuple[Array, Array, Array]:
         """Values (R, P) of an input's raters, where they are labels, and the raters among `people`."""
-        values = to_array(self.maps[row])
+        values, name = to_array(self.maps[row]), self.name(row)
         if values.shape[-len(size) :] != size or values.ndim not in (len(size), len(size) + 1):
             raise ValueError(
-                f"targets[{row}] has shape {values.shape} for an input of size {size}; it must be the same, with an "
+                f"{name} has shape {values.shape} for an input of size {size}; it must be the same, with an "
                 f"axis of raters before it where there are several"
             )
         if values.dtype.kind not in "biuf":
-            raise ValueError(f"targets[{row}] must be numbers; got {values.dtype}")
+            raise ValueError(f"{name} must be numbers; got {values.dtype}")
         values = values.reshape(-1, int(np.prod(size)))
         given = None if self.raters is None else (self.raters[row] if self.by_input else self.raters)
         if given is not None and len(given) != len(values):
-            raise ValueError(f"raters names {len(given)} raters for targets[{row}], which has {len(values)}")
+            raise ValueError(f"raters names {len(given)} raters for {name}, which has {len(values)}")
+        if given is None and len(values) > 1 and np.isin(values, (0, 1)).all() and (values.sum(axis=0) == 1).all():
+            raise ValueError(
+                f"{name} is one-hot: give class numbers, targets.argmax(1), or raters=[...] if its maps are of raters"
+            )
         self._n_raters.add(len(values))
         names = [f"rater_{r}" for r in range(len(values))] if given is None else [str(name) for name in given]
         self.people += [name for name in names if name not in self.people]
@@ -335,7 +344,7 @@ def _check_inputs(batch: Batch, start: int, n_targets: int) -> None:
         raise ValueError(f"there are more inputs than the {n_targets} targets; every input needs its target")
 
 
-def _check_labels(drawn: _Drawn, row: int, n_outputs: int, classes: ArrayLike | None, stratify: bool) -> None:
+def _check_labels(drawn: _Drawn, name: str, n_outputs: int, classes: ArrayLike | None, stratify: bool) -> None:
     """Refuse labels that do not fit the outputs."""
     if n_outputs == 1:
         if drawn.value.dtype.kind != "f":
@@ -346,7 +355,12 @@ def _check_labels(drawn: _Drawn, row: int, n_outputs: int, classes: ArrayLike | 
         if stratify:
             raise ValueError("stratify=True draws by class; the targets of a single output are no classes")
         return
+    if classes is None and (drawn.value != np.rint(drawn.value)).any():
+        raise ValueError(
+            f"{name} are not class numbers, and the model returns {n_outputs} maps: a regression takes one of them, as "
+            f"output=lambda maps: maps[:, :1]"
+        )
     try:
         class_positions(drawn.value, n_outputs, None if classes is None else np.asarray(classes))
     except ValueError as error:
-        raise ValueError(f"targets[{row}]: {error}; values that are no classes are left out by ignore=") from None
+        raise ValueError(f"{name}: {error}; values that are no classes are left out by ignore=") from None

@@ -212,6 +212,8 @@ class TTAModule(nn.Module):
         One input after the other, with the outputs of all views for it in memory.
         """
         self._check_batch(batch)
+        if not len(batch):
+            raise ValueError("maps needs at least one input; the batch is empty")
         batch = self._in_precision(batch)
         with evaluating(self.network), torch.no_grad():
             parts = [self._uncertainty(batch[row : row + 1], row) for row in range(len(batch))]
@@ -400,10 +402,12 @@ class TTAModule(nn.Module):
             outputs = outputs.reshape(len(tensors), n_rows, outputs.shape[1])
             yield views, _swap_rows([self.views[k] for k in views], outputs), None
             return
-        for place, k in enumerate(views):
-            part = outputs[place * n_rows : (place + 1) * n_rows]
-            maps, seen = self._restore(k, part, tensors[place], batch)
+        parts = [outputs[place * n_rows : (place + 1) * n_rows] for place in range(len(views))]
+        del joint, outputs  # of maps only those in use are kept
+        for k in views:
+            maps, seen = self._restore(k, parts.pop(0), tensors.pop(0), batch)
             yield [k], maps[None], seen
+            del maps, seen
 
     def _call(self, inputs: Batch, n_rows: int) -> Tensor:
         """Outputs of the network: (B, C), or maps (B, C, H, W) or (B, C, D, H, W)."""
@@ -431,15 +435,17 @@ class TTAModule(nn.Module):
         if in_log and len(states) == 1 and self._pools[0].is_latent_softmax:
             result = torch.log_softmax(self._pools[0].average(states[0]), -1)
             return result.movedim(-1, 1) if result.ndim > 2 else result
-        total = share = torch.zeros((), dtype=states[0][0].dtype, device=self._device)
+        total: Any = 0.0
+        share: Any = 0.0
         for pool, state in zip(self._pools, states, strict=True):
-            visible = pool.share if state[1] is None else pool.share * (state[1][..., :1] > 0).to(total.dtype)
-            total, share = total + visible * pool.finish(state), share + visible
-        result = total
-        if any(state[1] is not None for state in states):  # members that see nothing of a position count nothing
+            visible = pool.share if state[1] is None else pool.share * (state[1][..., :1] > 0).to(state[0].dtype)
+            part = pool.finish(state)
+            total, share = (part if len(states) == 1 else total + visible * part), share + visible
+        result: Tensor = total
+        if isinstance(share, Tensor):  # members that see nothing of a position count nothing
             if not torch.compiler.is_compiling() and not (share > 0).all():
                 raise _unseen(self.views)
-            result = total / share
+            result = total if len(states) == 1 else total / share
         result = result.movedim(-1, 1) if result.ndim > 2 else result
         return result.clamp_min(torch.finfo(result.dtype).tiny).log() if in_log else result
 
@@ -522,14 +528,17 @@ class _Pool(nn.Module):
             part = torch.stack([outputs[rows.index(k)] if k in rows else zeros for k in range(len(self.scale))])
             return part if state is None else state[0] + part, None
         terms, weights = self._terms(outputs, rows)
-        part, coverage = (terms * weights).sum(0), None
+        # in place where no gradient is needed: maps are large
+        times, plus = (torch.mul, torch.add) if terms.requires_grad else (Tensor.mul_, Tensor.add_)
+        terms = times(terms, weights)
+        part, coverage = terms[0] if len(rows) == 1 else terms.sum(0), None
         if self.masked and outputs.ndim > 3:
             coverage = (weights if self.by_class else weights[..., :1]).sum(0)
             if seen is not None:
-                part, coverage = torch.where(seen, part, 0.0), coverage * seen
+                part, coverage = times(part, seen), coverage * seen
         if state is None:
             return part, coverage
-        return state[0] + part, None if coverage is None or state[1] is None else state[1] + coverage
+        return plus(state[0], part), None if coverage is None or state[1] is None else state[1] + coverage
 
     def _add_gated(self, state: State | None, row: int, outputs: Tensor, seen: Tensor | None) -> State:
         """The sums with one view's maps (B, ..., C) added, whose weights depend on it and on the identity."""
@@ -552,7 +561,7 @@ class _Pool(nn.Module):
         scale, offset, weights = (
             _rows_of(table, rows).reshape(shape).to(outputs.dtype) for table in (self.scale, self.offset, self.weights)
         )
-        terms = outputs * scale + offset
+        terms = torch.addcmul(offset, outputs, scale)
         return class_probabilities(self.link, terms) if self.kind == "mixture" else terms, weights
 
     @property

@@ -1,6 +1,6 @@
 """Views of images (N, C, H, W): flips, rotations, shifts, crops, blur, colours; torch and kornia load on first use.
 
-Flips and quarter turns take volumes (N, C, D, H, W) too.
+They take volumes (N, C, D, H, W), too, whose slices (H, W) are turned, moved and blurred.
 """
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
 ]  # fmt: skip
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -50,10 +50,10 @@ class ImageView(BuiltIn):
             import torch
 
             return self(torch.from_numpy(np.ascontiguousarray(batch))).numpy()
-        check_images(self, batch, volumes=not self.interpolates)
+        check_images(self, batch, volumes=True)
         if self.interpolates:
             check_floating(self, batch)
-        return self._transform(batch)
+        return self._by_slice(self._transform, batch)
 
     def _transform(self, images: "Tensor") -> "Tensor":
         """Transform images (N, C, H, W)."""
@@ -63,8 +63,15 @@ class ImageView(BuiltIn):
         if isinstance(outputs, np.ndarray):
             import torch
 
-            return self._restore(torch.from_numpy(np.ascontiguousarray(outputs))).numpy()
-        return self._restore(outputs)
+            return self._undo(torch.from_numpy(np.ascontiguousarray(outputs)), rng).numpy()
+        return self._by_slice(self._restore, outputs) if self.partial else self._restore(outputs)
+
+    def _by_slice(self, function: Callable[["Tensor"], "Tensor"], images: "Tensor") -> "Tensor":
+        """A function of images (N, C, H, W), applied to all slices of volumes."""
+        if images.ndim == 4 or not self.interpolates:
+            return function(images)
+        slices = images.movedim(2, 1)  # (N, D, C, H, W)
+        return function(slices.flatten(0, 1)).unflatten(0, slices.shape[:2]).movedim(1, 2)
 
     def _restore(self, outputs: "Tensor", /) -> "Tensor":
         """Outputs (N, C, H, W) of transformed images in the geometry of the images."""
@@ -435,6 +442,10 @@ class ColourView(ImageView):
             )
         mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return (self._adjust((images * std + mean).clamp(0.0, 1.0)) - mean) / std
+
+    def _by_slice(self, function: Callable[["Tensor"], "Tensor"], images: "Tensor") -> "Tensor":
+        """Whole volumes as one image (N, C, D H, W): their mean grey is that of all slices."""
+        return function(images.flatten(2, -2)).reshape(images.shape)
 
     def _adjust(self, images: "Tensor") -> "Tensor":
         """Change the colours of images in [0, 1]."""

@@ -123,6 +123,9 @@ def views(
     labels: Annotated[Path | None, Option(help="With --dense: where to write the labels (.csv or .parquet).")] = None,
     positions: Annotated[int, Option(min=1, help="With --dense: positions drawn per image.")] = 200,
     ignore: Annotated[int | None, Option(help="With --dense: value of the masks that is no class.")] = None,
+    classes: Annotated[
+        list[int] | None, Option(help="With --dense: value of a class in the masks, if not 0, 1, ...; once a class.")
+    ] = None,
 ) -> None:
     """Predict every input under every view; an interrupted run goes on at the view where it stopped.
 
@@ -147,6 +150,7 @@ def views(
 
         listed = load_views(existing(described, "views (.toml or .json)"))
         options = {"draws": draws, "seed": seed, "positions": positions, "ignore": ignore, "progress": talk.progress}
+        options["classes"] = classes or None
         network = load_predictor(predictor, weights)
         return write_views(network, data, masks, listed, out, labels, talk, **options)
     if backend is running.Backend.ray:

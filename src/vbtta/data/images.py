@@ -112,6 +112,8 @@ def _pixels(path: Path, modes: dict[str, str]) -> NDArray[Any]:
     """Pixels of an image file, converted to other modes where they are listed."""
     try:
         with require("PIL.Image", "data").open(path) as image:
+            if getattr(image, "n_frames", 1) > 1:
+                raise TypeError(f"it has {image.n_frames} pages; save each as a file, or volumes as NIfTI")
             return np.asarray(image.convert(modes[image.mode]) if image.mode in modes else image)
     except (OSError, TypeError) as error:
         raise ValueError(f"{path} is not an image that can be read: {error}") from error

@@ -944,7 +944,7 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
             known = ", ".join(str(name) for name in classes[:20])
             raise ValueError(f"label {str(value[unknown][0])!r} is not among the classes ({known})")
         return position
-    hint = f"name the classes with ViewPredictions(classes=[...]) if labels are not 0..{n_classes - 1}"
+    hint = f"name the classes with classes=[...] if labels are not 0..{n_classes - 1}"
     if value.dtype.kind not in "iufb":
         raise ValueError(f"label {str(value.flat[0])!r} is not a class number; {hint}")
     position = value.astype(np.int64)

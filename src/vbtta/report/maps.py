@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from vbtta import metrics
 from vbtta._support.checks import require
-from vbtta.augment.base import invert_view
 from vbtta.data.labels import Array
 from vbtta.plotting import COLOURS
 
@@ -94,6 +93,8 @@ def maps_of(arrays: Mapping[str, Array]) -> list[MapExample]:
 
 def _panels(module: Any, single: Any, mask: Array, proba: Array) -> dict[str, Array]:
     """Pictures by title."""
+    from vbtta.adapters.torch import evaluating
+
     image, entropy = single.cpu().numpy().mean(axis=0), metrics.entropy(np.moveaxis(proba, 0, -1))
     low, high = image.min(), image.max()
     panels = {
@@ -102,16 +103,16 @@ def _panels(module: Any, single: Any, mask: Array, proba: Array) -> dict[str, Ar
         "prediction": _colours(proba.argmax(axis=0), len(proba)),
         "entropy": (255 * np.clip(entropy / np.log(len(proba)), 0, 1)).astype(np.uint8),
     }
-    batch = single[None]
-    for view in (view for view in module.views if not view.stochastic):
-        augmented = view(batch)
-        outputs = invert_view(view, module.network(augmented), augmented, batch)[0][0]
-        panels[view.name] = _colours(outputs.argmax(0).cpu().numpy(), len(proba))
+    with evaluating(module.network):
+        for (view,), outputs, seen in module._outputs(single[None], False):
+            classes = outputs[0, 0].argmax(-1)
+            classes = classes if seen is None else classes.where(seen[0, ..., 0], -1)
+            panels[module.views[view].name] = _colours(classes.cpu().numpy(), len(proba))
     return {title: panel if mask.ndim == 2 else panel[len(panel) // 2] for title, panel in panels.items()}
 
 
 def _colours(classes: Array, n_classes: int) -> Array:
-    """Classes as colours, the first one black; values that are no classes are white."""
+    """Classes as colours, the first one black; values that are no classes are grey."""
     table = [[int(colour[start : start + 2], 16) for start in (1, 3, 5)] for colour in COLOURS]
-    palette = np.array([[0, 0, 0], *(table[c % len(table)] for c in range(n_classes - 1)), [255] * 3], dtype=np.uint8)
+    palette = np.array([[0, 0, 0], *(table[c % len(table)] for c in range(n_classes - 1)), [160] * 3], dtype=np.uint8)
     return palette[np.where((classes >= 0) & (classes < n_classes), classes, n_classes)]

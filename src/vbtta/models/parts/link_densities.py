@@ -41,7 +41,9 @@ def _log_softmax(utility: Tensor, variance: Tensor | None) -> Tensor:
 
 
 def _softmax(utility: Tensor) -> Tensor:
-    return torch.softmax(utility, -1)
+    if utility.ndim < 5:
+        return torch.softmax(utility, -1)
+    return torch.softmax(utility.movedim(-1, 2), 2).movedim(2, -1)  # views of maps, stored (1, B, C, ...): no copy
 
 
 def _log_probit(utility: Tensor, variance: Tensor | None) -> Tensor:
