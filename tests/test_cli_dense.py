@@ -96,6 +96,15 @@ def test_ignored_values_and_images_without_masks_are_left_out(folder):
     assert set(LabelSets.load("l.csv").value.tolist()) == {0, 1}
 
 
+def test_masks_of_other_values_than_class_numbers(folder):
+    for file in Path("ann").glob("*.png"):
+        Image.fromarray(np.asarray(Image.open(file)) * np.uint8(100)).save(file)
+    classes = [part for value in (0, 100, 200) for part in ("--classes", str(value))]
+    assert run(*COLLECT, "--masks", "ann", "--out", "p.npz", "--labels", "l.csv", *classes).code == 0
+    assert set(LabelSets.load("l.csv").value.tolist()) <= {0, 100, 200}
+    assert list(ViewPredictions.load("p.npz").classes) == [0, 100, 200]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -139,6 +148,9 @@ def test_kinds_of_image_files(tmp_path):
     palette = palette.convert("P")
     palette.save(tmp_path / "palette.png")
     assert read_mask(tmp_path / "palette.png").tolist() == np.asarray(palette).tolist()
+    palette.save(tmp_path / "pages.tif", save_all=True, append_images=[palette])
+    with pytest.raises(ValueError, match="is not an image that can be read: it has 2 pages"):
+        read_image(tmp_path / "pages.tif")
     write_map(tmp_path / "many.png", np.array([[0, 300]]), tmp_path / "grey.png")
     assert read_mask(tmp_path / "many.png").tolist() == [[0, 300]]
     write_map(tmp_path / "depth.tif", np.array([[0.5, 1.25]], np.float32), tmp_path / "grey.png")

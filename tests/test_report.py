@@ -27,7 +27,7 @@ from vbtta import (
     fit_sequential,
     select_views,
 )
-from vbtta.augment import flips
+from vbtta.augment import GaussianNoise, Identity, Zoom, flips
 from vbtta.report import Examples, comparison_document, diagnosis_document, map_examples, render_report, write_report
 from vbtta.report.documents import gain_in_words, headline, views_in_words
 from vbtta.report.html import Drawing, quality_figures
@@ -320,3 +320,18 @@ def test_gates_stages_and_sets_have_pictures() -> None:
     policy = fit_policy(*halves[0], task="regression", model="latent", guard=False)
     conformal = conformalize(policy, *halves[1], level=[0.5, 0.9])
     assert 'id="interval-coverage-' in render_report(conformal, test=halves[1])
+
+
+def test_maps_of_views_are_grey_where_they_see_nothing() -> None:
+    torch = pytest.importorskip("torch")
+    images = torch.rand(4, 3, 12, 16, generator=torch.Generator().manual_seed(0))
+    masks, network = images.argmax(1).numpy(), torch.nn.Conv2d(3, 3, 1)
+    views = [Identity(), Zoom(2.0), GaussianNoise(0.1)]
+    model = CategoricalMixture(concentration=1000.0)
+    sample = collect_dense(network, images, views, masks, positions=20)
+    policy = fit_policy(*sample, task="classification", model=model, guard=False)
+    panels = map_examples(TTAModule(network, views, policy), images.double(), masks, count=1)[0].panels
+    assert list(panels)[4:] == ["identity", "zoom(2)", "noise(0.1)"]
+    unseen = (panels["zoom(2)"] == 160).all(axis=-1)
+    assert unseen.sum() == 12 * 16 - 6 * 8
+    assert not (panels["noise(0.1)"] == 160).all(axis=-1).any()

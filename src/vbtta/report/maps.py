@@ -104,7 +104,7 @@ def _panels(module: Any, single: Any, mask: Array, proba: Array) -> dict[str, Ar
         "entropy": (255 * np.clip(entropy / np.log(len(proba)), 0, 1)).astype(np.uint8),
     }
     with evaluating(module.network):
-        for (view,), outputs, seen in module._outputs(single[None], False):
+        for (view,), outputs, seen in module._outputs(module._in_precision(single[None]), False):
             classes = outputs[0, 0].argmax(-1)
             classes = classes if seen is None else classes.where(seen[0, ..., 0], -1)
             panels[module.views[view].name] = _colours(classes.cpu().numpy(), len(proba))
