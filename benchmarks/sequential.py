@@ -17,12 +17,13 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.train_models import BENCHMARKS, is_ready
+from benchmarks.views import Data, find_views, load_views
 from reproduction.provenance import provenance
 from vbtta import (
     CategoricalLatent,
@@ -47,43 +48,20 @@ _POSITIONS, _REPEATS = 200, 9
 _MODEL: Literal["latent"] = "latent"  # one model, a third of the time of the default stack
 
 
-class Data(NamedTuple):
-    """Views and labels to fit to, and views and clean labels to score on."""
-
-    task: str
-    views: ViewPredictions
-    labels: Any
-    test: ViewPredictions
-    truth: Any
-
-
 def _data(name: str, seed: int, data: str, cache: str) -> Data:
     """The views of a data set, from the cache."""
-    if name == "nuclei":
-        from benchmarks.dense import views as dense_views
-        from benchmarks.dense_networks import load, trained
+    if name != "nuclei":
+        return load_views(name, seed, cache)
+    from benchmarks.dense import views
+    from benchmarks.dense_networks import load, trained
 
-        network = trained(name, seed, data, cache)
-        parts: list[Any] = []
-        for part in ("calibration", "test"):
-            scenes = load(name, part, data)
-            masks = np.stack([masks[0] for masks in scenes.masks])
-            parts += collect_dense(network, scenes.images, dense_views(), masks, positions=_POSITIONS, seed=seed)
-        return Data("classification", *parts)
-    folder = _folder(name, seed, cache)
-    assert folder is not None
-    with np.load(folder / "labels.npz", allow_pickle=False) as columns:
-        people = [columns[key] for key in columns.files if key.startswith("calibration_label_")]
-        truth = columns["test_clean"]
-    labels = LabelSets.from_array(np.stack(people, axis=1), annotators=[f"person {k}" for k in range(len(people))])
-    views, test = (ViewPredictions.load(folder / f"{part}.npz") for part in ("calibration", "test"))
-    return Data("regression" if name == "utkface" else "classification", views, labels, test, truth)
-
-
-def _folder(name: str, seed: int, cache: str) -> Path | None:
-    """View predictions of a data set by its network, or by a lighter one."""
-    folders = [Path(cache) / f"{name}{kind}-seed{seed}" for kind in ("", "-light")]
-    return next((folder for folder in folders if (folder / "test.npz").is_file()), None)
+    network = trained(name, seed, data, cache)
+    parts: list[Any] = []
+    for part in ("calibration", "test"):
+        scenes = load(name, part, data)
+        masks = np.stack([masks[0] for masks in scenes.masks])
+        parts += collect_dense(network, scenes.images, views(), masks, positions=_POSITIONS, seed=seed)
+    return Data("classification", *parts)
 
 
 def _mean(values: Array, groups: Array | None) -> dict[str, float]:
@@ -266,7 +244,7 @@ def run(seeds: Sequence[int], names: Sequence[str], data: str, cache: str) -> di
         for seed in seeds:
             place = Path(cache) / f"sequential-{name}-seed{seed}-{_VERSION}.json"
             network = Path(cache) / f"dense-{name}-seed{seed}.pt"
-            trained = network.is_file() if name == "nuclei" else _folder(name, seed, cache) is not None
+            trained = network.is_file() if name == "nuclei" else find_views(name, seed, cache) is not None
             if not place.is_file() and trained:
                 result = _measure(name, seed, data, cache)
                 with atomic_path(place) as temporary:
