@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reproduction import age_paths, clouds, extensions, figure1, figure5, regression, table1, table4
+from reproduction import age_paths, clouds, extensions, figure1, figure5, input_weights, regression, table1, table4
 from reproduction.records import Item
 
 ITEMS: dict[str, Item[Any, Any]] = {
@@ -19,4 +19,5 @@ ITEMS: dict[str, Item[Any, Any]] = {
     "figure6": age_paths.FIGURE6,
     "figure7": age_paths.FIGURE7,
     "extensions": extensions.ITEM,
+    "input_weights": input_weights.ITEM,
 }

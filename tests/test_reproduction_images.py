@@ -17,7 +17,7 @@ from reproduction.scoring import fit_steps, scores, uniform
 from reproduction.tallies import Spread, agreement, paired, select
 from vbtta import CategoricalMixture, GaussianMixture
 
-ITEMS = {name: items.ITEMS[name] for name in ("table1", "table4", "figure6", "figure7", "extensions")}
+ITEMS = {name: items.ITEMS[name] for name in ("table1", "table4", "figure6", "figure7", "extensions", "input_weights")}
 COMBINATIONS = [
     "+".join(letters)
     for size in range(1, 6)
