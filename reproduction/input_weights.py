@@ -199,12 +199,17 @@ def _table(rows: Rows, config: Config) -> str:
     header = ["data", "constant: accuracy or MAE", "input", "constant: NLL", "input", "nats gained, 95 % interval"]
     n_seeds = len({row["seed"] for row in rows})
     made_up = " Made-up images stand in for the data sets." if rows[0]["synthetic"] else ""
+    sizes = {
+        "digits": f"{config.digits.sample.n_calibration} digits",
+        "cifar10n": f"{config.cifar10n.sample.n_calibration} images of CIFAR-10N (all three labels)",
+        "utkface": f"{config.utkface.sample.n_calibration} faces (two labels)",
+        "nuclei": f"{_IMAGES} images of nuclei of {_POSITIONS} positions",
+    }
+    fitted = ", ".join(sizes[name] for name in sizes if select(rows, part=name))
     return (
-        f"{markdown_table(header, body)}\n\nMixtures with temperatures, fitted to "
-        f"{config.digits.sample.n_calibration} digits, {config.cifar10n.sample.n_calibration} images of CIFAR-10N (all "
-        f"three labels), {config.utkface.sample.n_calibration} faces (two labels) or {_IMAGES} images of nuclei of "
-        f"{_POSITIONS} positions; small networks; {plural(n_seeds, 'seed')}. The interval is the larger of that over "
-        f"inputs (images for nuclei) and that over seeds.{made_up}"
+        f"{markdown_table(header, body)}\n\nMixtures with temperatures, fitted to {fitted}; small networks; "
+        f"{plural(n_seeds, 'seed')}. The interval is the larger of that over inputs (images for nuclei) and that over "
+        f"seeds.{made_up}"
     )
 
 
