@@ -98,10 +98,6 @@ def _stops(data: Data) -> tuple[dict[str, Any], SequentialPolicy]:
     for name, (stopped, reference, passes) in methods.items():
         lost = reference.log_prob(answers.value) - stopped.log_prob(answers.value)
         result[name] = {"loss": _mean(lost, groups), "passes": float(passes.mean())}
-        if task == "classification":
-            hit = (stopped.label == answers.value).astype(float) - (reference.label == answers.value)
-            result[name]["accuracy"] = float(np.mean(stopped.label == answers.value))
-            result[name]["accuracy_gained"] = _mean(hit, groups)
     result["curve"] = [point._asdict() for point in sequential.curve]
     return result, sequential
 
@@ -262,8 +258,8 @@ def markdown(outcome: dict[str, Any]) -> str:
         f"Latent pools; tolerance {outcome['tolerance']:g} nats. Loss: log score of the clean test labels, all views "
         "minus early stops, with standard errors; for AdapTTA and Selective TTA all views are their plain mean. Time: "
         "processor time of the module that stops early over that with all views, batches of 1 and 64, one thread.\n",
-        "| data | seed | method | passes | of | loss (nats) | accuracy gained | time, 1 | 64 |",
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| data | seed | method | passes | of | loss (nats) | time, 1 | 64 |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     found = [(name, seed, result) for name in DATA_SETS for seed, result in outcome.get(name, {}).items()]
     for name, seed, result in found:
@@ -271,15 +267,13 @@ def markdown(outcome: dict[str, Any]) -> str:
             if method not in result:
                 continue
             entry = result[method]
-            gained = entry.get("accuracy_gained")
-            points = "" if gained is None else f"{100 * gained['mean']:+.2f} ± {100 * gained['error']:.2f}"
             spent = [
                 f"{result['time'][size]['ratio']:.2f}" if method == "sequential" and "time" in result else ""
                 for size in ("1", "64")
             ]
             of = result["passes_of_all"] if method == "sequential" else 18 if name != "nuclei" else 17
             loss = f"{entry['loss']['mean']:+.4f} ± {entry['loss']['error']:.4f}"
-            lines.append(_row(name, seed, method, f"{entry['passes']:.2f}", of, loss, points, *spent))
+            lines.append(_row(name, seed, method, f"{entry['passes']:.2f}", of, loss, *spent))
     lines += [
         f"\n## Sets and intervals of {100 * outcome['level']:g} %\n",
         f"Means over {outcome['splits']} splits of the test data into at most 1,000 calibration inputs (images of "
