@@ -136,6 +136,7 @@ EXAMPLES = {
         and ran["scores"]["policy"][0] < min(ran["scores"]["network"][0], ran["scores"]["uniform"][0])
     ),
     "keypoints": lambda ran: ran["error"][1] < 0.95 * ran["error"][0] < 2,
+    "prompts": lambda ran: ran["accuracy"]["weighted"] > ran["accuracy"]["one prompt"] + 0.1,
     "from_onnx": lambda ran: (ran["found"].label == ran["digits"].target[ran["test"]]).mean() > 0.9,
 }
 

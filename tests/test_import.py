@@ -1,5 +1,6 @@
 """Importing the package needs NumPy and SciPy only, and loads nothing heavy."""
 
+import pydoc
 import subprocess
 import sys
 import sysconfig
@@ -64,6 +65,13 @@ assert "fit_policy" in dir(vbtta)
 """
     done = run(code, bare)
     assert done.returncode == 0, done.stderr
+
+
+def test_help_names_types_as_the_source_does() -> None:
+    for name in ("fit_policy", "ViewPredictions", "LabelSets", "Policy", "collect_views", "compare", "select_views"):
+        text = pydoc.plain(pydoc.render_doc(getattr(vbtta, name)))
+        assert "_NestedSequence" not in text, name
+    assert "LabelSets | ArrayLike | None" in pydoc.plain(pydoc.render_doc(vbtta.fit_policy))
 
 
 def test_unknown_names_are_refused() -> None:

@@ -115,3 +115,17 @@ def test_top_k_accuracy_of_one_is_accuracy():
     with pytest.raises(ValueError, match="k must be"):
         top_k_accuracy(y, proba, 0)
     assert nll(np.log(proba[np.arange(200), y])) > 0
+
+
+@pytest.mark.filterwarnings("ignore::vbtta.GuardWarning")
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_labels_that_the_network_knows_raise_a_question(task):
+    rng = np.random.default_rng(0)
+    y = rng.integers(3, size=120)
+    logits = 4.0 * np.eye(3)[y][:, None] + rng.normal(size=(120, 2, 3)) * np.array([0.3, 1.0])[:, None]
+    labels = y if task == "classification" else logits[:, 0, 0] + 1e-4 * rng.normal(size=120)
+    views = ViewPredictions(logits if task == "classification" else logits[:, :, :1], names=["identity", "flip"])
+    asked = fit_policy(views, labels, task=task, model="mixture").guard.reason
+    assert asked.endswith("were these training data?")
+    other = np.where(np.arange(120) % 10 == 0, 0, labels) if task == "classification" else labels + rng.normal(size=120)
+    assert "training data" not in fit_policy(views, other, task=task, model="mixture").guard.reason

@@ -1,5 +1,7 @@
 """Predictions for all inputs under all views, batch by batch."""
 
+from __future__ import annotations
+
 __all__ = ["Collector", "check_options", "collect_rows", "collect_views", "measure_cost"]
 
 import sys

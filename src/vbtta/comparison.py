@@ -4,6 +4,8 @@ Every metric is a function of sums over instances, so a resample of instances is
 is one column of sums divided by the resampled number of labels, the calibration error one column a bin.
 """
 
+from __future__ import annotations
+
 __all__ = ["Comparison", "Difference", "compare"]
 
 import time
@@ -201,7 +203,7 @@ def compare(
     level: float = 0.95,
     sets: float | None = None,
     seed: int = 0,
-    store: "MutableMapping[str, Scored] | None" = None,
+    store: MutableMapping[str, Scored] | None = None,
 ) -> Comparison:
     """Compare ways to aggregate views: fitted on one sample, scored on another.
 
@@ -349,11 +351,11 @@ class HeldOut(NamedTuple):
 
 
 def _set_columns(
-    entry: "Entry",
+    entry: Entry,
     views: ViewPredictions,
     labels: LabelSets,
     test_views: ViewPredictions,
-    test: "HeldOut",
+    test: HeldOut,
     level: float,
     seed: int,
 ) -> dict[str, Array]:

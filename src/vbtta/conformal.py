@@ -1,5 +1,7 @@
 """conformalize: prediction sets and intervals that cover with a stated probability, whatever the policy."""
 
+from __future__ import annotations
+
 __all__ = ["METHODS", "ConformalPolicy", "class_scores", "conformalize", "load_policy", "unwrapped"]
 
 import json

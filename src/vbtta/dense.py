@@ -1,5 +1,7 @@
 """Predictions and labels at a sample of the positions of maps: segmentation and dense regression."""
 
+from __future__ import annotations
+
 __all__ = ["collect_dense"]
 
 from collections.abc import Sequence

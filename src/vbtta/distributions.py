@@ -1,5 +1,7 @@
 """Predictive distributions: class probabilities, and mixtures of Student-t."""
 
+from __future__ import annotations
+
 __all__ = [
     "CategoricalPrediction",
     "ContinuousPrediction",
@@ -53,7 +55,7 @@ class ContinuousPrediction:
     scale: Array
 
     @classmethod
-    def pool(cls, parts: "Sequence[ContinuousPrediction]", shares: Array) -> "ContinuousPrediction":
+    def pool(cls, parts: Sequence[ContinuousPrediction], shares: Array) -> ContinuousPrediction:
         """The average of several distributions of the same inputs, with shares (N, M)."""
         return cls(
             np.concatenate([part.weights * shares[:, m, None] for m, part in enumerate(parts)], axis=1),
@@ -88,7 +90,7 @@ class ContinuousPrediction:
         values = [_quantile(float(p), self.weights, self.dof, self.location, self._spread) for p in levels.flat]
         return values[0] if levels.ndim == 0 else np.stack(values)
 
-    def take(self, rows: Array) -> "ContinuousPrediction":
+    def take(self, rows: Array) -> ContinuousPrediction:
         """The prediction of some inputs, which may repeat."""
         return ContinuousPrediction(self.weights[rows], self.dof, self.location[rows], self.scale[rows])
 
@@ -166,7 +168,7 @@ class CategoricalPrediction:
     classes: Array
 
     @classmethod
-    def pool(cls, parts: "Sequence[CategoricalPrediction]", shares: Array) -> "CategoricalPrediction":
+    def pool(cls, parts: Sequence[CategoricalPrediction], shares: Array) -> CategoricalPrediction:
         """The average of several distributions of the same inputs, with shares (N, M).
 
         What remains open given part and view is the average of what remains open given the view.
@@ -179,7 +181,7 @@ class CategoricalPrediction:
     def __repr__(self) -> str:
         return f"CategoricalPrediction(N={self.proba.shape[0]}, C={self.proba.shape[1]})"
 
-    def take(self, rows: Array) -> "CategoricalPrediction":
+    def take(self, rows: Array) -> CategoricalPrediction:
         """The prediction of some inputs, which may repeat."""
         return CategoricalPrediction(self.proba[rows], self.mutual_information[rows], self.classes)
 
@@ -234,7 +236,7 @@ class MultiLabelPrediction:
     classes: Array
 
     @classmethod
-    def of(cls, binary: CategoricalPrediction, classes: Array) -> "MultiLabelPrediction":
+    def of(cls, binary: CategoricalPrediction, classes: Array) -> MultiLabelPrediction:
         """From predictions of pairs of an input and a label."""
         shape = (-1, len(classes))
         return cls(binary.proba[:, 1].reshape(shape), binary.mutual_information.reshape(shape), classes)

@@ -1,5 +1,7 @@
 """fit_policy: predictions under K views and label sets in, a policy out."""
 
+from __future__ import annotations
+
 __all__ = ["Sample", "fit_model", "fit_policy", "fit_sample", "model_record", "policy_of", "quick_fit", "refit"]
 
 import sys
@@ -36,6 +38,7 @@ from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Polic
 _MAX_HASHED = 2048  # rows whose hashes a policy keeps
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
 _ROWS_OF_A_MAP = 20  # rows of a group, on average, from which they are positions of an image
+_KNOWN, _MIN_ASKED = 0.995, 50  # share of labels that training data may know, and labels from which it is judged
 _LIKELY = 0.9  # probability below which the gain from the views is called doubtful
 
 
@@ -180,7 +183,23 @@ def fit_policy(
         raise ValueError("labels are empty: at least one instance needs a label")
     predictions.check_finite()
     sample = _InMemory(predictions, labels)
-    return fit_sample(sample, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
+    policy = fit_sample(sample, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
+    if policy.guard.checked and _nearly_perfect(predictions, labels, task):
+        question = "the identity predicts nearly all labels exactly: were these training data?"
+        return replace(policy, guard=policy.guard._replace(reason=f"{policy.guard.reason}; {question}"))
+    return policy
+
+
+def _nearly_perfect(predictions: ViewPredictions, labels: LabelSets, task: str) -> bool:
+    """Whether the network alone knows the labels, as it does on the data that it was trained on."""
+    if task not in ("classification", "regression") or len(labels) < _MIN_ASKED:
+        return False
+    said = predictions.outputs[labels.instance, predictions.names.index("identity")]
+    if task == "classification":
+        right = said.argmax(axis=1) == labels.categorical(said.shape[1], predictions.classes)
+        return bool(np.average(right, weights=labels.count) > _KNOWN)
+    value = labels.continuous(said.shape[1])
+    return bool(np.mean((value - said) ** 2) < (1 - _KNOWN) ** 2 * value.var())
 
 
 def _fit_multilabel(predictions: ViewPredictions, labels: Any, **options: Any) -> Policy:

@@ -7,6 +7,8 @@ Of maps (segmentation), Dice, intersection over union and average precision are 
 give one row an image. For the other metrics :func:`map_rows` makes rows of maps.
 """
 
+from __future__ import annotations
+
 __all__ = [
     "absolute_errors",
     "accuracy",

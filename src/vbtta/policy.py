@@ -1,5 +1,7 @@
 """What comes with a policy: its history, the guard's verdict, the choice of views; and what a fit warns of."""
 
+from __future__ import annotations
+
 __all__ = [
     "KEPT",
     "ConvergenceWarning",
@@ -235,7 +237,7 @@ class Policy:
         )
 
     @property
-    def members(self) -> "tuple[Policy, ...]":
+    def members(self) -> tuple[Policy, ...]:
         """The policies that are stacked; none unless the policy is a stack."""
         return getattr(self.posterior, "members", ())
 
@@ -245,7 +247,7 @@ class Policy:
         return getattr(self.posterior, "member_weights", np.ones(1))
 
     @property
-    def heaviest_member(self) -> "Policy":
+    def heaviest_member(self) -> Policy:
         """The member of most weight; the policy itself where it is no stack."""
         return self.members[int(self.member_weights.argmax())] if self.members else self
 
@@ -428,7 +430,7 @@ class Policy:
         return str(self._on_hub("push_to_hub", repo_id, options))
 
     @classmethod
-    def from_pretrained(cls, repo_or_folder: str | os.PathLike[str], **options: Any) -> "Policy":
+    def from_pretrained(cls, repo_or_folder: str | os.PathLike[str], **options: Any) -> Policy:
         """Read what :meth:`save_pretrained` or :meth:`push_to_hub` wrote; options are those of `huggingface_hub`."""
         hub = import_module("vbtta.integrations.huggingface").hub_policy()
         policy: Policy = hub.from_pretrained(os.fspath(repo_or_folder), **options).policy
@@ -457,7 +459,7 @@ class Policy:
             "elbo_terms": self.elbo_terms,
             "converged": self.converged,
             "unsupervised": self.unsupervised,
-            **({"multilabel": True} if self.multilabel else {}),
+            "multilabel": self.multilabel,
             "guard": to_plain(self.guard),
             "selection": to_plain(self.selection),
             "fingerprints": self.fingerprints,

@@ -1,5 +1,7 @@
 """select_views: the best policy that a budget of forward passes allows, and what more would buy."""
 
+from __future__ import annotations
+
 __all__ = ["prices", "select_views"]
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """fit_sequential: views in stages, and every input computes as many stages as it needs."""
 
+from __future__ import annotations
+
 __all__ = ["SequentialPoint", "SequentialPolicy", "fit_sequential"]
 
 import os

@@ -20,6 +20,7 @@ PAGES = sorted((ROOT / "docs" / "integrations").glob("*.md"))
 # What an example has computed, by the name of its file; each has fewer than 40 lines.
 EXAMPLES: dict[str, Callable[[dict[str, Any]], bool]] = {
     "timm_torchvision": lambda ran: ran["accuracy"]["views"] > max(0.9, ran["accuracy"]["network"] - 0.01),
+    "huggingface_images": lambda ran: ran["accuracy"] > 0.9,
     "smp_segmentation": lambda ran: ran["dice"]["views"] > ran["dice"]["network"] > 0.5,
 }
 

@@ -1,5 +1,7 @@
 """The other aggregators of views, each as its authors define it, behind one contract."""
 
+from __future__ import annotations
+
 __all__ = ["BASELINES", "Baseline", "fit_baseline"]
 
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Labels of a calibration sample: from arrays, tables, counts, rankings and pandas objects, checked once."""
 
+from __future__ import annotations
+
 __all__ = [
     "ID_COLUMNS",
     "Array",
@@ -251,7 +253,7 @@ class LabelSets:
         return labels.place(rows, size, ids)
 
     @classmethod
-    def from_long(cls, table: "LongLabels", n_instances: int | None = None) -> Self:
+    def from_long(cls, table: LongLabels, n_instances: int | None = None) -> Self:
         """Labels of a table that :func:`long_labels` read."""
         n_rows = n_instances if table.n_rows is None else table.n_rows
         labels = cls.from_table(table.instance, table.label, table.annotator, table.count, n_rows)
@@ -433,7 +435,7 @@ class LabelSets:
         write_labels(path, self)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "LabelSets":
+    def load(cls, path: str | os.PathLike[str]) -> LabelSets:
         """Read labels from a `.csv` or `.parquet` file, long or wide."""
         from vbtta.data.files import read_labels
 

@@ -1,5 +1,7 @@
 """A network's predictions under K views."""
 
+from __future__ import annotations
+
 __all__ = ["ViewPredictions"]
 
 import copy
@@ -275,7 +277,7 @@ class ViewPredictions:
         return type(self)(outputs, names=names, classes=self.classes, feature_names=known, fingerprints=prints, **rows)
 
     @classmethod
-    def from_table(cls, frame: Any) -> "ViewPredictions":
+    def from_table(cls, frame: Any) -> ViewPredictions:
         """Read a long table of any dataframe library, with one row an instance and view.
 
         The columns are `instance` (or `id`), `view`, and `output`, `output_1`, ... or, for classes, `logit_<class>`;
@@ -316,7 +318,7 @@ class ViewPredictions:
         write_predictions(path, self)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], mmap: bool = False) -> "ViewPredictions":
+    def load(cls, path: str | os.PathLike[str], mmap: bool = False) -> ViewPredictions:
         """Read what :meth:`save` or a cluster wrote (a folder of parquet files); never unpickles.
 
         With ``mmap=True`` outputs and variance of an `.npz` file stay on disk and are read where they are used.

@@ -1,5 +1,7 @@
 """`diagnose`: all checks of one policy in one object, with a summary in words."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any

@@ -21,6 +21,7 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics.checks import annotator_places
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, variance_factor
+from vbtta.inference.em import EM
 from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import KEPT, Policy
@@ -279,7 +280,9 @@ def fit_figures(policy: Policy) -> dict[str, Drawing]:
         figure = plotting.weight_history(names, history)
         drawings |= _drawing("weight_history", figure, f"Weights over {n_steps} updates", caption)
         alt = f"The bound over {n_steps} updates, from {bound[0]:.4g} to {bound[-1]:.4g}"
-        caption = "The bound on the log evidence after every update; it never falls."
+        modes = isinstance(policy.engine, EM) and policy.task == "classification"
+        what = "penalised likelihood of the labels, with temperatures and class offsets at their modes"
+        caption = f"The bound on the {what if modes else 'log evidence'} after every update; it never falls."
         drawings |= _drawing("bound_history", plotting.bound_history(bound), alt, caption)
     if policy.selection is not None:
         curve = policy.selection.curve
