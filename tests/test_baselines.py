@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
-from vbtta.baselines import BASELINES, fit_baseline, methods, solvers
+from vbtta.baselines import BASELINES, fit_baseline, methods, noise, solvers
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 
@@ -362,7 +363,8 @@ def test_one_view_is_that_view(task, name):
     views, labels = problem(task, k=1)
     fitted = fit_baseline(name, views, labels, task=task)
     expected = special.softmax(views.outputs[:, 0], axis=1) if task == "classification" else views.outputs[:, 0]
-    if name not in ("bma", "nnls", "class_tta", "aug_or_class_tta"):  # those may rescale it
+    rescaled = ("bma", "nnls", "nnls_t", "class_tta", "aug_or_class_tta", "original_noise", "raykar", "dawid_skene")
+    if name not in rescaled:
         np.testing.assert_allclose(point(fitted.predict(views)), expected, atol=1e-12)
 
 
@@ -476,3 +478,64 @@ def test_rules_that_stop_early_are_as_often_right_as_all_views(name):
     alone = passes == 1
     np.testing.assert_allclose(fitted.predict(views).proba[alone], special.softmax(views.outputs[alone, 1], axis=1))
     assert uniform.passes(views).tolist() == [4] * 500
+
+
+# -- label noise ----------------------------------------------------------------------------------
+
+
+def noisy_labels(n: int = 400) -> tuple[ViewPredictions, LabelSets, np.ndarray]:
+    """Two good annotators and one who takes class 0 for class 1, always."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, size=n)
+    logits = 2 * np.eye(3)[truth][:, None] + rng.normal(size=(n, 4, 3)) * np.array([1.0, 1.0, 3.0, 3.0])[:, None]
+    said = np.where(rng.random((n, 3)) < 0.15, rng.integers(0, 3, size=(n, 3)), truth[:, None])
+    said[:, 2] = np.where(truth == 0, 1, said[:, 2])
+    views = ViewPredictions(logits, names=["identity", "a", "b", "c"])
+    return views, LabelSets.from_array(said, annotators=["ann", "bob", "cid"]), truth
+
+
+def votes_of(labels: LabelSets) -> noise.Votes:
+    assert labels.annotator is not None
+    return noise.Votes(labels.instance, labels.value, labels.annotator, labels.count)
+
+
+def test_the_truth_of_labels_alone_is_that_of_crowd_kit() -> None:
+    aggregation = pytest.importorskip("crowdkit.aggregation")
+    pandas = pytest.importorskip("pandas")
+    _, labels, _ = noisy_labels()
+    votes = votes_of(labels)
+    table = pandas.DataFrame({"task": votes.row, "worker": votes.annotator, "label": votes.label})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pandas, about crowd-kit
+        expected = aggregation.DawidSkene(n_iter=200, tol=1e-9).fit_predict_proba(table).sort_index()[[0, 1, 2]]
+    found = noise.dawid_skene(votes, 3)
+    np.testing.assert_array_equal(found.argmax(axis=1), expected.to_numpy().argmax(axis=1))
+    assert np.abs(found - expected.to_numpy()).mean() < 0.02  # the two stop at different steps
+
+
+def test_an_annotator_who_always_errs_is_seen_through() -> None:
+    views, labels, truth = noisy_labels()
+    found = noise.dawid_skene(votes_of(labels), 3).argmax(axis=1)
+    majority = np.array([np.bincount(labels.value[labels.instance == i], minlength=3).argmax() for i in range(400)])
+    assert (found == truth).mean() > (majority == truth).mean()
+    scores = {
+        name: fit_baseline(name, views, labels, task="classification").predict(views).log_prob(truth).mean()
+        for name in ("original+t", "original_noise", "raykar", "dawid_skene")
+    }
+    assert scores["original_noise"] > scores["original+t"]
+    assert min(scores["raykar"], scores["dawid_skene"]) > scores["original_noise"]
+
+
+def test_the_scale_of_the_student_t_depends_on_the_prediction() -> None:
+    rng = np.random.default_rng(0)
+    f = rng.normal(size=(4000, 2, 1)) * 3 + 10
+    y = f.mean(axis=1)[:, 0] + np.exp(0.2 * (f.mean(axis=1)[:, 0] - 10)) * rng.standard_t(5, size=4000)
+    views = ViewPredictions(f, names=["identity", "flip"])
+    nnls, student = (fit_baseline(name, views, y, task="regression") for name in ("nnls", "nnls_t"))
+    np.testing.assert_array_equal(student.weights, nnls.weights)
+    prediction = student.predict(views)
+    assert prediction.log_prob(y).mean() > nnls.predict(views).log_prob(y).mean() + 0.1
+    x = f.mean(axis=1)[:, 0]
+    slope = np.polyfit(x[np.abs(x - 10) < 4], np.log(prediction.scale[:, 0, 0, 0])[np.abs(x - 10) < 4] / 2, 1)[0]
+    assert abs(slope - 0.2) < 0.02
+    assert abs(float(prediction.dof[0]) - 5) < 1.5

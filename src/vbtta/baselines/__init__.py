@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["BASELINES", "Baseline", "fit_baseline"]
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy import special
 
 from vbtta.baselines import methods
 from vbtta.baselines.methods import CLASSIFICATION, REGRESSION, Rule
+from vbtta.baselines.noise import Votes
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, Prediction, view_information
@@ -54,6 +56,7 @@ class Baseline:
     variance: Array | None = None
     classes: Array | None = None
     stops: Rule | None = None  # of those that stop early
+    density: Callable[[Array], Prediction] | None = None  # of pooled numbers, where it is not normal
 
     def __repr__(self) -> str:
         limit = f", temperature at its limit {self.temperature:g}" if self.temperature_at_limit else ""
@@ -71,6 +74,8 @@ class Baseline:
         """Aggregate the views of new inputs into one predictive distribution."""
         outputs = np.asarray(self._needed(predictions).outputs, dtype=np.float64)
         pooled = self.rule(outputs)
+        if self.density is not None:
+            return self.density(pooled)
         if self.variance is not None:
             return methods.normal_prediction(pooled, self.variance)
         if self.temperature != 1:
@@ -119,7 +124,9 @@ class Baseline:
 def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | ArrayLike, *, task: str) -> Baseline:
     """Fit one of the usual ways to aggregate views on calibration labels.
 
-    Every label counts as often as its count; there is no model of label noise.
+    Every label counts as often as its count. Only "original_noise", "raykar" and "dawid_skene" model label noise, by a
+    confusion matrix an annotator: the identity view alone, all views stacked (Raykar and others 2010), and stacking on
+    the truth that Dawid and Skene's method finds.
 
     Parameters
     ----------
@@ -127,9 +134,11 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         For classification "original" (the view named identity), "uniform", "geometric", "max", "best_view", "aug_tta",
         "class_tta", "aug_or_class_tta" (the better of the two on a held-out fifth), "greedy", "entropy",
         "learning_loss", "adaptta" and "selective_tta" (which stop when the mean of the views so far is confident;
-        `passes` says after how many), "bma" or "mixture_mle"; "+t" appended adds one temperature fitted on the
-        aggregated probabilities. For regression "original", "uniform", "best_view", "learning_loss", "bma" or "nnls",
-        each with a normal density of the calibration residuals' mean square. `vbtta.baselines.BASELINES` lists them.
+        `passes` says after how many), "bma", "mixture_mle", "original_noise", "raykar" or "dawid_skene"; "+t"
+        appended adds one temperature fitted on the aggregated probabilities. For regression "original", "uniform",
+        "best_view", "learning_loss", "bma" or "nnls", each with a normal density of the calibration residuals' mean
+        square, or "nnls_t", with a Student t whose log scale is linear in the prediction. `vbtta.baselines.BASELINES`
+        lists them.
     predictions : ViewPredictions
         Views of the calibration sample, (N, K, C).
     labels : LabelSets or array
@@ -159,8 +168,8 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         raise ValueError(f"there is no {task} baseline {name!r}; there are {', '.join(BASELINES[task])}{also}")
     if plus and task == "regression":
         raise ValueError(f"{name!r}: a temperature is for classification; there are {', '.join(BASELINES[task])}")
-    if method == "original" and "identity" not in predictions.names:
-        raise ValueError(f"'original' needs a view named 'identity'; the views are {list(predictions.names)}")
+    if method.startswith("original") and "identity" not in predictions.names:
+        raise ValueError(f"{method!r} needs a view named 'identity'; the views are {list(predictions.names)}")
     labels = predictions.align(labels)
     if not len(labels):
         raise ValueError("labels are empty; a baseline needs at least one label")
@@ -170,9 +179,11 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
     if task == "classification":
         rows, row = np.unique(labels.instance, return_inverse=True)
         target = np.zeros((len(rows), n_outputs))  # (N+, C)
-        np.add.at(target, (row, labels.categorical(n_outputs, predictions.classes)), labels.count)
+        label = labels.categorical(n_outputs, predictions.classes)
+        np.add.at(target, (row, label), labels.count)
         outputs = np.asarray(predictions.outputs[rows], dtype=np.float64)
-        fitted = CLASSIFICATION[method](methods.Sample(outputs, target, target.sum(axis=1), identity))
+        votes = Votes(row, label, np.zeros_like(row) if labels.annotator is None else labels.annotator, labels.count)
+        fitted = CLASSIFICATION[method](methods.Sample(outputs, target, target.sum(axis=1), identity, votes))
         if plus:
             scale = methods.temperature(fitted.rule(outputs[:, fitted.used]), target)
     else:
@@ -193,4 +204,5 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         variance=variance,
         classes=predictions.classes if task == "classification" else None,
         stops=fitted.passes,
+        density=fitted.density,
     )

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize, special
 
-from vbtta.baselines import solvers
+from vbtta.baselines import noise, solvers
+from vbtta.baselines.noise import Votes
 from vbtta.data.labels import Array
 from vbtta.distributions import ContinuousPrediction
 from vbtta.metrics import entropy
@@ -30,6 +31,7 @@ class Sample(NamedTuple):
     target: Array  # (J, C): how often each class was given, or numbers
     times: Array  # (J,): how often labels were given
     identity: int | None  # position of the unaugmented view
+    votes: Votes | None = None  # class labels with their annotators
 
     @property
     def n_views(self) -> int:
@@ -49,6 +51,7 @@ class Fitted(NamedTuple):
     used: list[int]
     rule: Rule
     passes: Rule | None = None  # outputs of the used views to the number of them that is needed (N,), where that varies
+    density: Callable[[Array], ContinuousPrediction] | None = None  # of point predictions; normal where there is none
 
 
 def pooled(weights: Array, rule: Callable[..., Array]) -> Fitted:
@@ -254,6 +257,26 @@ def _mixture_mle(data: Sample) -> Array:
     return solvers.mixture_weights(data.log_proba[row, :, label], data.target[row, label])
 
 
+def _place(data: Sample) -> int:
+    assert data.identity is not None
+    return data.identity
+
+
+def _noisy(data: Sample, views: list[int]) -> Array:
+    """Coefficients of some views, inferred together with the annotators' confusion matrices."""
+    assert data.votes is not None
+    coefficients = np.zeros(data.n_views)
+    coefficients[views] = noise.stacked_truth(data.votes, data.log_proba[:, views])
+    return coefficients
+
+
+def _after_dawid_skene(data: Sample) -> Array:
+    """Stacking of the views on the truth that labels alone give."""
+    assert data.votes is not None
+    truth = noise.dawid_skene(data.votes, data.outputs.shape[2])
+    return solvers.conditional_logit(data.log_proba, truth)[1]
+
+
 CLASSIFICATION: dict[str, Callable[[Sample], Fitted]] = {
     "original": lambda data: pooled(_original(data), linear_pool),
     "uniform": lambda data: pooled(_uniform(data), linear_pool),
@@ -273,6 +296,9 @@ CLASSIFICATION: dict[str, Callable[[Sample], Fitted]] = {
     "selective_tta": lambda data: _stopped(data, [1, data.n_views - 1]),
     "bma": lambda data: pooled(solvers.average_logit(data.log_proba, data.target), logit_pool),
     "mixture_mle": lambda data: pooled(_mixture_mle(data), linear_pool),
+    "original_noise": lambda data: pooled(_noisy(data, [_place(data)]), logit_pool),
+    "raykar": lambda data: pooled(_noisy(data, list(range(data.n_views))), logit_pool),
+    "dawid_skene": lambda data: pooled(_after_dawid_skene(data), logit_pool),
 }
 
 # -- regression -----------------------------------------------------------------------------------
@@ -322,6 +348,13 @@ def _nnls(outputs: Array, y: Array, count: Array) -> Array:
     return np.asarray(optimize.nnls(outputs * root[:, None], y * root)[0])
 
 
+def _nnls_t(data: Sample) -> Fitted:
+    """The same with a Student t whose scale depends on the prediction."""
+    fitted = pooled(_by_output(data, _nnls), weighted_sum)
+    mean = fitted.rule(data.outputs[:, fitted.used])
+    return fitted._replace(density=noise.student_density(mean, data.target, data.times))
+
+
 REGRESSION: dict[str, Callable[[Sample], Fitted]] = {
     "original": lambda data: pooled(_original(data), weighted_sum),
     "uniform": lambda data: pooled(_uniform(data), weighted_sum),
@@ -333,4 +366,5 @@ REGRESSION: dict[str, Callable[[Sample], Fitted]] = {
     ),
     "bma": lambda data: pooled(_by_output(data, solvers.average_linear), weighted_sum),
     "nnls": lambda data: pooled(_by_output(data, _nnls), weighted_sum),
+    "nnls_t": _nnls_t,
 }

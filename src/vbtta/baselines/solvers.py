@@ -102,7 +102,7 @@ def mixture_weights(log_likelihood: Array, count: Array, *, gap: float = 1e-9, m
 def average_logit(log_proba: Array, target: Array) -> Array:
     """Averaged coefficients (K,) of conditional logits of label counts (N, C) on log probabilities (N, K, C)."""
     n_views, n_labels = log_proba.shape[1], float(target.sum())
-    return _average(lambda subset: _conditional_logit(log_proba[:, subset], target), n_views, n_labels)
+    return _average(lambda subset: conditional_logit(log_proba[:, subset], target), n_views, n_labels)
 
 
 def average_linear(outputs: Array, y: Array, count: Array) -> Array:
@@ -175,7 +175,7 @@ def _average(fit: FitSubset, n_views: int, n_labels: float) -> Array:
     return np.where(np.abs(averaged) > 1e-6 * np.abs(averaged).max(), averaged, 0.0)
 
 
-def _conditional_logit(features: Array, target: Array, max_steps: int = 50) -> tuple[float, Array]:
+def conditional_logit(features: Array, target: Array, max_steps: int = 50) -> tuple[float, Array]:
     """Maximum-likelihood coefficients of P(c) = softmax_c(sum_k b_k x_kc) by Newton's method."""
     # In units of each view's spread over classes, so that the start is never in the flat part of the softmax.
     n_views = features.shape[1]
