@@ -151,9 +151,9 @@ class ConformalPolicy:
         write_json(path, _FORMAT, _VERSION, {**to_plain(self), "kind": kinds[0]})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
-        return read_json(path, _FORMAT, _VERSION, "conformal policy", cls._from_dict)
+    def load(cls, path: str | os.PathLike[str], verify: bool = True) -> Self:
+        """Read what :meth:`save` wrote, as :meth:`Policy.load` does."""
+        return read_json(path, _FORMAT, _VERSION, "conformal policy", cls._from_dict, verify)
 
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> Self:

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,6 +33,7 @@ from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, MultiLabelPrediction, Prediction
 from vbtta.inference.guide import N_DRAWS
+from vbtta.inference.laplace import PROFILE_GRID
 from vbtta.models.base import (
     Engine,
     Model,
@@ -95,8 +96,8 @@ class GuardWarning(UserWarning):
 class History(NamedTuple):
     """How a fit went, one entry an accepted update."""
 
-    elbo: Array  # (T,)
-    weights: Array  # (T, K)
+    elbo: Annotated[Array, "T"]  # (T,)
+    weights: Annotated[Array, "T V"]  # (T, K)
 
 
 class Guard(NamedTuple):
@@ -410,9 +411,12 @@ class Policy:
         write_json(path, _FORMAT, _VERSION, self.to_dict())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
-        return read_json(path, _FORMAT, _VERSION, "policy", cls.from_dict)
+    def load(cls, path: str | os.PathLike[str], verify: bool = True) -> Self:
+        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused.
+
+        With ``verify=False`` the checksum is not compared, so that a file may be edited by hand.
+        """
+        return read_json(path, _FORMAT, _VERSION, "policy", cls.from_dict, verify)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Write a folder as the Hugging Face Hub has it: the policy and a model card.
@@ -475,22 +479,27 @@ class Policy:
         multilabel = from_plain(bool, data.get("multilabel", False))
         if data["task"] != ("multilabel" if multilabel else task_of(model)):
             raise ValueError(f"its task is {data['task']!r}, and that of its model {task_of(model)!r}")
-        if data["classes"] is not None and not isinstance(data["classes"], list):
-            raise ValueError(f"its classes are {data['classes']!r}")
+        names, fitted = (from_plain(tuple[str, ...], data[key]) for key in ("views", "fitted"))
+        if not names or any(len(set(group)) < len(group) for group in (names, fitted)) or not set(fitted) <= set(names):
+            raise ValueError("its views are not distinct, or it was fitted to others")
+        n_outputs = from_plain(int, data["n_outputs"])
+        if n_outputs < 1:
+            raise ValueError(f"n_outputs is {n_outputs}")
+        sizes = {"K": len(fitted or names), "C": 2 if multilabel else n_outputs, "V": len(names), "G": len(PROFILE_GRID)}
         policy = cls(
-            names=from_plain(tuple[str, ...], data["views"]),
+            names=names,
             model=model,
             engine=engine,
-            posterior=_read_posterior(model, engine, data["posterior"]),
-            history=from_plain(History, data["history"]),
+            posterior=_read_posterior(model, engine, data["posterior"], sizes),
+            history=from_plain(History, data["history"], sizes),
             final_elbo=np.nan if model.as_stack() else from_plain(float, data["elbo"]),
             elbo_terms={name: from_plain(float, value) for name, value in data["elbo_terms"].items()},
             converged=from_plain(bool, data["converged"]),
-            n_outputs=from_plain(int, data["n_outputs"]),
-            classes=None if data["classes"] is None else np.asarray(data["classes"]),
+            n_outputs=n_outputs,
+            classes=_read_classes(data["classes"], n_outputs),
             annotator_names=from_plain(tuple[str, ...], data["annotators"]),
             generated_names=from_plain(bool, data["generated_names"]),
-            fitted=from_plain(tuple[str, ...], data["fitted"]),
+            fitted=fitted,
             unsupervised=from_plain(bool, data.get("unsupervised", False)),
             multilabel=multilabel,
             guard=from_plain(Guard, data["guard"]),
@@ -498,26 +507,31 @@ class Policy:
             fingerprints={name: from_plain(str, text) for name, text in data.get("fingerprints", {}).items()},
             rows=from_plain(Rows, data["rows"]) if "rows" in data else Rows(),
         )
-        if len(set(policy.names)) != len(policy.names) or not set(policy._fitted) <= set(policy.names):
-            raise ValueError("its views are not distinct, or it was fitted to others")
-        stated = np.asarray(data["weights"], dtype=np.float64)
-        if stated.shape != (len(policy.names),) or not np.allclose(stated, policy.weights, atol=1e-9):
+        stated = from_plain(Annotated[Array, "V"], data["weights"], sizes)
+        if not np.allclose(stated, policy.weights, atol=1e-9):
             raise ValueError("its weights disagree with its posterior")
+        if (stated < 0).any() or abs(stated.sum() - 1) > 1e-6:
+            raise ValueError("its weights are not shares: positive, with sum 1")
         policy._try_out()
         return policy
 
     def _try_out(self) -> None:
         """Predict one input, so that a damaged posterior is found when it is read."""
         names, given = self.used_names, self.gate.features.given if self.gate else ()
-        n_outputs = 2 if self.multilabel else self.n_outputs
+        # levels and rankings have no arrays of the size of the outputs, which may be wrong and large
+        n_outputs = self.n_outputs if self.task in ("regression", "classification") else min(self.n_outputs, 9)
+        n_outputs = 2 if self.multilabel else n_outputs
         zeros, features = np.zeros((1, len(names), n_outputs)), np.zeros((1, len(names), len(given)))
         with np.errstate(all="ignore"):
             inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=given)
             found = self.posterior.predict(inputs)
             numbers = getattr(found, "proba", None)
             numbers = found.variance if numbers is None else numbers  # type: ignore[union-attr]
+            people = self.annotators
         if not np.all(np.isfinite(numbers) & (numbers >= 0)):
             raise ValueError("its posterior does not predict")
+        if people is not None and not all(np.isfinite(part).all() for part in people[1:]):
+            raise ValueError("its annotators are damaged")
 
     def _refuse_stack(self, name: str) -> None:
         if self.members:
@@ -738,14 +752,26 @@ def stack_policies(
     )
 
 
-def _read_posterior(model: Model, engine: Engine, data: dict[str, Any]) -> Any:
+def _read_classes(data: Any, n_outputs: int) -> Array | None:
+    """The classes of a policy, as :class:`ViewPredictions` has them."""
+    if data is None:
+        return None
+    classes = np.asarray(data)
+    if not isinstance(data, list) or classes.shape != (n_outputs,) or classes.dtype.kind not in "iubfU":
+        raise ValueError(f"its classes are not {n_outputs} integers or strings")
+    return classes
+
+
+def _read_posterior(model: Model, engine: Engine, data: dict[str, Any], sizes: dict[str, int]) -> Any:
     """What :meth:`Policy.save` made of a posterior."""
     if not model.as_stack():
-        return from_plain(posterior_type(model, engine), data)
+        return from_plain(posterior_type(model, engine), data, sizes)
     members = tuple(Policy.from_dict(member) for member in data["members"])
-    weights, covariance = np.asarray(data["member_weights"], float), np.asarray(data["covariance"], float)
-    if not members or weights.shape != (len(members),) or covariance.shape != (len(members), len(members)):
-        raise ValueError("its members and their weights do not match")
+    sizes = {**sizes, "M": len(members)}
+    weights = from_plain(Annotated[Array, "M"], data["member_weights"], sizes)
+    covariance = from_plain(Annotated[Array, "M M"], data["covariance"], sizes)
+    if {member.n_outputs for member in members} != {sizes["C"]}:
+        raise ValueError("its members have other outputs")
     if (weights <= 0).any() or abs(weights.sum() - 1) > 1e-6 or len({member.names for member in members}) > 1:
         raise ValueError("its members' weights are not positive shares, or their views differ")
     return StackedPosterior(members, weights, covariance)

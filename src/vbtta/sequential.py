@@ -212,9 +212,9 @@ class SequentialPolicy:
         write_json(path, FORMAT, _VERSION, to_plain(self))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused."""
-        return read_json(path, FORMAT, _VERSION, "sequential policy", partial(fields_from_plain, cls))
+    def load(cls, path: str | os.PathLike[str], verify: bool = True) -> Self:
+        """Read what :meth:`save` wrote, as :meth:`Policy.load` does."""
+        return read_json(path, FORMAT, _VERSION, "sequential policy", partial(fields_from_plain, cls), verify)
 
     def _stopped(self, predictions: ViewPredictions) -> list[tuple[Array, Prediction]]:
         """Rows that stop after every stage, with their predictions, from the views of all stages."""

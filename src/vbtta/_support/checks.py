@@ -13,6 +13,9 @@ from typing import Any, SupportsFloat, cast
 import numpy as np
 
 
+_LONGEST = 200  # characters of a value in a message
+
+
 def between(name: str, value: object, low: float, high: float) -> None:
     """The value is a number between two others, both included."""
     if not isinstance(value, Real) or not low <= float(cast(SupportsFloat, value)) <= high:
@@ -53,14 +56,15 @@ def whole_number(name: str, value: object, least: int) -> int:
 
 
 def shown(value: Any) -> str:
-    """The representation of a value, with NumPy scalars as plain numbers and strings.
+    """The representation of a value in one line, shortened, with NumPy scalars as plain numbers and strings.
 
     Examples
     --------
     >>> shown([np.str_("cow"), np.float64(0.5), 2])
     "['cow', 0.5, 2]"
     """
-    return repr(_plain(value))
+    text = " ".join(repr(_plain(value)).split("\n"))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _plain(value: Any) -> Any:

@@ -3,15 +3,21 @@
 __all__ = ["atomic_path", "fields_from_plain", "finite", "from_plain", "read_json", "to_plain", "write_json"]
 
 import dataclasses
+import errno
+import hashlib
 import json
 import math
 import os
 import secrets
+import socket
+import stat
 import types
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -20,40 +26,71 @@ from vbtta._version import __version__
 T = TypeVar("T")
 
 _PREFIX = 40  # letters of the target's name, so that the temporary name is not too long for the file system
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path in the target's folder; it replaces the target when the block succeeds.
 
-    A reader sees the old file or the new one, never a part of either, and a failure leaves no temporary file.
+    A reader sees the old file or the new one, never a part of either, and a failure leaves no temporary file. Links are
+    followed and the old file's mode is kept. Temporary files of processes that were killed are removed.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {target}: the folder {target.parent} does not exist; create it first")
+        raise FileNotFoundError(f"cannot write {path}: the folder {target.parent} does not exist; create it first")
     if target.is_dir():
-        raise IsADirectoryError(f"cannot write {target}: it is a folder; give the name of a file in it")
-    temporary = target.with_name(f".{target.name[:_PREFIX]}.{secrets.token_hex(8)}.part")
-    with _renamed_errors(target, temporary):
-        temporary.touch(exist_ok=False)
+        raise IsADirectoryError(f"cannot write {path}: it is a folder; give the name of a file in it")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"cannot write {path}: it is a device, pipe or socket; give the name of a file")
+    _remove_stale(target.parent)
+    temporary = target.with_name(f".{target.name[:_PREFIX]}.{_machine()}.{os.getpid()}.{secrets.token_hex(8)}.part")
+    try:
+        mode = stat.S_IMODE(os.stat(target).st_mode) if target.exists() else None
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else mode | 0o200))
         try:
             yield temporary
-            with open(temporary, "rb") as written:
-                os.fsync(written.fileno())
-            temporary.replace(target)
+            _sync(temporary)
+            if mode is not None:
+                os.chmod(temporary, mode)
+            os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
+    except OSError as error:  # of the temporary file: name the target
+        if error.filename not in (None, str(temporary), temporary):
+            raise
+        remedy = "; free some space, or write elsewhere" if error.errno in _FULL else ""
+        reason = f"{error.strerror or error}{remedy}"
+        raise OSError(error.errno or errno.EIO, reason, os.fspath(path)) from error
+    with suppress(OSError):  # not all file systems sync folders
+        _sync(target.parent)
 
 
-@contextmanager
-def _renamed_errors(target: Path, temporary: Path) -> Iterator[None]:
-    """Make errors about the temporary file name the target."""
+def _sync(path: Path) -> None:
+    place = os.open(path, os.O_RDONLY)
     try:
-        yield
-    except OSError as error:
-        if str(error.filename) == str(temporary):
-            error.filename, error.filename2 = str(target), None
-        raise
+        os.fsync(place)
+    finally:
+        os.close(place)
+
+
+@cache
+def _machine() -> str:
+    """Within which process ids are unique: this host and its name space of processes."""
+    space = os.stat("/proc/self/ns/pid").st_ino if os.path.exists("/proc/self/ns/pid") else ""
+    return f"{zlib.crc32(f'{socket.gethostname()} {space}'.encode()):08x}"
+
+
+@cache
+def _remove_stale(folder: Path) -> None:
+    """Remove temporary files of dead processes of this machine, once in a process and folder."""
+    for file in folder.glob(f".*.{_machine()}.*.part") if os.name == "posix" else ():
+        process = file.name.split(".")[-3]
+        with suppress(OSError, ValueError, OverflowError):
+            try:
+                os.kill(int(process), 0)
+            except ProcessLookupError:
+                file.unlink()
 
 
 def to_plain(value: Any) -> Any:
@@ -82,38 +119,55 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def from_plain(kind: Any, data: Any) -> Any:
-    """The value of a type, from what :func:`to_plain` made of it; raises ValueError where it does not fit."""
+def from_plain(kind: Any, data: Any, sizes: dict[str, int] | None = None) -> Any:
+    """The value of a type, from what :func:`to_plain` made of it; raises ValueError where it does not fit.
+
+    Arrays may be of a shape, as `Annotated[Array, "K C"]` (alternatives are separated by a bar); `sizes` has the
+    lengths of the axes, and takes those that are met first.
+    """
+    sizes = {} if sizes is None else sizes
     if hasattr(kind, "from_dict"):
         return kind.from_dict(data)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         options = [option for option in get_args(kind) if option is not type(None)]
-        return None if data is None else from_plain(options[0], data)
+        return None if data is None else from_plain(options[0], data, sizes)
+    if origin is Annotated:
+        return _shaped(_array(data), kind.__metadata__[0], sizes)
     if origin is np.ndarray:
         return _array(data)
     if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
-        return fields_from_plain(kind, data)
+        return fields_from_plain(kind, data, sizes)
     if origin is dict:
-        return {name: from_plain(get_args(kind)[1], entry) for name, entry in data.items()}
+        return {name: from_plain(get_args(kind)[1], entry, sizes) for name, entry in data.items()}
     if origin is tuple:
-        return tuple(from_plain(get_args(kind)[0], entry) for entry in data)
+        if not isinstance(data, list):
+            raise ValueError(f"expected a list, found {data!r:.80}")
+        return tuple(from_plain(get_args(kind)[0], entry, sizes) for entry in data)
     if kind in (float, int, bool, str):
-        if not isinstance(data, int | float | str) or isinstance(data, str) != (kind is str):
-            raise ValueError(f"expected {kind.__name__}, found {data!r}")
+        fitting = (int, float) if kind is float else kind
+        if not isinstance(data, fitting) or isinstance(data, bool) != (kind is bool):
+            raise ValueError(f"expected {kind.__name__}, found {data!r:.80}")
         return kind(data)
     return data
 
 
-def fields_from_plain(kind: type[T], data: Any) -> T:
-    """A dataclass or NamedTuple from the plain data of its fields."""
+def fields_from_plain(kind: type[T], data: Any, sizes: dict[str, int] | None = None) -> T:
+    """A dataclass or NamedTuple from the plain data of its fields; errors name the field."""
     if not isinstance(data, dict):
         raise ValueError(f"{kind.__name__} is missing or damaged")
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if not name.startswith("_")}
+    hints = get_type_hints(kind, include_extras=True)
+    hints = {name: hint for name, hint in hints.items() if not name.startswith("_")}
     absent = [name for name in hints if name not in data and name not in getattr(kind, "_field_defaults", {})]
     if absent:
         raise ValueError(f"{kind.__name__} lacks {absent[0]!r}")
-    return kind(**{name: from_plain(hint, data[name]) for name, hint in hints.items() if name in data})
+    values = {}
+    for name, hint in hints.items():
+        try:
+            values.update({name: from_plain(hint, data[name], sizes)} if name in data else {})
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return kind(**values)
 
 
 def _array(data: Any) -> Any:
@@ -121,43 +175,77 @@ def _array(data: Any) -> Any:
         array = np.asarray(data)
     except ValueError:
         raise ValueError("an array is damaged: its rows have different lengths") from None
-    if array.dtype == object:
+    if array.dtype.kind not in "ifU" or not isinstance(data, list | int | float):
         raise ValueError("an array is damaged: it holds something other than numbers or strings")
-    return array.astype(np.float64) if array.dtype.kind in "if" else array
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("an array is damaged: it holds a number that is not finite")
+    return array if array.dtype.kind == "U" else array.astype(np.float64)
+
+
+def _shaped(array: Any, shapes: str, sizes: dict[str, int]) -> Any:
+    """The array, if its axes have the lengths that letters or digits stand for."""
+    for letters in (shape.split() for shape in shapes.split("|")):
+        if array.shape == (0,):  # JSON does not tell the other axes
+            array = array.reshape(0, *(sizes.get(letter, 0) for letter in letters[1:]))
+        wanted = [int(letter) if letter.isdigit() else sizes.get(letter, n) for letter, n in zip(letters, array.shape)]
+        if array.dtype.kind == "f" and len(letters) == array.ndim and list(array.shape) == wanted:
+            sizes.update({letter: n for letter, n in zip(letters, array.shape) if not letter.isdigit()})
+            return array
+    known = ", ".join(f"{letter} = {n}" for letter, n in sizes.items())
+    raise ValueError(f"an array of numbers ({shapes}) with {known} has shape {array.shape}")
 
 
 def write_json(path: str | os.PathLike[str], kind: str, version: int, data: dict[str, Any]) -> None:
     """Write JSON of a format and version, atomically: one top-level entry a line and arrays in one line each."""
     entries = {"format": kind, "version": version, "vbtta": __version__, **data}
+    entries["checksum"] = _checksum(entries)
     lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in entries.items()]
     with atomic_path(path) as temporary:
         temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def read_json(
-    path: str | os.PathLike[str], kind: str, version: int, name: str, build: Callable[[dict[str, Any]], T]
+    path: str | os.PathLike[str],
+    kind: str,
+    version: int,
+    name: str,
+    build: Callable[[dict[str, Any]], T],
+    verify: bool = True,
 ) -> T:
     """Build what :func:`write_json` wrote; another format, a newer version or a damaged file is refused."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no {name} file at {path}; write one with its save method")
     try:
         with open(path, encoding="utf-8") as file:
-            data = json.load(file, parse_constant=_no_constant)
-    except ValueError as error:  # not text, not JSON, or a number that is none
-        raise ValueError(f"{path} is not a {name}: it is not JSON ({error})") from None
+            data = json.load(file, parse_constant=_number, parse_float=_number)
+    except (ValueError, RecursionError) as error:  # not text, not JSON, or a number that is none
+        raise ValueError(f"{path} is not a {name}: it is not JSON ({error}); save it again") from None
     if not isinstance(data, dict) or data.get("format") != kind:
         raise ValueError(f"{path} is not a {name}: its format is not {kind!r}; write one with its save method")
     if type(data.get("version")) is not int or not 1 <= data["version"] <= version:
         raise ValueError(
-            f"{path} has version {data.get('version')!r} of the format, and this vbtta ({__version__}) reads up to "
+            f"{path} has version {data.get('version')!r:.80} of the format, and this vbtta ({__version__}) reads up to "
             f"{version}; upgrade vbtta"
+        )
+    if verify and data.pop("checksum", None) != _checksum(data):
+        raise ValueError(
+            f"{path} is a damaged {name}: its checksum does not match its content; save it again, or load a file that "
+            "was edited by hand with verify=False"
         )
     try:
         return build(data)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
         raise ValueError(f"{path} is a damaged {name}: {reason}; save it again") from None
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"it holds {name}, which is no number")
+def _checksum(entries: dict[str, Any]) -> str:
+    """SHA-256 of the entries, whatever their order and the file's white space."""
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"it holds {text:.40}, which is no number")
+    return float(text)

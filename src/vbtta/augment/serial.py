@@ -72,13 +72,13 @@ def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
     file = _checked(path)
     if not file.is_file():
         raise FileNotFoundError(f"file of views {file} not found.")
-    text = file.read_text(encoding="utf-8")
     try:
+        text = file.read_text(encoding="utf-8")
         data: Any = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
         if not isinstance(data, Mapping):
             raise ValueError("the file must hold a table with the key views.")
         return views_from_dict(data, file.parent)
-    except ValueError as error:  # TOML and JSON errors are ValueErrors too
+    except (ValueError, TypeError, RecursionError) as error:  # TOML and JSON errors are ValueErrors too
         raise ValueError(f"{file}: {error}") from error
 
 

@@ -2,12 +2,15 @@
 
 import csv
 import json
+import math
 import os
 import re
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -20,6 +23,7 @@ from vbtta.data.predictions import ViewPredictions
 
 _METADATA = b"vbtta"  # key of a parquet file's metadata
 _ROWS = 1 << 16  # of an .npz file read at once
+_MAX_INFLATION = 200  # times that a compressed array may be larger than its bytes in the file
 _COLUMNS = ("instance", "outputs", "variance", "group")  # of a parquet file with one row an instance
 _LABEL_COLUMN = re.compile("instance|id|item|task|label(_.+)?|annotator|worker|count|instance_weight")
 
@@ -136,10 +140,11 @@ class Chunk(NamedTuple):
             return self.empty.like(np.array(rows.outputs), variance, rows.ids, rows.groups)
         table = self._table(_COLUMNS)
         shape = (len(table), *self.empty.outputs.shape[1:])
-        arrays = {name: _lists(table[name], name).reshape(shape) for name in ("outputs", "variance")
-                  if name in table.column_names}  # fmt: skip
-        ids, groups = (columns_of(table, [name]).get(name) for name in ("instance", "group"))
-        return self.empty.like(arrays["outputs"], arrays.get("variance"), ids, groups)
+        with reading(self.where if self.kind == "parquet" else "dataset"):
+            arrays = {name: _lists(table[name], name).reshape(shape) for name in ("outputs", "variance")
+                      if name in table.column_names}  # fmt: skip
+            ids, groups = (columns_of(table, [name]).get(name) for name in ("instance", "group"))
+            return self.empty.like(arrays["outputs"], arrays.get("variance"), ids, groups)
 
     def ids(self) -> Array | None:
         """The rows' identifiers alone."""
@@ -158,7 +163,7 @@ class Chunk(NamedTuple):
         if self.kind == "block":
             table = require("ray", "ray").get(self.where)
             return table.select([name for name in columns if name in table.column_names])
-        with require("pyarrow.parquet", "data").ParquetFile(self.where) as file:
+        with reading(self.where), require("pyarrow.parquet", "data").ParquetFile(self.where) as file:
             names = file.schema_arrow.names
             return file.read_row_group(self.place, columns=[name for name in columns if name in names])
 
@@ -194,6 +199,16 @@ def open_chunks(dataset: Any, names: Sequence[str] | None = None) -> list[Chunk]
     return chunks
 
 
+@contextmanager
+def reading(where: Any) -> Iterator[None]:
+    """Name the file, in one line, in what a damaged one makes Arrow and constructors raise."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, OSError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        raise ValueError(f"{where} cannot be read: {reason}; write it again") from None
+
+
 def views_of_schema(schema: Any, names: Sequence[str] | None, where: str) -> ViewPredictions:
     """Predictions without rows, of the views that a table's schema describes."""
     if "outputs" not in schema.names:
@@ -203,16 +218,17 @@ def views_of_schema(schema: Any, names: Sequence[str] | None, where: str) -> Vie
         )
     variance = "variance" in schema.names
     if schema.metadata and _METADATA in schema.metadata:
-        known = json.loads(schema.metadata[_METADATA])
-        zeros = np.zeros((0, *known["shape"]))
-        empty = ViewPredictions(
-            zeros,
-            zeros if variance else None,
-            names=known["names"],
-            classes=known["classes"],
-            fingerprints=known["fingerprints"],
-        )
-        return renamed(empty, names, where)
+        with reading(where):
+            known = json.loads(schema.metadata[_METADATA])
+            zeros = np.zeros((0, *known["shape"]))
+            empty = ViewPredictions(
+                zeros,
+                zeros if variance else None,
+                names=known["names"],
+                classes=known["classes"],
+                fingerprints=known["fingerprints"],
+            )
+            return renamed(empty, names, where)
     if names is None:
         raise ValueError(f"dataset: {where} does not say which views its columns hold; give names=[...]")
     size = getattr(schema.field("outputs").type, "list_size", None)
@@ -311,11 +327,11 @@ def read_labels(path: str | os.PathLike[str], *, columns_are_annotators: bool = 
     where there is none, optionally with `instance`. Columns such as `label_ann` name their annotators; numbered ones
     are anonymous unless they are said to be annotators.
     """
-    long = long_labels(read_table(path), str(path), columns_are_annotators=columns_are_annotators)
     try:
+        long = long_labels(read_table(path), str(path), columns_are_annotators=columns_are_annotators)
         sets = LabelSets.from_long(long)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     if not len(sets):
         raise ValueError(f"{path} holds no labels: the lines below its first are empty or missing; add some")
     return Labels(sets, long.layout)
@@ -408,17 +424,20 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
     path = Path(path)
     if path.suffix == ".parquet":
         _schema(path, "")
-        return columns_of(require("pyarrow.parquet", "data").read_table(path))
+        with reading(path):
+            return columns_of(require("pyarrow.parquet", "data").read_table(path))
     if path.suffix not in (".csv", ".tsv", ".txt"):
         raise ValueError(f"{path}: tables are read from .csv or .parquet files")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = list(csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+        if any("\x00" in cell for row in rows for cell in row):
+            raise csv.Error("it holds a NUL character")
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}") from None
+        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}; save it as one") from None
     if not rows:
         raise ValueError(f"{path} is empty; its first line must name the columns")
-    header = [name.strip() for name in rows[0]]
+    header = [_without_quote(name.strip()) for name in rows[0]]
     if len(set(header)) < len(header):
         raise ValueError(f"{path} names a column twice: {', '.join(header)}")
     body = [row for row in rows[1:] if row]
@@ -438,8 +457,18 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Array]) -> N
             return
         with open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+            writer.writerow(map(plain_text, columns))
+            cells = [map(plain_text, column.tolist()) for column in columns.values()]
+            writer.writerows(zip(*cells, strict=True))
+
+
+def plain_text(cell: Any) -> Any:
+    """A cell of a CSV file; text that a spreadsheet would take for a formula gets a leading apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and re.match(r"'*[=+\-@\t\r]", cell) else cell
+
+
+def _without_quote(cell: str) -> str:
+    return cell[1:] if re.match(r"'+[=+\-@\t\r]", cell) else cell
 
 
 def columns_of(table: Any, names: Iterable[str] | None = None) -> dict[str, Array]:
@@ -511,7 +540,7 @@ def _typed(cells: list[str]) -> Array:
             continue
         if given and not any("_" in cell for cell in given) and (kind is int or not digits):
             return _from_list([kind(cell) if cell else None for cell in cells])
-    return _from_list([cell or None for cell in cells])
+    return _from_list([_without_quote(cell) or None for cell in cells])
 
 
 def _from_list(cells: list[Any]) -> Array:
@@ -529,23 +558,45 @@ def _from_list(cells: list[Any]) -> Array:
 def read_npz(path: str | os.PathLike[str], mapped: Collection[str] = ()) -> dict[str, Array]:
     """All arrays of an .npz file by name, never unpickled; those in `mapped` stay on disk if stored uncompressed.
 
-    NumPy's own `mmap_mode` ignores `.npz` files; here a member is mapped by its offset in the archive.
+    NumPy's own `mmap_mode` ignores `.npz` files; here a member is mapped by its offset in the archive. Sizes are
+    compared with the file before memory is taken, and checksums are verified, of mapped members too.
     """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no file at {path}; write one with ViewPredictions.save or numpy.savez")
     try:
         with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+            end = max(0, os.fstat(file.fileno()).st_size - (1 << 16) - 22)
+            file.seek(end)
+            n_members = file.read().rpartition(b"PK\x05\x06")[2][6:8]  # as its directory's end says
+            if int.from_bytes(n_members, "little") != len(archive.infolist()):
+                raise _MemberError(f"{path} is damaged: some of its arrays are missing; write it again")
             return {
                 info.filename.removesuffix(".npy"): _read_member(archive, file, info, str(path), mapped)
                 for info in archive.infolist()
             }
-    except zipfile.BadZipFile:
+    except _MemberError as error:
+        raise ValueError(str(error)) from None
+    except Exception:  # zipfile raises many kinds
         raise ValueError(f"{path} is not an .npz file; write one with ViewPredictions.save or numpy.savez") from None
+
+
+class _MemberError(ValueError):
+    """An array of an .npz file cannot be read."""
 
 
 def _read_member(
     archive: zipfile.ZipFile, file: BinaryIO, info: zipfile.ZipInfo, path: str, mapped: Collection[str]
 ) -> Array:
     name = info.filename.removesuffix(".npy")
+    stored = info.compress_type == zipfile.ZIP_STORED
     try:
+        size = os.fstat(file.fileno()).st_size
+        if info.compress_size > size or (stored and info.file_size != info.compress_size):
+            raise ValueError(f"it claims {info.compress_size} of the file's {size} bytes; the file is cut off or damaged")
+        if info.file_size > max(_MAX_INFLATION * info.compress_size, 1 << 26):
+            raise ValueError(
+                f"it would inflate {info.compress_size} bytes to {info.file_size}; save it uncompressed (numpy.savez)"
+            )
         with archive.open(info) as member:
             version = np.lib.format.read_magic(member)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -553,15 +604,27 @@ def _read_member(
             header_size = member.tell()
         if dtype.hasobject:
             raise ValueError("holds pickled objects, which are never loaded")
-        if name not in mapped or info.compress_type != zipfile.ZIP_STORED:
+        if any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != info.file_size - header_size:
+            raise ValueError(f"shape {shape} of {dtype} does not match its {info.file_size - header_size} bytes")
+        if name not in mapped or not stored or 0 in shape:  # an empty array cannot be mapped
             with archive.open(info) as member:
-                return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: array {name!r} cannot be read: {error}") from None
+                array = np.asarray(np.lib.format.read_array(member, allow_pickle=False))
+                member.read()  # to the end, where the checksum is compared
+                return array
+        _verify_member(path, info.filename, size, os.fstat(file.fileno()).st_mtime_ns)
+    except Exception as error:  # of zipfile, its decompressors and NumPy's reader of headers: many kinds
+        reason = str(error).partition("\n")[0]
+        raise _MemberError(f"{path}: array {name!r} cannot be read: {reason}; write the file again") from None
     file.seek(info.header_offset + 26)  # the local header repeats the name and may have another extra field
     skip = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
     offset = info.header_offset + 30 + skip + header_size
     order: Literal["F", "C"] = "F" if fortran else "C"
-    if not np.prod(shape):
-        return np.zeros(shape, dtype=dtype)  # an empty array cannot be mapped
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
+
+
+@lru_cache(256)
+def _verify_member(path: str, member: str, size: int, time: int) -> None:
+    """Compare a member with its checksum, once for a file of a size and time."""
+    with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+        while stream.read(1 << 20):
+            pass

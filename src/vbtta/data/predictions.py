@@ -212,9 +212,9 @@ class ViewPredictions:
         """Append the same views of more inputs, or with ``axis="views"`` more views of the same inputs."""
         parts = [self, *([others] if isinstance(others, ViewPredictions) else others)]
         if not all(isinstance(part, ViewPredictions) for part in parts):
-            raise ValueError(f"others must be ViewPredictions, one or a list of them; got {others!r}")
+            raise ValueError(f"others must be ViewPredictions, one or a list of them; got {shown(others)}")
         if axis not in ("inputs", "views"):
-            raise ValueError(f"axis must be 'inputs' or 'views'; got {axis!r}")
+            raise ValueError(f"axis must be 'inputs' or 'views'; got {shown(axis)}")
         if len({part.variance is None for part in parts}) > 1:
             raise ValueError("some parts have a variance and some not; give all of them one or none")
         if any(not _same(part.classes, self.classes) for part in parts):
@@ -379,7 +379,7 @@ def _features(
 
 def _names(names: Sequence[str] | Array, size: int, argument: str = "names") -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise ValueError(f"{argument} must be a list of {size} strings; got {names!r}")
+        raise ValueError(f"{argument} must be a list of {size} strings; got {shown(names)}")
     texts = tuple(str(name) for name in names)
     if len(texts) != size:
         raise ValueError(f"{argument} must be {size} strings, one a view or feature; got {len(texts)}")

@@ -9,7 +9,7 @@ are the same functions in NumPy, so that a saved policy predicts and has interva
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 from scipy import linalg, special
@@ -43,8 +43,8 @@ class Guide(NamedTuple):
     """Q(u) = Normal(m, L L^T) and the sites that u consists of."""
 
     sites: tuple[Site, ...]
-    mean: Array  # (D,): m
-    factor: Array  # (D, D): L, lower triangular
+    mean: Annotated[Array, "Q"]  # (D,): m
+    factor: Annotated[Array, "Q Q"]  # (D, D): L, lower triangular
 
     def draw(self, size: int, seed: int = 0) -> dict[str, Array]:
         """Draws (size, *shape) of every site; the same for the same seed."""
@@ -166,7 +166,7 @@ class WeightDraws:
     """
 
     guide: Guide
-    kept: Array  # (K,): positions among the views of the fit
+    kept: Annotated[Array, "K"]  # (K,): positions among the views of the fit
 
     def draws(self, size: int = N_DRAWS, seed: int = 0) -> dict[str, Array]:
         """Draws (size, ...) of all parameters by name, in the model's standard units."""

@@ -1,6 +1,6 @@
 """Weight intervals from the likelihood, never [0, 0], and Laplace approximations of latent pools."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -13,10 +13,10 @@ PROFILE_GRID = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 40)])  # weights a
 class WeightInformation(NamedTuple):
     """The log likelihood around its maximum, as a function of the weights."""
 
-    centre: Array  # (K,): the maximum
-    information: Array  # (K, K): sum_j rho_j rho_j^T less what the nuisance parameters take away
-    profile: Array  # (K, G): log likelihood where view k takes a weight of the grid from all the others
-    clustered: Array | None = None  # (K, K): variance of the score where units come in groups; None: the information
+    centre: Annotated[Array, "K"]  # (K,): the maximum
+    information: Annotated[Array, "K K"]  # (K, K): sum_j rho_j rho_j^T less what the nuisance parameters take away
+    profile: Annotated[Array, "K G"]  # (K, G): log likelihood where view k takes a weight of the grid from all the others
+    clustered: Annotated[Array, "K K"] | None = None  # (K, K): variance of the score where units come in groups; None: the information
     n_groups: int = 0  # 0 where units are independent
 
     def take(self, views: Array) -> "WeightInformation":
@@ -30,10 +30,10 @@ class WeightInformation(NamedTuple):
 class PoolUncertainty(NamedTuple):
     """Laplace approximation of a latent pool v with its prior weakened, for intervals."""
 
-    centre: Array  # (K,): the mode
-    covariance: Array  # (K, K); zero for weights held at 0
-    slope: Array  # (K,): gradient at an active bound v_k = 0; 0 where the weight is free
-    stiffness: Array  # (K,): curvature there
+    centre: Annotated[Array, "K"]  # (K,): the mode
+    covariance: Annotated[Array, "K K"]  # (K, K); zero for weights held at 0
+    slope: Annotated[Array, "K"]  # (K,): gradient at an active bound v_k = 0; 0 where the weight is free
+    stiffness: Annotated[Array, "K"]  # (K,): curvature there
     n_groups: int = 0  # 0 where instances are independent
 
     @classmethod

@@ -1,6 +1,7 @@
 """The fitted latent pool for class labels, and its predictions."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -22,8 +23,8 @@ class LatentClassPosterior(Posterior):
     """A fitted pool: one calibrated sum of the views' logits and, where modelled, the label noise."""
 
     link: str  # a name in LINKS
-    pool: Array  # (K,): v
-    offset: Array  # (C,)
+    pool: Annotated[Array, "K"]  # (K,): v
+    offset: Annotated[Array, "C"]  # (C,)
     noise: FittedNoise | None
     uncertainty: PoolUncertainty
 

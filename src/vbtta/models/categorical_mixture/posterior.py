@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -23,8 +24,8 @@ class CategoricalPosterior(Posterior):
     """A fitted categorical mixture: calibrated views, their weights and, where modelled, the label noise."""
 
     link: str  # a name in LINKS
-    weights: Array  # (K,)
-    class_weights: Array | None  # (K, C)
+    weights: Annotated[Array, "K"]  # (K,)
+    class_weights: Annotated[Array, "K C"] | None  # (K, C)
     calibration: Calibration
     noise: FittedNoise | None
     information: WeightInformation | None

@@ -1,6 +1,7 @@
 """The fitted latent pool for continuous labels, and its predictions."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class LatentPosterior(Posterior):
     state: LatentState
     standard: Standard
     uncertainty: PoolUncertainty
-    covariance: Array  # (K + C, K + C): of (v, b) by Laplace; zero for weights held at 0
+    covariance: Annotated[Array, "P P"]  # (K + C, K + C): of (v, b) by Laplace; zero for weights held at 0
 
     @property
     def weights(self) -> Array:

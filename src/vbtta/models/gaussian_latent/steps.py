@@ -8,7 +8,7 @@ formed once. The weights are w = v / sum v; the sum is the gain.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -37,10 +37,10 @@ class LatentPrior(NamedTuple):
 class LatentState(NamedTuple):
     """Point estimates of the pool, Q of its precision and of the annotators."""
 
-    pool: Array  # (K,): v
-    offset: Array  # (C,): b
-    dof: Array  # ()
-    inverse_scale: Array  # (C, C)
+    pool: Annotated[Array, "K"]  # (K,): v
+    offset: Annotated[Array, "C"]  # (C,): b
+    dof: Annotated[Array, ""]  # ()
+    inverse_scale: Annotated[Array, "C C"]  # (C, C)
     annotators: AnnotatorState | None
     scale_slope: float = 0.0  # a
 

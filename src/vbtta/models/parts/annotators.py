@@ -10,7 +10,7 @@ Q(t_i | z_i) is normal; integrated out, it leaves the evidence of each view (doc
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from scipy import special
@@ -82,11 +82,11 @@ def default_prior(residual_variance: Array, gamma: float) -> AnnotatorPrior:
 class AnnotatorState(NamedTuple):
     """Q of the annotators' precisions and biases."""
 
-    shape: Array  # (U,)
-    rate: Array  # (U,)
-    bias: Array  # (U, C): the mean of d
-    free_variance: Array  # (U,): a, of d if biases were independent; the same for every output
-    bias_variance: Array  # (U,): of d, whose sum is zero
+    shape: Annotated[Array, "U"]  # (U,)
+    rate: Annotated[Array, "U"]  # (U,)
+    bias: Annotated[Array, "U C"]  # (U, C): the mean of d
+    free_variance: Annotated[Array, "U"]  # (U,): a, of d if biases were independent; the same for every output
+    bias_variance: Annotated[Array, "U"]  # (U,): of d, whose sum is zero
 
     @property
     def precision(self) -> Array:

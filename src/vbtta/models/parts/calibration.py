@@ -6,7 +6,7 @@ Few labels leave ln kappa near 0; the heavy tails allow for logits of another sc
 ln kappa_k the mode of ln kappa is known, so a state holds ln kappa_k and o alone. s = 0 switches the offsets off.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -36,8 +36,8 @@ class CalibrationPrior(NamedTuple):
 class Calibration(NamedTuple):
     """Temperatures and offsets."""
 
-    log_kappa: Array  # (K,)
-    offset: Array  # (C,)
+    log_kappa: Annotated[Array, "K"]  # (K,)
+    offset: Annotated[Array, "C"]  # (C,)
 
 
 class CalibrationSums(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -49,7 +49,7 @@ class FeatureSet(NamedTuple):
     function: str  # "package.module:name" of a user's own, or empty
     given: tuple[str, ...]  # names of those that the predictions hold
     spread: bool  # whether the spread over draws is one
-    unit: Array  # (C,): of the outputs, in a regression
+    unit: Annotated[Array, "C|1"]  # (C,): of the outputs, in a regression
     reference: tuple[str, ...]  # views that a view is compared with; none: with itself
 
     @classmethod
@@ -190,13 +190,13 @@ class Gate(NamedTuple):
     """
 
     names: tuple[str, ...]
-    coefficients: Array
+    coefficients: Annotated[Array, "F"]
     prior_scale: float
-    centre: Array | None  # (F,): of the intervals
-    covariance: Array | None  # (F, F)
-    weights: Array
-    scale: Array
-    limits: Array
+    centre: Annotated[Array, "F"] | None  # (F,): of the intervals
+    covariance: Annotated[Array, "F F"] | None  # (F, F)
+    weights: Annotated[Array, "K"]
+    scale: Annotated[Array, "F"]
+    limits: Annotated[Array, "2 F"]
     features: FeatureSet
     n_groups: int  # of the calibration sample; 0 where its inputs are independent
 

@@ -17,7 +17,7 @@ Labels that agree with each other and with the views are then weaker evidence th
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy import sparse, special
@@ -69,7 +69,7 @@ class NoiseModel(NamedTuple):
     """The kind of noise and the prior counts of one annotator."""
 
     kind: str  # a name in NOISES
-    prior: Array  # (2,) right and wrong, or (C, C)
+    prior: Annotated[Array, "2|C C"]  # (2,) right and wrong, or (C, C)
     n_classes: int
     accuracy_prior: tuple[float, float]  # Beta of an accuracy, right and wrong
     named: bool  # whether annotators are told apart
@@ -130,11 +130,11 @@ class FittedNoise(NamedTuple):
     """A noise model and the Dirichlet counts of Q."""
 
     model: NoiseModel
-    counts: Array  # (U, 2) or (U, C, C)
-    strength: Array | None = None  # (2,): prior counts, right and wrong, that annotators share; None as in the model
-    levels: Array | None = None  # (E,): of the levels of difficulty
-    tally: Array | None = None  # like counts, without the prior: all labels, those of the apparent class included
-    doubt: Array | None = None  # (U,): sum over labels of q (1 - q), q the probability that the label is right
+    counts: Annotated[Array, "U 2|U C C"]  # (U, 2) or (U, C, C)
+    strength: Annotated[Array, "2"] | None = None  # (2,): prior counts, right and wrong, that annotators share; None as in the model
+    levels: Annotated[Array, "E"] | None = None  # (E,): of the levels of difficulty
+    tally: Annotated[Array, "U 2|U C C"] | None = None  # like counts, without the prior: all labels, those of the apparent class included
+    doubt: Annotated[Array, "U"] | None = None  # (U,): sum over labels of q (1 - q), q the probability that the label is right
 
     @property
     def prior(self) -> Array:

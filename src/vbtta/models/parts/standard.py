@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, Self, TypeVar
+from typing import Annotated, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -27,10 +27,10 @@ class Standard(NamedTuple):
     They are the same unless predictions are in other units: far from the labels, or on another scale altogether.
     """
 
-    location: Array  # (C,)
-    scale: Array  # (C,)
-    prediction_location: Array  # (C,)
-    prediction_scale: Array  # (C,)
+    location: Annotated[Array, "C|"]  # (C,)
+    scale: Annotated[Array, "C|"]  # (C,)
+    prediction_location: Annotated[Array, "C|"]  # (C,)
+    prediction_scale: Annotated[Array, "C|"]  # (C,)
 
     def apply(self, values: Array) -> Array:
         """Labels (..., C) in standard units."""
