@@ -1,5 +1,7 @@
 """The page is self-contained, escaped, and works in a browser."""
 
+import base64
+import hashlib
 import json
 import os
 import re
@@ -25,6 +27,7 @@ from vbtta import (
     diagnose,
     fit_policy,
     fit_sequential,
+    plotting,
     select_views,
 )
 from vbtta.augment import GaussianNoise, Identity, Zoom, flips
@@ -34,7 +37,12 @@ from vbtta.report.html import Drawing, quality_figures
 from vbtta.report.maps import map_arrays, maps_of
 
 EVIL = "<script>alert(1)</script>"
-ODD = '"><img src=x onerror=alert(2)> $\\frac{1}{2}$ & \x07'
+ODD = (
+    '"><img src=x onerror=alert(2)> $\\frac{1}{2}$ & \x07\x1b[31m\x9b\u202e'
+    + "W" * 200
+    + "犬" * 60
+    + "z\u0301\u0330" * 40
+)
 CLASSES = np.array(["cat", "</style><b>cow", "犬"])
 CHECKS = """
 <script>
@@ -112,7 +120,25 @@ def test_names_are_escaped_everywhere(page: str) -> None:
     assert not any(name.startswith("on") for _, attributes in elements for name in attributes)
     assert {attributes.get("src", "")[:14] for tag, attributes in elements if tag == "img"} == {"data:image/png"}
     assert sum(tag == "b" for tag, _ in elements) == 0
-    assert "\x07" not in page
+    assert not set(page) & set("\x07\x1b\x9b\u202e")
+
+
+def test_only_the_script_of_the_page_may_run(page: str) -> None:
+    policy = next(
+        a["content"] or "" for tag, a in Elements(page).found if a.get("http-equiv") == "Content-Security-Policy"
+    )
+    script = page.rpartition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy
+    assert {"default-src 'none'", "base-uri 'none'", "form-action 'none'"} <= set(policy.split("; "))
+
+
+def test_hostile_names_leave_room_for_the_bars() -> None:
+    names = [ODD, "W" * 300, "犬" * 300, "\n" * 50, "x\u0301" * 300]
+    figure = plotting.weights(names, np.full(5, 0.2), np.tile([0.1, 0.3], (5, 1)))
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_position().width > 0.4
+    assert figure.axes[0].get_position().height > 0.4
 
 
 def test_nothing_is_fetched(page: str) -> None:
@@ -240,6 +266,9 @@ def test_the_page_works_in_a_browser(page: str, width: int, tmp_path: Path) -> N
         if os.environ.get("VBTTA_NEEDS_BROWSER"):
             pytest.fail("no browser found: install chromium (VBTTA_NEEDS_BROWSER is set)")
         pytest.skip("no browser is installed (Debian: apt-get install chromium)")
+    check = CHECKS.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(check.encode()).digest()).decode()
+    page = page.replace("script-src '", f"script-src 'sha256-{digest}' '", 1)
     (tmp_path / "report.html").write_text(page.replace("</body>", f"{CHECKS}</body>"), encoding="utf-8")
     path = tmp_path / "frame.html"
     path.write_text(FRAME.replace("WIDTH", str(width)), encoding="utf-8")

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from vbtta.data.labels import Array, class_positions, frame_of
+from vbtta._support.matrices import cholesky
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,7 +349,7 @@ def mixture_log_density(y: Array, weights: Array, dof: Array, location: Array, s
 
 def component_log_density(y: Array, dof: Array, location: Array, scale: Array) -> Array:
     """Log density (N, K) of vectors y (N, C) under every component."""
-    factor = np.linalg.cholesky(scale)  # (N, K, C, C)
+    factor = cholesky(scale)  # (N, K, C, C)
     residual = (y[:, None] - location)[..., None]  # (N, K, C, 1)
     distance = (np.linalg.solve(factor, residual)[..., 0] ** 2).sum(axis=2)  # (N, K)
     log_det = 2 * np.log(np.diagonal(factor, axis1=2, axis2=3)).sum(axis=2)

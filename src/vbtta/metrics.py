@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
+from vbtta._support.checks import real_array
 from vbtta.data.labels import Array
 
 _SUM_TOLERANCE = 1e-6
@@ -85,7 +86,7 @@ def nll(log_prob: ArrayLike, weights: ArrayLike | None = None) -> float:
     >>> round(nll(np.log([0.5, 0.125])), 4)
     1.3863
     """
-    values = np.asarray(log_prob, dtype=np.float64)
+    values = real_array("log_prob", log_prob)
     if values.ndim != 1:
         raise ValueError(f"log_prob must be (J,), one log probability a label; got shape {values.shape}")
     return _average(-values, weights, "log_prob")
@@ -99,7 +100,7 @@ def crps(scores: ArrayLike, weights: ArrayLike | None = None) -> float:
     >>> crps([[0.2, 0.4], [0.1, 0.1]])
     0.2
     """
-    values = np.asarray(scores, dtype=np.float64)
+    values = real_array("scores", scores)
     if values.ndim not in (1, 2):
         raise ValueError(f"scores must be (J,) or (J, C), from prediction.crps(y); got shape {values.shape}")
     if (values < 0).any():
@@ -388,7 +389,7 @@ def average_precisions(y: ArrayLike, score: ArrayLike) -> Array:
     >>> average_precisions([[1, 0], [0, 0]], [[0.5, 0.5], [0.1, 0.2]])
     array([0.5, nan])
     """
-    truth, values = np.asarray(y), np.asarray(score, dtype=np.float64)
+    truth, values = np.asarray(y), real_array("score", score)
     if truth.shape != values.shape or truth.ndim < 2 or not np.isin(truth, (0, 1)).all() or np.isnan(values).any():
         raise ValueError(
             f"y must be (N, ...) of 0 and 1 and score numbers of its shape; got {truth.shape}, {values.shape}"
@@ -425,7 +426,7 @@ def _average_precision(truth: Array, score: Array) -> float:
 def _overlap(y: ArrayLike, maps: ArrayLike, n_classes: int | None, ignore: int | None) -> tuple[Array, Array]:
     """Sizes of intersection and union, (N, C) each."""
     truth, predicted = np.asarray(y), np.asarray(maps)
-    if predicted.ndim == truth.ndim + 1:
+    if predicted.ndim == truth.ndim + 1 and truth.ndim:
         n_classes, predicted = predicted.shape[1], predicted.argmax(axis=1)
     if predicted.shape != truth.shape or truth.ndim < 2:
         raise ValueError(f"maps must be shaped like y, {truth.shape}, or (N, C, ...); got {np.shape(maps)}")
@@ -470,7 +471,7 @@ def _weights(weights: ArrayLike | None, n_labels: int) -> Array:
         raise ValueError("there are no labels to average over; give at least one")
     if weights is None:
         return np.ones(n_labels)
-    times = np.asarray(weights, dtype=np.float64)
+    times = real_array("weights", weights)
     if times.shape != (n_labels,):
         raise ValueError(f"weights must be ({n_labels},), one a label; got shape {times.shape}")
     if not np.all(np.isfinite(times)) or (times < 0).any() or times.sum() <= 0:
@@ -483,7 +484,7 @@ def _over_outputs(values: Array) -> Array:
 
 
 def _same_shape(**arrays: ArrayLike) -> list[Array]:
-    checked = {name: np.asarray(values, dtype=np.float64) for name, values in arrays.items()}
+    checked = {name: real_array(name, values) for name, values in arrays.items()}
     shape = checked["y"].shape
     if len(shape) not in (1, 2):
         raise ValueError(f"y must be (J,) or (J, C); got shape {shape}")
@@ -496,7 +497,7 @@ def _same_shape(**arrays: ArrayLike) -> list[Array]:
 
 
 def _classes(y: ArrayLike, proba: ArrayLike) -> tuple[Array, Array]:
-    position, table = np.asarray(y), np.asarray(proba, dtype=np.float64)
+    position, table = np.asarray(y), real_array("proba", proba)
     if table.ndim != 2:
         raise ValueError(f"proba must be (J, C); got shape {table.shape}")
     if position.shape != table.shape[:1]:

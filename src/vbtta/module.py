@@ -189,7 +189,7 @@ class TTAModule(nn.Module):
             self._check_batch(batch)
             batch = self._in_precision(batch)
         training = not exporting and any(part.training for part in self.network.modules())
-        with evaluating(self.network) if training else nullcontext():
+        with evaluating(self.network) if training or not torch.compiler.is_compiling() else nullcontext():
             states: list[State | None] = [None] * len(self._pools)
             for views, outputs, seen in self._outputs(batch, exporting):
                 if self.policy.multilabel:  # two classes a label, as positions of a map have them
@@ -634,7 +634,7 @@ class Stage(TTAModule):
             self._check_exportable()
         training = not exporting and any(part.training for part in self.network.modules())
         first = 0 if row_numbers is None else row_numbers - np.arange(len(row_numbers))
-        with evaluating(self.network) if training else nullcontext():
+        with evaluating(self.network) if training or not torch.compiler.is_compiling() else nullcontext():
             parts = list(self._outputs(batch, exporting, first))
         outputs = torch.cat([part[1] for part in parts])
         if outputs.ndim > 3 and any(map(is_partial, self.views)):

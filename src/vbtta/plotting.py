@@ -11,6 +11,7 @@ __all__ = [
 
 import functools
 import os
+import unicodedata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vbtta._support.checks import require
+from vbtta._support.checks import printable, require
 from vbtta._support.files import atomic_path
 from vbtta.data.labels import Array
 
@@ -299,7 +300,8 @@ def _unit_square(axes: Any) -> None:
     axes.set_ylim(0, 1.02)
 
 
-def _clean(text: str, longest: int = 40) -> str:
-    """A name without characters that XML or matplotlib cannot represent, shortened."""
-    kept = "".join(letter if letter.isprintable() else "\ufffd" for letter in str(text))
-    return kept if len(kept) <= longest or longest < 2 else kept[: longest - 1] + "…"
+def _clean(text: str, longest: int = 28) -> str:
+    """A name without characters that XML or matplotlib cannot represent, shortened; wide characters count twice."""
+    letters = [letter for letter in printable(text) if not unicodedata.combining(letter)]
+    width = np.cumsum([1 + (unicodedata.east_asian_width(letter) in "WF") for letter in letters] or [0])
+    return "".join(letters) if width[-1] <= longest else "".join(letters[: (width < longest).sum()]) + "…"

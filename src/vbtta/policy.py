@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta._support.checks import between
+from vbtta._support.checks import between, printable
 from vbtta._support.files import from_plain, read_json, to_plain, write_json
 from vbtta._support.fingerprints import Rows, conflict, draws_of
 from vbtta.data.labels import Array, LabelSets, frame_of
@@ -96,8 +96,8 @@ class GuardWarning(UserWarning):
 class History(NamedTuple):
     """How a fit went, one entry an accepted update."""
 
-    elbo: Annotated[Array, "T"]  # (T,)
-    weights: Annotated[Array, "T V"]  # (T, K)
+    elbo: Annotated[Array, "T"]
+    weights: Annotated[Array, "T V"]
 
 
 class Guard(NamedTuple):
@@ -221,7 +221,7 @@ class Policy:
 
     def __repr__(self) -> str:
         order = np.argsort(-self.weights, kind="stable")[:6]
-        shown = ", ".join(f"{self.names[k]} {self.weights[k]:.3f}" for k in order if self.weights[k] > 0)
+        shown = ", ".join(f"{printable(self.names[k])} {self.weights[k]:.3f}" for k in order if self.weights[k] > 0)
         used = int(np.count_nonzero(self.weights))
         shown += ", ..." if used > len(order) else ""
         task = f"unsupervised {self.task}" if self.unsupervised else self.task

@@ -1,6 +1,17 @@
 """Checks of single arguments and of optional packages: an error names what was received and the remedy."""
 
-__all__ = ["between", "missing_extra", "one_of", "positive", "require", "shown", "takes", "whole_number"]
+__all__ = [
+    "between",
+    "missing_extra",
+    "one_of",
+    "positive",
+    "printable",
+    "real_array",
+    "require",
+    "shown",
+    "takes",
+    "whole_number",
+]
 
 import inspect
 import math
@@ -12,19 +23,18 @@ from typing import Any, SupportsFloat, cast
 
 import numpy as np
 
-
 _LONGEST = 200  # characters of a value in a message
 
 
 def between(name: str, value: object, low: float, high: float) -> None:
     """The value is a number between two others, both included."""
-    if not isinstance(value, Real) or not low <= float(cast(SupportsFloat, value)) <= high:
+    if not low <= _real(value) <= high:
         raise ValueError(f"{name} must be a number between {low:g} and {high:g}; got {shown(value)}")
 
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     """The value is one of a few."""
-    if value not in allowed:
+    if isinstance(value, np.ndarray) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(repr(option) for option in allowed)}; got {shown(value)}")
 
 
@@ -33,7 +43,7 @@ def positive(**values: object) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        if not isinstance(value, Real) or not 0 < float(cast(SupportsFloat, value)) < math.inf:
+        if not 0 < _real(value) < math.inf:
             raise ValueError(f"{name} must be a positive number; got {shown(value)}")
 
 
@@ -49,10 +59,43 @@ def takes(name: str, function: Callable[..., Any], *arguments: str) -> None:
 
 def whole_number(name: str, value: object, least: int) -> int:
     """The value as an int; 3.0 is one, 2.5 and True are not."""
-    number = float(cast(SupportsFloat, value)) if isinstance(value, Real) else math.nan
+    number = _real(value)
     if isinstance(value, bool) or not number.is_integer() or number < least:
         raise ValueError(f"{name} must be a whole number of at least {least}; got {shown(value)}")
     return int(number)
+
+
+def _real(value: object) -> float:
+    """The value as a float; NaN where it is no number, or too large for one."""
+    try:
+        return float(cast(SupportsFloat, value)) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def real_array(name: str, values: Any) -> Any:
+    """The values as an array of floats."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "cmMV":
+            raise TypeError
+        return array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be real numbers; got {shown(values)}") from None
+
+
+def printable(text: object, kept: str = "") -> str:
+    r"""Text with control characters escaped, but for those `kept`: names come from files, and a terminal obeys them.
+
+    Examples
+    --------
+    >>> print(printable("\x1b[31mred"))
+    \x1b[31mred
+    """
+    return "".join(
+        letter if letter.isprintable() or letter in kept else letter.encode("unicode_escape").decode("ascii")
+        for letter in str(text)
+    )
 
 
 def shown(value: Any) -> str:

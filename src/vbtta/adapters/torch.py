@@ -3,6 +3,7 @@
 __all__ = ["TorchPredictor", "call_module", "delta_variance", "evaluating", "noise_variance", "precision"]
 
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,6 +21,10 @@ try:
     from torch import Tensor, nn
 except ModuleNotFoundError as error:
     raise missing_extra("torch", "torch") from error
+
+
+_LOCK = threading.Lock()
+_IN_USE: dict[nn.Module, list[int]] = {}  # users of modules in evaluation mode, and the mode to restore
 
 
 class TorchPredictor(Adapter):
@@ -111,21 +116,25 @@ def call_module(module: nn.Module, batch: Batch, needed: set[str], keywords: set
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; the mode of every submodule is restored afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    if not any(mode for _, mode in modes):
-        yield
-        return
-    try:
+    """Evaluation mode inside; the mode of every submodule is restored when the last of all threads has left."""
+    parts = list(module.modules())
+    with _LOCK:
+        for part in parts:
+            _IN_USE.setdefault(part, [0, part.training])[0] += 1
         try:
-            module.eval()
+            if any(part.training for part in parts):
+                module.eval()
         except NotImplementedError:  # exported modules refuse eval() and ignore their mode; their submodules may not
-            for part, _ in modes:
+            for part in parts:
                 part.training = False
+    try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        with _LOCK:
+            for part in parts:
+                _IN_USE[part][0] -= 1
+                if not _IN_USE[part][0]:
+                    part.training = bool(_IN_USE.pop(part)[1])
 
 
 def precision(autocast: Any, device: torch.device) -> AbstractContextManager[object]:

@@ -17,6 +17,8 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from vbtta._support.checks import printable
+
 _RESUMABLE = ("compare", "views")  # keep finished parts beside --out
 
 Task = StrEnum("Task", ["classification", "regression"])
@@ -63,11 +65,11 @@ class Talk:
     def note(self, text: str) -> None:
         """Write a remark to the error stream."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text, "\n\t"), file=sys.stderr, flush=True)
 
     def result(self, document: dict[str, Any], text: str = "") -> None:
         """Print the result: the document with --json, else the text."""
-        print(as_json_text(document) if self.as_json else text.rstrip("\n"))
+        print(as_json_text(document) if self.as_json else printable(text.rstrip("\n"), "\n\t"))
 
     def track(self, items: Sequence[Any], title: str) -> Any:
         """Iterate with a progress bar on the error stream."""
@@ -82,7 +84,7 @@ class Talk:
         """A table for the terminal; the first column is text, the others are numbers."""
         from vbtta.comparison import aligned
 
-        first, *rest = aligned([[_printable(cell) for cell in row] for row in (header, *rows)], gap="   ")
+        first, *rest = aligned([[printable(cell) for cell in row] for row in (header, *rows)], gap="   ")
         return "\n".join([first, "─" * len(first), *rest])
 
 
@@ -143,7 +145,7 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 def complain(message: str) -> None:
     """One line on the error stream."""
-    print(f"vbtta: error: {' '.join(_printable(message).split())}", file=sys.stderr, flush=True)
+    print("vbtta: error:", printable(" ".join(message.split())), file=sys.stderr, flush=True)
 
 
 def existing(path: Path, content: str) -> Path:
@@ -181,9 +183,4 @@ def _message(error: Exception) -> str:
 
 def _show_warning(quiet: bool, message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
     if not quiet and issubclass(category, UserWarning):
-        print(f"vbtta: warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
-
-
-def _printable(text: str) -> str:
-    """Text without control characters: names come from files, and a terminal would obey escape sequences."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
+        print("vbtta: warning:", printable(" ".join(str(message).split())), file=sys.stderr, flush=True)

@@ -592,7 +592,9 @@ def _read_member(
     try:
         size = os.fstat(file.fileno()).st_size
         if info.compress_size > size or (stored and info.file_size != info.compress_size):
-            raise ValueError(f"it claims {info.compress_size} of the file's {size} bytes; the file is cut off or damaged")
+            raise ValueError(
+                f"it claims {info.compress_size} of the file's {size} bytes; the file is cut off or damaged"
+            )
         if info.file_size > max(_MAX_INFLATION * info.compress_size, 1 << 26):
             raise ValueError(
                 f"it would inflate {info.compress_size} bytes to {info.file_size}; save it uncompressed (numpy.savez)"

@@ -28,7 +28,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vbtta._support.checks import require, shown, whole_number
+from vbtta._support.checks import real_array, require, shown, whole_number
 
 Array = NDArray[Any]
 
@@ -358,9 +358,11 @@ class LabelSets:
         rows = [np.zeros(0) if order is None else _as_array(order, "orders") for order in orders]
         for place, row in enumerate(rows):
             if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
-                raise ValueError(f"orders[{place}] must be positions of items, the best first; got {row.tolist()}")
+                raise ValueError(
+                    f"orders[{place}] must be positions of items, the best first; got {shown(row.tolist())}"
+                )
             if len(np.unique(row)) < len(row):
-                raise ValueError(f"orders[{place}] names an item twice: {row.tolist()}")
+                raise ValueError(f"orders[{place}] names an item twice: {shown(row.tolist())}")
         key = np.arange(len(rows)) if instance is None else _as_array(instance, "instance")
         if key.shape != (len(rows),) or (key.size and (key.dtype.kind not in "iu" or key.min() < 0)):
             raise ValueError(f"instance must be {len(rows)} row numbers, one a ranking; got shape {key.shape}")
@@ -534,7 +536,7 @@ class LabelSets:
         """Whether the labels' instances are found among the predictions' ids, rather than by row."""
         if self.ids is not None and ids is None:
             raise ValueError(
-                f"labels name their instances by id (such as {str(self.ids[0])!r}) but the predictions have none; "
+                f"labels name their instances by id (such as {str(next(iter(self.ids), ''))!r}) but the predictions have none; "
                 "give ViewPredictions(ids=...), or pair by row: labels.reset_index(drop=True)"
             )
         if self.ids is not None or ids is None:
@@ -670,6 +672,9 @@ def long_labels(
             f"{where} has no column of ids (instance, id, item or task), and its column {unused[0]!r} is not used: "
             "rename it to 'instance' if it holds ids, or leave it out to pair by row"
         )
+    for name, column in table.items():
+        if column.shape != next(iter(table.values())).shape or column.ndim != 1:
+            raise ValueError(f"{where}: its columns must be lists of one length; {name!r} has shape {column.shape}")
     cells = [table[name] for name in endings or ["label"]]
     absent = np.stack([is_absent(column) for column in cells], axis=1)  # (N, M)
     rows, column = np.nonzero(~absent)
@@ -763,7 +768,7 @@ def by_id(values: Any, ids: Array | None, name: str, owner: str) -> Any:
         return array
     if ids is None:
         raise ValueError(
-            f"{name} has a pandas index (such as {str(index[0])!r}) but {owner} have no ids; give ids, or pair by row: "
+            f"{name} has a pandas index (such as {str(next(iter(index), ''))!r}) but {owner} have no ids; give ids, or pair by row: "
             f"{name}.to_numpy()"
         )
     rows, unknown = look_up(ids, index)
@@ -848,11 +853,14 @@ def _not_equal_to_itself(entry: object) -> bool:
 def _as_array(values: ArrayLike, name: str) -> Array:
     """An array of the values; ragged input gets a clear error."""
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError:
         raise ValueError(
             f"{name} has rows of different lengths; fill the gaps with NaN or None, or use LabelSets.from_table"
         ) from None
+    if array.dtype.kind in "cV":
+        raise ValueError(f"{name} must hold real numbers or strings; got {array.dtype}")
+    return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
 
 
 def _plain_values(values: Array) -> Array:
@@ -861,7 +869,10 @@ def _plain_values(values: Array) -> Array:
     if all(isinstance(entry, str) for entry in entries):
         return np.array(entries, dtype=str).reshape(values.shape)
     if all(isinstance(entry, int | float | np.number | np.bool_) for entry in entries):
-        return np.array(entries).reshape(values.shape)
+        numbers = np.array(entries).reshape(values.shape)
+        if numbers.dtype.kind not in "iufb":
+            raise ValueError(f"labels must be real numbers of a size that a float can hold; got {shown(entries)}")
+        return numbers
     kinds = sorted({type(entry).__name__ for entry in entries})
     raise ValueError(f"labels must be all numbers or all strings; got {', '.join(kinds)}")
 
@@ -872,17 +883,14 @@ def _id_values(values: Array, name: str) -> Array:
         raise ValueError(f"{name} has gaps; every label needs the row or id of its instance")
     if values.dtype == object and all(isinstance(entry, int | float | np.number) for entry in values):
         values = np.array(values.tolist())
-    if values.dtype.kind == "f" and np.all((values == np.floor(values)) & (np.abs(values) < 2**53)):
+    if values.dtype.kind == "f" and np.all((values == np.floor(values)) & (np.abs(values.astype(float)) < 2**53)):
         values = values.astype(np.int64)
     return values if values.dtype.kind in "iu" else values.astype(str)
 
 
 def _checked_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
     """Counts as floats of a shape, finite and not negative."""
-    try:
-        values = np.asarray(counts).astype(np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError("counts must be numbers of a size that a float can hold") from None
+    values: Array = real_array("counts", counts)
     if values.shape != shape:
         raise ValueError(f"counts must have shape {shape}; got {values.shape}")
     wrong = ~(np.isfinite(values) & (values >= 0))
@@ -947,9 +955,10 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
             raise ValueError(f"label {str(value[unknown][0])!r} is not among the classes ({known})")
         return position
     hint = f"name the classes with classes=[...] if labels are not 0..{n_classes - 1}"
-    if value.dtype.kind not in "iufb":
+    if value.dtype.kind not in "iufb" and value.size:
         raise ValueError(f"label {str(value.flat[0])!r} is not a class number; {hint}")
-    position = value.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # what is too large for an integer differs from it
+        position = value.astype(np.int64)
     if not np.array_equal(position, value):
         raise ValueError(f"label {value[position != value][0]} is not a whole number; {hint}")
     wrong = (position < 0) | (position >= n_classes)

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import shown
+from vbtta._support.checks import printable, shown
 from vbtta._support.fingerprints import conflict
 from vbtta.data.labels import (
     ID_COLUMNS,
@@ -121,7 +121,7 @@ class ViewPredictions:
 
     def __repr__(self) -> str:
         n_inputs, n_views, n_outputs = self.outputs.shape
-        shown = ", ".join(self.names[:6]) + (", ..." if n_views > 6 else "")
+        shown = printable(", ".join(self.names[:6])) + (", ..." if n_views > 6 else "")
         return f"ViewPredictions(N={n_inputs}, K={n_views}, C={n_outputs}: {shown})"
 
     def check_finite(self) -> None:

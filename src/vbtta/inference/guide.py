@@ -43,8 +43,8 @@ class Guide(NamedTuple):
     """Q(u) = Normal(m, L L^T) and the sites that u consists of."""
 
     sites: tuple[Site, ...]
-    mean: Annotated[Array, "Q"]  # (D,): m
-    factor: Annotated[Array, "Q Q"]  # (D, D): L, lower triangular
+    mean: Annotated[Array, "Q"]  # m
+    factor: Annotated[Array, "Q Q"]  # L, lower triangular
 
     def draw(self, size: int, seed: int = 0) -> dict[str, Array]:
         """Draws (size, *shape) of every site; the same for the same seed."""
@@ -166,7 +166,7 @@ class WeightDraws:
     """
 
     guide: Guide
-    kept: Annotated[Array, "K"]  # (K,): positions among the views of the fit
+    kept: Annotated[Array, "K"]  # positions among the views of the fit
 
     def draws(self, size: int = N_DRAWS, seed: int = 0) -> dict[str, Array]:
         """Draws (size, ...) of all parameters by name, in the model's standard units."""

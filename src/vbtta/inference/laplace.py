@@ -5,6 +5,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from scipy import special
 
+from vbtta._support.matrices import cholesky
 from vbtta.data.labels import Array
 
 PROFILE_GRID = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 40)])  # weights at which a dropped view is tried
@@ -13,10 +14,14 @@ PROFILE_GRID = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 40)])  # weights a
 class WeightInformation(NamedTuple):
     """The log likelihood around its maximum, as a function of the weights."""
 
-    centre: Annotated[Array, "K"]  # (K,): the maximum
-    information: Annotated[Array, "K K"]  # (K, K): sum_j rho_j rho_j^T less what the nuisance parameters take away
-    profile: Annotated[Array, "K G"]  # (K, G): log likelihood where view k takes a weight of the grid from all the others
-    clustered: Annotated[Array, "K K"] | None = None  # (K, K): variance of the score where units come in groups; None: the information
+    centre: Annotated[Array, "K"]  # the maximum
+    information: Annotated[Array, "K K"]  # sum_j rho_j rho_j^T less what the nuisance parameters take away
+    profile: Annotated[
+        Array, "K G"
+    ]  # (K, G): log likelihood where view k takes a weight of the grid from all the others
+    clustered: Annotated[Array, "K K"] | None = (
+        None  # (K, K): variance of the score where units come in groups; None: the information
+    )
     n_groups: int = 0  # 0 where units are independent
 
     def take(self, views: Array) -> "WeightInformation":
@@ -30,10 +35,10 @@ class WeightInformation(NamedTuple):
 class PoolUncertainty(NamedTuple):
     """Laplace approximation of a latent pool v with its prior weakened, for intervals."""
 
-    centre: Annotated[Array, "K"]  # (K,): the mode
-    covariance: Annotated[Array, "K K"]  # (K, K); zero for weights held at 0
-    slope: Annotated[Array, "K"]  # (K,): gradient at an active bound v_k = 0; 0 where the weight is free
-    stiffness: Annotated[Array, "K"]  # (K,): curvature there
+    centre: Annotated[Array, "K"]  # the mode
+    covariance: Annotated[Array, "K K"]  # zero for weights held at 0
+    slope: Annotated[Array, "K"]  # gradient at an active bound v_k = 0; 0 where the weight is free
+    stiffness: Annotated[Array, "K"]  # curvature there
     n_groups: int = 0  # 0 where instances are independent
 
     @classmethod
@@ -84,7 +89,8 @@ def weight_information(
     variance, mean = score_variance(sums), sums[:K].sum(axis=1)
     moves = np.eye(K) - (0 if gated else centre)  # view k takes weight from all the others
     alone = outer[:K, :K] - np.outer(mean, mean) / sums[-1].sum()  # the variance if units were independent
-    effect = _forms(moves, variance[:K, :K]) / np.maximum(_forms(moves, alone), 1e-300)
+    with np.errstate(over="ignore"):  # an infinite effect makes the profile flat
+        effect = _forms(moves, variance[:K, :K]) / np.maximum(_forms(moves, alone), 1e-300)
     effect = np.full(len(centre), effect.max()) if gated else effect
     variance[K:, K:] += nuisance_prior
     efficient = np.concatenate([np.eye(K), -response.T], axis=1)
@@ -194,7 +200,7 @@ def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:
     cross, inner = quadratic[:K, K:], quadratic[K:, K:]
     reduced = quadratic[:K, :K] - cross @ np.linalg.solve(inner, cross.T)
     target = linear[:K] - cross @ np.linalg.solve(inner, linear[K:])
-    factor = np.linalg.cholesky(0.5 * (reduced + reduced.T))
+    factor = cholesky(0.5 * (reduced + reduced.T))
     pool = nnls(factor.T, np.linalg.solve(factor, target), maxiter=100 * K)[0]
     return pool, np.linalg.solve(inner, linear[K:] - cross.T @ pool)
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from vbtta._support.matrices import cholesky
 from vbtta.data.labels import Array
 
 TAIL_DOF = 2.0  # degrees of freedom of Student t priors
@@ -34,7 +35,7 @@ def log_cholesky(matrix: Array) -> Array:
     if matrix.shape[-1] == 1:
         return np.asarray(0.5 * np.log(matrix[..., 0]))
     rows, columns, diagonal = _lower_triangle(matrix.shape[-1])
-    vector = np.linalg.cholesky(matrix)[..., rows, columns]
+    vector = cholesky(matrix)[..., rows, columns]
     vector[..., diagonal] = np.log(vector[..., diagonal])
     return np.asarray(vector)
 

@@ -23,8 +23,8 @@ class LatentClassPosterior(Posterior):
     """A fitted pool: one calibrated sum of the views' logits and, where modelled, the label noise."""
 
     link: str  # a name in LINKS
-    pool: Annotated[Array, "K"]  # (K,): v
-    offset: Annotated[Array, "C"]  # (C,)
+    pool: Annotated[Array, "K"]  # v
+    offset: Annotated[Array, "C"]
     noise: FittedNoise | None
     uncertainty: PoolUncertainty
 

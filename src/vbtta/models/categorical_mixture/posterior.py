@@ -24,8 +24,8 @@ class CategoricalPosterior(Posterior):
     """A fitted categorical mixture: calibrated views, their weights and, where modelled, the label noise."""
 
     link: str  # a name in LINKS
-    weights: Annotated[Array, "K"]  # (K,)
-    class_weights: Annotated[Array, "K C"] | None  # (K, C)
+    weights: Annotated[Array, "K"]
+    class_weights: Annotated[Array, "K C"] | None
     calibration: Calibration
     noise: FittedNoise | None
     information: WeightInformation | None

@@ -25,7 +25,7 @@ class LatentPosterior(Posterior):
     state: LatentState
     standard: Standard
     uncertainty: PoolUncertainty
-    covariance: Annotated[Array, "P P"]  # (K + C, K + C): of (v, b) by Laplace; zero for weights held at 0
+    covariance: Annotated[Array, "P P"]  # of (v, b) by Laplace; zero for weights held at 0
 
     @property
     def weights(self) -> Array:

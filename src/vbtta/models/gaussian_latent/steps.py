@@ -37,10 +37,10 @@ class LatentPrior(NamedTuple):
 class LatentState(NamedTuple):
     """Point estimates of the pool, Q of its precision and of the annotators."""
 
-    pool: Annotated[Array, "K"]  # (K,): v
-    offset: Annotated[Array, "C"]  # (C,): b
-    dof: Annotated[Array, ""]  # ()
-    inverse_scale: Annotated[Array, "C C"]  # (C, C)
+    pool: Annotated[Array, "K"]  # v
+    offset: Annotated[Array, "C"]  # b
+    dof: Annotated[Array, ""]
+    inverse_scale: Annotated[Array, "C C"]
     annotators: AnnotatorState | None
     scale_slope: float = 0.0  # a
 

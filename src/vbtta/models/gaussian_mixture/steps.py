@@ -39,8 +39,8 @@ class MixturePrior(NamedTuple):
     beta: float  # precision of a view's calibration around the common one
     common_scale: float  # of the common calibration's Student-t
     nu: float
-    inverse_scale: Annotated[Array, "C C"]  # (C, C): V
-    residual_variance: Annotated[Array, "C"]  # (C,): sigma_0^2, of the median view
+    inverse_scale: Annotated[Array, "C C"]  # V
+    residual_variance: Annotated[Array, "C"]  # sigma_0^2, of the median view
     concentration: float | None
     affine: bool
     heteroscedastic: bool
@@ -60,16 +60,16 @@ class MixturePrior(NamedTuple):
 class MixtureState(NamedTuple):
     """The factors of Q and the weights."""
 
-    weights: Annotated[Array, "K"]  # (K,); their mean under a Dirichlet; base weights where there is a gate
+    weights: Annotated[Array, "K"]  # their mean under a Dirichlet; base weights where there is a gate
     weight_counts: Annotated[Array, "K"] | None  # (K,) Dirichlet parameters of Q(w)
-    theta_mean: Annotated[Array, "K D"]  # (K, D): m
-    theta_covariance: Annotated[Array, "K D D"]  # (K, D, D): S_k, given the common calibration
-    common_mean: Annotated[Array, "D"]  # (D,): m_0
-    common_covariance: Annotated[Array, "D D"]  # (D, D): S_0
-    dof: Annotated[Array, "K"]  # (K,): nu_k
-    inverse_scale: Annotated[Array, "K C C"]  # (K, C, C): V_k
-    scale_slope: Annotated[Array, ""]  # (): b, at its mode
-    slopes: Annotated[Array, "0|F"] = np.zeros(0)  # (F,): coefficients of the gate
+    theta_mean: Annotated[Array, "K D"]  # m
+    theta_covariance: Annotated[Array, "K D D"]  # S_k, given the common calibration
+    common_mean: Annotated[Array, "D"]  # m_0
+    common_covariance: Annotated[Array, "D D"]  # S_0
+    dof: Annotated[Array, "K"]  # nu_k
+    inverse_scale: Annotated[Array, "K C C"]  # V_k
+    scale_slope: Annotated[Array, ""]  # b, at its mode
+    slopes: Annotated[Array, "0|F"] = np.zeros(0)  # coefficients of the gate
 
     def take(self, views: Array) -> "MixtureState":
         """Some of the views."""

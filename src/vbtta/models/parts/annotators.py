@@ -82,11 +82,11 @@ def default_prior(residual_variance: Array, gamma: float) -> AnnotatorPrior:
 class AnnotatorState(NamedTuple):
     """Q of the annotators' precisions and biases."""
 
-    shape: Annotated[Array, "U"]  # (U,)
-    rate: Annotated[Array, "U"]  # (U,)
-    bias: Annotated[Array, "U C"]  # (U, C): the mean of d
-    free_variance: Annotated[Array, "U"]  # (U,): a, of d if biases were independent; the same for every output
-    bias_variance: Annotated[Array, "U"]  # (U,): of d, whose sum is zero
+    shape: Annotated[Array, "U"]
+    rate: Annotated[Array, "U"]
+    bias: Annotated[Array, "U C"]  # the mean of d
+    free_variance: Annotated[Array, "U"]  # a, of d if biases were independent; the same for every output
+    bias_variance: Annotated[Array, "U"]  # of d, whose sum is zero
 
     @property
     def precision(self) -> Array:

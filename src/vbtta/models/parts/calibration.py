@@ -36,8 +36,8 @@ class CalibrationPrior(NamedTuple):
 class Calibration(NamedTuple):
     """Temperatures and offsets."""
 
-    log_kappa: Annotated[Array, "K"]  # (K,)
-    offset: Annotated[Array, "C"]  # (C,)
+    log_kappa: Annotated[Array, "K"]
+    offset: Annotated[Array, "C"]
 
 
 class CalibrationSums(NamedTuple):

@@ -49,7 +49,7 @@ class FeatureSet(NamedTuple):
     function: str  # "package.module:name" of a user's own, or empty
     given: tuple[str, ...]  # names of those that the predictions hold
     spread: bool  # whether the spread over draws is one
-    unit: Annotated[Array, "C|1"]  # (C,): of the outputs, in a regression
+    unit: Annotated[Array, "C|1"]  # of the outputs, in a regression
     reference: tuple[str, ...]  # views that a view is compared with; none: with itself
 
     @classmethod
@@ -192,8 +192,8 @@ class Gate(NamedTuple):
     names: tuple[str, ...]
     coefficients: Annotated[Array, "F"]
     prior_scale: float
-    centre: Annotated[Array, "F"] | None  # (F,): of the intervals
-    covariance: Annotated[Array, "F F"] | None  # (F, F)
+    centre: Annotated[Array, "F"] | None  # of the intervals
+    covariance: Annotated[Array, "F F"] | None
     weights: Annotated[Array, "K"]
     scale: Annotated[Array, "F"]
     limits: Annotated[Array, "2 F"]

@@ -131,10 +131,16 @@ class FittedNoise(NamedTuple):
 
     model: NoiseModel
     counts: Annotated[Array, "U 2|U C C"]  # (U, 2) or (U, C, C)
-    strength: Annotated[Array, "2"] | None = None  # (2,): prior counts, right and wrong, that annotators share; None as in the model
-    levels: Annotated[Array, "E"] | None = None  # (E,): of the levels of difficulty
-    tally: Annotated[Array, "U 2|U C C"] | None = None  # like counts, without the prior: all labels, those of the apparent class included
-    doubt: Annotated[Array, "U"] | None = None  # (U,): sum over labels of q (1 - q), q the probability that the label is right
+    strength: Annotated[Array, "2"] | None = (
+        None  # (2,): prior counts, right and wrong, that annotators share; None as in the model
+    )
+    levels: Annotated[Array, "E"] | None = None  # of the levels of difficulty
+    tally: Annotated[Array, "U 2|U C C"] | None = (
+        None  # like counts, without the prior: all labels, those of the apparent class included
+    )
+    doubt: Annotated[Array, "U"] | None = (
+        None  # (U,): sum over labels of q (1 - q), q the probability that the label is right
+    )
 
     @property
     def prior(self) -> Array:

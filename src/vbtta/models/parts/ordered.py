@@ -30,7 +30,7 @@ def score_of(values: Array, count: Array, *, within: bool) -> Standard:
 class OrderedPosterior(WeightDraws, Posterior):
     """A mixture of views for ordered levels or for rankings."""
 
-    weights: Annotated[Array, "K"]  # (K,)
+    weights: Annotated[Array, "K"]
     score_units: Standard  # of the views' scores, which the priors are relative to
 
     def keep(self, views: Array) -> Self:

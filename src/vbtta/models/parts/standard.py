@@ -27,10 +27,10 @@ class Standard(NamedTuple):
     They are the same unless predictions are in other units: far from the labels, or on another scale altogether.
     """
 
-    location: Annotated[Array, "C|"]  # (C,)
-    scale: Annotated[Array, "C|"]  # (C,)
-    prediction_location: Annotated[Array, "C|"]  # (C,)
-    prediction_scale: Annotated[Array, "C|"]  # (C,)
+    location: Annotated[Array, "C|"]
+    scale: Annotated[Array, "C|"]
+    prediction_location: Annotated[Array, "C|"]
+    prediction_scale: Annotated[Array, "C|"]
 
     def apply(self, values: Array) -> Array:
         """Labels (..., C) in standard units."""

@@ -1,0 +1,20 @@
+"""Matrices that rounding made singular."""
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def cholesky(matrix: NDArray[Any]) -> NDArray[Any]:
+    """Cholesky factors (..., C, C); of matrices that rounding made indefinite, with the smallest ridge that helps."""
+    try:
+        return np.asarray(np.linalg.cholesky(matrix))
+    except np.linalg.LinAlgError:
+        size = np.sqrt(np.maximum(np.diagonal(matrix, axis1=-2, axis2=-1), 1e-300))  # (..., C)
+    unit = matrix / size[..., :, None] / size[..., None, :]
+    for ridge in (1e-14, 1e-12, 1e-10, 1e-8, 1e-6):
+        with suppress(np.linalg.LinAlgError):
+            return np.asarray(size[..., :, None] * np.linalg.cholesky(unit + ridge * np.eye(matrix.shape[-1])))
+    raise ValueError("the fit has no numbers left to work with: rescale predictions and labels to sizes near 1")
