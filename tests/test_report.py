@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import warnings
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -136,7 +137,9 @@ def test_only_the_script_of_the_page_may_run(page: str) -> None:
 def test_hostile_names_leave_room_for_the_bars() -> None:
     names = [ODD, "W" * 300, "犬" * 300, "\n" * 50, "x\u0301" * 300]
     figure = plotting.weights(names, np.full(5, 0.2), np.tile([0.1, 0.3], (5, 1)))
-    figure.draw_without_rendering()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # not in matplotlib's own font
+        figure.draw_without_rendering()
     assert figure.axes[0].get_position().width > 0.4
     assert figure.axes[0].get_position().height > 0.4
 

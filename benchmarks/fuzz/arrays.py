@@ -21,9 +21,8 @@ def labels(rng: Rng, folder: Path) -> str:
     way = int(rng.integers(5))
     shape = pick(rng, ((n,), (n, 2), (n, 2, 2)))
     if way == 0:
-        found = LabelSets.from_array(
-            odd_array(rng, shape), missing=_maybe(rng, scalar(rng), 0.2), annotators=_maybe(rng, pick(rng, ("columns", ["a", "b"], 3)), 0.2)
-        )  # fmt: skip
+        people = _maybe(rng, pick(rng, ("columns", ["a", "b"], 3)), 0.2)
+        found = LabelSets.from_array(odd_array(rng, shape), missing=_maybe(rng, scalar(rng), 0.2), annotators=people)
     elif way == 1:
         instance = pick(rng, (np.arange(n), odd_array(rng, (n,)), [f"i{k}" for k in range(n)]))
         found = LabelSets.from_table(

@@ -168,7 +168,8 @@ def sampled(rng: Rng, folder: Path) -> str:
     """A few steps of ADVI, ordered levels and rankings included."""
     kind = int(rng.integers(4))
     if kind == 0:
-        return _fit(rng, folder, "regression", pick(rng, ("mixture", "latent", GaussianMixture(component="student_t"))), regression_data(rng), _ENGINE)  # fmt: skip
+        model = pick(rng, ("mixture", "latent", GaussianMixture(component="student_t")))
+        return _fit(rng, folder, "regression", model, regression_data(rng), _ENGINE)
     if kind == 1:
         return _fit(rng, folder, "classification", pick(rng, ("mixture", "latent")), class_data(rng), _ENGINE)
     N, K = (int(pick(rng, sizes)) for sizes in ((1, 2, 5, 10), (1, 2, 3)))

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies as st
 
-from benchmarks.fuzz.base import ALLOWED, Family, Rng, check_finite
+from benchmarks.fuzz.base import ALLOWED, Family, Rng, check, check_finite
 from vbtta import LabelSets, Policy, ViewPredictions
 from vbtta.augment import load_views
 from vbtta.data.files import read_table, write_table
@@ -31,7 +31,7 @@ def _property(strategy: Any, call: Callable[[Any, Path], object]) -> Callable[[R
             try:
                 call(value, folder)
             except ALLOWED as error:
-                assert "\n" not in str(error), error
+                check("\n" not in str(error), f"a message of several lines: {error}")
 
         attack()
         return f"{_EXAMPLES} examples"

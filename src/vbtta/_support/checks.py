@@ -81,7 +81,7 @@ def real_array(name: str, values: Any) -> Any:
             raise TypeError
         return array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be real numbers; got {shown(values)}") from None
+        raise ValueError(f"{name} must be numbers of a size that a float can hold; got {shown(values)}") from None
 
 
 def printable(text: object, kept: str = "") -> str:

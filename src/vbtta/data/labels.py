@@ -536,8 +536,8 @@ class LabelSets:
         """Whether the labels' instances are found among the predictions' ids, rather than by row."""
         if self.ids is not None and ids is None:
             raise ValueError(
-                f"labels name their instances by id (such as {str(next(iter(self.ids), ''))!r}) but the predictions have none; "
-                "give ViewPredictions(ids=...), or pair by row: labels.reset_index(drop=True)"
+                f"labels name their instances by id (such as {str(next(iter(self.ids), ''))!r}) but the predictions have "
+                "none; give ViewPredictions(ids=...), or pair by row: labels.reset_index(drop=True)"
             )
         if self.ids is not None or ids is None:
             return self.ids is not None
@@ -768,8 +768,8 @@ def by_id(values: Any, ids: Array | None, name: str, owner: str) -> Any:
         return array
     if ids is None:
         raise ValueError(
-            f"{name} has a pandas index (such as {str(next(iter(index), ''))!r}) but {owner} have no ids; give ids, or pair by row: "
-            f"{name}.to_numpy()"
+            f"{name} has a pandas index (such as {str(next(iter(index), ''))!r}) but {owner} have no ids; give ids, or "
+            f"pair by row: {name}.to_numpy()"
         )
     rows, unknown = look_up(ids, index)
     if unknown.any() or len(np.unique(index)) < len(index):

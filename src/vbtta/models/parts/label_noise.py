@@ -135,9 +135,7 @@ class FittedNoise(NamedTuple):
         None  # (2,): prior counts, right and wrong, that annotators share; None as in the model
     )
     levels: Annotated[Array, "E"] | None = None  # of the levels of difficulty
-    tally: Annotated[Array, "U 2|U C C"] | None = (
-        None  # like counts, without the prior: all labels, those of the apparent class included
-    )
+    tally: Annotated[Array, "U 2|U C C"] | None = None  # counts of all labels, without the prior
     doubt: Annotated[Array, "U"] | None = (
         None  # (U,): sum over labels of q (1 - q), q the probability that the label is right
     )
