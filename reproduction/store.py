@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vbtta._support.files import atomic_path
+from vbtta._support.files import atomic_path, set_aside
+from vbtta.data.files import read_npz
 
 try:
     import fcntl
@@ -50,13 +51,15 @@ def cached_arrays(path: Path | None, make: Callable[[], Mapping[str, NDArray[Any
     if path is None:
         return make()
     with exclusive(path.parent, path.stem):
-        if not path.is_file():
-            arrays = make()
-            with atomic_path(path) as temporary, temporary.open("wb") as stream:
-                np.savez(stream, allow_pickle=False, **arrays)
-            return arrays
-        with np.load(path, allow_pickle=False) as stored:
-            return dict(stored)
+        if path.is_file():
+            try:
+                return read_npz(path)
+            except ValueError as error:
+                set_aside(path, error)
+        arrays = make()
+        with atomic_path(path) as temporary, temporary.open("wb") as stream:
+            np.savez(stream, allow_pickle=False, **arrays)
+        return arrays
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def scalar(rng: Rng) -> Any:
         return pick(rng, NUMBERS)
     if kind < 5:
         return pick(rng, TEXTS)
-    odd = (
+    odd: tuple[Any, ...] = (
         None, True, False, [], {}, (), b"x", object(), complex(1, 2), np.float32(0.1), np.int8(3), np.str_("a"),
         np.datetime64("2020-01-01"), np.datetime64("NaT"), np.timedelta64(1, "D"), lambda: 0, int, [1, "a"], {"a": 1},
         float(rng.normal()), int(rng.integers(-5, 50)), np.zeros(0), np.zeros((2, 2)), np.ma.masked, ..., range(3),
@@ -157,7 +157,8 @@ def mutate_tree(rng: Rng, tree: Any, odd: Callable[[Rng], Any]) -> Any:
     """Plain data with one to three entries changed, dropped, doubled or moved."""
     tree = copy.deepcopy(tree)
     for _ in range(int(rng.integers(1, 4))):
-        node, parents = tree, []
+        node: Any = tree
+        parents: list[tuple[Any, Any]] = []
         while isinstance(node, dict | list) and len(node) and (not parents or rng.random() < 0.8):
             key = pick(rng, list(node)) if isinstance(node, dict) else int(rng.integers(len(node)))
             parents.append((node, key))

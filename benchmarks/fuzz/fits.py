@@ -128,10 +128,10 @@ def _fit(rng: Rng, folder: Path, task: str, model: Any, data: tuple[ViewPredicti
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         policy = fit_policy(predictions, labels, task=task, model=model, engine=engine, guard=guard)
-        found = policy.predict(predictions)
+        found: Any = policy.predict(predictions)
         weights, intervals = policy.weights, policy.weight_interval(0.9)
         scores = policy.score(predictions, labels)
-        consensus = policy.consensus(predictions, labels)
+        consensus: Any = policy.consensus(predictions, labels)
     strange = [entry for entry in caught if issubclass(entry.category, RuntimeWarning)]
     check(not strange, f"a fit that succeeds warns: {strange[0].message if strange else ''}")
     check_finite("weights", weights, intervals)
@@ -148,7 +148,7 @@ def _fit(rng: Rng, folder: Path, task: str, model: Any, data: tuple[ViewPredicti
     check_finite("guard", policy.guard[2:4], policy.guard.probability)
     path = folder / "policy.json"
     policy.save(path)
-    again = Policy.load(path).predict(predictions)
+    again: Any = Policy.load(path).predict(predictions)
     one, other = (part.proba if task != "regression" else part.mean for part in (found, again))
     check(np.array_equal(one, other), "a saved policy predicts otherwise")
     return "fitted"
@@ -196,7 +196,7 @@ def around(rng: Rng, folder: Path) -> str:
             check_finite("weights", policy.weights)
         elif way == 1:
             staged = fit_sequential(predictions, labels, task=task, model="latent")
-            found = staged.predict(predictions)
+            found: Any = staged.predict(predictions)
             check_finite("prediction", found.mean if task == "regression" else found.proba)
         elif way == 2:
             half = predictions.take(slice(0, None, 2)), labels.take(np.arange(0, len(predictions), 2))

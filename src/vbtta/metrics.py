@@ -471,7 +471,7 @@ def _weights(weights: ArrayLike | None, n_labels: int) -> Array:
         raise ValueError("there are no labels to average over; give at least one")
     if weights is None:
         return np.ones(n_labels)
-    times = real_array("weights", weights)
+    times: Array = real_array("weights", weights)
     if times.shape != (n_labels,):
         raise ValueError(f"weights must be ({n_labels},), one a label; got shape {times.shape}")
     if not np.all(np.isfinite(times)) or (times < 0).any() or times.sum() <= 0:

@@ -301,7 +301,7 @@ def _unit_square(axes: Any) -> None:
 
 
 def _clean(text: str, longest: int = 28) -> str:
-    """A name without characters that XML or matplotlib cannot represent, shortened; wide characters count twice."""
+    """A name without characters that XML or matplotlib cannot represent, shortened; wide letters count more."""
     letters = [letter for letter in printable(text) if not unicodedata.combining(letter)]
-    width = np.cumsum([1 + (unicodedata.east_asian_width(letter) in "WF") for letter in letters] or [0])
+    width = np.cumsum([1 + (unicodedata.east_asian_width(c) in "WF") + 0.6 * c.isupper() for c in letters] or [0])
     return "".join(letters) if width[-1] <= longest else "".join(letters[: (width < longest).sum()]) + "…"

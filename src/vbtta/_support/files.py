@@ -1,6 +1,15 @@
 """Files that are whole or not there, and records of arrays as plain data (dicts, lists, numbers) for JSON."""
 
-__all__ = ["atomic_path", "fields_from_plain", "finite", "from_plain", "read_json", "to_plain", "write_json"]
+__all__ = [
+    "atomic_path",
+    "fields_from_plain",
+    "finite",
+    "from_plain",
+    "read_json",
+    "set_aside",
+    "to_plain",
+    "write_json",
+]
 
 import dataclasses
 import errno
@@ -12,6 +21,7 @@ import secrets
 import socket
 import stat
 import types
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -91,6 +101,14 @@ def _remove_stale(folder: Path) -> None:
                 os.kill(int(process), 0)
             except ProcessLookupError:
                 file.unlink()
+
+
+def set_aside(path: Path, reason: object) -> None:
+    """Rename a damaged file of an earlier run, so that it is made again."""
+    aside = path.with_name(f"{path.name}.damaged")
+    os.replace(path, aside)
+    text = str(reason).partition("\n")[0]
+    warnings.warn(f"{path} is damaged ({text}); it is set aside as {aside.name} and made again", stacklevel=3)
 
 
 def to_plain(value: Any) -> Any:

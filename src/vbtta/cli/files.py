@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vbtta._support.checks import require
-from vbtta._support.files import atomic_path
+from vbtta._support.files import atomic_path, set_aside
 from vbtta._support.fingerprints import array_digest
 from vbtta.cli.running import Talk, UsageError, existing
 from vbtta.comparison import Scored, table_cells
@@ -305,8 +305,11 @@ class Parts:
         path = self._path(name)
         if path is None or not path.is_file():
             return None
-        with np.load(path, allow_pickle=False) as members:
-            return {key: members[key] for key in members.files}
+        try:
+            return files.read_npz(path)
+        except ValueError as error:
+            set_aside(path, error)
+            return None
 
     def save(self, name: str, members: Mapping[str, Array]) -> None:
         """Keep a part."""

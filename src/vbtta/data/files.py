@@ -60,7 +60,7 @@ def write_predictions(path: str | os.PathLike[str], predictions: ViewPredictions
     """Write predictions to an .npz file, uncompressed so that it can be mapped, or to a parquet file."""
     if Path(path).suffix == ".parquet":
         with atomic_path(path) as temporary:
-            require("pyarrow.parquet", "data").write_table(prediction_table(predictions), temporary)
+            write_arrow(prediction_table(predictions), temporary)
         return
     members = {"outputs": np.asarray(predictions.outputs)}
     if not predictions.generated_names:
@@ -163,7 +163,8 @@ class Chunk(NamedTuple):
         if self.kind == "block":
             table = require("ray", "ray").get(self.where)
             return table.select([name for name in columns if name in table.column_names])
-        with reading(self.where), require("pyarrow.parquet", "data").ParquetFile(self.where) as file:
+        parquet = require("pyarrow.parquet", "data")
+        with reading(self.where), parquet.ParquetFile(self.where, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
             return file.read_row_group(self.place, columns=[name for name in columns if name in names])
 
@@ -425,7 +426,7 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
     if path.suffix == ".parquet":
         _schema(path, "")
         with reading(path):
-            return columns_of(require("pyarrow.parquet", "data").read_table(path))
+            return columns_of(require("pyarrow.parquet", "data").read_table(path, page_checksum_verification=True))
     if path.suffix not in (".csv", ".tsv", ".txt"):
         raise ValueError(f"{path}: tables are read from .csv or .parquet files")
     try:
@@ -452,14 +453,18 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Array]) -> N
     """Write named columns to a CSV or parquet file."""
     with atomic_path(path) as temporary:
         if Path(path).suffix == ".parquet":
-            table = require("pyarrow", "data").table(dict(columns))
-            require("pyarrow.parquet", "data").write_table(table, temporary)
+            write_arrow(require("pyarrow", "data").table(dict(columns)), temporary)
             return
         with open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(map(plain_text, columns))
             cells = [map(plain_text, column.tolist()) for column in columns.values()]
             writer.writerows(zip(*cells, strict=True))
+
+
+def write_arrow(table: Any, path: Path) -> None:
+    """Write an Arrow table to a parquet file with checksums of its pages."""
+    require("pyarrow.parquet", "data").write_table(table, path, write_page_checksum=True)
 
 
 def plain_text(cell: Any) -> Any:

@@ -536,8 +536,8 @@ class LabelSets:
         """Whether the labels' instances are found among the predictions' ids, rather than by row."""
         if self.ids is not None and ids is None:
             raise ValueError(
-                f"labels name their instances by id (such as {str(next(iter(self.ids), ''))!r}) but the predictions have "
-                "none; give ViewPredictions(ids=...), or pair by row: labels.reset_index(drop=True)"
+                f"labels name their instances by id (such as {str(next(iter(self.ids), ''))!r}) but the predictions "
+                "have none; give ViewPredictions(ids=...), or pair by row: labels.reset_index(drop=True)"
             )
         if self.ids is not None or ids is None:
             return self.ids is not None

@@ -23,9 +23,15 @@ def connect(address: str | None = None) -> Any:
     ray = require("ray", "ray")
     if not ray.is_initialized():
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, of which it warns
-        local = {} if address or os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
+        here = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}  # nobody else is to reach it
+        local = {} if (address or os.environ.get("RAY_ADDRESS", "local")) != "local" else here
         ray.init(address=address, logging_level="warning", log_to_driver=False, **local)
     return ray
+
+
+def _patience() -> float:
+    """Seconds to wait for an answer; dead workers and nodes are noticed by Ray itself, and earlier."""
+    return float(os.environ.get("VBTTA_RAY_TIMEOUT", 6 * 3600))
 
 
 def check_workers(workers: Any, options: Any) -> tuple[int | None, dict[str, Any]]:
@@ -107,7 +113,10 @@ class Fleet:
             while waiting and self._idle:
                 number, place = waiting.pop(), self._idle.pop()
                 self._busy[self._send(place, calls[number])] = (place, number)
-            (answer,), _ = self.ray.wait(list(self._busy), num_returns=1)
+            answers, _ = self.ray.wait(list(self._busy), num_returns=1, timeout=_patience())
+            if not answers:
+                raise self._silence()
+            answer = answers[0]
             place, called = self._busy.pop(answer)
             try:
                 result = self._get(answer)
@@ -183,14 +192,22 @@ class Fleet:
     def _get(self, answer: Any) -> Any:
         """An answer; an exception of the worker is raised here with the same message."""
         try:
-            return self.ray.get(answer)
+            return self.ray.get(answer, timeout=_patience())
         except self._loss:
             raise
+        except self.ray.exceptions.GetTimeoutError:
+            raise self._silence() from None
         except self.ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, self._loss):
                 raise cause from None
             raise of_ray(error) from WorkerError(str(error))
+
+    def _silence(self) -> RuntimeError:
+        return RuntimeError(
+            f"no worker has answered in {_patience():.0f} s: one may hang; look at the cluster's log, or give them more "
+            "time with the environment variable VBTTA_RAY_TIMEOUT (seconds)"
+        )
 
     def _lose(self, place: int, error: Exception) -> None:
         """Give up a worker."""

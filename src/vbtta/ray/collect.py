@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from vbtta._support.batches import Progress
 from vbtta._support.checks import require, whole_number
-from vbtta._support.files import atomic_path
+from vbtta._support.files import atomic_path, set_aside
 from vbtta._support.fingerprints import prediction_fingerprint, view_fingerprint
 from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.base import Augmentation
@@ -169,13 +169,29 @@ def collect_views(
             f"out: {folder} holds predictions of other inputs, views, options or another key ({strangers[0]}); "
             "choose another folder, or remove them"
         )
-    waiting = [piece for piece in pieces if not job.target(piece).exists()]
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda piece: _found(job.target(piece), piece.stop - piece.start), pieces))
+    waiting = [piece for piece, whole in zip(pieces, found, strict=True) if not whole]
     n_rows = pieces[-1].first + pieces[-1].stop - pieces[-1].start
     with Progress("inputs", n_rows, progress) as bar:
         bar.advance(n_rows - sum(piece.stop - piece.start for piece in waiting))
         if waiting:
             _run(job, waiting, workers, worker_options, address, bar)
     return Collected(folder, n_rows, len(pieces), len(pieces) - len(waiting))
+
+
+def _found(path: Path, n_rows: int) -> bool:
+    """Whether a part of an earlier run is there; a damaged one is set aside."""
+    if not path.exists():
+        return False
+    try:
+        rows = footers([str(path)], "")[0].num_rows
+        if rows != n_rows:
+            raise ValueError(f"it has {rows} of {n_rows} rows")
+    except ValueError as error:
+        set_aside(path, error)
+        return False
+    return True
 
 
 def _run(
@@ -267,7 +283,8 @@ def _write(job: Job, predictor: Predictor, piece: Piece) -> None:
         tables = map(prediction_table, _row_groups(job, predictor, piece))
         first = next(tables)
         # Hardly a number comes twice, so a dictionary takes time and room.
-        with require("pyarrow.parquet", "ray").ParquetWriter(path, first.schema, use_dictionary=False) as writer:
+        options = {"use_dictionary": False, "write_page_checksum": True}
+        with require("pyarrow.parquet", "ray").ParquetWriter(path, first.schema, **options) as writer:
             for table in chain([first], tables):
                 writer.write_table(table)
 
