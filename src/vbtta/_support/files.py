@@ -1,15 +1,8 @@
 """Files that are whole or not there, and records of arrays as plain data (dicts, lists, numbers) for JSON."""
 
 __all__ = [
-    "atomic_path",
-    "fields_from_plain",
-    "finite",
-    "from_plain",
-    "read_json",
-    "set_aside",
-    "to_plain",
-    "write_json",
-]
+    "atomic_path", "fields_from_plain", "finite", "from_plain", "read_json", "set_aside", "to_plain", "write_json",
+]  # fmt: skip
 
 import dataclasses
 import errno

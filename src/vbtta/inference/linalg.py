@@ -21,12 +21,17 @@ def inverse_and_log_det(matrix: Array) -> tuple[Array, Array]:
         first, second = matrix[..., 0, 0], matrix[..., 1, 1]
         size = np.sqrt(first) * np.sqrt(second)  # entries may be so large or small that their product is not finite
         correlation = matrix[..., 0, 1] / size
-        left = (1 - correlation) * (1 + correlation)
+        left = np.maximum((1 - correlation) * (1 + correlation), 1e-16)
         inverse = np.empty(matrix.shape)
         inverse[..., 0, 0], inverse[..., 1, 1] = 1 / (first * left), 1 / (second * left)
         inverse[..., 0, 1] = inverse[..., 1, 0] = -correlation / (size * left)
         return inverse, np.log(first) + np.log(second) + np.log(left)
-    inverse = np.linalg.inv(matrix)
+    try:
+        inverse = np.linalg.inv(matrix)
+    except np.linalg.LinAlgError:  # singular by rounding
+        factor = cholesky(matrix)
+        matrix, root = factor @ np.swapaxes(factor, -1, -2), np.linalg.inv(factor)
+        inverse = np.swapaxes(root, -1, -2) @ root
     return 0.5 * (inverse + np.swapaxes(inverse, -1, -2)), np.linalg.slogdet(matrix)[1]
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from vbtta._support.checks import require, whole_number
@@ -23,10 +24,30 @@ def connect(address: str | None = None) -> Any:
     ray = require("ray", "ray")
     if not ray.is_initialized():
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, of which it warns
-        here = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}  # nobody else is to reach it
-        local = {} if (address or os.environ.get("RAY_ADDRESS", "local")) != "local" else here
-        ray.init(address=address, logging_level="warning", log_to_driver=False, **local)
+        quiet = {"logging_level": "warning", "log_to_driver": False}
+        address = address or os.environ.get("RAY_ADDRESS")
+        try:
+            if address != "local":
+                ray.init(address=address or "auto", **quiet)
+                return ray
+        except ConnectionError:  # there is no cluster
+            if address:
+                raise
+        _start_here(ray, quiet)
     return ray
+
+
+def _start_here(ray: Any, options: dict[str, Any]) -> None:
+    """Start Ray on this machine, on the loopback interface: no other machine can connect."""
+    constants = import_module("ray._private.ray_constants")
+    before = constants.ENABLE_RAY_CLUSTER  # where it is not set Ray takes the loopback address, as on macOS
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # for the processes that it starts
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        ray.init(address="local", include_dashboard=False, **options)
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+        del os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
 
 
 def _patience() -> float:
@@ -205,8 +226,8 @@ class Fleet:
 
     def _silence(self) -> RuntimeError:
         return RuntimeError(
-            f"no worker has answered in {_patience():.0f} s: one may hang; look at the cluster's log, or give them more "
-            "time with the environment variable VBTTA_RAY_TIMEOUT (seconds)"
+            f"no worker has answered in {_patience():.0f} s: one may hang; look at the cluster's log, or give them "
+            "more time with the environment variable VBTTA_RAY_TIMEOUT (seconds)"
         )
 
     def _lose(self, place: int, error: Exception) -> None:
