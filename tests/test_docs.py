@@ -364,9 +364,9 @@ def test_the_import_order_is_drawn_as_it_is_enforced() -> None:
 
 
 def test_the_schema_names_what_a_policy_file_holds() -> None:
-    schema = json.loads((DOCS / "assets" / "policy.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads((DOCS / "reference" / "policy.schema.json").read_text(encoding="utf-8"))
     source = inspect.getsource(importlib.import_module("vbtta.policy").Policy.to_dict)
-    saved = ["format", "version", "vbtta", *re.findall(r'^            "(\w+)": ', source, re.M)]
+    saved = ["format", "version", "vbtta", "checksum", *re.findall(r'^            "(\w+)": ', source, re.M)]
     assert set(schema["required"]) == set(saved) == set(schema["properties"])
     table = (DOCS / "reference" / "files.md").read_text(encoding="utf-8")
     assert all(f"`{key}`" in table for key in saved)

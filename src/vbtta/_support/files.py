@@ -50,8 +50,9 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name[:_PREFIX]}.{_machine()}.{os.getpid()}.{secrets.token_hex(8)}.part")
     try:
         mode = stat.S_IMODE(os.stat(target).st_mode) if target.exists() else None
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else mode | 0o200))
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
         try:
+            os.close(os.open(temporary, flags, 0o666 if mode is None else mode | 0o200))
             yield temporary
             _sync(temporary)
             if mode is not None:

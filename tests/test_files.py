@@ -1,0 +1,410 @@
+"""Files under fire: faults at every step of a write, kills, full disks, damaged and hostile content."""
+
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from vbtta import LabelSets, Policy, ViewPredictions, fit_policy
+from vbtta._support import files as support
+from vbtta._support.files import atomic_path, set_aside
+from vbtta.data.files import read_npz, read_table, write_table
+
+SCHEMA = Path(__file__).parents[1] / "docs" / "reference" / "policy.schema.json"
+
+
+def parts(folder: Path) -> list[Path]:
+    return list(folder.glob(".*.part"))
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", [None, "old"])
+def test_a_fault_at_any_step_leaves_the_old_file_or_the_new_one(
+    old: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every system call of a write fails in turn, as SQLite tests its writes."""
+    target = tmp_path / "target"
+    real = {name: getattr(os, name) for name in ("open", "close", "stat", "chmod", "fsync", "replace")}
+    left = [0]  # calls before the fault
+    with atomic_path(target):  # what is looked up once
+        pass
+
+    def faulty(name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == -1:
+                if name == "close":
+                    real["close"](*arguments)
+                raise OSError(errno.EIO, "injected")
+            return real[name](*arguments, **options)
+
+        return call
+
+    for n_before in range(50):
+        target.unlink(missing_ok=True) if old is None else target.write_text(old)
+        left[0] = n_before
+        failure = ""
+        with monkeypatch.context() as patch:
+            patch.setattr(support, "os", SimpleNamespace(**{**vars(os), **{name: faulty(name) for name in real}}))
+            try:
+                with atomic_path(target) as temporary:
+                    temporary.write_bytes(b"new")
+            except OSError as error:
+                failure = str(error)
+        content = target.read_text() if target.exists() else None
+        assert content in (old, "new") if failure else content == "new"
+        assert not failure or str(target) in failure
+        assert parts(tmp_path) == []
+        if left[0] >= 0:  # all steps had their turn
+            assert not failure
+            assert n_before > 5
+            return
+    pytest.fail("a write has more steps than were tried")
+
+
+def test_links_are_followed_modes_kept_and_devices_refused(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    with atomic_path(link) as temporary:
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600  # before there is anything to read
+        temporary.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (Path("/dev/null"), tmp_path / "pipe"):
+        with pytest.raises(ValueError, match="is a device, pipe or socket; give the name of a file"), atomic_path(odd):
+            pass
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+FULL = """
+import resource, sys
+import numpy as np
+from vbtta import ViewPredictions
+views = ViewPredictions(np.zeros((1000, 2, 3)))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
+try:
+    views.save(sys.argv[1])
+except OSError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_a_full_disk_is_named_and_the_old_file_stays(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"views{suffix}"
+    ViewPredictions(np.ones((2, 2, 3))).save(path)
+    before = path.read_bytes()
+    for size in (0, 100, 400):
+        done = subprocess.run(
+            [sys.executable, "-c", FULL, path, str(size)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 3, done.stderr
+        assert f"'{path}'" in done.stdout
+        assert "free some space" in done.stdout
+        assert path.read_bytes() == before
+        assert parts(tmp_path) == []
+
+
+WAITING = """
+import sys
+from vbtta._support.files import atomic_path
+with atomic_path(sys.argv[1]) as temporary:
+    temporary.write_text("half")
+    print("inside", flush=True)
+    sys.stdin.read()
+"""
+
+
+def _inside(target: Path) -> "subprocess.Popen[str]":
+    """A process that is in the midst of a write."""
+    command = [sys.executable, "-c", WAITING, str(target)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "inside\n"
+    return process
+
+
+def test_parts_of_killed_processes_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    dead, alive = _inside(tmp_path / "dead"), _inside(tmp_path / "alive")
+    dead.send_signal(signal.SIGKILL)
+    dead.communicate()
+    (tmp_path / ".other.0badcafe.1.0123456789abcdef.part").touch()  # of another machine
+    assert len(parts(tmp_path)) == 3
+    support._remove_stale.cache_clear()
+    with atomic_path(tmp_path / "next") as temporary:
+        temporary.write_text("whole")
+    left = sorted(path.name[:6] for path in parts(tmp_path))
+    assert left == [".alive", ".other"]
+    alive.communicate("")
+    assert (tmp_path / "alive").read_text() == "half"
+    assert not (tmp_path / "dead").exists()
+
+
+def _write(target: Path, text: str, barrier: Any) -> None:
+    with atomic_path(target) as temporary:
+        temporary.write_text(text)
+        barrier.wait(60)
+
+
+def test_two_writers_leave_one_whole_file(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    barrier, texts = context.Barrier(2), ["a" * 100_000, "b" * 100_000]
+    writers = [context.Process(target=_write, args=(tmp_path / "target", text, barrier)) for text in texts]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert (tmp_path / "target").read_text() in texts
+    assert parts(tmp_path) == []
+
+
+def _as_somebody_else(target: Path, answers: Any) -> None:
+    if os.getuid() == 0:  # nothing is forbidden to root
+        os.setegid(65534)
+        os.seteuid(65534)
+    try:
+        with atomic_path(target):
+            pass
+    except OSError as error:
+        answers.put((type(error).__name__, str(error)))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_folder_without_permission_is_named() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "locked"
+        folder.mkdir()
+        Path(name).chmod(0o755)
+        folder.chmod(0o555)
+        context = multiprocessing.get_context("fork")
+        answers = context.SimpleQueue()
+        process = context.Process(target=_as_somebody_else, args=(folder / "target", answers))
+        process.start()
+        kind, message = answers.get()
+        process.join()
+        assert kind == "PermissionError"
+        assert str(folder / "target") in message
+
+
+def test_damaged_parts_are_named_and_set_aside(tmp_path: Path) -> None:
+    part = tmp_path / "part.npz"
+    part.write_bytes(b"PK\x03\x04 cut off")
+    with pytest.warns(UserWarning, match=r"part.npz is damaged \(cut\); it is set aside as part.npz.damaged and made"):
+        set_aside(part, "cut\nmore")
+    assert not part.exists()
+    assert (tmp_path / "part.npz.damaged").exists()
+
+
+# -- npz ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_flipped_bit_is_noticed(mmap: bool, tmp_path: Path) -> None:
+    path = tmp_path / "views.npz"
+    ViewPredictions(np.ones((100, 2, 3))).save(path)
+    data = bytearray(path.read_bytes())
+    place = data.index(np.float64(1).tobytes() * 20)
+    data[place + 7] ^= 0x10
+    path.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match=r"views.npz: array 'outputs' cannot be read: Bad CRC-32.*; write the file"):
+        ViewPredictions.load(path, mmap=mmap)
+
+
+def _archive(path: Path, header: str, content: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
+    text = header.ljust(118 - 1) + "\n"
+    member = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + content
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("outputs.npy", member)
+        archive.writestr("secret.npy", member)
+    return path
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("shape", ["(9, 1, 1)", "(100000000000, 1, 1)", "(2, -1, -1)", "(1, 1, 1)"])
+def test_a_header_that_does_not_match_its_member_is_refused_before_memory_is_taken(
+    shape: str, mmap: bool, tmp_path: Path
+) -> None:
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}"
+    path = _archive(tmp_path / "views.npz", header, np.zeros(2).tobytes())
+    with pytest.raises(ValueError, match=r"array 'outputs' cannot be read: shape .* does not match its 16 bytes"):
+        ViewPredictions.load(path, mmap=mmap)
+
+
+def test_a_bomb_is_not_inflated(tmp_path: Path) -> None:
+    header = "{'descr': '<f8', 'fortran_order': False, 'shape': (16777216, 1, 1), }"
+    path = _archive(tmp_path / "views.npz", header, bytes(1 << 27), zipfile.ZIP_DEFLATED)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"it would inflate \d+ bytes to \d+; save it uncompressed"):
+        read_npz(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16  # kilobytes
+
+
+def test_a_lost_member_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "views.npz"
+    ViewPredictions(np.ones((3, 1, 2)), np.ones((3, 1, 2))).save(path)
+    data = bytearray(path.read_bytes())
+    second = data.rindex(b"PK\x01\x02")
+    first = data.index(b"PK\x01\x02")
+    data[first + 32] = len(data) - 22 - second  # the first entry of the directory takes the second for its comment
+    path.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match=r"views.npz"):
+        ViewPredictions.load(path)
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def test_formulas_are_neutralised_and_come_back(tmp_path: Path) -> None:
+    cells = np.array(["=1+1", "+1", "-1", "@x", "'=1", "''-", "plain", "'quoted'"])
+    write_table(tmp_path / "cells.csv", {"=name": cells, "number": -np.arange(8)})
+    text = (tmp_path / "cells.csv").read_text(encoding="utf-8").splitlines()
+    assert text[:4] == ["'=name,number", "'=1+1,0", "'+1,-1", "'-1,-2"]
+    table = read_table(tmp_path / "cells.csv")
+    assert table["=name"].tolist() == cells.tolist()
+    assert table["number"].tolist() == [0, -1, -2, -3, -4, -5, -6, -7]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LabelSets.from_array(np.array([10**30, 1], dtype=object)),
+        lambda: LabelSets.from_array(np.array([1, float("inf")], dtype=object)),
+        lambda: LabelSets.from_array(np.array([1, 2], dtype="m8[s]")),
+        lambda: LabelSets.from_array(np.array([1, 2], dtype=complex)),
+        lambda: LabelSets.from_table([0, 1], [1, 2], count=np.array([1, 2], dtype="m8[s]")),
+        lambda: LabelSets.from_table([0, 1], [1, 2], count=np.array([1, 2j])),
+        lambda: LabelSets.from_table({"instance": [0, 1], "label": 3}),
+        lambda: LabelSets.from_table({"instance": [0, 1], "label": [1]}),
+        lambda: LabelSets.from_table(np.array([], dtype=str), np.array([])).align(2),
+    ],
+)
+def test_unusable_labels_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        make()
+
+
+# -- policies -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    rng = np.random.default_rng(0)
+    label = rng.integers(3, size=60)
+    views = ViewPredictions(np.eye(3)[label][:, None] + rng.normal(size=(60, 2, 3)), names=["identity", "flip"])
+    return fit_policy(views, label, task="classification", model="mixture", guard=False)
+
+
+@pytest.fixture
+def saved(policy: Policy, tmp_path: Path) -> Path:
+    policy.save(tmp_path / "policy.json")
+    return tmp_path / "policy.json"
+
+
+def edit(path: Path, **changes: Any) -> None:
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in changes.items():
+        *parents, last = name.split("__")
+        node = tree
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    path.write_text(json.dumps(tree), encoding="utf-8")
+
+
+def test_a_changed_digit_is_noticed_unless_it_is_meant(policy: Policy, saved: Path) -> None:
+    kappa = policy.posterior.calibration.log_kappa.tolist()  # type: ignore[attr-defined]
+    edit(saved, posterior__calibration__log_kappa=[kappa[0] + 1e-9, *kappa[1:]])
+    with pytest.raises(ValueError, match=r"policy.json is a damaged policy: its checksum .* verify=False"):
+        Policy.load(saved)
+    assert Policy.load(saved, verify=False).names == policy.names
+
+
+def test_white_space_and_order_are_no_damage(policy: Policy, saved: Path) -> None:
+    tree = json.loads(saved.read_text(encoding="utf-8"))
+    saved.write_text(json.dumps(dict(sorted(tree.items())), indent=7), encoding="utf-8")
+    assert (Policy.load(saved).weights == policy.weights).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_outputs": 10**8}, r"offset: an array of numbers \(C\) with .* C = 100000000.* has shape \(3,\)"),
+        ({"n_outputs": 2}, "has shape"),
+        ({"n_outputs": True}, "expected int"),
+        ({"weights": [0.5, 0.6]}, "disagree"),
+        ({"weights": [2.0, -1.0], "posterior__weights": [2.0, -1.0]}, "not shares"),
+        ({"posterior__weights": [0.5, 0.5, 0.0]}, r"\(K\) with K = 2.* has shape \(3,\)"),
+        ({"posterior__calibration__log_kappa": [1.0, None]}, "log_kappa: an array is damaged"),
+        ({"history__weights": [[1.0]]}, "history|weights"),
+        ({"views": ["flip", "flip"]}, "not distinct"),
+        ({"converged": 2}, "expected bool"),
+        ({"classes": [1, 2]}, "its classes are not 3"),
+    ],
+)
+def test_a_policy_is_checked_when_it_is_read(changes: dict[str, Any], message: str, saved: Path) -> None:
+    edit(saved, **changes)
+    with pytest.raises(ValueError, match=f"policy.json is a damaged policy: .*({message})") as found:
+        Policy.load(saved, verify=False)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"format": "vbtta-policy", "a": 1e999}', "NaN"])
+def test_text_that_is_no_policy_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"policy.json is not a policy: it is not JSON"):
+        Policy.load(path)
+
+
+KINDS = (None, True, -1, 1.5, "x", [], {}, [1], ["x"], [[1]])
+
+
+def test_the_published_schema_says_what_the_checks_say(policy: Policy, saved: Path) -> None:
+    """Of every entry, what has a wrong type is refused by both, and what is saved is accepted by both."""
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    validator = jsonschema.Draft202012Validator(schema)
+    tree = json.loads(saved.read_text(encoding="utf-8"))
+    validator.validate(tree)
+    assert set(schema["required"]) == set(tree)
+    disagreements = []
+    for name in set(tree) - {"checksum", "vbtta", "model", "engine", "posterior"}:
+        for value in KINDS:
+            changed = {**tree, name: value}
+            saved.write_text(json.dumps(changed), encoding="utf-8")
+            try:
+                Policy.load(saved, verify=False)
+                loads = True
+            except ValueError:
+                loads = False
+            if loads and not validator.is_valid(changed):
+                disagreements.append((name, value, "loads against the schema"))
+            if (
+                not loads
+                and validator.is_valid(changed)
+                and type(value) is not type(tree[name])
+                and value not in ([], {})
+            ):
+                disagreements.append((name, value, "is refused against the schema"))
+    assert not disagreements, disagreements
