@@ -305,14 +305,14 @@ def views_file(rng: Rng, folder: Path) -> str:
 
 
 FAMILIES = (
-    Family("npz, changed bytes", npz, 0.16),
-    Family("npz, made by a program", crafted_npz, 0.08),
-    Family("parquet predictions", parquet, 0.03),
-    Family("policy, changed bytes", policy_bytes, 0.1),
-    Family("policy, changed entries", policy_tree, 0.12),
-    Family("policy, other text", policy_text, 0.02),
-    Family("label tables", table, 0.1),
-    Family("parquet labels", parquet_labels, 0.02),
+    Family("npz, changed bytes", npz, 0.2),
+    Family("npz, made by a program", crafted_npz, 0.06),
+    Family("parquet predictions", parquet, 0.06),
+    Family("policy, changed bytes", policy_bytes, 0.06),
+    Family("policy, changed entries", policy_tree, 0.07),
+    Family("policy, other text", policy_text, 0.01),
+    Family("label tables", table, 0.12),
+    Family("parquet labels", parquet_labels, 0.05),
     Family("exported cells", exported_cells, 0.02),
-    Family("files of views", views_file, 0.03),
+    Family("files of views", views_file, 0.04),
 )

@@ -246,9 +246,9 @@ def options(rng: Rng, folder: Path) -> str:
 
 
 FAMILIES = (
-    Family("fits, regression", regression, 0.03),
-    Family("fits, classification", classification, 0.02),
-    Family("fits by ADVI", sampled, 0.002),
-    Family("selection, stages, sets, baselines, diagnosis", around, 0.02),
-    Family("options", options, 0.05),
+    Family("fits, regression", regression, 0.005),
+    Family("fits, classification", classification, 0.003),
+    Family("fits by ADVI", sampled, 0.001),
+    Family("selection, stages, sets, baselines, diagnosis", around, 0.001),
+    Family("options", options, 0.02),
 )

@@ -76,10 +76,10 @@ def _cells(value: list[str], folder: Path) -> None:
 _text = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r\n"), min_size=1, max_size=6)
 _cell = _text.filter(lambda text: text.strip() == text)
 FAMILIES = (
-    Family("hypothesis: labels", _property(_nested, _labels), 0.004),
-    Family("hypothesis: columns", _property(st.lists(_plain, max_size=6), _columns), 0.004),
-    Family("hypothesis: predictions", _property(_nested, _predictions), 0.004),
-    Family("hypothesis: policies", _property(_headed, _policy), 0.002),
-    Family("hypothesis: views", _property(_nested, _views), 0.002),
-    Family("hypothesis: cells", _property(st.lists(_cell, max_size=5), _cells), 0.002),
+    Family("hypothesis: labels", _property(_nested, _labels), 0.0005),
+    Family("hypothesis: columns", _property(st.lists(_plain, max_size=6), _columns), 0.0005),
+    Family("hypothesis: predictions", _property(_nested, _predictions), 0.0005),
+    Family("hypothesis: policies", _property(_headed, _policy), 0.0005),
+    Family("hypothesis: views", _property(_nested, _views), 0.0005),
+    Family("hypothesis: cells", _property(st.lists(_cell, max_size=5), _cells), 0.0005),
 )
