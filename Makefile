@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 REAL := .venv-integrations# other libraries, as they are released
 LOWEST := .venv-lowest# NumPy and SciPy alone, the lowest that pyproject.toml allows
 
-.PHONY: demo test test-integrations test-lowest coverage lint docs bench quality reproduce clean
+.PHONY: demo test test-integrations test-lowest coverage lint docs bench quality reproduce fuzz licences clean
 
 demo: $(READY)
 	$(BIN)/vbtta demo --out runs/demo
@@ -40,6 +40,14 @@ quality: $(READY)
 ARGS ?= all
 reproduce: $(READY)
 	$(BIN)/python -m reproduction $(ARGS)
+
+# A hundred thousand bad inputs; goes on where it stopped. Five minutes of it: make fuzz FUZZ="--minutes 5"
+FUZZ ?= --out results/fuzz
+fuzz: $(READY)
+	$(BIN)/python -m benchmarks.fuzz $(FUZZ)
+
+licences: $(READY)
+	$(BIN)/python .ci/licences.py
 
 clean:
 	rm -rf $(VENV) $(REAL) $(LOWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis site build dist

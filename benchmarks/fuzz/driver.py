@@ -112,7 +112,6 @@ def run_chunk(family_name: str, seed: int, first: int, size: int) -> dict[str, A
 
 def _start_worker() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    os.nice(5)
     for family in (files, fits):  # imports, before memory is measured
         assert family.FAMILIES
 
@@ -137,7 +136,7 @@ def run(
     left = [chunk for chunk in wanted if chunk not in done]
     end = time.monotonic() + 60 * minutes if minutes else np.inf
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, max_tasks_per_child=50) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, max_tasks_per_child=400) as pool:
         waiting = iter(left)
         running = {pool.submit(run_chunk, *chunk): chunk for chunk, _ in zip(waiting, range(2 * workers), strict=False)}
         while running:

@@ -182,10 +182,10 @@ def load_policy(path: str | os.PathLike[str]) -> Policy | SequentialPolicy | Con
     kinds: dict[str, Any] = {_FORMAT: ConformalPolicy, SEQUENTIAL: SequentialPolicy}
     try:
         with open(path, encoding="utf-8") as file:
-            kind = json.load(file)["format"]
-    except (OSError, ValueError, KeyError, TypeError):
+            kind = str(json.load(file)["format"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         kind = None  # load says what is wrong
-    return kinds.get(kind, Policy).load(path)  # type: ignore[no-any-return]
+    return kinds.get(kind or "", Policy).load(path)  # type: ignore[no-any-return]
 
 
 def unwrapped(policy: Any) -> tuple[Policy, SequentialPolicy | None, ConformalPolicy | None]:

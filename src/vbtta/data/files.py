@@ -184,7 +184,8 @@ def open_chunks(dataset: Any, names: Sequence[str] | None = None) -> list[Chunk]
         ]
     paths = parquet_files(dataset)
     files = footers(paths, "dataset")
-    schemas = [footer.schema.to_arrow_schema() for footer in files]
+    with reading(dataset):
+        schemas = [footer.schema.to_arrow_schema() for footer in files]
     empty = views_of_schema(schemas[0], names, paths[0])
     chunks, first = [], 0
     for path, footer, schema in zip(paths, files, schemas, strict=True):
@@ -503,7 +504,7 @@ def footers(paths: Sequence[str], name: str) -> list[Any]:
     def footer(path: str) -> Any:
         try:
             return parquet.read_metadata(path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, NotImplementedError) as error:
             remedy = ". Write one, as pyarrow.parquet.write_table(pyarrow.csv.read_csv(path), ...), or give LabelSets"
             reason = f"{str(error).splitlines()[0]}{remedy if name == 'labels' else ''}"
             raise ValueError(f"{name}{': ' if name else ''}{path} is not a parquet file: {reason}") from None
@@ -513,7 +514,9 @@ def footers(paths: Sequence[str], name: str) -> list[Any]:
 
 
 def _schema(path: Any, name: str) -> Any:
-    return footers([str(path)], name)[0].schema.to_arrow_schema()
+    footer = footers([str(path)], name)[0]
+    with reading(path):
+        return footer.schema.to_arrow_schema()
 
 
 def _numbers(column: Array, name: str, path: Any) -> Array:

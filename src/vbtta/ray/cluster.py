@@ -39,7 +39,7 @@ def connect(address: str | None = None) -> Any:
 
 def _start_here(ray: Any, options: dict[str, Any]) -> None:
     """Start Ray on this machine, on the loopback interface: no other machine can connect."""
-    constants = import_module("ray._private.ray_constants")
+    constants: Any = import_module("ray._private.ray_constants")
     before = constants.ENABLE_RAY_CLUSTER  # where it is not set Ray takes the loopback address, as on macOS
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # for the processes that it starts
     constants.ENABLE_RAY_CLUSTER = False
