@@ -124,7 +124,7 @@ def run(
     wanted = []
     for family in FAMILIES:
         if only in (None, family.name):
-            n_cases = cases if only else max(_CHUNK, round(cases * family.share / sum(f.share for f in FAMILIES)))
+            n_cases = cases if only else max(20, round(cases * family.share / sum(f.share for f in FAMILIES)))
             wanted += [(family.name, seed, first, min(_CHUNK, n_cases - first)) for first in range(0, n_cases, _CHUNK)]
     wanted.sort(key=lambda chunk: chunk[2])  # a part of every family early
     file = work / f"chunks-{seed}.jsonl"

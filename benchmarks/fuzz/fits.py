@@ -248,7 +248,7 @@ def options(rng: Rng, folder: Path) -> str:
 FAMILIES = (
     Family("fits, regression", regression, 0.005),
     Family("fits, classification", classification, 0.003),
-    Family("fits by ADVI", sampled, 0.001),
-    Family("selection, stages, sets, baselines, diagnosis", around, 0.001),
+    Family("fits by ADVI", sampled, 0.0004),
+    Family("selection, stages, sets, baselines, diagnosis", around, 0.0006),
     Family("options", options, 0.02),
 )
