@@ -439,10 +439,14 @@ def test_errors_name_the_file_that_was_asked_for(here: Path, tmp_path: Path, mon
         (tmp_path / "header.csv").write_text(header + "\n")
         told_off(1, "header.csv holds no labels", args=fit("preds.npz", tmp_path / "header.csv"))
 
-    def full(path: Path, **options: Any) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    opened = os.open
 
-    monkeypatch.setattr(Path, "touch", full)
+    def refused(path: Any, *rest: Any, **options: Any) -> int:
+        if str(path).endswith(".part"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refused)
     done = run(*fit("preds.npz", "labels.csv"), "--quiet")
     assert done.code == 1
     assert done.err == f"vbtta: error: {out}: Permission denied; check the path and its permissions\n"

@@ -8,7 +8,6 @@ and the same command goes on where it stopped.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
 import multiprocessing
 import os
@@ -94,7 +93,6 @@ def _place(error: BaseException) -> str:
 def run_chunk(family_name: str, seed: int, first: int, size: int) -> dict[str, Any]:
     """Outcomes of consecutive cases of a family, counted; failures in full."""
     family = next(family for family in FAMILIES if family.name == family_name)
-    faulthandler.dump_traceback_later(_HANG * 5, exit=False)  # a call that no signal interrupts
     counts: Counter[str] = Counter()
     failures = []
     start = time.process_time()
@@ -104,7 +102,6 @@ def run_chunk(family_name: str, seed: int, first: int, size: int) -> dict[str, A
             counts[outcome] += 1
             if outcome == "FAILED":
                 failures.append({"number": number, "reason": reason[:400].replace(folder, "FOLDER")})
-    faulthandler.cancel_dump_traceback_later()
     seconds = time.process_time() - start
     return {"family": family_name, "seed": seed, "first": first, "size": size, "counts": dict(counts),
             "failures": failures, "seconds": seconds}  # fmt: skip
