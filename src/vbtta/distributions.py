@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta.data.labels import Array, class_positions, frame_of
 from vbtta._support.matrices import cholesky
+from vbtta.data.labels import Array, class_positions, frame_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -485,7 +485,12 @@ class Policy:
         n_outputs = from_plain(int, data["n_outputs"])
         if n_outputs < 1:
             raise ValueError(f"n_outputs is {n_outputs}")
-        sizes = {"K": len(fitted or names), "C": 2 if multilabel else n_outputs, "V": len(names), "G": len(PROFILE_GRID)}
+        sizes = {
+            "K": len(fitted or names),
+            "C": 2 if multilabel else n_outputs,
+            "V": len(names),
+            "G": len(PROFILE_GRID),
+        }
         policy = cls(
             names=names,
             model=model,
@@ -770,7 +775,7 @@ def _read_posterior(model: Model, engine: Engine, data: dict[str, Any], sizes: d
     sizes = {**sizes, "M": len(members)}
     weights = from_plain(Annotated[Array, "M"], data["member_weights"], sizes)
     covariance = from_plain(Annotated[Array, "M M"], data["covariance"], sizes)
-    if {member.n_outputs for member in members} != {sizes["C"]}:
+    if len({(member.n_outputs, member.multilabel) for member in members}) != 1:
         raise ValueError("its members have other outputs")
     if (weights <= 0).any() or abs(weights.sum() - 1) > 1e-6 or len({member.names for member in members}) > 1:
         raise ValueError("its members' weights are not positive shares, or their views differ")
