@@ -502,6 +502,8 @@ class LabelSets:
             value = self.value.astype(np.float64)
         except (TypeError, ValueError):
             raise ValueError(f"labels must be numbers in a regression; got {shown(_no_number(self.value))}") from None
+        if not np.isfinite(value).all():
+            raise ValueError("labels must be finite numbers in a regression; got text such as 'nan' or 'inf'")
         value = value[:, None] if value.ndim == 1 else value
         if value.shape[1] != n_outputs:
             raise ValueError(

@@ -6,6 +6,7 @@ import numpy as np
 from scipy import special
 
 from vbtta._support.matrices import cholesky
+from vbtta._support.matrices import inverse as inverse_of
 from vbtta.data.labels import Array
 
 PROFILE_GRID = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 40)])  # weights at which a dropped view is tried
@@ -107,7 +108,7 @@ def inverse_information(centre: Array, covariance: Array, profile: Array, n_grou
     """The information of which a covariance of the weights (K, K) is the inverse, within the simplex's face."""
     moves = _tangent(centre)
     inner = moves.T @ covariance @ moves + 1e-12 * np.eye(moves.shape[1])
-    return WeightInformation(centre, moves @ np.linalg.inv(inner) @ moves.T, profile, None, n_groups)
+    return WeightInformation(centre, moves @ inverse_of(inner) @ moves.T, profile, None, n_groups)
 
 
 def _tangent(weights: Array) -> Array:
@@ -130,7 +131,7 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
     moves = _tangent(weights)
     # one label's worth of prior information, so that the inverse exists where labels say nothing
     inner = moves.T @ known.information @ moves + np.eye(moves.shape[1])
-    inverse = np.linalg.inv(inner)
+    inverse = inverse_of(inner)
     if known.clustered is not None:
         inverse = inverse @ (moves.T @ known.clustered @ moves + np.eye(moves.shape[1])) @ inverse
     covariance = moves @ inverse @ moves.T
@@ -220,7 +221,7 @@ def pool_uncertainty(
     pool, offset = solve(quadratic, linear, K)
     free = np.concatenate([pool > 0, np.ones(len(offset), dtype=bool)])
     inside = np.flatnonzero(pool > 0)
-    covariance, inverse = np.zeros((K, K)), np.linalg.inv(quadratic[np.ix_(free, free)])
+    covariance, inverse = np.zeros((K, K)), inverse_of(quadratic[np.ix_(free, free)])
     forces = np.stack(pinned_forces(quadratic, linear, np.concatenate([pool, offset]), free))
     if variance is not None:
         variance[diagonal, diagonal] += weak

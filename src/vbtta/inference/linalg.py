@@ -7,6 +7,7 @@ import numpy as np
 from scipy import special
 
 from vbtta._support.matrices import cholesky
+from vbtta._support.matrices import inverse as inverse_of
 from vbtta.data.labels import Array
 
 TAIL_DOF = 2.0  # degrees of freedom of Student t priors
@@ -26,13 +27,10 @@ def inverse_and_log_det(matrix: Array) -> tuple[Array, Array]:
         inverse[..., 0, 0], inverse[..., 1, 1] = 1 / (first * left), 1 / (second * left)
         inverse[..., 0, 1] = inverse[..., 1, 0] = -correlation / (size * left)
         return inverse, np.log(first) + np.log(second) + np.log(left)
-    try:
-        inverse = np.linalg.inv(matrix)
-    except np.linalg.LinAlgError:  # singular by rounding
-        factor = cholesky(matrix)
-        matrix, root = factor @ np.swapaxes(factor, -1, -2), np.linalg.inv(factor)
-        inverse = np.swapaxes(root, -1, -2) @ root
-    return 0.5 * (inverse + np.swapaxes(inverse, -1, -2)), np.linalg.slogdet(matrix)[1]
+    inverse, log_det = inverse_of(matrix), np.linalg.slogdet(matrix)[1]
+    if not np.isfinite(log_det).all():  # singular by rounding
+        log_det = -np.linalg.slogdet(inverse)[1]
+    return 0.5 * (inverse + np.swapaxes(inverse, -1, -2)), log_det
 
 
 def log_cholesky(matrix: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vbtta._support.matrices import inverse
 from vbtta.data.labels import Array
 from vbtta.inference import laplace, linalg
 from vbtta.inference.blocks import Block, products
@@ -116,7 +117,7 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         quadratic, linear = steps.curvature(ascent.statistics.moments, state.precision, self.prior, state.offset)
         free = np.concatenate([state.pool > 0, np.ones(self.data.n_outputs, dtype=bool)])
         covariance = np.zeros_like(quadratic)
-        covariance[np.ix_(free, free)] = np.linalg.inv(quadratic[np.ix_(free, free)])
+        covariance[np.ix_(free, free)] = inverse(quadratic[np.ix_(free, free)])
         variance = None
         if self.data.n_groups:
             of_offset = linalg.student_precision(state.offset**2, self.prior.offset_scale)  # (C,)

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import special
 
 from vbtta._support.checks import positive
+from vbtta._support.matrices import inverse
 from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
 from vbtta.inference.blocks import Block
@@ -241,7 +242,7 @@ def pool_truth(
     )
     spread = variance_factor(prediction.dof)  # (K,)
     covariance = spread[:, None, None] * prediction.scale / (standard.scale[:, None] * standard.scale)  # (N, K, C, C)
-    precision = np.linalg.inv(covariance).swapaxes(0, 1)  # (K, N, C, C)
+    precision = inverse(covariance).swapaxes(0, 1)  # (K, N, C, C)
     labelled = np.flatnonzero(np.bincount(labels.instance, minlength=N))
     block = Block(
         mean=np.moveaxis(standard.apply(prediction.location[labelled]), (0, 1, 2), (2, 1, 0)),

@@ -120,7 +120,7 @@ def starts(ranges: Array, *, common: bool = False) -> list[Array]:
     plain = np.zeros(len(ranges))
     if ranges.max() <= WIDE:
         return [plain]
-    equal = [plain + np.log(aim / np.median(ranges)) for aim in _START_RANGES]
+    equal = [plain + np.log(aim / (np.median(ranges) or 1.0)) for aim in _START_RANGES]
     if common:
         return [plain, *equal]
     wide = ranges > WIDE

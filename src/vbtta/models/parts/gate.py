@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from scipy import special
 
+from vbtta._support.matrices import inverse
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.blocks import total
@@ -426,7 +427,7 @@ class GateData:
         K, n = len(weights), float(self.count.sum())
         prior = np.eye(K + len(slopes))
         prior[:K, :K] = n * np.outer(weights, weights) + np.diag(np.where(weights > 0, 1e-6, 1.0))
-        covariance = np.linalg.inv(known.information + prior)
+        covariance = inverse(known.information + prior)
         centre = slopes + covariance[K:, K:] @ (slopes / self.prior_scale**2 - slopes)
         slope = self.moments(weights, slopes)[2][:K] / n  # of the average weights in (ln v, b)
         if known.clustered is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from vbtta._support.checks import takes
+from vbtta._support.checks import shown, takes
 from vbtta.models.base import Model, models_of
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
@@ -52,7 +52,7 @@ class PyroModel(Model):
 
     def __post_init__(self) -> None:
         if not callable(self.function) and not isinstance(self.function, str):
-            raise ValueError(f"function must be a Pyro model (predictions, labels, prior); got {self.function!r}")
+            raise ValueError(f"function must be a Pyro model (predictions, labels, prior); got {shown(self.function)}")
         if callable(self.function):
             takes("function", self.function, "predictions", "labels", "prior")
         for option, only in (("noise", (None, "none")), ("component", ("normal",)), ("weights", ("view",))):
