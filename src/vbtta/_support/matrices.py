@@ -17,7 +17,7 @@ def cholesky(matrix: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(np.linalg.cholesky(matrix))
     except np.linalg.LinAlgError:
         diagonal = np.diagonal(matrix, axis1=-2, axis2=-1)  # (..., C)
-        size = np.sqrt(np.maximum(diagonal, 1e-24 * diagonal.max(axis=-1, keepdims=True) + 1e-300))
+        size = np.sqrt(np.maximum(diagonal, np.maximum(1e-24 * diagonal.max(axis=-1, keepdims=True), 1e-300)))
     unit = matrix / size[..., :, None] / size[..., None, :]
     for ridge in (1e-14, 1e-12, 1e-10, 1e-8, 1e-6):
         with suppress(np.linalg.LinAlgError):
