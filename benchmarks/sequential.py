@@ -255,9 +255,10 @@ def markdown(outcome: dict[str, Any]) -> str:
     """The page of the results."""
     lines = [
         "# Early stops and conformal sets\n",
-        f"Latent pools; tolerance {outcome['tolerance']:g} nats. Loss: log score of the clean test labels, all views "
-        "minus early stops, with standard errors; for AdapTTA and Selective TTA all views are their plain mean. Time: "
-        "processor time of the module that stops early over that with all views, batches of 1 and 64, one thread.\n",
+        f"Small networks, latent pools; tolerance {outcome['tolerance']:g} nats. Loss: log score of the clean test "
+        "labels, all views minus early stops, with standard errors; for AdapTTA and Selective TTA all views are their "
+        "plain mean. Time: processor time of the module that stops early over that with all views, batches of 1 and "
+        "64, one thread.\n",
         "| data | seed | method | passes | of | loss (nats) | time, 1 | 64 |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
