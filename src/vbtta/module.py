@@ -433,7 +433,7 @@ class TTAModule(nn.Module):
         """The prediction from the sums of all members: (B, C), or maps (B, C, ...)."""
         in_log = self.output_kind == "log_probability"
         if in_log and len(states) == 1 and self._pools[0].is_latent_softmax:
-            result = torch.log_softmax(self._pools[0].average(states[0]), -1)
+            result: Tensor = torch.log_softmax(self._pools[0].average(states[0]), -1)
             return result.movedim(-1, 1) if result.ndim > 2 else result
         total: Any = 0.0
         share: Any = 0.0
@@ -441,7 +441,7 @@ class TTAModule(nn.Module):
             visible = pool.share if state[1] is None else pool.share * (state[1][..., :1] > 0).to(state[0].dtype)
             part = pool.finish(state)
             total, share = (part if len(states) == 1 else total + visible * part), share + visible
-        result: Tensor = total
+        result = total
         if isinstance(share, Tensor):  # members that see nothing of a position count nothing
             if not torch.compiler.is_compiling() and not (share > 0).all():
                 raise _unseen(self.views)
