@@ -3,9 +3,9 @@
     python -m benchmarks.shift --data DATA --cache .cache
 
 Test images are corrupted by noise, blur, loss of contrast and JPEG compression at three strengths. Policies are fitted
-on clean images, on a mixture of clean and corrupted ones, or on the corrupted test images without labels. Reference
-that adapts the network instead of weights: one gradient step of the last layer on the entropy of the mean prediction
-over the views of an input, as in MEMO (Zhang, Levine and Finn, 2022), which does so for all layers.
+on clean images, on a mixture of clean and corrupted ones, or on that mixture without labels. The reference
+adapts the network in place of weights: one gradient step of the last layer on the entropy of the mean prediction over
+the views of an input, as in MEMO (Zhang, Levine and Finn, 2022), which does so for all layers.
 """
 
 from __future__ import annotations
@@ -122,18 +122,18 @@ def run(
     for number, (kind, strength) in enumerate(conditions):
         chosen = np.flatnonzero(mixed == number)
         outputs[chosen] = _views(network, calibration[chosen], cache, kind, strength)[0].outputs
-    fits = {
+    mixture = ViewPredictions(outputs, names=clean.names)
+    fits: dict[str, dict[str, Any]] = {
         "clean": _fitted(clean, labels, seed),
-        "mixture": _fitted(ViewPredictions(outputs, names=clean.names), labels, seed),
+        "mixture": _fitted(mixture, labels, seed),
+        "none": {"vbtta, no labels": fit_policy(mixture, None, task="classification", seed=seed)},
     }
     weight, bias = (part.detach().numpy().astype(np.float64) for part in network.tail.head.parameters())
     rows: list[dict[str, Any]] = []
     losses: dict[tuple[str, str, str, int], Array] = {}
     for kind, strength in conditions:
         views, features = _views(network, test_images, cache, kind, strength)
-        unlabelled = fit_policy(views, None, task="classification", seed=seed)
-        found: dict[tuple[str, str], Array] = {("none", "vbtta, no labels"): _proba(unlabelled, views)}
-        found["none", "entropy step"] = adapted(features, weight, bias)
+        found: dict[tuple[str, str], Array] = {("none", "entropy step"): adapted(features, weight, bias)}
         for calibrated, fitted in fits.items():
             for method, policy in fitted.items():
                 found[calibrated, method] = _proba(policy, views)
@@ -197,7 +197,7 @@ def markdown(outcome: Mapping[str, Any]) -> str:
         f"{outcome['network']}, seed {outcome['seed']}: {outcome['n_test']} test images, each corrupted by noise, "
         f"blur, loss of contrast and JPEG at three strengths; {len(outcome['views'])} views; "
         f"{outcome['n_calibration']} calibration images, clean, or each with a corruption chosen at random (clean "
-        "among them), or the corrupted test images of one condition without labels. Cells are accuracy (%) and NLL, "
+        "among them), or these without labels. Cells are accuracy (%) and NLL, "
         "means over the four corruptions. "
         "The last column is the mean over all corrupted sets minus that of the unaugmented network with a temperature "
         "fitted on the same labels (on clean ones where there are none), with a 95 % bootstrap interval over images. "
@@ -274,12 +274,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--network", default=networks[0], choices=networks)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--test", type=int, default=300, help="number of test images")
+    parser.add_argument("--calibration", type=int, default=500, help="number of calibration images")
     parser.add_argument("--out", type=Path, default=Path("results/shift"))
     options = parser.parse_args(arguments)
     if not options.data or not Path(options.data).is_dir():
         print("no data folder: pass --data or set VBTTA_DATA", file=sys.stderr)
         return 1
-    outcome = run(options.network, options.seed, data=options.data, cache=options.cache, n_test=options.test)
+    sizes = {"n_test": options.test, "n_calibration": options.calibration}
+    outcome = run(options.network, options.seed, data=options.data, cache=options.cache, **sizes)
     options.out.mkdir(parents=True, exist_ok=True)
     for name, text in (("results.json", json.dumps(outcome, indent=1) + "\n"), ("README.md", markdown(outcome))):
         with atomic_path(options.out / name) as temporary:
