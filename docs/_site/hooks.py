@@ -38,7 +38,7 @@ _NAMES = {
     "pretrained": "Pretrained networks",
     "quality": "Quality",
     "shift": "Distribution shift",
-    "strong": "Strong networks",
+    "strong": "Pretrained networks, quality",
 }
 
 
