@@ -197,7 +197,7 @@ def write(outcome: dict[str, Any], folder: Path) -> None:
         with atomic_path(folder / name) as temporary:
             temporary.write_text(text)
     drawings = {"figure.svg": figure}
-    if any(name.endswith("-pretrained") for name in outcome["data_sets"]):
+    if any("-pretrained" in name for name in outcome["data_sets"]):
         drawings["strong.svg"] = strong_figure
     for name, draw in drawings.items():
         with atomic_path(folder / name) as temporary:

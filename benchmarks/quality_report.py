@@ -53,7 +53,7 @@ def markdown(outcome: dict[str, Any]) -> str:
         ),
         "![NLL of every method minus the default policy's](figure.svg)",
     ]
-    if any(name.endswith(_PRETRAINED) for name in outcome["data_sets"]):
+    if any(_PRETRAINED in name for name in outcome["data_sets"]):
         parts += [STRONG_TITLE, strong_text(outcome), strong_table(outcome), "![Changes by method](strong.svg)"]
     for name, found in outcome["data_sets"].items():
         parts += [f"## {_long(name)}", _size(found), _verdicts(name, found), _values(found), _differences(found)]
@@ -137,10 +137,10 @@ def strong_table(outcome: dict[str, Any]) -> str:
 def strong_figure(outcome: dict[str, Any]) -> Any:
     """A column a data set: changes of accuracy or MAE, and of NLL, of small networks (hollow) and pretrained ones."""
     sets = outcome["data_sets"]
-    bases = [name.removesuffix(_PRETRAINED) for name in sets if name.endswith(_PRETRAINED)]  # with 1,000 images
+    bases = [name for name in sets if _PRETRAINED in name]
     new = require("matplotlib.figure", "cli").Figure(figsize=(4.2 * len(bases), 9.5), layout="constrained")
     for column, base in enumerate(bases):
-        cases = {kind: sets[kind] for kind in (base, f"{base}{_PRETRAINED}") if kind in sets}
+        cases = {kind: sets[kind] for kind in (base.replace(_PRETRAINED, ""), base) if kind in sets}
         methods = [row["method"] for row in next(reversed(cases.values()))["methods"]][::-1]
         for line, (reference, pick) in enumerate((("original", point_metric), ("tempered", lambda found: "nll"))):
             axes = new.add_subplot(2, len(bases), line * len(bases) + column + 1)
@@ -159,10 +159,10 @@ def strong_figure(outcome: dict[str, Any]) -> Any:
                     filling = colour if strong else "white"
                     axes.plot([value], [place], "o", color=colour, markersize=4, markerfacecolor=filling)
             axes.axvline(0, color="0.6", linewidth=0.8)
-            axes.set_xscale("symlog", linthresh=1.0 if line == 0 and metric == "accuracy" else 0.05)
+            axes.set_xscale("symlog", linthresh=5.0 if metric == "accuracy" else 0.2)
             axes.set_yticks(range(len(methods)), methods, fontsize=8)
             axes.tick_params(axis="x", labelsize=8)
-            axes.set_title(_SHORT.get(base, base), fontsize=10)
+            axes.set_title(_short(base), fontsize=10)
             unit = "points" if metric == "accuracy" else "years" if metric == "mae" else "nats"
             against = "no augmentation" if line == 0 or found["task"] == "regression" else "no augmentation, tempered"
             axes.set_xlabel(f"{_title(metric).removesuffix(' (%)')} minus {against} ({unit})", fontsize=9)
