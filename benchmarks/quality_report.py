@@ -159,7 +159,8 @@ def strong_figure(outcome: dict[str, Any]) -> Any:
                     filling = colour if strong else "white"
                     axes.plot([value], [place], "o", color=colour, markersize=4, markerfacecolor=filling)
             axes.axvline(0, color="0.6", linewidth=0.8)
-            axes.set_xscale("symlog", linthresh=5.0 if metric == "accuracy" else 0.2)
+            if metric == "nll":
+                axes.set_xscale("symlog", linthresh=0.2)
             axes.set_yticks(range(len(methods)), methods, fontsize=8)
             axes.tick_params(axis="x", labelsize=8)
             axes.set_title(_short(base), fontsize=10)
