@@ -130,7 +130,7 @@ def fit_policy(
         One label or more for some or all of the inputs; arrays go through :meth:`LabelSets.from_array`. None infers
         a classification's weights from the views' agreement and confidence alone, uncalibrated
         (`policy.unsupervised`). Do not use that where the network alone is good or probabilities matter: nothing is
-        compared with the identity view, and views that agree on an error gain weight. A hundred labels are better.
+        compared with the identity view, and views that agree on an error gain weight.
     task : {"regression", "classification", "multilabel", "ordinal", "ranking"}
         Numbers; classes, whose logits the predictions are; C labels of which an input may have any number (labels are
         (N, C) of 0 and 1): two-class problems that share weights and calibration; ordered levels, from one score an
