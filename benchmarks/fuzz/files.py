@@ -216,7 +216,7 @@ def _json_value(rng: Rng) -> Any:
         return pick(rng, [text for text in base.TEXTS if text != "\ud800"])
     if kind == 4:
         nested: Any = 0
-        for _ in range(int(pick(rng, (2, 50, 900)))):
+        for _ in range(int(pick(rng, (2, 50, 300)))):
             nested = [nested]
         return nested
     return pick(rng, (None, True, False, [], {}, [1, 2], [[1, 2], [3]], {"a": 1}, "a", [None], 10**8, -5, 1e9))

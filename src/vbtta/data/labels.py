@@ -841,7 +841,10 @@ def is_absent(values: Array, missing: object = None) -> Array:
         absent = np.array(flags, dtype=bool).reshape(values.shape)
     else:
         absent = np.zeros(values.shape, dtype=bool)
-    return absent if missing is None else absent | np.asarray(values == missing, dtype=bool)
+    try:
+        return absent if missing is None else absent | np.asarray(values == missing, dtype=bool)
+    except OverflowError:  # an integer that no float can hold
+        return absent
 
 
 def _not_equal_to_itself(entry: object) -> bool:
@@ -871,12 +874,20 @@ def _plain_values(values: Array) -> Array:
     if all(isinstance(entry, str) for entry in entries):
         return np.array(entries, dtype=str).reshape(values.shape)
     if all(isinstance(entry, int | float | np.number | np.bool_) for entry in entries):
-        numbers = np.array(entries).reshape(values.shape)
-        if numbers.dtype.kind not in "iufb":
-            raise ValueError(f"labels must be real numbers of a size that a float can hold; got {shown(entries)}")
-        return numbers
+        return _number_array(entries).reshape(values.shape)
     kinds = sorted({type(entry).__name__ for entry in entries})
     raise ValueError(f"labels must be all numbers or all strings; got {', '.join(kinds)}")
+
+
+def _number_array(entries: list[Any]) -> Array:
+    """An array of numbers, which a 64-bit integer or a float can hold."""
+    try:
+        numbers = np.array(entries)
+    except OverflowError:
+        numbers = np.empty(0, dtype=object)
+    if numbers.dtype.kind not in "iufb":
+        raise ValueError(f"labels must be real numbers of a size that a float can hold; got {shown(entries)}")
+    return numbers
 
 
 def _id_values(values: Array, name: str) -> Array:
@@ -884,7 +895,7 @@ def _id_values(values: Array, name: str) -> Array:
     if is_absent(values).any():
         raise ValueError(f"{name} has gaps; every label needs the row or id of its instance")
     if values.dtype == object and all(isinstance(entry, int | float | np.number) for entry in values):
-        values = np.array(values.tolist())
+        values = _number_array(values.tolist())
     if values.dtype.kind == "f" and np.all((values == np.floor(values)) & (np.abs(values.astype(float)) < 2**53)):
         values = values.astype(np.int64)
     return values if values.dtype.kind in "iu" else values.astype(str)
