@@ -993,7 +993,7 @@ def look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
 
 def _words(values: Array) -> Array:
     """Values as strings, whole floats without a decimal point."""
-    if values.dtype.kind == "f" and np.all(values == np.floor(values)):
+    if values.dtype.kind == "f" and np.all((values == np.floor(values)) & (np.abs(values.astype(float)) < 2**53)):
         values = values.astype(np.int64)
     return values.astype(str)
 
