@@ -17,7 +17,7 @@ from vbtta.inference.linalg import kl_dirichlet
 from vbtta.models.categorical_mixture.em import CategoricalState
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.categorical_mixture.steps import update_class_weights
-from vbtta.models.parts import calibration, label_noise
+from vbtta.models.parts import calibration
 from vbtta.models.parts.calibration import Calibration, CalibrationPrior, CalibrationSums
 from vbtta.models.parts.class_data import categorical_data
 from vbtta.models.parts.links import LINKS, view_proba
@@ -109,7 +109,7 @@ def exact_log_joint(problem, state, labels):
     for views in itertools.product(range(n_views), repeat=n):
         for truth in itertools.product(range(n_classes), repeat=n):
             one_hot = np.eye(n_classes)[list(truth)]
-            given = label_noise.NOISES[problem.noise.kind].expected_counts(one_hot[table.instance], table)
+            given = problem.noise.of_kind.counts(one_hot[table.groups.owner], table)
             prior = np.broadcast_to(state.noise.prior, given.shape)
             counts = prior + given
             log_labels = (log_beta(counts) - log_beta(prior)).sum()

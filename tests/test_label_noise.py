@@ -32,11 +32,11 @@ def noise(kind, n_classes, **options):
 
 
 def evidence(model, log_noise, table):
-    return label_noise.NOISES[model.kind].log_evidence(table, log_noise, model.n_classes)
+    return label_noise.LabelReading(model.of_kind, log_noise, None, model.n_classes, table).log_evidence
 
 
 def updated(model, truth, table):
-    return model.update(label_noise.NOISES[model.kind].expected_counts(truth[table.instance], table))
+    return model.update(model.of_kind.counts(truth[table.groups.owner], table))
 
 
 def full_matrices(model, log_noise):
@@ -193,7 +193,7 @@ def difficult(kind, seed=0):
     _, table, truth = tables(kind, seed=seed, n=12)
     rng = np.random.default_rng(seed + 1)
     looks = rng.dirichlet(np.ones(4), size=table.n_instances)
-    table = table._replace(looks=looks[table.instance, table.label])
+    table = replace(table, looks=looks[table.instance, table.label])
     start = noise(kind, 4).start(table.n_annotators)
     fitted = start._replace(
         counts=start.counts + rng.random(start.counts.shape), levels=np.array([15.0, 9.0]), tally=np.zeros(1)

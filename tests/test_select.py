@@ -112,8 +112,8 @@ def test_bad_input_is_named(problem):
 def test_shrinkage_is_chosen_once_and_suits_the_number_of_views(problem, monkeypatch):
     used = {}
 
-    def recording(model, engine, seed):
-        fit = quick_fit(model, engine, seed)
+    def recording(model, engine, seed, start):
+        fit = quick_fit(model, engine, seed, start)
 
         def watched(predictions, labels):
             used.setdefault(len(predictions.names), set()).add(model.shrinkage)

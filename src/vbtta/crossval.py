@@ -32,7 +32,7 @@ from vbtta.policy import ConvergenceWarning, Policy
 _FOLDS = 5
 MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
 _MAX_INSTANCES = 20_000  # enough to choose between models
-_MIN_SAMPLE, _MAX_ENTRIES = 2_000, 2_000_000  # instances where outputs are many, and outputs of them all
+_MIN_SAMPLE, _MAX_ENTRIES = 2_000, 10_000_000  # instances where outputs are many, and outputs of all views of them
 
 Folds = list[tuple[Array, Array]]  # training and held-out rows
 
@@ -57,16 +57,9 @@ def cross_validate(
     fit: Callable[[ViewPredictions, LabelSets], Policy],
     predictions: ViewPredictions,
     labels: LabelSets,
-    *,
-    seed: int,
-    folds: Folds | None = None,
+    folds: Folds,
 ) -> CrossValidated:
-    """Fit to all folds but one and score that one, in turn: log scores of label sets, noise model included.
-
-    The seed decides the folds of the labelled instances, unless folds are given: of 20,000 of them at most, or 2,000
-    where outputs are many.
-    """
-    folds = folds_of(predictions, labels, seed) if folds is None else folds
+    """Fit to all folds but one and score that one, in turn: log scores of label sets, noise model included."""
     policies = []
     for train, _ in folds:
         with warnings.catch_warnings():
@@ -171,17 +164,17 @@ def n_units(labels: LabelSets, groups: Array | None) -> int:
     return len(labels.labelled) if groups is None else len(np.unique(groups[labels.labelled]))
 
 
-def sampled(n_instances: int, seed: int, n_outputs: int) -> Array:
-    """Positions of 20,000 instances at most, or 2,000 where outputs are many, in random order."""
+def sampled(n_instances: int, seed: int, n_entries: int) -> Array:
+    """Positions of 20,000 instances at most, or 2,000 where they have many outputs and views, in random order."""
     rng = np.random.default_rng(seed)
-    size = min(_MAX_INSTANCES, max(_MIN_SAMPLE, _MAX_ENTRIES // n_outputs))
+    size = min(_MAX_INSTANCES, max(_MIN_SAMPLE, _MAX_ENTRIES // n_entries))
     return rng.permutation(n_instances) if n_instances <= size else rng.choice(n_instances, size, replace=False)
 
 
 def folds_of(predictions: ViewPredictions, labels: LabelSets, seed: int) -> Folds:
-    """Folds of the labelled instances, of a sample where they are very many."""
+    """Folds of the labelled instances, by a seed: of 20,000 of them at most, or 2,000 where outputs are many."""
     rows = labels.labelled
-    return split(rows[sampled(len(rows), seed, predictions.outputs.shape[2])], predictions.groups)
+    return split(rows[sampled(len(rows), seed, predictions.outputs[0].size)], predictions.groups)
 
 
 def split(rows: Array, groups: Array | None = None) -> Folds:

@@ -21,6 +21,7 @@ from vbtta.crossval import (
     CrossValidated,
     compare_scores,
     cross_validate,
+    folds_of,
     n_units,
     prior_counts,
     stack_scores,
@@ -29,7 +30,7 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.advi import ADVI, fit_density
 from vbtta.inference.em import EM, Fit, fit_problem
-from vbtta.models.base import Engine, InMemory, Model, Posterior, load, models_of, pose, pose_density
+from vbtta.models.base import Engine, InMemory, Model, Posterior, load, models_of, nearest, pose, pose_density
 from vbtta.models.parts.annotators import LabelFacts
 from vbtta.models.pyro.spec import PyroModel
 from vbtta.models.stack.spec import Stack, default_stack
@@ -39,6 +40,7 @@ _MAX_HASHED = 2048  # rows whose hashes a policy keeps
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
 _ROWS_OF_A_MAP = 20  # rows of a group, on average, from which they are positions of an image
 _KNOWN, _MIN_ASKED = 0.995, 50  # share of labels that training data may know, and labels from which it is judged
+_QUICK, _QUICK_RANGE = 3e-9, (1e-6, 1e-5)  # tolerance of fits for held-out scores: a label's, and its range
 _LIKELY = 0.9  # probability below which the gain from the views is called doubtful
 
 
@@ -61,16 +63,20 @@ class Sample(Protocol):
     def maps(self) -> bool:
         """Whether rows are positions of maps, and their groups images."""
 
-    def settle(self, model: Model) -> Model:
-        """A resolved model with the options that the data decide."""
+    def settle(self, model: Model, start: Posterior | None, *, alone: bool) -> tuple[Model, Posterior | None]:
+        """A resolved model with the options that the data decide, and a posterior to start from."""
 
-    def gate_wanted(self, model: Model) -> bool:
+    def gate_wanted(self, model: Model, start: Posterior | None) -> bool:
         """Whether the evidence for weights that depend on the input is decisive."""
 
-    def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
+    def fit(
+        self, model: Model, engine: Engine, start: Posterior | None, *, alone: bool, seed: int, progress: bool
+    ) -> Policy:
         """One resolved model on all views, or on the identity alone."""
 
-    def scores(self, model: Model, engine: Engine, *, alone: bool, seed: int) -> CrossValidated:
+    def scores(
+        self, model: Model, engine: Engine, start: Posterior | None, *, alone: bool, seed: int
+    ) -> CrossValidated:
         """Held-out log scores, of the same instances in the same order whatever the model."""
 
 
@@ -93,17 +99,22 @@ class _InMemory:
     def maps(self) -> bool:
         return self.predictions.groups is not None and len(self.labels.labelled) >= _ROWS_OF_A_MAP * self.n_units
 
-    def settle(self, model: Model) -> Model:
-        return model.settle(InMemory(self.predictions, self.labels))
+    def settle(self, model: Model, start: Posterior | None, *, alone: bool) -> tuple[Model, Posterior | None]:
+        return model.settle(InMemory(self._views(alone), self.labels), start)
 
-    def gate_wanted(self, model: Model) -> bool:
-        return len(self.names) > 1 and model.gate_wanted(InMemory(self.predictions, self.labels))
+    def gate_wanted(self, model: Model, start: Posterior | None) -> bool:
+        return len(self.names) > 1 and model.gate_wanted(InMemory(self.predictions, self.labels), start)
 
-    def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
-        return fit_model(self._views(alone), self.labels, model, engine, seed=seed, progress=progress)
+    def fit(
+        self, model: Model, engine: Engine, start: Posterior | None, *, alone: bool, seed: int, progress: bool
+    ) -> Policy:
+        return fit_model(self._views(alone), self.labels, model, engine, seed=seed, progress=progress, start=start)
 
-    def scores(self, model: Model, engine: Engine, *, alone: bool, seed: int) -> CrossValidated:
-        return cross_validate(quick_fit(model, engine, seed), self._views(alone), self.labels, seed=seed)
+    def scores(
+        self, model: Model, engine: Engine, start: Posterior | None, *, alone: bool, seed: int
+    ) -> CrossValidated:
+        folds = folds_of(self.predictions, self.labels, seed)
+        return cross_validate(quick_fit(model, engine, seed, start), self._views(alone), self.labels, folds)
 
     def _views(self, alone: bool) -> ViewPredictions:
         return self.predictions.select(["identity"]) if alone else self.predictions
@@ -235,7 +246,8 @@ def fit_sample(
     record = _best(record.scales, sample, engine, seed, progress) if guard else record
     record = _best(record.alternatives(maps=sample.maps), sample, engine, seed, progress)
     _report(progress, f"fitting {type(record).__name__}")
-    policy = sample.fit(record, engine, alone=False, seed=seed, progress=progress)
+    settled = sample.settle(record, None, alone=False)[0] if isinstance(engine, EM) else record
+    policy = replace(sample.fit(settled, engine, None, alone=False, seed=seed, progress=progress), model=record)
     if not guard:
         return policy
     raw = models_of(task)["mixture"].raw_network()
@@ -243,19 +255,22 @@ def fit_sample(
     if reason or raw is None:
         return replace(policy, guard=Guard(False, False, 0.0, 0.0, reason))
     _report(progress, "comparing with the raw network")
-    raw, settled = raw.resolve(sample.labels), sample.settle(record)
-    scores = sample.scores(settled, engine, alone=False, seed=seed)
-    verdict = _verdict(scores, sample.scores(raw, engine, alone=True, seed=seed), guard, warn=True)
-    if not verdict.fell_back:
-        return replace(policy, guard=verdict)
-    return sample.fit(raw, engine, alone=True, seed=seed, progress=False).among(policy.names, guard=verdict)
+    raw = raw.resolve(sample.labels)
+    settled_raw, start = sample.settle(raw, policy.posterior, alone=True)
+    alone = replace(sample.fit(settled_raw, engine, start, alone=True, seed=seed, progress=False), model=raw)
+    start = policy.posterior if record.one_optimum(sample.n_units, len(sample.names)) else alone.posterior
+    scores = sample.scores(settled, engine, start, alone=False, seed=seed)
+    of_raw = sample.scores(settled_raw, engine, alone.posterior, alone=True, seed=seed)
+    verdict = _verdict(scores, of_raw, guard, warn=True)
+    return alone.among(policy.names, guard=verdict) if verdict.fell_back else replace(policy, guard=verdict)
 
 
 def _best(options: Sequence[Model], sample: Sample, engine: Engine, seed: int, progress: bool) -> Model:
     """Of several models that with the best held-out score, the first where nothing is held out."""
     if len(options) == 1 or isinstance(engine, ADVI) or sample.n_units < MIN_UNITS:
         return options[0]
-    scores = [sample.scores(sample.settle(option), engine, alone=False, seed=seed).scores.sum() for option in options]
+    settled = [sample.settle(option, None, alone=False) for option in options]
+    scores = [sample.scores(model, engine, None, alone=False, seed=seed).scores.sum() for model, _ in settled]
     chosen = options[int(np.argmax(scores))]
     _report(progress, f"by held-out scores: {chosen!r}")
     return chosen
@@ -275,29 +290,36 @@ def _obstacle(sample: Sample, engine: Engine, raw: Model | None) -> str:
 
 def _fit_stack(stack: Stack, sample: Sample, engine: Engine, guard: bool | str, seed: int, progress: bool) -> Policy:
     """Fit all members and weigh them by their held-out scores; by the prior where nothing can be held out."""
-    policies, scores, raw, members = [], [], None, stack.members
+    # The raw network is fitted first: its label noise and temperature are where the members start.
+    policies, scores, posteriors, members = list[Policy](), list[CrossValidated](), list[Posterior](), stack.members
     several = [model for model in members if len(model.scales) > 1]
     if several:  # the last decides for all
         place = several[-1].scales.index(_best(several[-1].scales, sample, engine, seed, progress))
         members = tuple(model.scales[place] if model in several else model for model in members)
-    if stack.raw is not None and "identity" in sample.names:
-        _report(progress, "fitting the raw network")
-        raw = sample.fit(stack.raw, engine, alone=True, seed=seed, progress=False)
-    for open_model in members:
-        _report(progress, f"fitting {type(open_model).__name__}, with held-out scores")
-        model = open_model if raw is None else open_model.with_noise_of(raw.posterior)
-        if open_model.ungated in members and not sample.gate_wanted(model):
-            continue
-        model = _best(model.alternatives(maps=sample.maps), sample, engine, seed, progress)
-        settled = sample.settle(model)
-        policy = sample.fit(settled, engine, alone=False, seed=seed, progress=False)
+    raw = stack.raw if "identity" in sample.names else None
+
+    def fit(model: Model, start: Posterior | None, *, alone: bool) -> None:
+        settled, start = sample.settle(model, start, alone=alone)
+        policy = sample.fit(settled, engine, start, alone=alone, seed=seed, progress=False)
+        posteriors.append(policy.posterior)
         policies.append(replace(policy, model=model).among(sample.names))
         if sample.n_units >= MIN_UNITS:
-            scores.append(sample.scores(settled, engine, alone=False, seed=seed))
-    if raw is not None and stack.raw is not None:
-        policies.append(raw.among(sample.names))
-        if sample.n_units >= MIN_UNITS:
-            scores.append(sample.scores(stack.raw, engine, alone=True, seed=seed))
+            one_optimum = model.one_optimum(sample.n_units, 1 if alone else len(sample.names))
+            start = policy.posterior if one_optimum else posteriors[0] if raw is not None else None
+            scores.append(sample.scores(settled, engine, start, alone=alone, seed=seed))
+
+    if raw is not None:
+        _report(progress, "fitting the raw network")
+        fit(raw, None, alone=True)
+    for open_model in members:
+        _report(progress, f"fitting {type(open_model).__name__}, with held-out scores")
+        model = open_model if raw is None else open_model.with_noise_of(posteriors[0])
+        start = nearest(model, engine, posteriors, len(sample.names))
+        if open_model.ungated in members and not sample.gate_wanted(model, start):
+            continue
+        fit(_best(model.alternatives(maps=sample.maps), sample, engine, seed, progress), start, alone=False)
+    if raw is not None:  # the last member
+        policies, scores = [*policies[1:], policies[0]], [*scores[1:], *scores[:1]]
     counts = prior_counts(len(policies) - (raw is not None), raw is not None, stack.prior_count)
     weights, covariance = counts / counts.sum(), np.zeros((len(policies), len(policies)))
     reason = _obstacle(sample, engine, stack.raw) if guard else "not asked for"
@@ -335,8 +357,9 @@ def fit_model(
     seed: int = 0,
     progress: bool = False,
     intervals: bool = True,
+    start: Posterior | None = None,
 ) -> Policy:
-    """Fit one resolved model to aligned data; the seed matters to ADVI alone.
+    """Fit one resolved model to aligned data, from a posterior of other data or models; the seed matters to ADVI alone.
 
     Without ``intervals`` the policy predicts but has no intervals for its weights: enough for a held-out score.
     """
@@ -346,7 +369,7 @@ def fit_model(
             lambda: pose_density(model, source, seed), engine, seed=seed, n_labels=labels.total, progress=progress
         )
     else:
-        fit = fit_problem(*pose(model, source), engine, intervals=intervals)
+        fit = fit_problem(*pose(model, source, start), engine, intervals=intervals)
     policy = policy_of(fit, model, engine, predictions, labels.annotator_names)
     return replace(policy, rows=_rows_of(policy, predictions, labels.labelled)) if intervals else policy
 
@@ -358,12 +381,21 @@ def _rows_of(policy: Policy, predictions: ViewPredictions, labelled: Array) -> R
     return Rows(used, row_hashes(predictions.take(chosen).select(used).outputs))
 
 
-def quick_fit(model: Model, engine: Engine, seed: int) -> Callable[[ViewPredictions, LabelSets], Policy]:
+def quick_fit(
+    model: Model, engine: Engine, seed: int, start: Posterior | None = None
+) -> Callable[[ViewPredictions, LabelSets], Policy]:
     """A fit for held-out scores: without intervals, and by EM at a coarser tolerance."""
     quick = replace(engine, keep_states=False)
     if isinstance(quick, EM):
-        quick = replace(quick, tol=max(quick.tol, 1e-6), max_steps=min(quick.max_steps, 300))
-    return lambda predictions, labels: fit_model(predictions, labels, model, quick, seed=seed, intervals=False)
+        quick = replace(quick, max_steps=min(quick.max_steps, 300))
+
+    def fit(predictions: ViewPredictions, labels: LabelSets) -> Policy:
+        coarse = quick
+        if isinstance(quick, EM):
+            coarse = replace(quick, tol=max(quick.tol, float(np.clip(_QUICK * labels.total, *_QUICK_RANGE))))
+        return fit_model(predictions, labels, model, coarse, seed=seed, intervals=False, start=start)
+
+    return fit
 
 
 def refit(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> Policy:
@@ -375,7 +407,7 @@ def refit(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> Po
     views = predictions.select(policy.fitted or policy.names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum predicts as well
-        return quick_fit(policy.model, policy.engine, 0)(views, labels)
+        return quick_fit(policy.model, policy.engine, 0, policy.posterior)(views, labels)
 
 
 def policy_of(

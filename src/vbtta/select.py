@@ -24,14 +24,15 @@ from vbtta.crossval import (
     split,
     stack_scores,
 )
-from vbtta.data.labels import LabelSets
+from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy, model_record, quick_fit
 from vbtta.inference.em import EM
-from vbtta.models.base import InMemory, Model
+from vbtta.models.base import InMemory, Model, Posterior
 from vbtta.policy import Policy, Selection, SelectionPoint
 
 _MAX_INSTANCES = 4_000  # of the search, which fits some fifty times
+_COARSE = 1e-4  # tolerance of fits that start from one with more views of the same rows
 _SHRINK = 0.75  # share of the cost that is kept from one level to the next
 
 Views = tuple[str, ...]
@@ -149,7 +150,7 @@ class _Search:
         stack = record.as_stack()
         open_members = (record,) if stack is None else stack.members
         open_members = tuple(model for model in open_members if model.ungated not in open_members)
-        members = tuple(model.settle(sample) for model in open_members)
+        members = tuple(model.settle(sample)[0] for model in open_members)
         free = tuple(settled != model for settled, model in zip(members, open_members, strict=True))
         raw, prior_count = (None, 1.0) if stack is None else (stack.raw, stack.prior_count)
         engine = options.get("engine")
@@ -159,9 +160,12 @@ class _Search:
     def run(self) -> Selection:
         """The curve, and the largest affordable set unless a smaller one is better by two standard errors."""
         predictions, labels = self.sample
-        levels = self.eliminate(*self.sample)
+        levels = self.eliminate(*self.sample, [None] * len(self.members))
+        whole = [policy.posterior for policy in levels[0].policies]
+        shared = [model.one_optimum(len(predictions), len(predictions.names)) for model in self.members]
+        starts = [start if one else None for start, one in zip(whole, shared, strict=False)]
         folds = split(np.random.default_rng(self.seed).permutation(len(predictions)), predictions.groups)
-        searches = [self.eliminate(predictions.take(train), labels.take(train)) for train, _ in folds]
+        searches = [self.eliminate(predictions.take(train), labels.take(train), starts) for train, _ in folds]
         depth = min(len(levels), *map(len, searches))
         scores = [self._held_out([levels[place] for levels in searches], folds) for place in range(depth)]
         points = []
@@ -177,22 +181,30 @@ class _Search:
         curve = tuple(sorted(points, key=lambda point: point.cost))
         return Selection(self.budget, self.price, points[chosen], curve, stability)
 
-    def eliminate(self, predictions: ViewPredictions, labels: LabelSets) -> list[_Level]:
-        """Sets of views from all of them down to one, each the heaviest of the one before."""
+    def eliminate(
+        self, predictions: ViewPredictions, labels: LabelSets, starts: Sequence[Posterior | None]
+    ) -> list[_Level]:
+        """Sets of views from all of them down to one, each the heaviest of the one before and fitted from its fit."""
         views, levels = predictions.names, list[_Level]()
         raw = None
         if self.raw is not None and "identity" in views:
             raw = quick_fit(self.raw, self.engine, self.seed)(predictions.select(["identity"]), labels)
         while True:
             policies = []
-            for model, free in zip(self.members, self.free, strict=True):
+            for model, free, start in zip(self.members, self.free, starts, strict=True):
                 scaled = model.rescale(len(views) / len(predictions.names)) if free else model
-                policies.append(quick_fit(scaled, self.engine, self.seed)(predictions.select(views), labels))
+                begin = raw.posterior if start is None and raw is not None else start
+                engine = replace(self.engine, tol=max(self.engine.tol, _COARSE)) if levels else self.engine
+                fit = quick_fit(scaled, engine, self.seed, begin)
+                policies.append(fit(predictions.select(views), labels))
             weights = dict(zip(views, np.mean([policy.weights for policy in policies], axis=0).tolist(), strict=True))
             levels.append(_Level(views, policies if raw is None or "identity" not in views else [*policies, raw]))
             if len(views) == 1:
                 return levels
-            views = self._heaviest(views, weights)
+            kept = self._heaviest(views, weights)
+            places = np.array([views.index(name) for name in kept])
+            starts = [_restricted(policy.posterior, places) for policy in policies]
+            views = kept
 
     def _heaviest(self, views: Views, weights: dict[str, float]) -> Views:
         """The next set: what three quarters of the cost pay for, or the budget if that is met first."""
@@ -225,6 +237,11 @@ class _Search:
 
     def fits(self, views: Views) -> bool:
         return self.cost(views) <= self.budget * (1 + 1e-9)
+
+
+def _restricted(posterior: Posterior, places: Array) -> Posterior | None:
+    """A posterior of fewer views, to start from; None where they have next to no weight."""
+    return posterior.keep(places) if posterior.weights[places].sum() > 0.01 else None
 
 
 def _mean_jaccard(sets: list[Views]) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from scipy import special
 
-from vbtta.crossval import CrossValidated, compare_scores, cross_validate
+from vbtta.crossval import CrossValidated, compare_scores, cross_validate, folds_of
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics.normality import holm
@@ -210,12 +210,12 @@ def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets
     labels = labels.align(len(predictions), predictions.ids)
     rows = labelled_sample(labels, seed, _MAX_REFITTED)
     views, given = predictions.select(policy.names).take(rows), labels.take(rows)
-    fitted = policy.fitted or policy.names
+    fitted, folds = policy.fitted or policy.names, folds_of(views, given, seed)
 
     def bound_and_scores(names: list[str]) -> tuple[float, CrossValidated]:
         part = views.select(names)
         bound = fit_model(part, given, policy.model, engine).elbo
-        return bound, cross_validate(quick_fit(policy.model, engine, seed), part, given, seed=seed)
+        return bound, cross_validate(quick_fit(policy.model, engine, seed), part, given, folds)
 
     bound, score, error = np.zeros((3, len(policy.names)))
     with warnings.catch_warnings():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import pairwise
-from time import perf_counter
+from time import thread_time
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ _LONGEST = 1 << 13  # labels of a block: BLAS takes longer sums on threads of it
 _ALONE = 1 << 18  # multiplications of a product of matrices that BLAS does not spread over threads
 _SHORTEST = 64  # labels: with fewer in a piece, the product is large and threads are worth it
 _TASKS = 32  # a thread: enough to keep all of them busy to the end
-_MIN_THREADED_SECONDS = 4e-3  # of work, below which starting threads costs more than they gain
+_MIN_THREADED_SECONDS = 2e-2  # of processor time, below which starting threads costs more than they gain
 BlockT = TypeVar("BlockT")
 ResultT = TypeVar("ResultT")
 
@@ -98,10 +98,10 @@ def map_blocks(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) 
 
     The first block is timed: threads are started where the others will take longer than starting them.
     """
-    start = perf_counter()
+    start = thread_time()
     first, others = function(blocks[0]), blocks[1:]
     threads = min(_cores(), len(others))
-    if threads <= 1 or (perf_counter() - start) * len(others) < _MIN_THREADED_SECONDS:
+    if threads <= 1 or (thread_time() - start) * len(others) < _MIN_THREADED_SECONDS:
         return [first, *map(function, others)]
     contexts = [copy_context() for _ in others]  # NumPy's error state would not reach the threads otherwise
     with ThreadPoolExecutor(threads) as pool:

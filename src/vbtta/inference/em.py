@@ -10,7 +10,7 @@ of any EM algorithm", Scandinavian Journal of Statistics 35 (2008).
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -63,6 +63,7 @@ class EM:
 
 TRIM_THRESHOLDS = (1e-2, 1e-4, 1e-6)  # weights below which zero is tried at the end
 _MAX_STRETCH = 1e6  # of an extrapolation, in updates
+_FAST = 0.1  # share of the last Newton step's gain, or of the tolerance, below which a step needs no extrapolation
 _FLAT, _FLAT_CYCLES = 1e-3, 5  # share of the tolerance, and cycles below it: weights of equal views may go on moving
 _SLOW_CHANGE = 3e-3  # change of every weight below which vanishing ones are extrapolated
 _SMALL_SHARE = 0.5  # of an equal share, below which a shrinking weight counts as vanishing
@@ -82,6 +83,7 @@ class Problem(ABC, Generic[S, T, P_co]):
     """A model with its data, as an ascent sees it."""
 
     data: _Labels
+    newton: ClassVar[bool] = False  # whether updates are Newton steps: one that gains next to nothing is the last
 
     @property
     def unit_change(self) -> float:
@@ -173,17 +175,22 @@ def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent:
     # A cycle takes two plain updates x0 -> x1 -> x2 and looks at x' = x0 + 2 a r + a^2 u with r = x1 - x0,
     # u = x2 - 2 x1 + x0, a = |r|/|u|, or at a shorter step. x' is accepted if its bound is at least x1's, else x2 is
     # taken, which EM guarantees; one more plain update steadies it. So no accepted update falls.
-    ascender, flat_cycles = _Ascender(problem, start, engine), 0
+    # Newton steps go on without extrapolation as long as each gains far less than the one before.
+    ascender, flat_cycles, last_gain = _Ascender(problem, start, engine), 0, np.inf
     while not (ascender.full or ascender.converged):
         before, origin, origin_state = ascender.bound, problem.weights(ascender.state), ascender.state
+        allowed = engine.tol * problem.data.n_labels
         ascender.step()
-        if engine.accelerate and not ascender.full:
+        gain = ascender.bound - before
+        fast = problem.newton and gain <= _FAST * max(last_gain, allowed)
+        last_gain = gain
+        if engine.accelerate and not (fast or ascender.full):
             ascender.squarem(origin_state)
-        if engine.accelerate and not ascender.full:
+        if engine.accelerate and not (fast or ascender.full):
             ascender.step()
+        allowed *= _FAST if fast and engine.accelerate else 1
         moved = float(np.abs(problem.weights(ascender.state) - origin).max())
         gain = ascender.bound - before
-        allowed = engine.tol * problem.data.n_labels
         flat_cycles = flat_cycles + 1 if gain <= _FLAT * allowed else 0
         still = moved <= np.sqrt(engine.tol) or flat_cycles >= _FLAT_CYCLES
         if engine.tol > 0 and gain <= allowed and still:

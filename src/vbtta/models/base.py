@@ -6,7 +6,7 @@ needs torch and loads on use). Models without a closed form have no `em.py`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
@@ -97,9 +97,9 @@ class Model:
         """The model as it is fitted without labels; most need them."""
         raise ValueError(f"labels=None fits a CategoricalMixture; got model={self!r}")
 
-    def settle(self, source: "Source") -> Self:
-        """The resolved model with the options that the data decide, where they were left open."""
-        return self
+    def settle(self, source: "Source", start: "Posterior | None" = None) -> "tuple[Self, Posterior | None]":
+        """The resolved model with the options that the data decide, and a posterior to start its fit from."""
+        return self, start
 
     def alternatives(self, *, maps: bool) -> tuple[Self, ...]:
         """Models among which held-out scores decide; `maps`: rows are positions, and their groups images."""
@@ -117,9 +117,9 @@ class Model:
         """The same with constant weights, where weights depend on the input; else None."""
         return None
 
-    def gate_wanted(self, source: "Source") -> bool:
+    def gate_wanted(self, source: "Source", start: "Posterior | None") -> bool:
         """Whether the evidence for weights that depend on the input is decisive, and a module can compute them."""
-        gate: GateData = load(self, "em").pose(source, self)[0].gate
+        gate: GateData = load(self, "em").pose(source, self, start)[0].gate
         return gate.decisive and not gate.features.spread
 
     def with_noise_of(self, raw: "Posterior") -> Self:
@@ -130,17 +130,26 @@ class Model:
         """The settled model for a share of its views."""
         return self
 
+    def one_optimum(self, n_units: int, n_views: int) -> bool:
+        """Whether fits to some of the units may start from that to all: else they would inherit its local optimum."""
+        return n_views == 1
+
 
 class LatentModel(Model):
     """A model of one weighted sum of the views, whose weights are shrunk towards equal ones."""
 
     shrinkage: float | None
 
-    def settle(self, source: "Source") -> Self:
+    def one_optimum(self, n_units: int, n_views: int) -> bool:
+        """The likelihood of a pool is concave but for the label noise."""
+        return True
+
+    def settle(self, source: "Source", start: "Posterior | None" = None) -> "tuple[Self, Posterior | None]":
         """Decide the shrinkage by the evidence."""
         if self.shrinkage is not None:
-            return self
-        return replace(self, shrinkage=load(self, "em").pose(source, self)[0].shrinkage)
+            return self, start
+        problem, first = load(self, "em").pose(source, self, start)
+        return replace(self, shrinkage=problem.shrinkage), problem.posterior(first)
 
     def rescale(self, share: float) -> Self:
         """Weights differ from 1/K by as much, relative to it, as those of all views."""
@@ -280,11 +289,18 @@ def models_of(task: str) -> dict[str, type[Model]]:
     return found
 
 
-def pose(model: Model, source: Source) -> tuple[Problem[Any, Any, Posterior], Any]:
-    """The problem that EM climbs, and the state it starts from."""
+def pose(model: Model, source: Source, start: Posterior | None = None) -> tuple[Problem[Any, Any, Posterior], Any]:
+    """The problem that EM climbs, and the state it starts from: near a posterior of similar data or models if given."""
     if model.obstacle:
         raise ValueError(f"{model.obstacle} has no closed form; use engine='advi'")
-    return load(model, "em").pose(source, model)  # type: ignore[no-any-return]
+    return load(model, "em").pose(source, model, start)  # type: ignore[no-any-return]
+
+
+def nearest(model: Model, engine: Engine, posteriors: Sequence[Posterior], n_views: int) -> Posterior | None:
+    """The posterior to start a fit from: the last one of the model's own kind and views, else the first."""
+    kind = posterior_type(model, engine)
+    alike = [each for each in posteriors if type(each) is kind and len(each.weights) == n_views]
+    return alike[-1] if alike else posteriors[0] if posteriors else None
 
 
 def pose_density(model: Model, source: InMemory, seed: int) -> AdviTask[Posterior]:

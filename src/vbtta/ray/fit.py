@@ -20,7 +20,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_sample, policy_of, quick_fit
 from vbtta.inference.blocks import Block, Node, block_size, join, nodes
 from vbtta.inference.em import EM, fit_problem
-from vbtta.models.base import Engine, Model, pose
+from vbtta.models.base import Engine, Model, Posterior, pose
 from vbtta.models.parts import label_noise
 from vbtta.models.parts.class_data import (
     CategoricalBlock,
@@ -299,7 +299,7 @@ class Worker:
         table = label_noise.label_table(labels, position, layout.noise)
         whole = categorical_block(outputs, variance, rows, table, layout.noise, classes_last=layout.classes_last)
         held.blocks = whole.split(size)
-        return whole.spread(), probability_views(outputs)
+        return whole.ranges.max(axis=0), probability_views(outputs)
 
     def _items(self, number: int, of: str) -> Sequence[Any]:
         held = self.held[number]
@@ -425,24 +425,28 @@ class Calibration:
         """Not known here, where features are not computed either."""
         return False
 
-    def settle(self, model: Model) -> Model:
+    def settle(self, model: Model, start: Posterior | None, *, alone: bool) -> tuple[Model, Posterior | None]:
         """Options that the data decide are decided where they are."""
-        return model.settle(RemoteViews(self, None))
+        return model.settle(RemoteViews(self, ("identity",) if alone else None), start)
 
-    def gate_wanted(self, model: Model) -> bool:
+    def gate_wanted(self, model: Model, start: Posterior | None) -> bool:
         """Features are kept in one process."""
         return False
 
-    def fit(self, model: Model, engine: Engine, *, alone: bool, seed: int, progress: bool) -> Policy:
+    def fit(
+        self, model: Model, engine: Engine, start: Posterior | None, *, alone: bool, seed: int, progress: bool
+    ) -> Policy:
         """One resolved model; the data stay where they are."""
         assert isinstance(engine, EM)
         views = self.views.select(["identity"]) if alone else self.views
-        fit = fit_problem(*pose(model, RemoteViews(self, ("identity",) if alone else None)), engine)
+        fit = fit_problem(*pose(model, RemoteViews(self, ("identity",) if alone else None), start), engine)
         return policy_of(fit, model, engine, views, self.annotator_names)
 
-    def scores(self, model: Model, engine: Engine, *, alone: bool, seed: int) -> CrossValidated:
+    def scores(
+        self, model: Model, engine: Engine, start: Posterior | None, *, alone: bool, seed: int
+    ) -> CrossValidated:
         """Held-out log scores of a sample, which is brought here once a seed."""
-        order = sampled(self.n_units, seed, self.n_outputs)
+        order = sampled(self.n_units, seed, len(self.names) * self.n_outputs)
         places = np.sort(order)
         if seed not in self._samples:
             layout = Layout(None, self.annotator_names, with_variance=True)
@@ -450,7 +454,7 @@ class Calibration:
         predictions, labels = self._samples[seed]
         folds = split(np.searchsorted(places, order), predictions.groups)
         views = predictions.select(["identity"]) if alone else predictions
-        return cross_validate(quick_fit(model, engine, seed), views, labels, seed=seed, folds=folds)
+        return cross_validate(quick_fit(model, engine, seed, start), views, labels, folds)
 
     def take(self, places: Array, layout: Layout) -> Sample:
         """Some labelled instances, in ascending order, brought here."""

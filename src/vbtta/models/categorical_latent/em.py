@@ -1,7 +1,7 @@
 """EM for the latent pool of class labels: a closed form for the noise, Newton steps for pool and offsets."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -11,13 +11,13 @@ from vbtta.inference import laplace
 from vbtta.inference.em import EM, Ascent, ascend
 from vbtta.inference.laplace import PoolUncertainty, pool_weights
 from vbtta.inference.linalg import Reader, student_log_density, student_precision
-from vbtta.models.base import InMemory, Source
+from vbtta.models.base import InMemory, Posterior, Source
 from vbtta.models.categorical_latent.posterior import LatentClassPosterior
 from vbtta.models.categorical_latent.spec import CategoricalLatent
 from vbtta.models.categorical_latent.steps import PoolSums, minus, run_pool_pass
 from vbtta.models.parts import calibration
 from vbtta.models.parts.calibration import CalibrationPrior
-from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks
+from vbtta.models.parts.class_data import CategoricalBlock
 from vbtta.models.parts.class_model import BlockPass, ClassProblem, Statistics
 from vbtta.models.parts.label_noise import FittedNoise
 from vbtta.models.parts.links import LINKS
@@ -215,6 +215,16 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         better = self._pool_penalty(state.pool, centre) < self._pool_penalty(state.pool, state.centre)
         return centre if better else state.centre
 
+    def resume(self, first: LatentClassState, posterior: Any) -> LatentClassState:
+        """The first state with what another fit found: all of it if it is a pool, else gain and noise."""
+        pooling = posterior.pooling()
+        noise = None if first.noise is None else first.noise.resume(posterior.noise)
+        gain = max(float((pooling.weights * pooling.scale).sum(axis=0).mean()), 1e-10)
+        alike = pooling.kind == "latent" and len(posterior.weights) == self.data.n_views
+        weights = posterior.weights if alike else first.pool
+        state = LatentClassState(gain * weights, gain, pooling.offset[0], noise)
+        return state._replace(centre=self._best_centre(state))
+
     def _on_subsample(self, places: Array) -> tuple["LatentClassProblem", LatentClassState]:
         return _posed(InMemory(*self.data.take(places)), self.spec, self.shrinkage)
 
@@ -223,31 +233,35 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         return state._replace(pool=pool, centre=float(pool.sum()))
 
 
-def pose(source: Source, spec: CategoricalLatent) -> tuple[LatentClassProblem, LatentClassState]:
-    """The problem of data and a model, and its first state: the average logits, scaled if wide."""
-    problem, first = _posed(source, spec, spec.shrinkage)
-    return problem, problem._scaled(first, problem.start_log_kappa(first))
-
-
-def _posed(
-    source: Source, spec: CategoricalLatent, shrinkage: float | None
+def pose(
+    source: Source, spec: CategoricalLatent, start: Posterior | None = None
 ) -> tuple[LatentClassProblem, LatentClassState]:
-    """The problem, its shrinkage chosen by the evidence unless given, and its first state with a gain of 1."""
+    """The problem, its shrinkage chosen by the evidence unless given, and its first state: the average logits."""
+    problem, first = _posed(source, spec, 1.0 if spec.shrinkage is None else spec.shrinkage)
+    first = problem._scaled(first, problem.start_log_kappa(first)) if start is None else problem.resume(first, start)
+    if spec.shrinkage is None:
+        return _choose_shrinkage(problem, first)
+    alike = start is not None and len(start.weights) == problem.data.n_views
+    return problem, first if alike else problem.coarse_start(first)
+
+
+def _posed(source: Source, spec: CategoricalLatent, shrinkage: float) -> tuple[LatentClassProblem, LatentClassState]:
+    """The problem and its first state with a gain of 1."""
     data, noise = spec.lay_out(source)
     K, C = data.n_views, data.n_classes
     start = None if noise is None else noise.start(data.n_annotators)
-    shrinkage = _choose_shrinkage(data, spec) if shrinkage is None else shrinkage
     first = LatentClassState(np.full(K, 1 / K), 1.0, np.zeros(C), start)
     return LatentClassProblem(data, noise, spec, shrinkage), first
 
 
-def _choose_shrinkage(data: CategoricalBlocks, spec: CategoricalLatent) -> float:
-    """Lambda that maximises the Laplace evidence, on a sample of the instances where there are many."""
-    places = None
-    if data.n_instances > _MAX_SHRINKAGE_INSTANCES:
-        places = np.linspace(0, data.n_instances - 1, _MAX_SHRINKAGE_INSTANCES).astype(int)
-    K = data.n_views
-    problem, state = pose(InMemory(*data.take(places)), replace(spec, shrinkage=1.0))
+def _choose_shrinkage(
+    whole: LatentClassProblem, state: LatentClassState
+) -> tuple[LatentClassProblem, LatentClassState]:
+    """The problem with lambda that maximises the Laplace evidence, on a sample where instances are many; its mode."""
+    problem, K, n_instances = whole, whole.data.n_views, whole.data.n_instances
+    if n_instances > _MAX_SHRINKAGE_INSTANCES:
+        places = np.linspace(0, n_instances - 1, _MAX_SHRINKAGE_INSTANCES).astype(int)
+        problem = _posed(InMemory(*whole.data.take(places)), whole.spec, 1.0)[0]
     evidences: dict[int, float] = {}
 
     def evidence(place: int) -> float:
@@ -264,4 +278,4 @@ def _choose_shrinkage(data: CategoricalBlocks, spec: CategoricalLatent) -> float
     best = _SPREADS.index(1.0)
     while max(evidence(best - 1), evidence(best + 1)) > evidence(best):
         best += 1 if evidence(best + 1) > evidence(best - 1) else -1
-    return float((K / _SPREADS[best]) ** 2)
+    return replace(whole, shrinkage=(K / _SPREADS[best]) ** 2), state

@@ -13,7 +13,7 @@ from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weight
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.categorical_latent.steps import pool_proba
 from vbtta.models.parts.calibration import Calibration
-from vbtta.models.parts.class_data import class_names, prediction_blocks
+from vbtta.models.parts.class_data import SoftmaxViews, class_names, prediction_blocks, prediction_rows
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, class_factors, describe, score_labels
 from vbtta.models.parts.links import LINKS, view_proba
 
@@ -91,6 +91,14 @@ class LatentClassPosterior(Posterior):
         link, weights = LINKS[self.link], self.weights[self.weights > 0]
         alone = Calibration(np.full(len(weights), np.log(max(self.gain, 1e-300))), self.offset)
         proba, information = np.empty((N, C)), np.empty(N)
+        if link.canonical:
+            for rows in prediction_rows(predictions):
+                views = SoftmaxViews(predictions.outputs[rows], np.full(len(weights), self.gain), self.offset, weights)
+                pooled = views.pooled(weights, self.offset)
+                pooled = pooled if factors is None else np.maximum(pooled, np.finfo(np.float64).tiny) * factors[rows]
+                proba[rows] = pooled / pooled.sum(axis=1, keepdims=True)
+                information[rows] = views.information(proba[rows])
+            return CategoricalPrediction(proba, information, class_names(predictions))
         for rows, logits, variance in prediction_blocks(predictions, with_variance=link.uses_variance):
             pooled = pool_proba(link, logits, variance, self.gain * weights, self.offset).T
             pooled = pooled if factors is None else np.maximum(pooled, np.finfo(np.float64).tiny) * factors[rows]

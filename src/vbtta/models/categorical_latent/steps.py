@@ -12,7 +12,7 @@ import numpy as np
 from vbtta.data.labels import Array
 from vbtta.inference.blocks import join, nodes, products
 from vbtta.models.parts.class_data import CategoricalBlock
-from vbtta.models.parts.links import MAX_CURVATURE_CLASSES, Link
+from vbtta.models.parts.links import MAX_CURVATURE_CLASSES, Link, contract
 
 
 class PoolCurvature(NamedTuple):
@@ -61,7 +61,7 @@ def run_pool_pass(
         logits, variance = block.logits(part), block.variances(part)
         utility, spread = _pooled(logits, variance, pool, offset)
         proba, inverse = link.proba(utility.copy(order="K"), spread)
-        proba = proba * inverse
+        proba = proba * inverse  # in double precision, as all arrays (C, n) are
         if evidence is not None and truth is not None:
             log_evidence = evidence[part].T
             top = log_evidence.max(axis=0)
@@ -78,7 +78,7 @@ def run_pool_pass(
             size, total = posterior.sum(axis=0), (posterior * np.log(proba)).sum()
         in_utility, in_variance = link.gradient(utility.T, None if spread is None else spread.T, posterior.T)
         by_utility = in_utility.T  # (C, n)
-        by_pool = np.einsum("ckn,cn->kn", logits, by_utility)
+        by_pool = contract("ckn,cn->kn", logits, by_utility)
         if in_variance is not None and variance is not None:
             by_pool += 2 * pool[:, None] * np.einsum("nc,ckn->kn", in_variance, variance)
         flat = _by_view(logits)
@@ -107,7 +107,7 @@ def pool_proba(link: Link, logits: Array, variance: Array | None, pool: Array, o
 
 def _pooled(logits: Array, variance: Array | None, pool: Array, offset: Array) -> tuple[Array, Array | None]:
     """Pooled utilities, the largest of an instance 0, and their variances sum_k v_k^2 g_k: (C, n) each."""
-    utility = np.einsum("ckn,k->cn", logits, pool) + offset[:, None]
+    utility = contract("ckn,k->cn", logits, pool) + offset[:, None]
     utility -= utility.max(axis=0)
     return utility, None if variance is None else np.einsum("ckn,k->cn", variance, pool**2)
 
@@ -126,13 +126,13 @@ def _by_view(logits: Array) -> Array:
 def _covariance(logits: Array, flat: Array, proba: Array, size: Array, *, offsets: bool) -> PoolCurvature:
     """Sum over instances of the covariances of (f, 1_c) under proba / size, times size."""
     C, K, _ = logits.shape
-    mean = np.einsum("ckn,cn->kn", logits, proba)  # (K, n), times size
+    mean = contract("ckn,cn->kn", logits, proba)  # (K, n), times size
     inverse = 1 / np.maximum(size, 1e-300)
-    weights = (proba.T if _classes_last(logits) else proba).reshape(-1)
+    weights = (proba.T if _classes_last(logits) else proba).reshape(-1).astype(flat.dtype, copy=False)
     pool = products(flat * weights, flat) - products(mean * inverse, mean)
     if not offsets:
         return PoolCurvature(pool, np.zeros((C, K)), np.zeros(C))
-    cross = np.einsum("ckn,cn->ck", logits, proba) - products(proba * inverse, mean)
+    cross = contract("ckn,cn->ck", logits, proba) - products(proba * inverse, mean)
     offset = proba.sum(axis=1)
     if C <= MAX_CURVATURE_CLASSES:
         offset = np.diag(offset) - products(proba * inverse, proba)

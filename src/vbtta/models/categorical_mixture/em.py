@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -12,7 +12,7 @@ from vbtta.inference import laplace
 from vbtta.inference.em import Ascent, ascend, vanishing_weights
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, kl_dirichlet
-from vbtta.models.base import InMemory, Source
+from vbtta.models.base import InMemory, Posterior, Source
 from vbtta.models.categorical_mixture import steps
 from vbtta.models.categorical_mixture.intervals import gate_score, weight_information
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
@@ -162,6 +162,24 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         gate, known = self.gate.finish(state.weights, state.slopes, information)
         return self.posterior(state, known, gate)
 
+    def resume(self, first: CategoricalState, posterior: Any) -> CategoricalState:
+        """The first state with what another fit found: all of it if of the same form, else temperature and noise."""
+        noise = None if first.noise is None else first.noise.resume(posterior.noise)
+        pool = posterior.pooling()
+        alike = pool.kind == "mixture" and len(posterior.weights) == self.data.n_views
+        if alike and (posterior.class_weights is None) == (first.class_weights is None):
+            weights = posterior.weights
+            if first.class_weights is not None:  # EM does not move weights away from zero
+                weights = (weights + 1e-3 / len(weights)) / (1 + 1e-3)
+            counts = None if first.weight_counts is None else np.maximum(weights * first.weight_counts.sum(), 1e-10)
+            state = first._replace(weights=weights, weight_counts=counts, noise=noise)
+            return state._replace(class_weights=posterior.class_weights, calibration=posterior.calibration)
+        if not self.spec.calibrate:
+            return first._replace(noise=noise)
+        gain = float((pool.weights * pool.scale).sum(axis=0).mean())
+        calibrated = Calibration(np.full(self.data.n_views, np.log(max(gain, 1e-10))), pool.offset[0])
+        return first._replace(calibration=calibrated, noise=noise)
+
     def _likelihood(self, state: CategoricalState) -> Likelihood:
         weights = state.weights
         if state.weight_counts is not None:
@@ -241,26 +259,40 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         return state._replace(calibration=state.calibration._replace(log_kappa=log_kappa))
 
 
-def pose(source: Source, spec: CategoricalMixture) -> tuple[CategoricalProblem, CategoricalState]:
+def pose(
+    source: Source, spec: CategoricalMixture, start: Posterior | None = None
+) -> tuple[CategoricalProblem, CategoricalState]:
     """The problem of data and a model, and its first state: equal weights, kappa 1 unless logits are wide."""
     if spec.weights != "view" and spec.concentration is not None:
         remedy = "use class_concentration" if spec.weights == "view_class" else "leave it out"
         raise ValueError(f"concentration is the prior of weights='view'; with weights={spec.weights!r} {remedy}")
     problem, first = _posed(source, spec)
-    first = problem._scaled(first, problem.start_log_kappa(first)) if spec.calibrate else first
-    return (problem, first) if spec.weights != "input" else _gated(source, problem, first)
+    if start is not None:
+        first = problem.resume(first, start)
+    elif spec.calibrate:
+        first = problem._scaled(first, problem.start_log_kappa(first))
+    if first.class_weights is None and (start is None or len(start.weights) != problem.data.n_views):
+        first = problem.coarse_start(first)
+    return (problem, first) if spec.weights != "input" else _gated(source, problem, first, start)
 
 
 def _gated(
-    source: Source, problem: CategoricalProblem, first: CategoricalState
+    source: Source, problem: CategoricalProblem, first: CategoricalState, start: Posterior | None
 ) -> tuple[CategoricalProblem, CategoricalState]:
     """The problem of a gate, whose first update is the fit with constant weights."""
-    spec, constant = problem.spec, ascend(problem, first, PRELIMINARY).state
+    spec, before = problem.spec, getattr(start, "gate", None)
+    constant = first if before is not None else ascend(problem, first, PRELIMINARY).state
     gate = source.gate(spec.features, constant.weights, shared=problem.noise is not None, unit=None)
     slopes = np.zeros(gate.n_features)
+    if before is not None and len(before.coefficients) == len(slopes):
+        gate = replace(gate, prior_scale=before.prior_scale)
+        first = first._replace(weights=gate.positive(before.weights), slopes=before.coefficients)
+        return replace(problem, gate=gate), first
     likelihood = problem._likelihood(constant)._replace(gate=gate.lookup(constant.weights, slopes))
     gate = gate.with_prior(spec.gate_scale, *gate_score(problem.data, likelihood, constant.noise))
     constant = constant._replace(weights=gate.positive(constant.weights), slopes=slopes)
+    if start is not None:
+        return replace(problem, gate=gate), constant
     first = first._replace(slopes=slopes)
     return replace(problem, gate=gate, jump=(first, constant)), first
 

@@ -13,6 +13,7 @@ from vbtta.models.parts.calibration import CalibrationPrior
 from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks
 from vbtta.models.parts.gate import weight_scores
 from vbtta.models.parts.label_noise import FittedNoise
+from vbtta.models.parts.links import contract
 
 _MAX_UNITS = 100_000  # labels, or instances with a noise model, from which the information is estimated
 _MAX_OFFSET_CLASSES = 128  # up to which offsets are eliminated: with more the prior decides about each
@@ -102,12 +103,12 @@ def _scores(
         shares = view_shares(logits, variance, likelihood, one_hot, None, gate)
     views = shares.views
     ratio = shares.target / views.mixture
-    by_weight = views.inverse * np.einsum("ckn,cn->kn", views.proba, ratio)  # (K, n): rho
+    by_weight = views.inverse * contract("ckn,cn->kn", views.proba, ratio)  # (K, n): rho
     if likelihood.class_weights is not None:
         load = 1 / shares.total
         by_weight += 1 - load
         ratio = ratio - load
-    share = views.scale * np.einsum("ckn,cn->kn", views.joint, ratio)
+    share = views.scale * contract("ckn,cn->kn", views.joint, ratio)
     first = by_weight if gate is None else weight_scores(gate, likelihood.weights, share)
     if not likelihood.calibrate:
         return by_weight, first, size, instance

@@ -13,7 +13,13 @@ from vbtta.inference.guide import WeightDraws
 from vbtta.inference.laplace import WeightInformation, weight_intervals
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.parts.calibration import Calibration
-from vbtta.models.parts.class_data import class_names, joint_information, prediction_blocks
+from vbtta.models.parts.class_data import (
+    SoftmaxViews,
+    class_names,
+    joint_information,
+    prediction_blocks,
+    prediction_rows,
+)
 from vbtta.models.parts.gate import Gate
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, class_factors, describe, score_labels
 from vbtta.models.parts.links import LINKS, view_proba
@@ -42,7 +48,16 @@ class CategoricalPosterior(Posterior):
 
     def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
         """Class probabilities for inputs whose views are those of positive weight, in order."""
-        return _prediction(predictions, self._joint(predictions))
+        if self.class_weights is not None or self.link != "softmax":
+            return _prediction(predictions, self._joint(predictions))
+        used, gate_weights = self.weights > 0, None if self.gate is None else self.gate.by_rows(predictions)
+        proba, information = np.empty((len(predictions), len(self.calibration.offset))), np.empty(len(predictions))
+        for rows in prediction_rows(predictions):
+            weights = self.weights[used] if gate_weights is None else gate_weights(rows)
+            views = SoftmaxViews(predictions.outputs[rows], self.kappa[used], self.calibration.offset, weights)
+            proba[rows] = views.mixture / views.mixture.sum(axis=1, keepdims=True)
+            information[rows] = views.information(proba[rows])
+        return CategoricalPrediction(proba, information, class_names(predictions))
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
         """The true class of every input given its labels; `annotator` (J,) is -1 for those unknown to the fit.

@@ -90,6 +90,10 @@ class CategoricalMixture(ClassModel):
         """The same with constant weights, where weights depend on the input; else None."""
         return replace(self, weights="view") if self.weights == "input" else None
 
+    def one_optimum(self, n_units: int, n_views: int) -> bool:
+        """By experience, where labels are many."""
+        return n_views == 1 or n_units >= 20 * n_views
+
     @classmethod
     def raw_network(cls) -> "CategoricalMixture":
         """One temperature and no offsets."""

@@ -25,8 +25,9 @@ from vbtta.inference.blocks import join, nodes, products
 from vbtta.models.parts.calibration import Calibration, CalibrationSums
 from vbtta.models.parts.class_data import CategoricalBlock
 from vbtta.models.parts.gate import Lookup
-from vbtta.models.parts.links import MAX_CURVATURE_CLASSES, Link, MixedViews, ViewScores, view_proba
+from vbtta.models.parts.links import MAX_CURVATURE_CLASSES, Link, MixedViews, ViewScores, contract, view_proba
 
+_MIN_SINGLE = 1e-35  # a probability in single precision
 _MIN_NUMERATOR = 1e-150  # whose inverse's square is finite
 _MAX_RATIO = 1e15  # of rho: a dropped view may explain a label that no other does
 
@@ -105,7 +106,9 @@ def view_shares(
             scale *= np.exp(gate.offset)
     else:
         joint, scale = proba * likelihood.class_weights.T[:, :, None], inverse
-    mixture = np.einsum("ckn,kn->cn", joint, scale)
+    mixture = contract("ckn,kn->cn", joint, scale)
+    if proba.itemsize == 4:
+        np.maximum(mixture, _MIN_SINGLE, out=mixture)
     total = mixture.sum(axis=0) if likelihood.class_weights is not None else np.ones(mixture.shape[1])
     views = MixedViews(logits, variance, likelihood.calibration, proba, inverse, joint, scale, mixture)
     if importance is not None:
@@ -122,16 +125,16 @@ def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, no
     views, link = shares.views, likelihood.link
     (K, C), by_class = (len(views.proba[0]), len(views.proba)), likelihood.class_weights is not None
     ratio = (shares.target * shares.size if noisy else shares.target) / views.mixture  # (C, n)
-    relative = np.einsum("ckn,cn->kn", views.joint, ratio)
+    relative = contract("ckn,cn->kn", views.joint, ratio)
     share = views.scale * relative  # (K, n)
     class_count = class_load = np.zeros((0, 0))
     net_ratio, net, gross = ratio, share, share  # net of the normaliser's derivative, and the two's absolute sum
     if by_class:
         load = shares.size / shares.total
         class_count = np.einsum("ckn,kn,cn->ck", views.joint, views.scale, ratio)
-        class_load = np.einsum("ckn,kn->ck", views.proba, views.inverse * load)
+        class_load = contract("ckn,kn->ck", views.proba, views.inverse * load)
         net_ratio = ratio - load
-        net = views.scale * np.einsum("ckn,cn->kn", views.joint, net_ratio)
+        net = views.scale * contract("ckn,cn->kn", views.joint, net_ratio)
         gross = 2 * share - net
     calibration = CalibrationSums(np.zeros(K), np.zeros(C), np.zeros(K), np.zeros((C, K)), np.zeros(C))
     by_kappa = None
@@ -190,15 +193,15 @@ def _softmax_curvature(shares: ViewShares, share: Array, scores: ViewScores, *, 
     """The gradient, and as curvature sums of share times the covariance of (f, 1_c) under P_k."""
     # Offsets: of P_k's covariances over an instance's views the mixed one is taken, which is no smaller.
     views = shares.views
-    square = np.einsum("ckn,ckn->kn", views.weighted, views.logits) * views.inverse
+    square = contract("ckn,ckn->kn", views.weighted, views.logits) * views.inverse
     by_kappa, kappa = scores.by_kappa.sum(axis=1), (share * (square - views.mean**2)).sum(axis=1)
     if not offsets:
         C, K = views.proba.shape[:2]
         return CalibrationSums(by_kappa, np.zeros(C), kappa, np.zeros((C, K)), np.zeros(C))
     per_view = share * views.inverse
-    mixed = np.einsum("ckn,kn->cn", views.proba, per_view)  # (C, n): sum_k share P_k
-    cross = np.einsum("ckn,kn->ck", views.weighted, per_view)
-    cross -= np.einsum("ckn,kn->ck", views.proba, per_view * views.mean)
+    mixed = views.expected(share)  # (C, n): sum_k share P_k
+    cross = contract("ckn,kn->ck", views.weighted, per_view)
+    cross -= contract("ckn,kn->ck", views.proba, per_view * views.mean)
     offset = mixed.sum(axis=1)
     if len(mixed) <= MAX_CURVATURE_CLASSES:
         offset = np.diag(offset) - products(mixed / np.maximum(shares.size, 1e-300), mixed)

@@ -14,13 +14,14 @@ from vbtta.inference.blocks import Block, products
 from vbtta.inference.em import Ascent, Problem
 from vbtta.inference.laplace import PoolUncertainty, pool_weights
 from vbtta.inference.linalg import Reader
-from vbtta.models.base import Source
+from vbtta.models.base import Posterior, Source
 from vbtta.models.gaussian_latent import steps
 from vbtta.models.gaussian_latent.posterior import LatentPosterior
 from vbtta.models.gaussian_latent.spec import GaussianLatent
 from vbtta.models.gaussian_latent.steps import LatentPrior, LatentState, Moments, Scale
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
-from vbtta.models.gaussian_mixture.steps import SLOPE_SCALE, start
+from vbtta.models.gaussian_mixture.steps import SLOPE_SCALE
+from vbtta.models.gaussian_mixture.steps import start as mixture_start
 from vbtta.models.parts import annotators
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics, Truth
 from vbtta.models.parts.standard import ContinuousBlocks
@@ -195,11 +196,12 @@ def _truth(block: Block, state: LatentState, scale: Scale, precision: Array, log
     return annotators.infer_truth(mean, precision, log_precision + len(mean) * log_omega, labels)
 
 
-def pose(source: Source, spec: GaussianLatent) -> tuple[LatentProblem, LatentState]:
+def pose(source: Source, spec: GaussianLatent, start: Posterior | None = None) -> tuple[LatentProblem, LatentState]:
     """The problem that data and model pose, and where to start: the plain average of the views."""
     data = source.continuous(with_variance=False)
     C, K = data.n_outputs, data.n_views
-    reference, _ = start(data, GaussianMixture(link="shift", nu=C + 2 if spec.nu is None else spec.nu, v=spec.v))
+    views = GaussianMixture(link="shift", nu=C + 2 if spec.nu is None else spec.nu, v=spec.v)
+    reference, _ = mixture_start(data, views)
     moments = data.total(steps.moments_of)
     scale = reference.inverse_scale
     if spec.v is None:  # the average of the views may be far better than each of them
@@ -217,6 +219,7 @@ def pose(source: Source, spec: GaussianLatent) -> tuple[LatentProblem, LatentSta
     if spec.noise == "annotator":
         people_prior = annotators.default_prior(reference.residual_variance, spec.gamma)
         people = annotators.start(data.n_annotators, C, people_prior)
+        people = annotators.resume(people, getattr(getattr(start, "state", None), "annotators", None))
     dof, inverse_scale = np.asarray(prior.nu + moments.size), prior.inverse_scale + outer
     first = LatentState(np.full(K, 1 / K), offset, dof, inverse_scale, people, scale_of.slope)
     return LatentProblem(data, prior, people_prior, moments, scale_of), first

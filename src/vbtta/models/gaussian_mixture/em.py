@@ -1,7 +1,7 @@
 """EM for the mixture of continuous labels: closed forms for every factor, with or without annotators."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from vbtta.inference.blocks import Block
 from vbtta.inference.em import EM, Ascent, Problem, ascend, extrapolated_weights, vanishing_weights
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
-from vbtta.models.base import Source
+from vbtta.models.base import Posterior, Source
 from vbtta.models.gaussian_mixture import steps
 from vbtta.models.gaussian_mixture.intervals import gate_score, weight_information
 from vbtta.models.gaussian_mixture.posterior import MixtureFactors, MixturePosterior
@@ -21,6 +21,7 @@ from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
 from vbtta.models.parts.gate import PRELIMINARY, Gate, GateData
 from vbtta.models.parts.standard import ContinuousBlocks
 
+_LIFT = 1e-3  # share of the weights that all views have, at a start from another fit
 _INTERVAL_LABELS = 100_000  # labels from which intervals are estimated, at most
 _COMMON_LABELS = 20  # that the median view's residual variance counts for in that of all views
 _SCREENING_ROUNDS = 3  # of a few steps each
@@ -190,6 +191,18 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         mode = ascend(likelihood, first, EM(tol=1e-6, max_steps=200)).state
         return self.posterior(state, weight_information(subsample, self.data, likelihood.prior, mode))
 
+    def resume(self, first: MixtureFactors, posterior: Any) -> MixtureFactors:
+        """The first state with what another fit found: all of it if of the same form, else the annotators."""
+        views, people = first.views, annotators.resume(first.annotators, posterior.state.annotators)
+        before: MixtureState = getattr(posterior.state, "views", views)
+        alike = before.theta_mean.shape == views.theta_mean.shape
+        if before is not views and alike and (before.weight_counts is None) == (views.weight_counts is None):
+            weights = before.weights
+            if before.weight_counts is None:  # EM does not move weights away from zero
+                weights = (weights + _LIFT / len(weights)) / (1 + _LIFT)
+            views = before._replace(weights=weights, slopes=views.slopes)
+        return MixtureFactors(views, people)
+
     def _penalty(self, views: MixtureState) -> float:
         """Divergence of Q from its prior; with `plug_in`, minus the log prior of theta and ln Lambda."""
         if not self.plug_in:
@@ -238,7 +251,9 @@ def likelihood_problem(
     return MixtureProblem(subsample, prior, problem.annotator_prior, plug_in=True), state._replace(views=first)
 
 
-def pose(source: Source, spec: GaussianMixture) -> tuple[MixtureProblem, MixtureFactors]:
+def pose(
+    source: Source, spec: GaussianMixture, start: Posterior | None = None
+) -> tuple[MixtureProblem, MixtureFactors]:
     """The problem that data and model pose, and where to start."""
     if spec.heteroscedastic and not source.has_variance:
         raise ValueError(
@@ -256,20 +271,34 @@ def pose(source: Source, spec: GaussianMixture) -> tuple[MixtureProblem, Mixture
         people = annotators.default_prior(prior.residual_variance, spec.gamma)
         first = annotators.start(data.n_annotators, data.n_outputs, people)
     problem, factors = MixtureProblem(data, prior, people), MixtureFactors(state, first)
-    return (problem, factors) if spec.weights != "input" else _gated(source, problem, factors, spec)
+    factors = factors if start is None else problem.resume(factors, start)
+    return (problem, factors) if spec.weights != "input" else _gated(source, problem, factors, spec, start)
+
+
+def settled_variance(source: Source, spec: GaussianMixture) -> tuple[float, ...]:
+    """The prior's v where it is left open: (C,)."""
+    data = source.continuous(with_variance=spec.heteroscedastic)
+    return _variance_within(data, *steps.start(data, spec))
 
 
 def _gated(
-    source: Source, problem: MixtureProblem, first: MixtureFactors, spec: GaussianMixture
+    source: Source, problem: MixtureProblem, first: MixtureFactors, spec: GaussianMixture, start: Posterior | None
 ) -> tuple[MixtureProblem, MixtureFactors]:
     """The problem of a gate, whose first update is the fit with constant weights."""
-    constant: MixtureFactors = ascend(problem, first, PRELIMINARY).state
+    before: Gate | None = getattr(start, "gate", None)
+    constant: MixtureFactors = first if before is not None else ascend(problem, first, PRELIMINARY).state
     weights, unit = constant.views.weights, problem.data.standard.prediction_scale
     gate = source.gate(spec.features, weights, shared=first.annotators is not None, unit=unit)
     slopes = np.zeros(gate.n_features)
+    if before is not None and len(before.coefficients) == len(slopes):
+        gate = replace(gate, prior_scale=before.prior_scale)
+        views = first.views._replace(weights=gate.positive(before.weights), slopes=before.coefficients)
+        return replace(problem, gate=gate), first._replace(views=views)
     density = Density.of(constant.views, problem.prior, constant.views.expected_log_weights)
     score = gate_score(problem.data, density, problem.prior, constant, gate.lookup(weights, slopes))
     gate = gate.with_prior(spec.gate_scale, *score)
     views = constant.views._replace(weights=gate.positive(weights), slopes=slopes)
+    if start is not None:
+        return replace(problem, gate=gate), constant._replace(views=views)
     first = first._replace(views=first.views._replace(slopes=slopes))
     return replace(problem, gate=gate, jump=(first, constant._replace(views=views))), first

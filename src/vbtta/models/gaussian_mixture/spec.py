@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from vbtta._support.checks import one_of, positive
-from vbtta.models.base import Model
+from vbtta.models.base import Model, Posterior, Source, load
 from vbtta.models.parts.annotators import ContinuousNoise, LabelFacts, ScaleChoice, check_scale, default_noise
 from vbtta.models.parts.gate import FeatureChoice, check_features
 
@@ -109,6 +109,11 @@ class GaussianMixture(Model):
     def obstacle(self) -> str:
         """EM has normal components only."""
         return "" if self.component == "normal" else f"component={self.component!r}"
+
+    def settle(self, source: Source, start: Posterior | None = None) -> tuple[Self, Posterior | None]:
+        """Decide the prior residual variance."""
+        v = load(self, "em").settled_variance(source, self) if self.v is None else self.v
+        return replace(self, v=v), start
 
     def resolve(self, labels: LabelFacts) -> Self:
         """Decide the noise; heavy tails and a shared truth have no closed form together."""

@@ -95,6 +95,13 @@ class AnnotatorState(NamedTuple):
         return np.asarray(self.shape / self.rate)
 
 
+def resume(first: AnnotatorState | None, other: AnnotatorState | None) -> AnnotatorState | None:
+    """The annotators that another fit found, if they are as many; else the first."""
+    if first is None or other is None or first.bias.shape != other.bias.shape:
+        return first
+    return other
+
+
 class LabelSummary(NamedTuple):
     """The labels of every instance under the current annotators, as one pseudo-label."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from vbtta._support.checks import one_of, positive
 from vbtta.data.labels import Array
-from vbtta.inference.em import Problem
+from vbtta.inference.em import EM, Problem, ascend
 from vbtta.models.base import Model, Posterior, Source
 from vbtta.models.parts import calibration
 from vbtta.models.parts.annotators import LabelFacts
@@ -18,6 +18,7 @@ from vbtta.models.parts.label_noise import NOISES, FittedNoise, NoiseModel, Nois
 from vbtta.models.parts.links import LINKS
 
 MAX_START_INSTANCES = 2_000  # on which the first temperatures are chosen
+_COARSE_INSTANCES, _COARSE = 4_000, EM(tol=1e-5, max_steps=100)  # on which a fit to many more is prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,7 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], Posterior], Generic[StateT
 
     data: CategoricalBlocks
     noise: NoiseModel | None
+    newton: ClassVar[bool] = True
     common_start: ClassVar[bool] = False  # whether all ln kappa_k start from one value
     _last: dict[str, tuple[StateT, Statistics[SumsT]]] = field(default_factory=dict, init=False, repr=False)
 
@@ -162,10 +164,19 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], Posterior], Generic[StateT
             places = np.linspace(0, data.n_instances - 1, min(MAX_START_INSTANCES, data.n_instances)).astype(int)
             subsample, state = self._on_subsample(places)
             return subsample.start_log_kappa(state)
-        candidates = calibration.starts(data.whole.ranges(), common=self.common_start)
+        candidates = calibration.starts(np.median(data.whole.ranges, axis=0), common=self.common_start)
         if len(candidates) == 1:
             return candidates[0]
         return max(candidates, key=lambda log_kappa: self.evaluate(self._scaled(first, log_kappa))[0])
+
+    def coarse_start(self, first: StateT) -> StateT:
+        """Where to start from: with very many instances the optimum of some of them."""
+        n_instances = self.data.n_instances
+        if n_instances < 2 * _COARSE_INSTANCES:
+            return first
+        subsample, _ = self._on_subsample(np.linspace(0, n_instances - 1, _COARSE_INSTANCES).astype(int))
+        state: StateT = ascend(subsample, first, _COARSE).state
+        return state
 
     @abstractmethod
     def _block_pass(self, state: StateT) -> BlockPass[SumsT]:

@@ -15,8 +15,8 @@ Labels that agree with each other and with the views are then weaker evidence th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -41,7 +41,17 @@ _LOOKED_ENTRIES = 1 << 18  # of logits at once
 _MAX_ENTRIES = 1 << 27  # of all confusion matrices: a gigabyte
 
 
-class LabelTable(NamedTuple):
+class LabelGroups(NamedTuple):
+    """Equal labels of an instance, taken together: G groups, in the order of the instances."""
+
+    owner: Array  # (G,): the instance
+    label: Array  # (G,)
+    first: Array | None  # (N+,): first group of every instance; None where each has one
+    of_label: Array  # (J,): the group of every label
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTable:
     """Labels of labelled instances, which count from 0 in order."""
 
     instance: Array  # (J,)
@@ -52,6 +62,7 @@ class LabelTable(NamedTuple):
     n_instances: int  # N+
     n_annotators: int
     looks: Array | None = None  # (J,): G_i(y_ij), where item difficulty is modelled
+    _memo: dict[int, tuple[sparse.csr_array, sparse.csr_array]] = field(default_factory=dict, repr=False)
 
     def part(self, labels: slice, first: int, last: int) -> "LabelTable":
         """Some labels, which are those of instances from first up to last."""
@@ -59,10 +70,36 @@ class LabelTable(NamedTuple):
         looks = None if self.looks is None else self.looks[labels]
         return LabelTable(*columns, self.importance[first:last], last - first, self.n_annotators, looks)
 
-    @property
+    @cached_property
     def given(self) -> Array:
         """How often each label was given: (J,)."""
         return np.asarray(self.repeats / self.importance[self.instance])
+
+    @cached_property
+    def groups(self) -> LabelGroups:
+        """Equal labels of every instance."""
+        stride = int(self.label.max(initial=0)) + 1
+        cell, of_label = np.unique(self.instance * stride + self.label, return_inverse=True)
+        owner = cell // stride
+        first = None if len(cell) == self.n_instances else np.searchsorted(owner, np.arange(self.n_instances))
+        return LabelGroups(owner, cell % stride, first, of_label)
+
+    def incidence(self, n_answers: int) -> tuple[sparse.csr_array, sparse.csr_array]:
+        """How often a group has an annotator's answer, (G, U A), and the same with the instances' weights, (U A, G).
+
+        With one answer, A = 1, labels are told apart by their annotators alone.
+        """
+        if n_answers not in self._memo:
+            answer = self.annotator * n_answers + (self.label if n_answers > 1 else 0)
+            shape = (len(self.groups.owner), self.n_annotators * n_answers)
+            given = sparse.csr_array((self.given, (self.groups.of_label, answer)), shape=shape)
+            counted = sparse.csr_array((self.repeats, (answer, self.groups.of_label)), shape=shape[::-1])
+            self._memo[n_answers] = given, counted
+        return self._memo[n_answers]
+
+    def over_groups(self, values: Array, operation: np.ufunc = np.add) -> Array:
+        """Values of the groups (G, ...), added up or otherwise reduced over the groups of every instance."""
+        return values if self.groups.first is None else operation.reduceat(values, self.groups.first, axis=0)
 
 
 class NoiseModel(NamedTuple):
@@ -150,6 +187,13 @@ class FittedNoise(NamedTuple):
         """Expected counts of true classes and labels, without the prior: like `counts`."""
         return np.maximum(self.counts - self.prior, 0) if self.tally is None else self.tally
 
+    def resume(self, other: "FittedNoise | None") -> "FittedNoise":
+        """The noise that another fit found, if it is of the same form; else this."""
+        if other is None or (other.model.kind, other.counts.shape) != (self.model.kind, self.counts.shape):
+            return self
+        alike = (other.levels is None) == (self.levels is None) and (other.strength is None) == (self.strength is None)
+        return other._replace(model=self.model) if alike else self
+
     def reader(self) -> Callable[[LabelTable], "LabelReading"]:
         """A function that reads a table's labels under E[ln A] and E[ln pi]; serialised to workers."""
         log_levels = None if self.levels is None else log_expected(self.levels)
@@ -224,7 +268,7 @@ class FittedNoise(NamedTuple):
         log_levels = None
         if self.levels is not None:
             looks = label_looks(outputs, labels.instance, position)
-            table, log_levels = table._replace(looks=looks), log_mean(self.levels)
+            table, log_levels = replace(table, looks=looks), log_mean(self.levels)
         return LabelReading(self.model.of_kind, log_mean(counts), log_levels, self.model.n_classes, table).log_evidence
 
     def label_sampler(self, annotator: Array, instance: Array, outputs: Array) -> Sampler:
@@ -253,56 +297,54 @@ class LabelReading:
     def __init__(
         self, kind: "NoiseKind", log_noise: Array, log_levels: Array | None, n_classes: int, table: LabelTable
     ) -> None:
-        self._kind, self._table = kind, table
-        self._levels: list[tuple[Array, Array | None, Array]] = []
+        self._kind, self._table, C = kind, table, n_classes
+        self._levels: list[tuple[Array | None, Array]] = []
+        log_answer, owner = kind.per_answer(log_noise, C), table.groups.owner
+        base = table.over_groups(kind.answers(log_answer, table, C))
         if log_levels is None:
-            self.log_evidence = kind.log_evidence(table, log_noise, n_classes)  # (N+, C)
+            self.log_evidence = base  # (N+, C)
             return
         assert table.looks is not None
-        N, C = table.n_instances, n_classes
-        base = kind.log_evidence(table, log_noise, C)
-        cell, first, self._group = np.unique(table.instance * C + table.label, return_index=True, return_inverse=True)
-        looks = table.looks[first][:, None]
-        self._owner = cell // C  # instances of the groups of equal labels
-        by_group = _sums_by(self._group, table.given, len(cell))  # (groups, J)
-        by_instance = _sums_by(self._owner, np.ones(len(cell)), N)  # (N, groups)
-        total = np.bincount(table.instance, table.given, N)[:, None]
-        for log_level, share in zip(log_levels, _SHARES, strict=True):
+        looks = np.empty((len(owner), 1))
+        looks[table.groups.of_label, 0] = table.looks
+        others = np.maximum(1 - table.over_groups(looks), 0)  # apparent classes that no label names: (N+, 1)
+        total = np.bincount(table.instance, table.given, table.n_instances)[:, None]
+        heights = np.empty((len(log_levels), *base.shape))  # (E, N+, C)
+        for height, log_level, share in zip(heights, log_levels, _SHARES, strict=True):
+            height[:] = base + log_level
             if share == 0:
-                self._levels.append((base + log_level, None, np.zeros(0)))
+                self._levels.append((None, np.zeros(0)))
                 continue
-            odds = share / (1 - share) * np.exp(-kind.per_answer(log_noise, C))
-            gain = by_group @ kind.rows(np.log1p(odds), table, C)  # ln of the product of 1 + odds: (groups, C)
-            top = np.zeros((N, C))
-            np.maximum.at(top, self._owner, gain)
-            excess = looks * (np.exp(gain - top[self._owner]) - np.exp(-top[self._owner]))
-            scale = np.exp(-top) + by_instance @ excess  # (N, C)
-            apparent = looks * np.exp(gain - top[self._owner]) / scale[self._owner]  # P(d_i is the group's label)
-            copied = kind.rows(odds / (1 + odds), table, C)
-            self._levels.append((base + log_level + total * np.log1p(-share) + top + np.log(scale), apparent, copied))
-        heights = np.stack([level[0] for level in self._levels])  # (E, N, C)
-        self.log_evidence = special.logsumexp(heights, axis=0)
-        self._shares = np.exp(heights - self.log_evidence)  # of the levels, given the class
+            odds = share / (1 - share) * np.exp(-log_answer)
+            gain = kind.answers(np.log1p(odds), table, C)  # ln of the product of 1 + odds: (G, C)
+            top = table.over_groups(gain, np.maximum)
+            gain -= top if table.groups.first is None else top[owner]
+            apparent = np.exp(gain, out=gain)
+            apparent *= looks
+            scale = table.over_groups(apparent) + others * np.exp(-top)  # (N+, C)
+            apparent /= scale if table.groups.first is None else scale[owner]  # P(d_i is the group's label)
+            height += total * np.log1p(-share) + top + np.log(scale)
+            self._levels.append((apparent, odds / (1 + odds)))
+        top = heights.max(axis=0)
+        self._shares = np.exp(heights - top)  # of the levels, given the class: (E, N+, C)
+        scale = self._shares.sum(axis=0)
+        self._shares /= scale
+        self.log_evidence = top + np.log(scale)
 
     def sums(self, truth: Array) -> NoiseSums:
         """Expected counts given the probabilities of the true classes (N+, C)."""
         kind, table, none = self._kind, self._table, np.zeros(0)
-        right, by_label = truth[table.instance, table.label], truth[table.instance]  # (J,) and (J, C)
-        doubt = np.bincount(table.annotator, table.repeats * right * (1 - right), table.n_annotators)
-        tally = kind.expected_counts(by_label, table)
+        owner, label = table.groups[:2]
+        right = truth[owner, label]
+        doubt = table.incidence(1)[1] @ (right * (1 - right))
+        tally = kind.counts(truth[owner], table)
         if not self._levels:
             return NoiseSums(tally, doubt, none, none)
-        own = by_label  # probability of the class, and that the label is a draw of the row
-        for share, (_, apparent, copied) in zip(self._shares, self._levels, strict=True):
-            if apparent is not None:
-                own = own - ((share * truth)[self._owner] * apparent)[self._group] * copied
-        levels = np.einsum("enc,nc,n->e", self._shares, truth, table.importance)
-        return NoiseSums(kind.expected_counts(np.maximum(own, 0), table), doubt, tally, levels)
-
-
-def _sums_by(place: Array, weight: Array, size: int) -> sparse.csr_array:
-    """A matrix (size, n) that adds up weighted rows by their places."""
-    return sparse.csr_array((weight, (place, np.arange(len(place)))), shape=(size, len(place)))
+        own, levels = tally, self._shares * truth
+        for level, (apparent, copied) in zip(levels, self._levels, strict=True):
+            if apparent is not None:  # less the labels that are no draws of the annotator's row
+                own = own - copied * kind.counts(level[owner] * apparent, table)
+        return NoiseSums(np.maximum(own, 0), doubt, tally, np.einsum("enc,n->e", levels, table.importance))
 
 
 def label_looks(outputs: Array, row: Array, position: Array) -> Array:
@@ -335,11 +377,8 @@ class NoiseKind(Protocol):
     def prior(self, n_classes: int, confusion: tuple[float, float], accuracy: tuple[float, float]) -> Array:
         """Prior counts of one annotator."""
 
-    def log_evidence(self, table: LabelTable, log_noise: Array, n_classes: int) -> Array:
-        """Sum over an instance's labels of ln A_u[c, y_ij] for every class c, given logarithms of A: (N+, C)."""
-
-    def rows(self, values: Array, table: LabelTable, n_classes: int) -> Array:
-        """Values like the parameters, for every label's annotator and answer and all true classes: (J, C)."""
+    def answers(self, values: Array, table: LabelTable, n_classes: int) -> Array:
+        """Sums of values like the parameters over the labels of every group, for all true classes: (G, C)."""
 
     def per_answer(self, log_noise: Array, n_classes: int) -> Array:
         """Logarithms of A's entries, shaped like the parameters."""
@@ -347,8 +386,8 @@ class NoiseKind(Protocol):
     def log_sums(self, log_noise: Array) -> tuple[float, float]:
         """Sums of the logarithms of right and of wrong answers."""
 
-    def expected_counts(self, truth: Array, table: LabelTable) -> Array:
-        """Expected counts given the probabilities of every label's true class (J, C); additive over labels."""
+    def counts(self, truth: Array, table: LabelTable) -> Array:
+        """Expected counts given the probabilities of every group's true class (G, C); additive over labels."""
 
     def right_and_wrong(self, given: Array) -> Array:
         """Expected counts of right and wrong labels: (U, 2)."""
@@ -370,17 +409,10 @@ class _Accuracy:
     def prior(self, n_classes: int, confusion: tuple[float, float], accuracy: tuple[float, float]) -> Array:
         return np.array(accuracy, dtype=np.float64)
 
-    def log_evidence(self, table: LabelTable, log_noise: Array, n_classes: int) -> Array:
-        N, C = table.n_instances, n_classes
-        right, wrong = log_noise[table.annotator].T
-        wrong = wrong - np.log(C - 1)
-        evidence = np.bincount(table.instance * C + table.label, table.given * (right - wrong), N * C).reshape(N, C)
-        return evidence + np.bincount(table.instance, table.given * wrong, N)[:, None]
-
-    def rows(self, values: Array, table: LabelTable, n_classes: int) -> Array:
-        right, wrong = values[table.annotator].T
+    def answers(self, values: Array, table: LabelTable, n_classes: int) -> Array:
+        right, wrong = (table.incidence(1)[0] @ values).T
         rows = np.repeat(wrong[:, None], n_classes, axis=1)
-        rows[np.arange(len(right)), table.label] = right
+        rows[np.arange(len(right)), table.groups.label] = right
         return rows
 
     def per_answer(self, log_noise: Array, n_classes: int) -> Array:
@@ -389,10 +421,9 @@ class _Accuracy:
     def log_sums(self, log_noise: Array) -> tuple[float, float]:
         return float(log_noise[:, 0].sum()), float(log_noise[:, 1].sum())
 
-    def expected_counts(self, truth: Array, table: LabelTable) -> Array:
-        right = truth[np.arange(len(truth)), table.label]
-        both = (table.repeats * right, table.repeats * (truth.sum(axis=1) - right))
-        return np.stack([np.bincount(table.annotator, each, table.n_annotators) for each in both], axis=1)
+    def counts(self, truth: Array, table: LabelTable) -> Array:
+        right = truth[np.arange(len(truth)), table.groups.label]
+        return np.asarray(table.incidence(1)[1] @ np.stack([right, truth.sum(axis=1) - right], axis=1))
 
     def right_and_wrong(self, given: Array) -> Array:
         return given
@@ -425,12 +456,9 @@ class _Confusion:
         np.fill_diagonal(prior, confusion[0])
         return prior
 
-    def log_evidence(self, table: LabelTable, log_noise: Array, n_classes: int) -> Array:
-        rows = np.swapaxes(log_noise, 1, 2).reshape(-1, n_classes)  # (U C, C): annotator and label, true class
-        return np.asarray(self._incidence(table, table.given, n_classes) @ rows)
-
-    def rows(self, values: Array, table: LabelTable, n_classes: int) -> Array:
-        return np.asarray(np.swapaxes(values, 1, 2)[table.annotator, table.label])
+    def answers(self, values: Array, table: LabelTable, n_classes: int) -> Array:
+        rows = np.swapaxes(values, 1, 2).reshape(-1, n_classes)  # (U C, C): annotator and label, true class
+        return np.asarray(table.incidence(n_classes)[0] @ rows)
 
     def per_answer(self, log_noise: Array, n_classes: int) -> Array:
         return log_noise
@@ -439,10 +467,9 @@ class _Confusion:
         right = float(np.trace(log_noise, axis1=1, axis2=2).sum())
         return right, float(log_noise.sum()) - right
 
-    def expected_counts(self, truth: Array, table: LabelTable) -> Array:
+    def counts(self, truth: Array, table: LabelTable) -> Array:
         U, C = table.n_annotators, truth.shape[1]
-        by_answer = _sums_by(table.annotator * C + table.label, table.repeats, U * C)
-        expected = np.asarray(by_answer @ truth).reshape(U, C, C)  # annotator, label, true class
+        expected = (table.incidence(C)[1] @ truth).reshape(U, C, C)  # annotator, label, true class
         return np.ascontiguousarray(np.swapaxes(expected, 1, 2))
 
     def right_and_wrong(self, given: Array) -> Array:
@@ -470,12 +497,6 @@ class _Confusion:
             return np.asarray(np.minimum(above.sum(axis=1), C - 1))
 
         return draw
-
-    def _incidence(self, table: LabelTable, repeats: Array, n_classes: int) -> sparse.csr_array:
-        """How often annotator u gave label y to instance i: (N+, U C)."""
-        column = table.annotator * n_classes + table.label
-        shape = (table.n_instances, table.n_annotators * n_classes)
-        return sparse.csr_array((repeats, (table.instance, column)), shape=shape)
 
 
 NOISES: dict[str, NoiseKind | None] = {

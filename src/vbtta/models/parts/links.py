@@ -6,7 +6,8 @@ it in :data:`LINKS`, and enter its log-probability in torch for ADVI and `TTAMod
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,16 +35,23 @@ class MixedViews:
     joint: Array  # (C, K, n): proba, times the class weights if any
     scale: Array  # (K, n): inverse, times the weights if they are not by class
     mixture: Array  # (C, n): sum_k w_k P_k(c)
+    _last: dict[str, Array] = field(default_factory=dict)
 
     @cached_property
     def weighted(self) -> Array:
         """P_k(c) f_c before division: (C, K, n)."""
         return self.proba * self.logits
 
+    def expected(self, share: Array) -> Array:
+        """Sum over views of share (K, n) times P_k: (C, n), kept for the last share."""
+        if self._last.get("share") is not share:
+            self._last.update(share=share, mixed=contract("ckn,kn->cn", self.proba, share * self.inverse))
+        return self._last["mixed"]
+
     @cached_property
     def mean(self) -> Array:
         """E_k f: (K, n)."""
-        return np.asarray(self.weighted.sum(axis=0) * self.inverse)
+        return np.asarray(class_sum(self.weighted) * self.inverse)
 
 
 class ViewScores(NamedTuple):
@@ -108,15 +116,17 @@ class Softmax(Link):
         return weight - (proba * (inverse * weight.sum(axis=-1))).T, None
 
     def proba(self, utility: Array, variance: Array | None) -> tuple[Array, Array]:
-        """Exponentials, in place: the largest utilities are near 0."""
-        proba = np.exp(np.maximum(utility, _MIN_LOG_PROBA, out=utility), out=utility)
-        return proba, 1 / proba.sum(axis=0)
+        """Exponentials, in place: the largest utilities are near 0. In single precision small ones may become 0."""
+        if utility.itemsize == 8:
+            np.maximum(utility, _MIN_LOG_PROBA, out=utility)
+        proba = np.exp(utility, out=utility)
+        return proba, 1 / class_sum(proba)
 
     def scores(self, views: MixedViews, ratio: Array, share: Array) -> ViewScores:
         """Sums over classes without an array of the responsibilities."""
         product = views.weighted if views.joint is views.proba else views.joint * views.logits
-        by_kappa = np.einsum("ckn,cn->kn", product, ratio) * views.scale - share * views.mean
-        expected = np.einsum("ckn,kn->cn", views.proba, share * views.inverse)
+        by_kappa = contract("ckn,cn->kn", product, ratio) * views.scale - share * views.mean
+        expected = views.expected(share)
         return ViewScores(by_kappa, views.mixture * ratio - expected, None)
 
 
@@ -140,6 +150,30 @@ class Probit(Link):
 LINKS: dict[str, Link] = {"softmax": Softmax(), "probit": Probit()}
 
 
+def contract(subscripts: str, views: Array, weights: Array) -> Array:
+    """A sum of products of an array (C, K, n) and a smaller one, computed in the precision of the first."""
+    weights = weights.astype(views.dtype, copy=False)
+    if subscripts in _PRODUCTS and views.strides[0] < views.strides[2]:  # classes last in memory: BLAS is faster
+        total = _PRODUCTS[subscripts](views.T, weights.T).T
+    else:
+        total = np.einsum(subscripts, views, weights)
+    return total.astype(np.float64, copy=False)
+
+
+def class_sum(views: Array) -> Array:
+    """The sum over classes (K, n) of an array (C, K, n)."""
+    if views.strides[0] > views.strides[-1]:
+        return np.asarray(views.sum(axis=0))
+    return np.asarray((views.T @ np.ones(len(views), dtype=views.dtype)).T)
+
+
+_PRODUCTS: dict[str, Callable[[Array, Array], Array]] = {
+    "ckn,kn->cn": lambda views, weights: (weights[:, None] @ views)[:, 0],
+    "ckn,cn->kn": lambda views, weights: (views @ weights[:, :, None])[:, :, 0],
+    "ckn,k->cn": lambda views, weights: weights @ views,
+}
+
+
 def view_proba(link: Link, logits: Array, variance: Array | None, calibration: Calibration) -> tuple[Array, Array]:
     """Unnormalised probabilities of every class under every calibrated view, (C, K, n), and inverse sums (K, n)."""
     return link.proba(*_utilities(logits, variance, calibration))
@@ -148,9 +182,9 @@ def view_proba(link: Link, logits: Array, variance: Array | None, calibration: C
 def _utilities(logits: Array, variance: Array | None, calibration: Calibration) -> tuple[Array, Array | None]:
     """Utilities and their variances: (C, K, n) each."""
     kappa = np.exp(calibration.log_kappa)[:, None]
-    utility = logits * kappa
+    utility = logits * kappa.astype(logits.dtype)
     if calibration.offset.any():
-        utility += calibration.offset[:, None, None]
+        utility += calibration.offset[:, None, None].astype(logits.dtype)
     return utility, None if variance is None else variance * kappa**2
 
 
