@@ -29,8 +29,8 @@ def run(quick: bool = False) -> dict[str, Any]:
             select = measured(*data, lambda p, y: select_views(p, y, task="classification", budget=4))
             cells[f"select_{name}"] = {**select, "limit": 2_500}
     for name, n, n_classes in (("hundred_classes", 100_000, 100), ("thousand_classes", 20_000, 1_000)):
-        predictions, labels = crowd(n // shrink, 25, n_classes, dtype=np.float32)
-        fit = measured(predictions, labels, lambda p, y: fit_policy(p, y, task="classification"))
+        predictions, given = crowd(n // shrink, 25, n_classes, dtype=np.float32)
+        fit = measured(predictions, given, lambda p, y: fit_policy(p, y, task="classification"))
         policy = fit.pop("policy")
         passes = measured(predictions, labels, lambda p, _, policy=policy: policy.predict(p), precision=np.float32)[
             "passes"
