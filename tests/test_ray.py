@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -460,33 +459,6 @@ def test_errors_of_workers_are_short(machines: Machines, tmp_path: Path) -> None
     fleet = Fleet(Frail, (True,), 1, {})
     with pytest.raises(RuntimeError, match=r"the last one with: OSError: no vbtta here\. Start"):
         fleet.anywhere([("fail", ())])
-
-
-def test_a_worker_killed_in_the_midst_of_a_part_and_a_damaged_part(machines: Machines, tmp_path: Path) -> None:
-    """The numbers are those of an undisturbed run, to the last bit; a part that is cut off is made again."""
-    inputs_in_files(tmp_path / "inputs", 300)
-    fatal, views = tmp_path / "fatal", [Identity(), GaussianNoise(0.2)]
-
-    def make(mortal: bool) -> Any:
-        def model(batch: np.ndarray) -> np.ndarray:
-            if mortal and not fatal.exists():
-                fatal.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return batch[:, :2]
-
-        return model
-
-    options: dict[str, Any] = {"draws": 2, "rows_per_part": 100, "key": "a", "workers": 2}
-    calm = collect_on_cluster(partial(make, False), tmp_path / "inputs", views, tmp_path / "calm", **options).load()
-    killed = collect_on_cluster(partial(make, True), tmp_path / "inputs", views, tmp_path / "killed", **options)
-    assert fatal.exists()
-    np.testing.assert_array_equal(killed.load().outputs, calm.outputs)
-    part = sorted((tmp_path / "killed").glob("*.parquet"))[1]
-    part.write_bytes(part.read_bytes()[:-9])
-    with pytest.warns(UserWarning, match=f"{part.name} is damaged .* set aside as {part.name}.damaged and made again"):
-        again = collect_on_cluster(partial(make, True), tmp_path / "inputs", views, tmp_path / "killed", **options)
-    assert again.n_reused == again.n_parts - 1
-    np.testing.assert_array_equal(again.load().outputs, calm.outputs)
 
 
 LOCAL = """

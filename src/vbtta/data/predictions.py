@@ -419,7 +419,7 @@ def _check_rows(block: Array, start: int, name: str, names: tuple[str, ...], sma
     if wrong.any():
         row, view, output = (int(index) for index in np.argwhere(wrong)[0])
         demand = "finite" if smallest < 0 else "finite and not negative"
-        if np.isfinite(block[row, view, output]) and abs(block[row, view, output]) > _LARGEST:
+        if np.isfinite(block[row, view, output]) and abs(float(block[row, view, output])) > _LARGEST:
             demand = f"smaller than {_LARGEST:g}, or squares overflow"
         raise ValueError(
             f"{name} must be {demand}; input {start + row}, view {names[view]!r}, output {output} is "
