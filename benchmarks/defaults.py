@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         predictions, given = crowd(n // shrink, 25, n_classes, dtype=np.float32)
         fit = measured(predictions, given, lambda p, y: fit_policy(p, y, task="classification"))
         policy = fit.pop("policy")
-        passes = measured(predictions, labels, lambda p, _, policy=policy: policy.predict(p), precision=np.float32)[
-            "passes"
-        ]
+        passes = measured(predictions, given, partial(_predict, policy), precision=np.float32)["passes"]
         n_members = max(1, len(policy.members))
         cells[name] = {**fit, "limit": 150, "predict_passes_a_member": passes / n_members, "predict_limit": 4}
     predictions, numbers = regression(1_000 // shrink, 18)
@@ -52,7 +51,7 @@ def baselines(n: int) -> dict[str, dict[str, float]]:
     data = crowd(n, 18, 10)
     outcome = {}
     for name in BASELINES:
-        cell = measured(*data, lambda p, y, name=name: fit_baseline(name, p, y, task="classification"))  # type: ignore[misc]
+        cell = measured(*data, partial(fit_baseline, name, task="classification"))
         outcome[name] = {key: cell[key] for key in ("passes", "seconds")}
     return outcome
 
@@ -69,6 +68,10 @@ def exponents(shrink: int) -> dict[str, float]:
             seconds.append(measured(*data, lambda p, y: fit_policy(p, y, task="classification"))["seconds"])
         outcome[size] = float(np.polyfit(np.log(factors), np.log(seconds), 1)[0])
     return outcome
+
+
+def _predict(policy: Any, predictions: ViewPredictions, _: Any) -> Any:
+    return policy.predict(predictions)
 
 
 def measured(

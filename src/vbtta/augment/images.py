@@ -71,7 +71,8 @@ class ImageView(BuiltIn):
         if images.ndim == 4 or not self.interpolates:
             return function(images)
         slices = images.movedim(2, 1)  # (N, D, C, H, W)
-        return function(slices.flatten(0, 1)).unflatten(0, slices.shape[:2]).movedim(1, 2)
+        mapped = function(slices.flatten(0, 1))
+        return mapped.reshape(*slices.shape[:2], *mapped.shape[1:]).movedim(1, 2)
 
     def _restore(self, outputs: "Tensor", /) -> "Tensor":
         """Outputs (N, C, H, W) of transformed images in the geometry of the images."""
