@@ -2,5 +2,5 @@
 
 __all__ = ["__version__"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """The version of the package, as files of policies and results name it."""
