@@ -444,6 +444,18 @@ def test_what_the_readme_says_of_the_results_is_there() -> None:
 # -- guides that quote results ----------------------------------------------------------------------------------------
 
 
+def test_the_guide_on_sizes_shows_the_small_samples() -> None:
+    text = (DOCS / "guides" / "how-many.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "results" / "small" / "rows.json").read_text(encoding="utf-8"))["rows"]
+    columns = [("cifar10n-light", 1), ("cifar10n-light", 3), ("mnist1000", 1), ("mnist1000", 3), ("food101-light", 1)]
+    for size in (10, 25, 50, 100):
+        [line] = [line for line in text.splitlines() if line.startswith(f"| {size} | ")]
+        shown = [float(cell) for cell in line.split("|")[2:8]]
+        for value, (data, labels) in zip(shown, [*columns, ("utkface-light", 1)], strict=True):
+            cell = [row for row in rows if (row["data"], row["labels"], row["size"]) == (data, labels, size)]
+            assert value == pytest.approx(np.mean([r["default"]["nll"] - r["raw"]["nll"] for r in cell]), abs=6e-4)
+
+
 def test_the_guide_on_sizes_says_what_the_learning_curve_found() -> None:
     text = " ".join((DOCS / "guides" / "how-many.md").read_text(encoding="utf-8").split())
     found = json.loads((ROOT / "results" / "learning_curve" / "results.json").read_text(encoding="utf-8"))["data_sets"]
