@@ -15,7 +15,6 @@ from reproduction.scoring import Model, fit_steps, round_list, scores, uniform
 from reproduction.tallies import (
     Difference,
     Spread,
-    agreement,
     markdown_table,
     mean_weights,
     number,
@@ -210,10 +209,9 @@ def _table(rows: Rows, config: Config) -> str:
 def _cells(rows: Rows) -> list[Cell]:
     """All combinations, at the larger number of draws."""
     cells = []
-    for combination, (mean, sd) in PAPER.items():
+    verdict = "made-up patterns" if rows[0]["synthetic"] else "another network: only differences compare"
+    for combination, (mean, _) in PAPER.items():
         ours = _spread(rows, combination, draws=_draws(rows))
-        verdict = agreement(ours, mean, sd, larger_is_better=True, trials=10)
-        verdict = "not comparable: made-up patterns" if rows[0]["synthetic"] else verdict
         cells.append(Cell(f"accuracy, {combination}", mean, ours.mean, ours.sd, verdict))
     return cells
 
