@@ -81,7 +81,7 @@ def _command(options: argparse.Namespace) -> None:
 
     if options.items == ["ls"]:
         titles = {name: item.title for name, item in ITEMS.items()}
-        return _print(options, titles, [f"{name:<12}{title}" for name, title in titles.items()])
+        return _print(options, titles, [f"{name:<15}{title}" for name, title in titles.items()])
     if not options.items and not options.verify:
         raise UsageError(f"name at least one item, or all; {_PROGRAM} ls lists them")
     unknown = [name for name in options.items if name not in (*ITEMS, "all")]

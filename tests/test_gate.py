@@ -200,9 +200,11 @@ def test_given_features_are_saved_and_asked_for(task: str, tmp_path: Path) -> No
     loaded = Policy.load(tmp_path / "policy.json")
     np.testing.assert_array_equal(loaded.weights_for(predictions), policy.weights_for(predictions))
     spread = policy.among((*predictions.names, "left out")).weights_for(predictions)  # as after select_views
-    np.testing.assert_array_equal(spread, np.column_stack([policy.weights_for(predictions), np.zeros(150)]))
+    np.testing.assert_array_equal(
+        spread, np.column_stack([policy.weights_for(predictions), np.zeros(len(predictions))])
+    )
     with pytest.raises(ValueError, match="needs the features"):
-        loaded.predict(ViewPredictions(predictions.outputs))
+        loaded.predict(ViewPredictions(predictions.outputs, names=predictions.names))
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def run(page: Path, folder: Path, *, strict: bool = True, given: Mapping[str, An
     steps = []
     with _in(folder), warnings.catch_warnings():
         warnings.simplefilter("error" if strict else "ignore")
-        for package in ("torch", "onnxscript", "copyreg"):  # their own, while a module is exported
+        for package in ("torch", "onnxscript", "copyreg", "ray"):  # their own, while a module is exported
             warnings.filterwarnings("ignore", module=package)
         for place, (language, source) in enumerate(fences):
             if language not in _RUN:

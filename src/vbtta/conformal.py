@@ -75,6 +75,18 @@ class ConformalPolicy:
         Names of the strata; the classes where `by_class`.
     n_units : (S,) array
         Calibration inputs of every stratum, or groups of them; weights of the truth may make them fractions.
+
+    Examples
+    --------
+    >>> from vbtta import ViewPredictions, conformalize, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.integers(0, 3, size=600)
+    >>> views = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(600, 2, 3)))
+    >>> policy = fit_policy(views.take(slice(300)), truth[:300], task="classification")
+    >>> conformal = conformalize(policy, views.take(slice(300, 450)), truth[300:450], level=0.9)
+    >>> sets = conformal.predict_set(views.take(slice(450, 600)))
+    >>> sets.shape, bool(sets[np.arange(150), truth[450:]].mean() > 0.85)
+    ((150, 3), True)
     """
 
     policy: Predictor

@@ -108,6 +108,17 @@ class SequentialPolicy:
         Cross-validated loss against the full policy, and its upper 95 % confidence limit, in nats an input.
     curve : tuple of SequentialPoint
         Cost and score of other thresholds, cheapest first.
+
+    Examples
+    --------
+    >>> from vbtta import ViewPredictions, fit_sequential
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.integers(0, 3, size=400)
+    >>> logits = 3 * np.eye(3)[truth][:, None] + rng.normal(size=(400, 3, 3))
+    >>> views = ViewPredictions(logits, names=["identity", "flip", "crop"])
+    >>> sequential = fit_sequential(views, truth, task="classification", tolerance=0.05)
+    >>> sequential.loss <= sequential.tolerance, bool(sequential.predict(views).passes.mean() < 3)
+    (True, True)
     """
 
     policies: tuple[Policy, ...]

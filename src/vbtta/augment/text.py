@@ -45,7 +45,7 @@ class WordDropout(TextView, label="word_dropout", stochastic=True):
     --------
     >>> view = WordDropout(0.5)
     >>> view(["a plot that goes nowhere"], RowStreams(0, view.name, 0, [0]))
-    ['that goes nowhere']
+    ['a goes']
     """
 
     p: Share
@@ -67,7 +67,7 @@ class WordSwap(TextView, label="word_swap", stochastic=True):
     --------
     >>> view = WordSwap(0.5)
     >>> view(["a plot that goes nowhere"], RowStreams(0, view.name, 0, [0]))
-    ['plot a that goes nowhere']
+    ['a that plot nowhere goes']
     """
 
     p: Share

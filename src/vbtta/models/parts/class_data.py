@@ -307,7 +307,7 @@ class SoftmaxViews:
         return np.asarray(special.softmax(weights.astype(self._type) @ self._utility + offset, axis=1))
 
     def information(self, proba: Array) -> Array:
-        """Mutual information of class and view, as :func:`view_information` of class probabilities (n, C): (n,)."""
+        """Mutual information of class and view, given class probabilities (n, C): (n,)."""
         # ln P(c, k) = ln rate_k + u_kc + ln tilt_c: what depends on class and view enters by its expectation alone
         tilt = self._factor * np.minimum(proba / self.mixture, 1e30)
         lean = tilt.astype(self._type)[:, :, None]
