@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vbtta import GaussianLatent, LabelSets, ViewPredictions, fit_policy, select_views
-from vbtta.crossval import CrossValidated, compare_scores, n_units, split
+from vbtta.crossval import CrossValidated, compare_scores, n_units, split, stack_scores
 
 
 @given(
@@ -75,3 +75,22 @@ def test_copied_rows_in_a_group_leave_the_guard_in_doubt() -> None:
         for given_groups in (groups, None)
     ]
     assert errors[0] > 2 * errors[1]
+
+
+def test_rows_of_a_group_count_by_their_design_effect() -> None:
+    """Copies count as one row, independent rows as many, and equal scores say nothing."""
+    rng = np.random.default_rng(0)
+    scores, groups = rng.normal(size=(50, 2)), np.repeat(np.arange(50), 8)
+
+    def weights(scores: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+        members = [
+            CrossValidated(column, groups, np.arange(len(column)) % 5, np.ones(len(column))) for column in scores.T
+        ]
+        return stack_scores(members, np.ones(2))[0].weights
+
+    lead = np.array([0.4, 0.0])
+    better = scores + lead
+    np.testing.assert_allclose(weights(better[groups], groups), weights(better, None), rtol=0.03)
+    independent = rng.normal(size=(400, 2)) + lead
+    np.testing.assert_allclose(weights(independent, groups), weights(independent, None), atol=0.03)
+    np.testing.assert_allclose(weights(np.zeros((400, 2)), groups), 0.5)

@@ -104,8 +104,8 @@ def stack_scores(members: list[CrossValidated], prior_count: Array) -> tuple[Sta
     first = members[0]
     scores = np.stack([member.scores for member in members], axis=1) / first.importance[:, None]  # (n, M)
     sizes = first.importance
-    if first.units is not None:  # rows of a group are no independent evidence: together they count as one
-        sizes = sizes * (len(np.unique(first.units)) / len(first.units))
+    if first.units is not None:
+        sizes = sizes * _independent_share(scores, first.units)
     held_out = np.empty(len(scores))
     for fold in np.unique(first.fold):
         inside = first.fold == fold
@@ -117,6 +117,21 @@ def stack_scores(members: list[CrossValidated], prior_count: Array) -> tuple[Sta
 def prior_counts(n_views: int, raw: bool, count: float) -> Array:
     """Prior counts (M,) of members with views and, the last, of the raw network: as much as all the others together."""
     return np.array([count] * n_views + [count * n_views] * raw)
+
+
+def _independent_share(scores: Array, units: Array) -> float:
+    """How many independent rows a row of a group counts as: the inverse of Kish's design effect.
+
+    It is the variance of a sum of rows over that of a sum of groups, for the members' scores (n, M) relative to each
+    other: 1 where rows of a group are independent, the number of groups over that of rows where they are copies.
+    """
+    groups, place = np.unique(units, return_inverse=True)
+    relative = scores - scores.mean(axis=1, keepdims=True)
+    relative -= relative.mean(axis=0)
+    sums = np.stack([np.bincount(place, column) for column in relative.T])  # (M, groups)
+    clustered = float((sums**2).sum()) * len(groups) / max(len(groups) - 1, 1)
+    least = len(groups) / len(units)
+    return float(np.clip((relative**2).sum() / clustered, least, 1.0)) if clustered > 0 else least
 
 
 def stacking_weights(scores: Array, sizes: Array, prior_count: float | Array) -> Stacking:
