@@ -407,3 +407,11 @@ def test_an_annotator_who_labels_an_instance_twice_is_named() -> None:
     with pytest.warns(UserWarning, match=r"annotator 'bob' labels instance b twice \(1 such"):
         LabelSets.from_table(["a", "b", "b", "b"], [0, 1, 1, 0], ["bob", "bob", "ann", "bob"])
     LabelSets.from_table(["a", "b", "b"], [0, 1, 0], ["bob", "bob", "bob"], count=[1, 2, 1])  # repeats are meant
+
+
+def test_odd_names_and_sizes_are_one_line_errors() -> None:
+    table = pd.DataFrame({"instance": [0], "l\nbel": [1]})
+    with pytest.raises(ValueError, match=r"it has instance, l\\nbel$"):
+        LabelSets.from_table(table)
+    with pytest.raises(ValueError, match="instance_weight must be numbers of a size that a float can hold"):
+        LabelSets.from_table(pd.DataFrame({"instance": [0], "label": [1], "instance_weight": [10**400]}, dtype=object))

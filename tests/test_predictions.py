@@ -273,3 +273,14 @@ def test_features_follow_rows_views_files_and_joins(tmp_path: Path) -> None:
 def test_features_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ViewPredictions(np.zeros((4, 3, 1)), **options)
+
+
+def test_other_byte_orders_are_saved(tmp_path: Path) -> None:
+    outputs = np.arange(6.0).reshape(3, 2, 1)
+    predictions = ViewPredictions(
+        outputs.astype(">f4"), ids=np.arange(3, dtype=">i4"), groups=np.arange(3, dtype=">i8")
+    )
+    predictions.save(tmp_path / "p.parquet")
+    loaded = ViewPredictions.load(tmp_path / "p.parquet")
+    np.testing.assert_array_equal(loaded.outputs, outputs)
+    np.testing.assert_array_equal(loaded.groups, np.arange(3))

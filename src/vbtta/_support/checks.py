@@ -39,12 +39,14 @@ def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def positive(**values: object) -> None:
-    """Every value is a finite number above zero, or None."""
+    """Every value is a positive number whose powers a float can hold, or None."""
     for name, value in values.items():
         if value is None:
             continue
         if not 0 < _real(value) < math.inf:
             raise ValueError(f"{name} must be a positive number; got {shown(value)}")
+        if not 1e-100 <= _real(value) <= 1e100:
+            raise ValueError(f"{name} must be between 1e-100 and 1e100; got {shown(value)}")
 
 
 def takes(name: str, function: Callable[..., Any], *arguments: str) -> None:

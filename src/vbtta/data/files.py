@@ -95,6 +95,11 @@ def _read_predictions_npz(path: str | os.PathLike[str], mmap: bool) -> ViewPredi
         raise ValueError(f"{path}: {error}") from None
 
 
+def _native(values: Array) -> Array:
+    """The same in the machine's byte order, the only one that Arrow knows."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
 def prediction_table(predictions: ViewPredictions) -> Any:
     """Predictions as an Arrow table with one row an instance: `instance, outputs[K*C], variance[K*C], group`."""
     arrow = require("pyarrow", "data")
@@ -103,13 +108,13 @@ def prediction_table(predictions: ViewPredictions) -> Any:
     _, n_views, n_outputs = predictions.outputs.shape
     columns = {}
     if predictions.ids is not None:
-        columns["instance"] = arrow.array(predictions.ids)
+        columns["instance"] = arrow.array(_native(predictions.ids))
     for name in ("outputs", "variance"):
         if (values := getattr(predictions, name)) is not None:
-            flat = arrow.array(np.ascontiguousarray(values).ravel())
+            flat = arrow.array(_native(np.ascontiguousarray(values).ravel()))
             columns[name] = arrow.FixedSizeListArray.from_arrays(flat, n_views * n_outputs)
     if predictions.groups is not None:
-        columns["group"] = arrow.array(predictions.groups)
+        columns["group"] = arrow.array(_native(predictions.groups))
     metadata = {
         "names": None if predictions.generated_names else predictions.names,
         "shape": [n_views, n_outputs],

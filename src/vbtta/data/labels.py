@@ -28,7 +28,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vbtta._support.checks import real_array, require, shown, whole_number
+from vbtta._support.checks import printable, real_array, require, shown, whole_number
 
 Array = NDArray[Any]
 
@@ -263,8 +263,9 @@ class LabelSets:
             raise ValueError(f"instance {labels.n_instances - 1} is too large for a row number; give ids as strings")
         weights = np.ones(labels.n_instances)
         key = table.instance.astype(np.intp) if labels.ids is None else look_up(table.instance, labels.ids)[0]
-        weights[key] = table.weight
-        if (weights[key] != table.weight).any():
+        given = real_array("instance_weight", table.weight)
+        weights[key] = given
+        if (weights[key] != given).any():
             raise ValueError("instance_weight differs between labels of an instance; give every instance one weight")
         return labels.with_weights(weights)
 
@@ -667,7 +668,7 @@ def long_labels(
     if not endings and "label" not in table:
         raise ValueError(
             f"{where} has no labels: give columns label_1, label_2, ... (wide) or instance, annotator, label (long); "
-            f"it has {', '.join(list(table)[:8])}"
+            f"it has {', '.join(printable(name) for name in list(table)[:8])}"
         )
     if key is None and (unused := [name for name in table if name not in reserved and name not in endings]):
         raise ValueError(
@@ -842,7 +843,8 @@ def is_absent(values: Array, missing: object = None) -> Array:
     else:
         absent = np.zeros(values.shape, dtype=bool)
     try:
-        return absent if missing is None else absent | np.asarray(values == missing, dtype=bool)
+        with np.errstate(over="ignore"):
+            return absent if missing is None else absent | np.asarray(values == missing, dtype=bool)
     except OverflowError:  # an integer that no float can hold
         return absent
 

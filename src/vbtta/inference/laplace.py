@@ -199,9 +199,15 @@ def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:
 
     K = n_views
     cross, inner = quadratic[:K, K:], quadratic[K:, K:]
-    reduced = quadratic[:K, :K] - cross @ np.linalg.solve(inner, cross.T)
-    target = linear[:K] - cross @ np.linalg.solve(inner, linear[K:])
-    factor = cholesky(0.5 * (reduced + reduced.T))
+    with np.errstate(over="ignore", invalid="ignore"):
+        reduced = quadratic[:K, :K] - cross @ np.linalg.solve(inner, cross.T)
+        target = linear[:K] - cross @ np.linalg.solve(inner, linear[K:])
+        reduced = 0.5 * (reduced + reduced.T)
+    if not (np.isfinite(reduced).all() and np.isfinite(target).all()):
+        raise ValueError(
+            "predictions, labels or priors differ by too many orders of magnitude for a latent pool; rescale"
+        )
+    factor = cholesky(reduced)
     pool = nnls(factor.T, np.linalg.solve(factor, target), maxiter=100 * K)[0]
     return pool, np.linalg.solve(inner, linear[K:] - cross.T @ pool)
 
