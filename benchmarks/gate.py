@@ -32,8 +32,8 @@ def gated_data(task: str, seed: int, n: int, slopes: np.ndarray = TRUE) -> tuple
         outputs = 2.5 * rng.normal(size=(n, 3, 4))
         proba = special.softmax(outputs[np.arange(n), view], axis=1)
         labels = (rng.random((n, 1)) > proba.cumsum(axis=1)).sum(axis=1)
-    named = {"names": ["identity", "flip", "crop"], "feature_names": ["sharp", "tilted"]}
-    return ViewPredictions(outputs, features=features, **named), labels
+    views, about = ["identity", "flip", "crop"], ["sharp", "tilted"]
+    return ViewPredictions(outputs, names=views, features=features, feature_names=about), labels
 
 
 def fit(task: str, predictions: ViewPredictions, labels: Any, **options: Any) -> Policy:
