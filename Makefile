@@ -6,6 +6,9 @@ READY := $(VENV)/.ready
 REAL := .venv-integrations# other libraries, as they are released
 LOWEST := .venv-lowest# NumPy and SciPy alone, the lowest that pyproject.toml allows
 
+# Test processes are as many as cores: a second thread in each would only wait.
+test test-integrations test-lowest coverage: export OMP_NUM_THREADS = 1
+
 .PHONY: demo test test-integrations test-lowest coverage lint docs bench quality reproduce fuzz licences clean
 
 demo: $(READY)
