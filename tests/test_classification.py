@@ -153,3 +153,13 @@ def test_odd_data_give_finite_answers(
     assert (prediction.mutual_information >= 0).all()
     assert (prediction.mutual_information <= prediction.entropy + 1e-12).all()
     np.testing.assert_allclose(prediction.proba.sum(axis=1), 1)
+
+
+def test_predictions_without_class_names_get_the_policys() -> None:
+    rng = np.random.default_rng(0)
+    classes, truth = np.array(["cat", "dog", "eel"]), rng.integers(0, 3, size=90)
+    logits = rng.normal(size=(90, 2, 3)) + 3 * np.eye(3)[truth][:, None]
+    named = ViewPredictions(logits, names=["identity", "flip"], classes=classes)
+    policy = fit_policy(named, classes[truth], task="classification")
+    nameless = ViewPredictions(logits, names=["identity", "flip"])
+    np.testing.assert_array_equal(policy.predict(nameless).label, policy.predict(named).label)

@@ -83,6 +83,11 @@ class ContinuousPrediction:
         """Variance of every output: (N, C)."""
         return np.diagonal(self._moments[1], axis1=1, axis2=2).copy()
 
+    @property
+    def std(self) -> Array:
+        """Standard deviation of every output: (N, C)."""
+        return np.sqrt(self.variance)
+
     def quantile(self, q: float | ArrayLike) -> Array:
         """Quantiles of every output: (N, C) for one q, (Q, N, C) for several."""
         levels = np.asarray(q, dtype=np.float64)

@@ -338,12 +338,13 @@ class Policy:
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution of every input; needs the views of positive weight, by name."""
-        return self._result(self.posterior.predict(self._views(predictions)))
+        return self._result(self.posterior.predict(self._views(predictions)), predictions)
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Prediction:
         """The true label of every input from its labels and its views together; one row an input."""
         aligned = self._aligned(predictions, labels)
-        return self._result(self.posterior.consensus(self._views(predictions), aligned, self._people(aligned)))
+        truth = self.posterior.consensus(self._views(predictions), aligned, self._people(aligned))
+        return self._result(truth, predictions)
 
     def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
         """Log score of every labelled input's label set, noise model included: (N+,); of pairs in multi-label tasks."""
@@ -356,10 +357,14 @@ class Policy:
         sets = labels if isinstance(labels, LabelSets) else LabelSets.from_multilabel(labels)
         return predictions.as_binary().align(sets)
 
-    def _result(self, prediction: Prediction) -> Prediction:
-        """The prediction, in multi-label tasks of C labels at once: a :class:`MultiLabelPrediction`."""
-        if not self.multilabel or not isinstance(prediction, CategoricalPrediction):
+    def _result(self, prediction: Prediction, predictions: ViewPredictions) -> Prediction:
+        """The prediction with the policy's classes, in multi-label tasks of C labels at once."""
+        if not isinstance(prediction, CategoricalPrediction):
             return prediction
+        if not self.multilabel:
+            if predictions.classes is not None or self.classes is None:
+                return prediction
+            return CategoricalPrediction(prediction.proba, prediction.mutual_information, self.classes)
         classes = np.arange(self.n_outputs) if self.classes is None else self.classes
         return MultiLabelPrediction.of(prediction, classes)  # type: ignore[return-value]
 

@@ -393,6 +393,8 @@ def predict(
     rule: Any = load_policy(existing(policy, "a policy (.json)"))
     if sets or calibration:
         rule = _with_sets(rule, policy, sets, calibration, method, talk)
+    elif hasattr(rule, "levels"):  # fitted with sets
+        sets = rule.levels.tolist()
     try:
         ids = np.arange(len(views)) if views.ids is None else views.ids
         prediction = rule.predict(views)

@@ -540,7 +540,8 @@ class LabelSets:
         if self.ids is not None and ids is None:
             raise ValueError(
                 f"labels name their instances by id (such as {str(next(iter(self.ids), ''))!r}) but the predictions "
-                "have none; give ViewPredictions(ids=...), or pair by row: labels.reset_index(drop=True)"
+                "have none; give ViewPredictions(ids=...), or pair by row with labels without ids (of a pandas object: "
+                "reset_index(drop=True))"
             )
         if self.ids is not None or ids is None:
             return self.ids is not None

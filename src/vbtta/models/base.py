@@ -285,7 +285,8 @@ def models_of(task: str) -> dict[str, type[Model]]:
     """The models of a task by their short names."""
     found = {entry.short_name: _type(name) for name, entry in MODELS.items() if entry.task == task}
     if not found:
-        raise ValueError(f"task must be one of {sorted({e.task for e in MODELS.values() if e.task})}; got {task!r}")
+        known = sorted({entry.task for entry in MODELS.values() if entry.task} | {"multilabel"})
+        raise ValueError(f"task must be one of {known}; got {task!r}")
     return found
 
 
