@@ -209,7 +209,9 @@ def _table(rows: Rows, config: Config) -> str:
 def _cells(rows: Rows) -> list[Cell]:
     """All combinations, at the larger number of draws."""
     cells = []
-    verdict = "made-up patterns" if rows[0]["synthetic"] else "another network: only differences compare"
+    verdict = (
+        "not comparable: made-up patterns" if rows[0]["synthetic"] else "another network: only differences compare"
+    )
     for combination, (mean, _) in PAPER.items():
         ours = _spread(rows, combination, draws=_draws(rows))
         cells.append(Cell(f"accuracy, {combination}", mean, ours.mean, ours.sd, verdict))

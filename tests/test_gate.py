@@ -160,7 +160,8 @@ def test_extrapolation_is_bounded() -> None:
     assert policy.gate is not None
     ends = np.zeros((2, 3, 2))
     ends[0, 0], ends[1, 0] = policy.gate.limits[1], 1e6
-    far = ViewPredictions(np.zeros((2, 3, 1)), features=ends, feature_names=predictions.feature_names)
+    about = predictions.feature_names
+    far = ViewPredictions(np.zeros((2, 3, 1)), names=predictions.names, features=ends, feature_names=about)
     weights = policy.weights_for(far)
     np.testing.assert_array_equal(weights[0], weights[1])
     assert (weights > 0).all()
