@@ -9,7 +9,7 @@ LOWEST := .venv-lowest# NumPy and SciPy alone, the lowest that pyproject.toml al
 # Test processes are as many as cores: a second thread in each would only wait.
 test test-integrations test-lowest coverage: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-integrations test-lowest coverage lint docs bench quality reproduce fuzz licences clean
+.PHONY: demo test test-integrations test-lowest coverage lint docs bench quality reproduce fuzz mutation licences clean
 
 demo: $(READY)
 	$(BIN)/vbtta demo --out runs/demo
@@ -20,7 +20,7 @@ test: $(READY)
 test-integrations: $(REAL)/.ready
 	$(REAL)/bin/python -m pytest -n 2 --dist loadgroup tests/integrations tests/test_integrations.py
 
-FIRST_FLOOR := $(addprefix tests/test_,$(addsuffix .py,categorical classification continuous crossval fit latent metrics mixtures random select))
+FIRST_FLOOR := $(addprefix tests/test_,$(addsuffix .py,categorical_latent categorical_mixture crossval distributions fit fit_classification gaussian_latent gaussian_mixture laplace metrics random select))
 test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest -n 2 $(FIRST_FLOOR)
 
@@ -48,6 +48,10 @@ reproduce: $(READY)
 FUZZ ?= --out results/fuzz
 fuzz: $(READY)
 	$(BIN)/python -m benchmarks.fuzz $(FUZZ)
+
+# Five hundred changed operators, numbers and conditions of the models: which of them do the contract's tests notice?
+mutation: $(READY)
+	$(BIN)/python -m benchmarks.mutation --out results/mutation
 
 licences: $(READY)
 	$(BIN)/python .ci/licences.py

@@ -331,8 +331,8 @@ def answers(policy: Policy, data: Data) -> dict[str, Any]:
     record: dict[str, Any] = {
         "weights": policy.weights,
         "member_weights": policy.member_weights,
-        "gain": [member.gain for member in policy.members or (policy,)],
-        "elbo": [member.elbo for member in policy.members or (policy,)],
+        "gain": [member.gain for member in policy.members],
+        "elbo": [member.elbo for member in policy.members],
         "weight_interval": policy.weight_interval(0.9),
         "score": policy.score(predictions, labels).sum(),
         **{f"elbo_terms.{name}": value for name, value in policy.elbo_terms.items()},

@@ -31,7 +31,7 @@ from vbtta import (
     fit_policy,
 )
 from vbtta.inference import advi as ascent
-from vbtta.inference.guide import Guide, Site, WeightDraws, constrain
+from vbtta.inference.advi import Guide, Site, WeightDraws, constrain
 from vbtta.models.base import record_from_dict, record_to_dict
 
 torch = pytest.importorskip("torch", reason="ADVI needs the extra advi")

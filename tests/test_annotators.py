@@ -118,11 +118,11 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
         mu = f + H @ views.theta_mean[k]
         P, pull, log_labels = L.copy(), L @ mu, 0.0
         own = np.flatnonzero(block.instance == i)
-        for j in own:
+        for j in own.tolist():
             u, n = block.annotator[j], block.repeats[j]
             P, pull = P + n * tau[u] * np.eye(C), pull + n * tau[u] * (block.value[:, j] - people.bias[u])
         t = np.linalg.solve(P, pull)
-        for j in own:
+        for j in own.tolist():
             u, n = block.annotator[j], block.repeats[j]
             log_tau = special.digamma(people.shape[u]) - np.log(people.rate[u])
             gap = block.value[:, j] - people.bias[u] - t
@@ -133,7 +133,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
         log_rho[i, k] = np.log(views.weights[k]) + 0.5 * (log_det - np.linalg.slogdet(P)[1] - form) + log_labels
         truth[i, k], spread[i, k] = t, np.trace(np.linalg.inv(P))
     _, sums = problem.evaluate(state)
-    assert float(sums.views.log_evidence) == pytest.approx(special.logsumexp(log_rho, axis=1).sum())  # (15), (16)
+    assert float(sums.log_evidence) == pytest.approx(special.logsumexp(log_rho, axis=1).sum())  # (15), (16)
     p = special.softmax(log_rho, axis=1)
     shape, rate = np.full(n_people, prior.shape), np.full(n_people, prior.rate)
     given, residual = np.zeros(n_people), np.zeros((n_people, C))

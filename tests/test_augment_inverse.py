@@ -1,5 +1,7 @@
 """Inverses of views: for all sizes, dimensions and libraries; what a view does not see; exchanged classes."""
 
+from typing import Any
+
 import kornia
 import numpy as np
 import pytest
@@ -61,7 +63,7 @@ def smooth(height, width, channels=2):
 
 @given(size=sizes, view=st.sampled_from(EXACT), numpy=st.booleans())
 def test_flips_and_turns_are_undone_exactly(size, view, numpy):
-    images = torch.rand(2, 3, *size)
+    images: Any = torch.rand(2, 3, *size)
     images = images.numpy() if numpy else images
     augmented = view(images)
     restored, seen = invert_view(view, augmented, augmented, images)
@@ -87,7 +89,7 @@ def test_shifts_are_undone_exactly_where_the_view_sees(size, x, y):
     images = torch.rand(1, 2, *size)
     augmented = view(images)
     restored, seen = invert_view(view, augmented, augmented, images)
-    assert torch.equal(restored, images * seen)
+    assert torch.equal(restored, torch.where(seen, images, 0))
     down, right = (min(round(abs(share) * n), n - 1) for share, n in zip((y, x), size, strict=True))
     assert int(seen.sum()) == (size[0] - down) * (size[1] - right)
 
@@ -234,7 +236,7 @@ def test_ttach_has_inverses_that_agree_with_ours():
         augmented = view(images)
         restored, seen = invert_view(view, augmented, augmented, images)
         torch.testing.assert_close(restored, factor * images)
-        assert seen.all()
+        assert seen is None  # all is seen
     ours = {"HorizontalFlip": HorizontalFlip(), "Rotate90(90)": Rotate90(1)}
     for view in as_views(ttach.Compose([ttach.HorizontalFlip(), ttach.Rotate90([0, 90])])):
         if view.name in ours:

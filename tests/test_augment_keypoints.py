@@ -105,8 +105,8 @@ def test_coordinates_are_a_regression_with_views(coordinates, rng):
     points = torch.tensor(rng.uniform([[14, 14], [40, 14]], [[22, 34], [50, 34]], size=(60, 2, 2)))
     images, network = blobs(points), Hands(coordinates == "unit").eval()
     plain = [Identity(), HorizontalFlip(), VerticalFlip(), Shift(0.05, 0.1, padding="zeros"), GaussianNoise(1e-6)]
-    truth = (points + 0.5) / torch.tensor([WIDTH, HEIGHT]) if coordinates == "unit" else points
-    truth = truth.flatten(1).numpy()
+    points = (points + 0.5) / torch.tensor([WIDTH, HEIGHT]) if coordinates == "unit" else points
+    truth = points.flatten(1).numpy()
     # a vertical flip of two hands side by side leaves left left: only the horizontal one exchanges them
     views = keypoint_views(plain, (HEIGHT, WIDTH), coordinates=coordinates)
     views[1] = Keypoints([HorizontalFlip()], (HEIGHT, WIDTH), coordinates, swap_classes=[(0, 1)])

@@ -263,11 +263,21 @@ def test_scale_of_the_logits_hardly_matters(link, scales):
     np.testing.assert_allclose([loss(scale) for scale in scales], loss(1.0), rtol=0.03)
 
 
+@pytest.mark.parametrize("n_classes", [3, 60])  # few classes are copied, many are read from the predictions
+@pytest.mark.parametrize("constant", [1e7, 1e45])
+def test_a_constant_added_to_all_logits_is_immaterial(n_classes, constant):
+    rng = np.random.default_rng(3)
+    logits, _, labels = draw(rng, 60, 3, n_classes, pool=[0.7, 0.3, 0.0], accuracy=(0.9,))
+    logits = np.round(logits) if constant < 2**50 else 0 * logits  # such that the sum is exact
+    plain, moved = (fit(values, labels)[1].state.pool for values in (logits, logits + constant))
+    np.testing.assert_allclose(plain, moved, rtol=1e-9)
+
+
 def test_first_gain_is_chosen_on_a_sample(monkeypatch):
     rng = np.random.default_rng(10)
     logits, _, labels = draw(rng, 60, 3, 4)
     assert fit(logits, labels, engine=EM(max_steps=1, tol=0), shrinkage=1.0)[1].state.pool.sum() == pytest.approx(1)
-    monkeypatch.setattr("vbtta.models.parts.class_model.MAX_START_INSTANCES", 20)
+    monkeypatch.setattr("vbtta.models.parts.class_data.MAX_START_INSTANCES", 20)
     assert fit(1e4 * logits, labels, engine=EM(max_steps=1, tol=0), shrinkage=1.0)[1].state.pool.sum() < 0.01
 
 

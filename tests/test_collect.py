@@ -142,9 +142,14 @@ def test_costs_are_positive_and_named(inputs):
     cost = measure_cost(lambda x: x, inputs, [Identity(), GaussianNoise(0.1)], draws=2)
     assert set(cost) == {"identity", "noise(0.1)"}
     assert min(cost.values()) > 0
-    loader = DataLoader(torch.from_numpy(inputs), batch_size=8)
+    loader: DataLoader = DataLoader(torch.from_numpy(inputs), batch_size=8)
     sizes = []
-    measure_cost(lambda x: sizes.append(len(x)) or x, loader, [Identity()], repeats=1)
+
+    def sized(batch):
+        sizes.append(len(batch))
+        return batch
+
+    measure_cost(sized, loader, [Identity()], repeats=1)
     assert sizes == [8, 8]
     with pytest.raises(ValueError, match="repeats"):
         measure_cost(lambda x: x, inputs, [Identity()], repeats=0)

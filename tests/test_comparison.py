@@ -271,7 +271,7 @@ def test_it_prints_as_a_table():
 
 def test_dataframe_has_all_of_it():
     outcome = run("regression", methods=["original", "uniform"])
-    frame = outcome.to_dataframe()
+    frame = outcome.to_frame()
     assert list(frame.index) == ["original", "uniform"]
     assert frame.loc["uniform", "mse"] == outcome["uniform", "mse"]
     assert frame.loc["uniform", "crps_minus_original_low"] == outcome.against_original.low[1, 3]
@@ -283,7 +283,8 @@ def test_plot_draws_every_method(metric, tmp_path):
     outcome = run("classification", methods=["original", "uniform", "max"])
     figure = outcome.plot(metric, against="original")
     (axes,) = figure.axes
-    labels = [tick.get_text() for tick in axes.get_yticklabels()]
+    ticks = sorted(axes.get_yticklabels(), key=lambda tick: tick.get_position()[1])
+    labels = [tick.get_text() for tick in ticks]
     assert {label.split()[0] for label in labels} == set(outcome.methods)
     values = [outcome[label.split()[0], metric] for label in labels]
     assert values == sorted(values, reverse=metric != "accuracy")  # the best on top

@@ -88,7 +88,8 @@ def test_intervals_cover_and_adapt(rng):
 
 
 def test_every_class_is_covered_with_class_strata(rng):
-    by_class, marginal = [], []
+    by_class: list[float] = []
+    marginal: list[float] = []
     for _ in range(SPLITS):
         calibration, test = classes(rng, 300), classes(rng, 400)
         rare = test[1] == 0
@@ -119,7 +120,7 @@ def test_strata_of_inputs_have_their_own_thresholds(rng):
 
 def test_rows_of_new_groups_are_covered(rng):
     """Small groups have large errors, and rows of a group share theirs: rows are no independent draws."""
-    coverage = {"groups": [], "rows": []}
+    coverage: dict[str, list] = {"groups": [], "rows": []}
     for _ in range(SPLITS):
         small = rng.random(40) < 0.5
         group = np.repeat(np.arange(40), np.where(small, 5, 35))
@@ -152,8 +153,8 @@ def noisy_sample(rng, n):
 def test_scores_weighted_by_the_consensus_cover_the_truth(rng):
     model = CategoricalLatent(noise="uniform")
     policy = fit_policy(*noisy_sample(rng, 800)[::2], task="classification", model=model)
-    covered = {"label": [], "truth": []}
-    sizes = {"label": [], "truth": []}
+    covered: dict[str, list] = {"label": [], "truth": []}
+    sizes: dict[str, list] = {"label": [], "truth": []}
     for _ in range(40):
         predictions, _, labels = noisy_sample(rng, 400)
         test, truth, _ = noisy_sample(rng, 1000)

@@ -35,6 +35,9 @@ from vbtta import (
     collect_views,
     fit_policy,
 )
+from vbtta.inference.em import ascend
+from vbtta.models.base import InMemory, pose
+from vbtta.models.parts import annotators
 
 torch = pytest.importorskip("torch", reason="ADVI and TTAModule need torch")
 pytest.importorskip("pyro", reason="ADVI needs the extra advi")
@@ -45,7 +48,7 @@ FEW_STEPS = {"max_steps": 12}, {"steps": 20}  # of EM and ADVI, where equal step
 
 # Names that differ between versions, and constants that no public argument reaches: here and nowhere else.
 SMALL_BLOCKS = (
-    ("vbtta.inference.blocks", "_LONGEST", 1),  # then 64 inputs a block
+    ("vbtta.inference.em", "_LONGEST", 1),  # then 64 inputs a block
     ("vbtta.models.parts.class_data", "_ENTRIES", 200),
     ("vbtta.inference.unconstrained", "CHUNK_ENTRIES", 500),
 )
@@ -197,6 +200,7 @@ ADVI_CASES = (
     _numbers("gaussian mixture, ADVI", GaussianMixture(noise="none", v=0.05), DRIFT),
     _numbers("gaussian mixture, constant scale, ADVI", GaussianMixture(noise="none", scale="constant"), DRIFT),
     _numbers("gaussian mixture, annotator, ADVI", GaussianMixture(noise="annotator", v=0.05), DRIFT, labels=3),
+    _numbers("gaussian mixture, Student t", GaussianMixture(component="student_t", noise="none")),
     _numbers("gaussian mixture, Student t, ADVI", GaussianMixture(component="student_t", noise="none"), DRIFT),
     _numbers(
         "gaussian mixture, Laplace, shift, ADVI",
@@ -295,6 +299,27 @@ def test_the_bound_never_falls(case: Case, accelerate: bool) -> None:
     assert policy.elbo == bounds[-1]
 
 
+@every(EM_CASES)
+def test_no_small_move_from_the_end_raises_the_bound(case: Case) -> None:
+    """An update whose steps are refused (a wrong sign, say) does not lower the bound, but stands still too early."""
+    predictions, labels = case.problem()
+    labels = predictions.align(labels)
+    source = InMemory(predictions, labels)
+    problem, first = pose(case.model.resolve(labels).settle(source)[0], source)
+    end = ascend(problem, first, EM(tol=1e-9, max_steps=3000)).state
+    bound, vector = problem.evaluate(end)[0], problem.pack(end)
+    inside = vector != 0  # weights at zero stay there
+    if case.task == "regression" and end.annotators is not None:  # biases sum to zero, and a move would change that
+        inside[-len(annotators.pack(end.annotators)) :] = False
+    rng = np.random.default_rng(0)
+    for size in (1e-1, 1e-2, 1e-3):
+        for _ in range(10):
+            move = size * rng.normal(size=len(vector)) * inside
+            with np.errstate(all="ignore"):
+                rises = [problem.evaluate(problem.unpack(vector + side * move, end))[0] - bound for side in (1, -1)]
+            assert not max(rises) > 1e-3, size
+
+
 @every(CASES)
 def test_the_bound_is_the_sum_of_its_terms_and_the_history_starts_uniform(case: Case) -> None:
     policy = fitted(case)[0]
@@ -329,13 +354,14 @@ def _weights(rng: np.random.Generator) -> np.ndarray:
     return rng.dirichlet([1.0, 1.0], size=DRAWS)
 
 
-def _gaussian_mixture(model: GaussianMixture, rng: np.random.Generator) -> np.ndarray:
+def _gaussian_mixture(model: Any, rng: np.random.Generator, log_component: Any = None) -> np.ndarray:
     precision = rng.gamma(PRIOR_NU / 2, 2 / (PRIOR_NU * PRIOR_V), size=(DRAWS, 1, 2))
     common = rng.standard_t(3, size=(2, DRAWS, 1, 1)) * model.common_scale
     shift, slope = common + rng.normal(size=(2, DRAWS, 1, 2)) * model.beta**-0.5
     views = TINY_VIEWS[:, :, 0]
     location = views + shift + (slope * views if model.link == "affine" else 0)
-    log_each = stats.norm.logpdf(_standard_labels()[:, None], location, precision**-0.5)
+    log_component = stats.norm.logpdf if log_component is None else log_component
+    log_each = log_component(_standard_labels()[:, None], loc=location, scale=precision**-0.5)
     return _mixed(_weights(rng), log_each)
 
 
@@ -362,14 +388,15 @@ def _class_labels(proba: np.ndarray, model: Any, rng: np.random.Generator) -> np
         prior = np.array(model.confusion_prior) * np.ones((DRAWS, 1))
         if model.difficulty:  # by EM: annotators share the counts of their prior
             prior = prior * np.exp(rng.normal(size=(DRAWS, 2)))
-        right = rng.beta(*prior.T[:, :, None, None], size=(DRAWS, 2, 2))  # (M, U, C)
+        a, b = prior.T[:, :, None, None]
+        right = rng.beta(a, b, size=(DRAWS, 2, 2))  # (M, U, C)
         matrices = np.stack(
             [np.stack([right[..., 0], 1 - right[..., 0]], -1), np.stack([1 - right[..., 1], right[..., 1]], -1)], 2
         )
     else:
         people = 1 if model.noise == "uniform" else 2
-        prior = {"uniform": (19.0, 0.5), "annotator": (8.0, 2.0)}[model.noise]
-        right = np.broadcast_to(rng.beta(*prior, size=(DRAWS, people)), (DRAWS, 2))
+        a, b = {"uniform": (19.0, 0.5), "annotator": (8.0, 2.0)}[model.noise]
+        right = np.broadcast_to(rng.beta(a, b, size=(DRAWS, people)), (DRAWS, 2))
         matrices = np.stack([np.stack([right, 1 - right], -1), np.stack([1 - right, right], -1)], axis=2)
     own = [matrices[:, u][:, :, TINY_CLASSES[:, u]].swapaxes(1, 2) for u in range(2)]  # (M, n, C) each
     if not model.difficulty:
@@ -532,6 +559,19 @@ def test_bounds_lie_below_the_evidence(
         assert evidence - 2 - mode < policy.elbo < evidence + sampling, engine
 
 
+def test_the_bound_of_student_t_components_lies_below_the_evidence() -> None:
+    """Their degrees of freedom are at the mode: the evidence is that given these, times their prior density."""
+    prior = {"nu": PRIOR_NU, "v": PRIOR_V, "beta": 2.0, "common_scale": 0.5, "concentration": 1.0, "scale": "constant"}
+    model = GaussianMixture(component="student_t", noise="none", **prior)  # type: ignore[arg-type]
+    policy = Case("tiny", "regression", model, _tiny, engine=CLIMB).fit(*_tiny("regression"))
+    tail = float(policy.posterior.state.views.tail)
+    component = partial(stats.t.logpdf, df=tail)
+    heights = _gaussian_mixture(model, np.random.default_rng(0), component) + stats.gamma(2, scale=10).logpdf(tail - 2)
+    evidence = special.logsumexp(heights) - np.log(DRAWS)
+    error = np.exp(heights - evidence).std() / np.sqrt(DRAWS)
+    assert evidence - 2 < policy.elbo < evidence + 4 * error
+
+
 @pytest.mark.parametrize("link", LINKS)
 def test_the_bound_is_the_likelihood_where_only_weights_are_inferred(link: Any) -> None:
     model = CategoricalMixture(link=link, noise="none", calibrate=False)
@@ -665,6 +705,64 @@ def test_one_view_has_all_the_weight_and_needs_no_other(case: Case) -> None:
         assert np.array_equal(values, single[name])
     if hasattr(policy.predict(alone), "mutual_information"):
         np.testing.assert_allclose(single["mutual_information"], 0, atol=1e-9)
+
+
+# -- some of the views --------------------------------------------------------------------------------
+
+
+@every(CASES)
+def test_views_are_left_out_in_any_order_and_those_left_share_the_weight(case: Case) -> None:
+    policy, predictions, _ = fitted(case)
+    whole = policy.restrict([0, 1, 2])
+    np.testing.assert_allclose(whole.weights, policy.weights, atol=1e-12)
+    assert_alike(whole.predict(predictions), policy.predict(predictions), 1e-12)
+    heaviest, second, _ = np.argsort(-policy.weights)
+    pair = policy.restrict(sorted([heaviest, second]))
+    assert pair.weights.sum() == pytest.approx(1)
+    if policy.gate is None:
+        kept = pair.weights > 0
+        np.testing.assert_allclose(pair.weights[kept], policy.weights[kept] / policy.weights[kept].sum(), atol=1e-12)
+    low, high = pair.weight_interval(0.9).T
+    assert ((low <= pair.weights + 1e-9) & (pair.weights <= high + 1e-9)).all()
+    alone, later = policy.restrict([heaviest]), pair.restrict([int(heaviest > second)])
+    assert alone.weights[heaviest] == later.weights[heaviest] == 1
+    np.testing.assert_allclose(later.weight_interval(0.9), alone.weight_interval(0.9), atol=1e-9)
+    assert_alike(later.predict(predictions), alone.predict(predictions), 1e-9)
+    needed = chosen(predictions, views=[heaviest])
+    assert_alike(alone.predict(needed), alone.predict(predictions), 0)
+
+
+# -- groups -------------------------------------------------------------------------------------------
+
+
+@every(
+    tuple(case for case in EM_CASES if getattr(case.model, "weights", "") != "input")
+)  # by groups gates are shrunken
+def test_groups_change_intervals_and_nothing_else(case: Case) -> None:
+    predictions, labels = case.problem()
+    alone = case.fit(predictions, labels, engine=case.few_steps)
+    for n_groups in (8, 1):
+        groups = np.arange(len(predictions)) % n_groups
+        policy = case.fit(predictions.with_groups(groups), labels, engine=case.few_steps)
+        np.testing.assert_array_equal(policy.weights, alone.weights)
+        assert policy.elbo == alone.elbo
+        low, high = policy.weight_interval(0.9).T
+        assert ((low <= policy.weights) & (policy.weights <= high)).all()
+        if n_groups == 1:  # which says nothing about how groups differ
+            assert (policy.weight_interval(0.9)[policy.weights > 0] == [0, 1]).all()
+        else:
+            assert not np.array_equal(policy.weight_interval(0.9), alone.weight_interval(0.9))
+
+
+@every(tuple(case for case in CASES if getattr(case.model, "weights", "") == "input"))
+def test_intervals_of_coefficients_hold_them_and_grow_with_the_level(case: Case) -> None:
+    gate = fitted(case)[0].gate
+    assert gate is not None
+    narrow, wide = (gate.interval(level) for level in (0.5, 0.99))
+    for low, high in (narrow.T, wide.T):
+        assert ((low <= gate.coefficients) & (gate.coefficients <= high)).all()
+    assert (np.diff(wide) > np.diff(narrow)).all()
+    assert (wide[:, 0] < narrow[:, 0]).all()
 
 
 # -- files, batches, blocks ---------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_rows_of_a_group_count_by_their_design_effect() -> None:
         members = [
             CrossValidated(column, groups, np.arange(len(column)) % 5, np.ones(len(column))) for column in scores.T
         ]
-        return stack_scores(members, np.ones(2))[0].weights
+        return stack_scores(members, np.ones(2), raw=False)[0][0]
 
     lead = np.array([0.4, 0.0])
     better = scores + lead
@@ -94,3 +94,21 @@ def test_rows_of_a_group_count_by_their_design_effect() -> None:
     independent = rng.normal(size=(400, 2)) + lead
     np.testing.assert_allclose(weights(independent, groups), weights(independent, None), atol=0.03)
     np.testing.assert_allclose(weights(np.zeros((400, 2)), groups), 0.5)
+
+
+def test_the_raw_network_takes_the_odds_against_the_views() -> None:
+    """Few instances, or a loss, leave most of the weight to the raw network; a large gain takes it all away."""
+
+    def raw_share(n: int, gain: float) -> float:
+        scores = np.zeros(n), np.full(n, -gain)
+        members = [CrossValidated(each, None, np.arange(n) % 5, np.ones(n)) for each in scores]
+        (weights, covariance), held_out = stack_scores(members, np.ones(2), raw=True)
+        assert weights.sum() == pytest.approx(1)
+        np.testing.assert_allclose(covariance.sum(axis=0), 0, atol=1e-12)
+        assert (held_out.scores >= np.minimum(*scores)).all()
+        return float(weights[1])
+
+    assert raw_share(20, 0.0) == pytest.approx(0.75)  # even odds, and half of the stack
+    assert raw_share(10, 0.0) > raw_share(20, 0.0) > raw_share(1_000, 0.0) > 0.5
+    assert raw_share(50, -0.5) > 0.95
+    assert raw_share(50, 2.0) < 0.03

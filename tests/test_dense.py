@@ -72,12 +72,12 @@ def test_outputs_and_labels_are_those_of_the_positions():
     np.testing.assert_array_equal(labels.instance, np.arange(120))
     assert labels.annotator is labels.instance_weights is None
     assert len(set(predictions.ids)) == 120
-    for other in (1, 4):
-        again, _ = collect_dense(network, images, VIEWS, masks, positions=30, batch_size=other)
+    for size in (1, 4):
+        again, _ = collect_dense(network, images, VIEWS, masks, positions=30, batch_size=size)
         np.testing.assert_allclose(again.outputs, predictions.outputs, atol=1e-6)
         np.testing.assert_array_equal(again.ids, predictions.ids)
-    other, _ = collect_dense(network, images, VIEWS, masks, positions=30, seed=1)
-    assert set(other.ids) != set(predictions.ids)
+    again, _ = collect_dense(network, images, VIEWS, masks, positions=30, seed=1)
+    assert set(again.ids) != set(predictions.ids)
 
 
 def test_inputs_as_arrays_loaders_and_lists_agree():
@@ -309,16 +309,20 @@ def nan_inside(batch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"targets": np.zeros((4, 12, 15), int)}, r"targets\[0\] has shape \(12, 15\) for an input of size \(12, 16\)"),
+        ({"targets": np.zeros((4, 12, 15), int)}, r"targets\[0\] has shape \(12, 15\) for inputs \(12, 16\)"),
         ({"targets": np.zeros((3, 12, 16), int)}, "there are 4 inputs and 3 targets"),
         ({"inputs": iter([images_of(), images_of()])}, "more inputs than the 4 targets"),
         ({"inputs": iter([images_of()[:2]])}, "there are 2 inputs and 4 targets"),
+        (
+            {"targets": np.where(np.arange(4 * 12 * 16).reshape(4, 12, 16) == 700, 7, 0), "positions": 1},
+            r"targets\[3\]: label 7 is outside 0..2",  # one pixel, which need not be among those drawn
+        ),
         ({"targets": np.full((4, 12, 16), 7)}, r"targets\[0\]: label 7 is outside 0..2; .* left out by ignore="),
         ({"targets": np.full((4, 12, 16), 255), "ignore": 255}, "no position of the targets is labelled"),
         ({"views": [Identity(), Mixup(0.5, np.zeros((2, 2, 12, 16)))]}, r"view mixup\(0.5\) has no inverse"),
         ({"views": [Shift(0.9, 0.0), Shift(-0.9, 0.0)]}, "is seen by all views; leave out some of"),
         ({"predictor": nan_inside}, "returned nan for input 1 under view identity"),
-        ({"predictor": lambda batch: batch.flatten(1)}, "collect_dense takes maps, and collect_views rows"),
+        ({"predictor": lambda batch: batch.flatten(1)}, "no maps; use collect_views for rows"),
         ({"predictor": lambda batch: batch[:, :, 1:]}, "divided by a whole number"),
         ({"predictor": lambda batch: batch[:, :1]}, "give targets.astype.float. for a regression, or two logits"),
         ({"inputs": torch.zeros(4, 12, 16)}, r"inputs must be \(N, channels, H, W\)"),
@@ -335,7 +339,7 @@ def nan_inside(batch):
             {"targets": np.eye(3, dtype=int)[np.zeros((4, 12, 16), int)].transpose(0, 3, 1, 2)},
             r"one-hot: give .*argmax",
         ),
-        ({"targets": np.full((4, 12, 16), 0.5)}, r"returns 3 maps: a regression takes one of them, as output="),
+        ({"targets": np.full((4, 12, 16), 0.5)}, r"not class numbers; a regression takes one map, output="),
     ],
 )
 def test_bad_input_is_refused_in_one_line(change, message):

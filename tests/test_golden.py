@@ -38,6 +38,7 @@ TOLERANCES = {
     # measures both; six samples may understate it by half, and a run is one more sample.
     "sampled": Tolerance(0.005, spreads=6.0),
 }
+CONFUSION = Tolerance(1e-7)  # a line search compares bounds whose rounding depends on the processor
 INNER_FIT = Tolerance(1e-3)  # intervals of a Gaussian mixture come from a further fit, which stops at 1e-6
 
 
@@ -53,7 +54,8 @@ def test_answers_are_those_of_the_file(problem: GoldenProblem) -> None:
         assert set(values) == set(record["answers"])
     for name, expected in record["answers"].items():
         inner = name == "weight_interval" and record["model"] == "GaussianMixture" and problem.kind != "sampled"
-        tolerance = INNER_FIT if inner else TOLERANCES[problem.kind]
+        noisy = problem.kind == "exact" and getattr(problem.model, "noise", None) == "confusion"
+        tolerance = INNER_FIT if inner else CONFUSION if noisy else TOLERANCES[problem.kind]
         limit = np.asarray(tolerance.share * max(1.0, np.abs(expected).max()))
         if tolerance.spreads:
             limit = limit + tolerance.spreads * np.asarray(record["spread"][name])

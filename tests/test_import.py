@@ -1,11 +1,15 @@
 """Importing the package needs NumPy and SciPy only, and loads nothing heavy."""
 
+import itertools
 import pydoc
+import re
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import vbtta
@@ -89,3 +93,37 @@ def test_imports_go_one_way() -> None:
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "5 kept, 0 broken" in found.stdout
+
+
+def files_of_a_fit(**options: Any) -> set[str]:
+    """Names of the files whose functions a fit calls."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 4, 300)
+    logits = 2 * np.eye(4)[truth][:, None] + rng.normal(size=(300, 5, 4))
+    predictions, files, folder = vbtta.ViewPredictions(logits, names=["identity", *"abcd"]), set(), SOURCE / "vbtta"
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and folder in path.parents and frame.f_code.co_name != "<module>":
+            files.add(path.relative_to(folder).as_posix())
+
+    sys.setprofile(note)
+    try:
+        vbtta.fit_policy(predictions, truth, task="classification", **options)
+    finally:
+        sys.setprofile(None)
+    return files
+
+
+def test_the_walk_of_a_fit_passes_the_files_that_the_page_draws() -> None:
+    page = (SOURCE.parent / "docs" / "contribute" / "architecture.md").read_text(encoding="utf-8")
+    walk = page[page.index("## A walk") : page.index("## One step")]
+    drawn = set()
+    for pattern in re.findall(r"`([\w{},/]+\.py)`", walk):
+        parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
+        drawn |= {"".join(choice) for choice in itertools.product(*parts)}
+    named = {file for file in files_of_a_fit() if not any(file.endswith(each) for each in drawn)}
+    assert not named, f"docs/contribute/architecture.md does not draw {sorted(named)}"
+    stated, alone = map(int, re.findall(r"(\d+) files", walk))
+    assert len(drawn) == stated
+    assert len(files_of_a_fit(model="mixture", guard=False)) <= alone

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ def uniform_policy(views):
     predictions = ViewPredictions(outputs, names=[view.name for view in views])
     policy = fit_policy(predictions, labels, task="classification", model="latent", guard=False)
     pool = np.full(len(views), 1 / len(views))
-    return replace(policy, posterior=replace(policy.posterior, pool=pool, offset=np.zeros(CLASSES), noise=None))
+    posterior: Any = policy.posterior
+    return replace(policy, posterior=replace(posterior, pool=pool, offset=np.zeros(CLASSES), noise=None))
 
 
 class Mirroring:
@@ -93,8 +95,8 @@ def plans(patch_size):
     layers = {"n_stages": 2, "features_per_stage": [4, 8], "strides": [[1] * n_axes, [2] * n_axes]}
     layers |= {"conv_op": conv, "kernel_sizes": kernels, "n_conv_per_stage": [1, 1], "n_conv_per_stage_decoder": [1]}
     layers |= {"conv_bias": True, "nonlin": "torch.nn.LeakyReLU"}
-    architecture = {"network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet"}
-    architecture |= {"arch_kwargs": layers, "_kw_requires_import": ["conv_op", "nonlin"]}
+    unet = "dynamic_network_architectures.architectures.unet.PlainConvUNet"
+    architecture = {"network_class_name": unet, "arch_kwargs": layers, "_kw_requires_import": ["conv_op", "nonlin"]}
     configuration = {"patch_size": list(patch_size), "data_identifier": "tiny", "architecture": architecture}
     return {"configurations": {"tiny": configuration}, "label_manager": "LabelManager", "plans_name": "tiny"}
 
@@ -194,7 +196,7 @@ def test_windows_of_monai_give_the_map_of_the_whole_image():
         of_metadata = PolicyInferer(SimpleInferer(), views, policy)(monai.data.MetaTensor(images), network)
         torch.testing.assert_close(of_metadata.as_tensor(), whole)
         # a window that reaches beyond the receptive field around the region sees the same
-        inner = SlidingWindowInferer(roi_size=24, overlap=0.0)(images, module)
+        inner: Any = SlidingWindowInferer(roi_size=24, overlap=0.0)(images, module)
         torch.testing.assert_close(inner[..., 2:22, 2:14], whole[..., 2:22, 2:14], atol=1e-5, rtol=0)
 
 

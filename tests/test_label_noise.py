@@ -59,7 +59,7 @@ def test_evidence_is_the_sum_over_an_instances_labels(kind):
     for i, y, u, n in zip(table.instance, table.label, table.annotator, table.repeats, strict=True):
         expected[i] += n * matrices[u][:, y]
     np.testing.assert_allclose(evidence(model, log_noise, table), expected)
-    np.testing.assert_allclose(label_noise.FittedNoise(model, counts).evidence()(table), expected)
+    np.testing.assert_allclose(label_noise.FittedNoise(model, counts).reader()(table).log_evidence, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +68,7 @@ def test_update_maximises_expected_evidence_less_divergence(kind):
     model = noise(kind, 4)
 
     def bound(fitted):
-        return (truth * fitted.evidence()(table)).sum() - fitted.divergence()
+        return (truth * fitted.reader()(table).log_evidence).sum() - fitted.divergence()
 
     best = updated(model, truth, table)
     rng = np.random.default_rng(3)
@@ -193,7 +193,7 @@ def difficult(kind, seed=0):
     _, table, truth = tables(kind, seed=seed, n=12)
     rng = np.random.default_rng(seed + 1)
     looks = rng.dirichlet(np.ones(4), size=table.n_instances)
-    table = replace(table, looks=looks[table.instance, table.label])
+    table = replace(table, looks=looks)
     start = noise(kind, 4).start(table.n_annotators)
     fitted = start._replace(
         counts=start.counts + rng.random(start.counts.shape), levels=np.array([15.0, 9.0]), tally=np.zeros(1)
@@ -213,7 +213,7 @@ def test_labels_of_hard_instances_may_be_the_apparent_class(kind):
             for d in range(4):
                 each = [0.4 * (y == d) + 0.6 * matrix[c, y] for y, matrix in own]
                 total += hard * looks[i, d] * np.prod(each)
-            assert np.exp(fitted.evidence()(table)[i, c]) == pytest.approx(total)
+            assert np.exp(fitted.reader()(table).log_evidence[i, c]) == pytest.approx(total)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -221,7 +221,7 @@ def test_updates_with_difficulty_do_not_lower_the_bound(kind):
     table, truth, _, fitted = difficult(kind)
 
     def bound(noise):
-        return np.log((truth * np.exp(noise.evidence()(table))).sum(axis=1)).sum() - noise.divergence()
+        return np.log((truth * np.exp(noise.reader()(table).log_evidence)).sum(axis=1)).sum() - noise.divergence()
 
     heights = [bound(fitted)]
     for _ in range(8):
@@ -311,3 +311,18 @@ def test_annotators_who_copy_are_reported():
         assert suspects == ([("cleo", "dan")] if copied else [])
     assert diagnosis.copying[0].copied == pytest.approx(0.5, abs=0.15)
     assert "! Annotators who seem to copy each other: cleo and dan" in diagnosis.summary()
+
+
+def test_who_never_errs_is_not_ranked_below_who_does() -> None:
+    """Doubt about the truth widens an interval; it does not pull the estimate to the prior."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, size=300)
+    views = ViewPredictions(6 * np.eye(3)[truth][:, None] + rng.normal(size=(300, 2, 3)))
+    wrong = rng.random(300) < 0.05
+    said = np.stack([truth, np.where(wrong, (truth + 1) % 3, truth)], axis=1)
+    labels = LabelSets.from_array(said, annotators=["never", "sometimes"])
+    people = fit_policy(views, labels, task="classification", guard=False).annotators
+    never, sometimes = people.accuracy
+    assert never > sometimes
+    assert people.accuracy_interval[0, 1] > 0.999
+    assert people.accuracy_interval[1, 0] < 1 - wrong.mean() < people.accuracy_interval[1, 1]

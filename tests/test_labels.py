@@ -97,7 +97,10 @@ def test_pairing_by_row_and_by_id() -> None:
     assert numbers.align(2, np.array([10, 30])).instance.tolist() == [0, 1]
     assert numbers.align(40).instance.tolist() == [10, 30]
     assert numbers.align(2, np.array(["10", "30"])).instance.tolist() == [0, 1]
-    assert numbers.align(40, np.array([f"face-{row}" for row in range(40)])).instance.tolist() == [10, 30]
+    with pytest.raises(ValueError, match="'10', which is not among the predictions' ids, such as 'face-0'"):
+        numbers.align(40, np.array([f"face-{row}" for row in range(40)]))  # row numbers, or ids of something else?
+    by_number = LabelSets.from_table([30, 10], [1.0, 2.0], n_instances=40)
+    assert by_number.align(40, np.array([f"face-{row}" for row in range(40)])).instance.tolist() == [10, 30]
     with pytest.raises(ValueError, match="instance '30', which is not among"):
         numbers.align(2, np.array(["10", "20"]))
     with pytest.raises(ValueError, match="labels name instance 30"):
@@ -415,3 +418,22 @@ def test_odd_names_and_sizes_are_one_line_errors() -> None:
         LabelSets.from_table(table)
     with pytest.raises(ValueError, match="instance_weight must be numbers of a size that a float can hold"):
         LabelSets.from_table(pd.DataFrame({"instance": [0], "label": [1], "instance_weight": [10**400]}, dtype=object))
+
+
+@pytest.mark.parametrize("build", [LabelSets.from_probabilities, LabelSets.from_multilabel])
+@pytest.mark.parametrize("values", [np.array([[1j, 0]]), [["a", "b"]], np.array([[1, 0]], dtype="m8[s]")])
+def test_soft_and_multiple_labels_are_real_numbers(build, values) -> None:
+    with pytest.raises(ValueError, match=r"^(proba|Y) must be numbers of a size that a float can hold"):
+        build(values)
+
+
+def test_an_array_in_the_place_of_a_label_is_named() -> None:
+    nested = np.empty(2, dtype=object)
+    nested[0] = np.array([1, 2])
+    with pytest.raises(ValueError, match="labels must be all numbers or all strings; got ndarray"):
+        LabelSets.from_array(nested)
+
+
+def test_missing_is_one_value() -> None:
+    with pytest.raises(ValueError, match="missing must be one value"):
+        LabelSets.from_array([[1.0, 2.0]], missing=np.array([[1.0], [2.0]]))

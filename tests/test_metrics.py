@@ -38,8 +38,6 @@ def test_ece_by_hand():
     assert metrics.ece(LABELS, PROBA) == pytest.approx((0.3 + 0.6 + 0.6 + 0.1) / 4)
     # One bin: the gaps cancel.
     assert metrics.ece(LABELS, PROBA, bins=1) == pytest.approx(abs(0.3 - 0.6 + 0.6 + 0.1) / 4)
-    # Two bins of equal mass: confidences (0.4, 0.6) and (0.7, 0.9).
-    assert metrics.ece(LABELS, PROBA, bins=2, adaptive=True) == pytest.approx((0.0 + 0.4) / 4)
 
 
 def test_confidence_on_an_edge_belongs_to_the_bin_below():
@@ -48,8 +46,8 @@ def test_confidence_on_an_edge_belongs_to_the_bin_below():
     assert home.tolist() == [2, 3, 4]
 
 
-@given(st.integers(0, 10_000), st.booleans())
-def test_counts_equal_repeated_labels_and_order_does_not_matter(seed, adaptive):
+@given(st.integers(0, 10_000))
+def test_counts_equal_repeated_labels_and_order_does_not_matter(seed):
     generator = np.random.default_rng(seed)
     proba = generator.dirichlet(np.ones(3), size=12).round(1)
     proba[:, 2] = 1 - proba[:, 0] - proba[:, 1]
@@ -57,8 +55,7 @@ def test_counts_equal_repeated_labels_and_order_does_not_matter(seed, adaptive):
     proba /= proba.sum(axis=1, keepdims=True)
     y, count = generator.integers(0, 3, 12), generator.integers(1, 4, 12)
     rows = generator.permutation(np.repeat(np.arange(12), count))
-    repeated = metrics.ece(y[rows], proba[rows], adaptive=adaptive)
-    assert repeated == pytest.approx(metrics.ece(y, proba, count, adaptive=adaptive), abs=1e-12)
+    assert metrics.ece(y[rows], proba[rows]) == pytest.approx(metrics.ece(y, proba, count), abs=1e-12)
     for name in ("accuracy", "brier"):
         metric = getattr(metrics, name)
         assert metric(y[rows], proba[rows]) == pytest.approx(metric(y, proba, count))
@@ -68,9 +65,8 @@ def test_calibrated_predictions_have_small_ece():
     generator = np.random.default_rng(0)
     proba = generator.dirichlet(np.ones(4), size=50_000)
     y = (generator.random((50_000, 1)) > proba.cumsum(axis=1)).sum(axis=1)
-    for adaptive in (False, True):
-        assert metrics.ece(y, proba, adaptive=adaptive) < 0.01
-        assert metrics.ece(y, proba**2 / (proba**2).sum(axis=1, keepdims=True), adaptive=adaptive) > 0.05
+    assert metrics.ece(y, proba) < 0.01
+    assert metrics.ece(y, proba**2 / (proba**2).sum(axis=1, keepdims=True)) > 0.05
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,25 @@ import warnings
 import weakref
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from vbtta import ViewPredictions, collect_dense, fit_policy
+from vbtta import ViewPredictions, collect_dense, conformalize, fit_policy
 from vbtta.adapters import as_predictor
 from vbtta.augment import Chain, GaussianNoise, Identity, as_view, d4, invert_view, volume_flips
 from vbtta.augment.images import HorizontalFlip, Rotate, Rotate90, Shift, VerticalFlip, Zoom
 from vbtta.collect import collect_views
 from vbtta.inference.em import EM
+from vbtta.models.base import Stack
 from vbtta.models.categorical_latent.spec import CategoricalLatent
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
-from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.link_densities import class_probabilities
-from vbtta.models.stack.spec import Stack
+from vbtta.models.parts.links import Calibration
 from vbtta.module import TTAModule
 from vbtta.policy import History, Policy
 from vbtta.sequential import fit_sequential
@@ -191,14 +192,6 @@ def test_tensors_of_many_rows_go_through_in_parts_of_one_size(images, views):
     torch.testing.assert_close(found, whole)
 
 
-def test_mixed_precision_is_that_of_the_adapter(images, views):
-    net, policy = network(CLASSES), classification_policy([view.name for view in views])
-    adapter = as_predictor(net, autocast=torch.bfloat16)
-    found = TTAModule(adapter, views, policy, max_batch=12)(images).detach().numpy()
-    np.testing.assert_allclose(found, expected_of(adapter, images, views, policy), atol=1e-5)
-    assert np.abs(found - expected_of(net, images, views, policy)).max() > 1e-5
-
-
 def test_state_round_trip_and_other_policies_are_refused(images, views, tmp_path):
     policy = classification_policy([view.name for view in views])
     module = TTAModule(network(CLASSES), views, policy)
@@ -207,7 +200,7 @@ def test_state_round_trip_and_other_policies_are_refused(images, views, tmp_path
     again.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
     torch.testing.assert_close(module(images), again(images))
     other = TTAModule(network(CLASSES), views[1:], classification_policy([view.name for view in views[1:]]))
-    with pytest.raises((ValueError, RuntimeError), match=r"belong to a policy|size mismatch"):
+    with pytest.raises(RuntimeError, match="size mismatch"):
         other.load_state_dict(module.state_dict())
 
 
@@ -317,7 +310,7 @@ def test_bad_input_is_named(images, views):
     one_row.forward = lambda batch: torch.zeros(1, CLASSES)
     with pytest.raises(ValueError, match="returned shape \\(1, 4\\) for 12 rows"):
         TTAModule(one_row, views, policy, max_batch=12)(images)
-    with pytest.raises(ValueError, match=r"not finite.*collect_views says which"):
+    with pytest.raises(ValueError, match="not finite; collect_views says under which view"):
         TTAModule(net, [as_view(lambda x: x / 0, name=names[0]), *views[1:]], policy)(images)
     with pytest.raises(ValueError, match="batch is on meta"):
         module(images.to("meta"))
@@ -370,6 +363,10 @@ def test_arguments_of_the_wrong_kind_are_refused_in_one_line(images, views):
     net, policy = network(CLASSES), classification_policy([view.name for view in views])
     with pytest.raises(TypeError, match=r"policy must be a Policy; got str\. Read a file with Policy\.load"):
         TTAModule(net, views, "policy.json")
+    x = collect_views(net, images, views)
+    conformal = conformalize(policy, x, np.arange(len(images)) % CLASSES, level=0.5)
+    with pytest.raises(TypeError, match=r"got ConformalPolicy\. Give conformal\.policy"):
+        TTAModule(net, views, conformal)
     for options in ({"max_batch": 2.5}, {"draws": 2.5}, {"seed": None}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must be a whole number"):
             TTAModule(net, views, policy, **options)
@@ -455,7 +452,7 @@ def expected_maps(net, images, policy):
     seen = np.moveaxis(np.broadcast_to(masks, maps.shape[:-1]), 0, -1).reshape(-1, len(views))
     order = [view.name for view in views]
     fitted = list(policy.fitted or policy.names)
-    found = {}
+    found: dict[str, list] = {}
     for row in range(len(outputs)):
         names = [name for name, sees in zip(order, seen[row], strict=True) if sees]
         part = policy.restrict(sorted(fitted.index(name) for name in names)) if len(names) < len(order) else policy
@@ -537,7 +534,7 @@ def test_random_views_of_maps_are_the_same_in_both_methods():
 
 def test_memory_of_maps_does_not_grow_with_the_views():
     """Outputs of the network that are alive when it is called again."""
-    alive, maps = [], []
+    alive, maps = [], list[Any]()
 
     class Counting(nn.Module):
         def forward(self, images):
@@ -689,3 +686,13 @@ def test_stages_are_exported_one_by_one(staged, tmp_path):
         return session.run(None, {session.get_inputs()[0].name: given.numpy()[left]})[0]
 
     np.testing.assert_allclose(sequential.run(compute, len(given)).proba, module(given).numpy(), atol=1e-5)
+
+
+def test_stages_are_compiled_one_by_one(staged):
+    net, given, views, sequential = staged
+    module = TTAModule(net, views, sequential, seed=5)
+    expected = [module(given[:40]), module(given[40:90])]
+    for stage in module.stages:
+        stage.compile(backend="aot_eager")
+    for rows, result in zip((given[:40], given[40:90]), expected, strict=True):
+        torch.testing.assert_close(module(rows), result)

@@ -16,7 +16,6 @@ METHODS = {
     "normal": lambda streams, shape: streams.normal(shape),
     "beta symmetric": lambda streams, shape: streams.beta(0.3, 0.3, shape),
     "beta skew": lambda streams, shape: streams.beta(0.5, 2.0, shape),
-    "gamma": lambda streams, shape: streams.gamma(1.7, shape),
     "integers": lambda streams, shape: streams.integers(10, shape),
 }
 N_ROWS = 20_000
@@ -74,7 +73,6 @@ def test_first_numbers_stay_the_same_from_version_to_version():
 DISTRIBUTIONS = [
     ("uniform", lambda s: s.uniform(), stats.uniform()),
     ("normal", lambda s: s.normal(), stats.norm()),
-    ("gamma", lambda s: s.gamma(0.4), stats.gamma(0.4)),
     ("beta(2, 5)", lambda s: s.beta(2.0, 5.0), stats.beta(2.0, 5.0)),
     *((f"beta({a}, {a})", lambda s, a=a: s.beta(a, a), stats.beta(a, a)) for a in (0.1, 0.5, 0.9, 1.0, 4.0)),
 ]
@@ -132,12 +130,11 @@ def test_no_rows_and_no_numbers():
     ("make", "message"),
     [
         (lambda: RowStreams(0, "v", 0, [-1]), "rows must not be negative; got -1"),
-        (lambda: RowStreams(0, "v", 0, [0.5]), "rows must be a one-dimensional array of whole numbers"),
+        (lambda: RowStreams(0, "v", 0, np.array([0.5])), "rows must be a one-dimensional array of whole numbers"),
         (lambda: RowStreams(0, "v", 0, np.zeros((2, 2), int)), "rows must be a one-dimensional"),
         (lambda: RowStreams(0, "v", 0, [0]).integers(0), "high must be between 1 and"),
         (lambda: RowStreams(0, "v", 0, [0]).beta(0.0, 1.0), "a must be a positive number; got 0.0"),
         (lambda: RowStreams(0, "v", 0, [0]).beta(1.0, math.inf), "b must be a positive number"),
-        (lambda: RowStreams(0, "v", 0, [0]).gamma(math.nan), "a must be a positive number"),
     ],
 )
 def test_bad_input_is_named(make, message):

@@ -35,7 +35,6 @@ from vbtta.augment import GaussianNoise, Identity, Zoom, flips
 from vbtta.report import Examples, comparison_document, diagnosis_document, map_examples, render_report, write_report
 from vbtta.report.documents import gain_in_words, headline, views_in_words
 from vbtta.report.html import Drawing, quality_figures
-from vbtta.report.maps import map_arrays, maps_of
 
 EVIL = "<script>alert(1)</script>"
 ODD = (
@@ -159,7 +158,7 @@ def test_every_part_is_there(page: str) -> None:
     ids = [attributes["id"] for _, attributes in Elements(page).found if "id" in attributes]
     assert len(ids) == len(set(ids))
     svgs = [attributes for tag, attributes in Elements(page).found if tag == "svg"]
-    assert len(svgs) == 7  # weights, two histories, cost curve, differences, reliability, annotators
+    assert len(svgs) == 5  # weights, cost curve, differences, reliability, annotators
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in svgs)
     assert page.count("data:image/png") == 2 * 3
     assert "#010101" not in page  # the placeholders have become the page's colour
@@ -201,7 +200,7 @@ def test_one_rule_for_kept_views_and_the_guards_verdict_is_there() -> None:
     assert diagnose(policy, views, refit=False).summary().startswith("2 of 3 views are kept")
     page = render_report(policy, predictions=views)
     assert guard == f"Against the network alone, by cross-validation: {policy.guard.reason}."
-    assert guard in unescape(page)
+    assert guard.replace("+-", "±") in unescape(page)
     assert page.count('class="idle"') == 4 * 2  # of every example, those of less than 1 %
 
 
@@ -285,7 +284,7 @@ def test_the_page_works_in_a_browser(page: str, width: int, tmp_path: Path) -> N
     outcome: dict[str, Any] = json.loads(unescape(found.group(1)))
     assert outcome["width"] == width
     assert outcome["page"] <= width
-    assert outcome["figures"] == 7
+    assert outcome["figures"] == 5
     assert outcome["hidden"] == 0
     assert outcome["broken"] == 0
     assert outcome["requests"] == []
@@ -321,12 +320,6 @@ def test_the_worst_and_the_best_maps_are_shown() -> None:
     assert "&lt;scan 1&gt;: Dice" in page
     assert page.count("data:image/png") == 2 * len(panels)
     assert "maps-section" not in render_report(policy)
-    kept = maps_of(map_arrays(shown))
-    assert [(example.name, example.dice, list(example.panels)) for example in kept] == [
-        (example.name, example.dice, list(example.panels)) for example in shown
-    ]
-    np.testing.assert_array_equal(kept[0].panels["truth"], panels["truth"])
-    np.testing.assert_array_equal(kept[0].panels["entropy"][..., 2], panels["entropy"])
     volume = map_examples(TTAModule(network, views, policy), images[:, :, None], masks[:, None], count=1, ignore=255)
     assert volume[0].panels["truth"].shape == (12, 16, 3)
 
@@ -340,7 +333,9 @@ def test_gates_stages_and_sets_have_pictures() -> None:
     sequential = fit_sequential(*parts[0], task="classification", model="latent", tolerance=0.1)
     page = render_report(conformalize(sequential, *parts[1], level=[0.9, 0.5]), predictions=parts[0][0], test=parts[2])
     assert "How many passes, and what is guaranteed?" in page
-    assert all(f'id="{name}-' in page for name in ("stopping", "set-sizes", "class-coverage"))
+    assert all(f'id="{name}-' in page for name in ("stopping", "set-sizes"))
+    low, high = re.findall(r"; by class from ([\d.]+)\D+%.* to ([\d.]+)\D+%", page)[0]
+    assert 50 < float(low) <= float(high) <= 100
     assert f"of {len(sequential.names)} passes on average" in page
     gated = fit_policy(*parts[0], task="classification", model=CategoricalMixture(weights="input"), guard=False)
     page = render_report(gated, predictions=parts[0][0], labels=parts[0][1])

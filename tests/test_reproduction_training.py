@@ -140,7 +140,7 @@ class TestTrain:
         config = dataclasses.replace(config, optimizer=optimizer)
         expected = weights(train(config, *stripes))
         whole_epoch = training._Training.epoch
-        done = []
+        done: list[int] = []
 
         def interrupted(*arguments):
             if len(done) == 3:
@@ -160,7 +160,12 @@ class TestTrain:
         expected = weights(train(config, images, labels, cache=tmp_path))
         calls = []
         whole_epoch = training._Training.epoch
-        monkeypatch.setattr(training._Training, "epoch", lambda *arguments: calls.append(1) or whole_epoch(*arguments))
+
+        def counted(*arguments):
+            calls.append(1)
+            return whole_epoch(*arguments)
+
+        monkeypatch.setattr(training._Training, "epoch", counted)
         assert torch.equal(weights(train(config, images, labels, cache=tmp_path)), expected)
         assert not calls
         train(config, images, 1 - labels, cache=tmp_path)

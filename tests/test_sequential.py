@@ -264,7 +264,7 @@ def test_a_module_stops_image_by_image():
     module = TTAModule(network, views, sequential)
     found = module(images)
     rows = sequential.predict(predictions)
-    image, place = np.array([name.split(":") for name in predictions.ids], dtype=int).T
+    image, place = np.array([name.split(":") for name in predictions.ids]).astype(int).T
     np.testing.assert_allclose(found.numpy().reshape(40, 3, -1)[image, :, place], rows.proba, atol=1e-5)
     assert 1 < len(np.unique(rows.passes)) <= len(stages)
     assert all(len(np.unique(rows.passes[image == n])) == 1 for n in range(40))
@@ -272,5 +272,5 @@ def test_a_module_stops_image_by_image():
         ViewPredictions(predictions.outputs, names=predictions.names), labels.value, task="classification",
         model="latent", stages=stages, tolerance=0.5,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="collect_dense, whose groups are images"):
+    with pytest.raises(ValueError, match="fit the sequential policy to collect_dense"):
         TTAModule(network, views, rowwise)(images)

@@ -1,5 +1,6 @@
 """Stacked policies: an average of members, weighted by held-out scores."""
 
+import json
 import warnings
 
 import numpy as np
@@ -69,9 +70,9 @@ def test_the_weights_of_the_members_are_the_mode():
 
 
 def test_without_evidence_the_shares_are_equal_and_with_much_of_it_one_member_remains():
-    np.testing.assert_allclose(stacking_weights(np.zeros((1_000, 3)), np.ones(1_000), 1.0).weights, 1 / 3)
+    np.testing.assert_allclose(stacking_weights(np.zeros((1_000, 3)), np.ones(1_000), 1.0)[0], 1 / 3)
     better = np.tile([0.0, -1.0], (20_000, 1))
-    assert stacking_weights(better, np.ones(20_000), 1.0).weights[1] < 1e-3
+    assert stacking_weights(better, np.ones(20_000), 1.0)[0][1] < 1e-3
 
 
 def test_the_prediction_is_the_average_of_the_members(classes, stack):
@@ -137,6 +138,10 @@ def test_a_damaged_stack_is_refused(stack, tmp_path):
     path.write_text(text.replace('"member_weights": [', '"member_weights": [-'), encoding="utf-8")
     with pytest.raises(ValueError, match=r"damaged policy: its members' weights are not positive shares"):
         Policy.load(path, verify=False)
+    document = json.loads(text) | {"n_outputs": 10**8, "classes": None}  # of which arrays would be made
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"damaged policy: its members have other outputs"):
+        Policy.load(path, verify=False)
 
 
 @pytest.mark.parametrize("name", ["elbo", "gain"])
@@ -162,17 +167,18 @@ def test_members_of_little_weight_are_dropped_and_one_alone_is_just_that():
     predictions = ViewPredictions(outputs[:, :, None], names=["identity", *"abcde"])
     model = Stack(members=(GaussianMixture(), GaussianLatent()), raw=GaussianMixture.raw_network())
     policy = fit_policy(predictions, truth, task="regression", model=model)
-    assert policy.members == ()
+    assert policy.members == (policy,)
     assert isinstance(policy.model, GaussianLatent)
     np.testing.assert_array_equal(policy.member_weights, [1.0])
     assert policy.guard.probability > 0.99
 
 
-def test_few_labels_give_even_odds_that_the_views_help(classes):
+def test_with_few_labels_the_raw_network_has_most_of_the_weight(classes):
     predictions, _, truth = classes
     few = np.where(np.arange(200) < 3, truth, np.nan)
     policy = fit_policy(predictions, few, task="classification")
-    np.testing.assert_allclose(policy.member_weights, [0.25, 0.25, 0.5])
+    share = 3 / 23  # odds of 3 to 20 that the views help; of that the raw network has half
+    np.testing.assert_allclose(policy.member_weights, [0.25 * share, 0.25 * share, 1 - 0.5 * share])
     assert not policy.guard.checked
 
 
@@ -312,3 +318,34 @@ def test_members_take_over_the_noise_of_single_labels_that_the_raw_network_infer
     alone = fit_policy(predictions, said, task="classification", model="mixture", guard=False)
     score = {name: p.predict(predictions).log_prob(truth).mean() for name, p in (("stack", policy), ("mixture", alone))}
     assert score["stack"] > score["mixture"]
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_ten_copies_of_a_view_change_next_to_nothing(task):
+    rng = np.random.default_rng(3)
+    truth = rng.integers(0, 3, size=1_300) if task == "classification" else rng.normal(size=1_300)
+    signal = 2 * np.eye(3)[truth] if task == "classification" else truth[:, None]
+    views = signal[:, None] + rng.normal(size=(1_300, 4, signal.shape[1])) * [[[1.0], [1.0], [1.5], [2.0]]]
+    names = ["identity", "a", "b", "c"]
+    losses = []
+    for copies in (0, 10):
+        outputs = np.concatenate([views, *[views[:, 1:2]] * copies], axis=1)
+        predictions = ViewPredictions(outputs, names=[*names, *(f"copy {k}" for k in range(copies))])
+        policy = fit_policy(predictions.take(slice(300)), truth[:300], task=task)
+        prediction = policy.predict(predictions.take(slice(300, 1_300)))
+        if task == "classification":
+            losses.append(-np.log(prediction.proba[np.arange(1_000), truth[300:]]).mean())
+        else:
+            losses.append(-prediction.log_prob(truth[300:]).mean())
+    assert abs(losses[1] - losses[0]) < 0.01
+
+
+def test_more_views_than_inputs():
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, size=540)
+    views = 2 * np.eye(3)[truth][:, None] + 1.5 * rng.normal(size=(540, 50, 3))
+    predictions = ViewPredictions(views, names=["identity", *(f"view {k}" for k in range(49))])
+    policy = fit_policy(predictions.take(slice(40)), truth[:40], task="classification")
+    test = predictions.take(slice(40, 540))
+    alone = fit_policy(test.select(["identity"]), truth[40:], task="classification", model="mixture", guard=False)
+    assert policy.score(test, truth[40:]).mean() > alone.score(test, truth[40:]).mean() + 0.1

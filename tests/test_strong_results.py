@@ -14,10 +14,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def _read(name: str) -> dict:
-    path = RESULTS / name / "results.json"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads((RESULTS / name / "results.json").read_text(encoding="utf-8"))
 
 
 def test_the_page_on_strong_networks_is_that_of_its_rows() -> None:

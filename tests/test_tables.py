@@ -1,5 +1,8 @@
 """Tables of any library: pairing by id, names of columns, and results as DataFrames."""
 
+import re
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -111,6 +114,60 @@ def test_results_are_tables():
     assert table.loc["image-07", "label"] == found.label[7]
     views = ViewPredictions(LOGITS[:, :, :1], names=PREDICTIONS.names)
     policy = fit_policy(views, LOGITS[:, 0, 0], task="regression", model="mixture", guard=False)
-    table = policy.predict(views).to_frame(level=0.5)
+    numbers: Any = policy.predict(views)
+    table = numbers.to_frame(level=0.5)
     assert list(table.columns) == ["mean", "std", "lower", "upper"]
     assert ((table.lower < table["mean"]) & (table["mean"] < table.upper)).all()
+
+
+def test_ids_in_a_column_of_any_case_go_before_the_index():
+    frame = pd.DataFrame({"ID": IDS, "label": TRUTH}, index=IDS[::-1])
+    assert paired(LabelSets.from_table(frame))
+    assert paired(LabelSets.from_array(frame))
+
+
+def test_an_annotator_twice_on_one_row_of_a_wide_table_is_noticed():
+    wide = pd.DataFrame({"ann": TRUTH, "bob": TRUTH}, index=IDS)
+    with pytest.warns(UserWarning, match=rf"annotator 'ann' labels instance {IDS[3]} twice \(2 such repeats in all\)"):
+        LabelSets.from_array(pd.concat([wide, wide[3:4]]))
+
+
+def test_tables_that_say_a_thing_twice_or_not_at_all_are_refused():
+    for frame, message in (
+        (pd.DataFrame({"ID": [*IDS, IDS[7]], "g": 0}), f"groups must have one entry an id; '{IDS[7]}' has none or"),
+        (pd.DataFrame({"id": IDS}), "groups is a table of ids alone"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PREDICTIONS.with_groups(frame)
+    long = pd.DataFrame({"id": np.repeat(IDS, K), "view": list(PREDICTIONS.names) * N, "blur": 0.5})
+    for frame, message in (
+        (pd.concat([long, long[:1]]), "features have several rows of one instance and view"),
+        (long.assign(blur="much"), "features: column 'blur' must be numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=IDS, features=frame)
+
+
+def test_tables_of_predictions_and_consensus_have_the_ids() -> None:
+    pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    outputs, ids = rng.normal(size=(30, 2, 3)), [f"case {n}" for n in range(30)]
+    views = ViewPredictions(outputs, names=["identity", "flip"], ids=ids)
+    policy = fit_policy(views, LabelSets.from_array(rng.integers(0, 3, (30, 2))), task="classification", guard=False)
+    labels = LabelSets.from_table([ids[3], ids[7]], [0, 2])
+    assert list(policy.consensus(views, labels).to_frame().index) == ids
+    part = policy.predict(views).take(np.array([4, 2]))
+    assert list(part.to_frame().index) == ["case 4", "case 2"]
+    assert list(part.to_frame(index=["a", "b"]).index) == ["a", "b"]
+    regression = ViewPredictions(outputs[:, :, :1], names=["identity", "flip"], ids=ids)
+    numbers = fit_policy(regression, rng.normal(size=30), task="regression", guard=False)
+    assert list(numbers.predict(regression).to_frame().index) == ids
+    several = fit_policy(views, rng.integers(0, 2, (30, 3)), task="multilabel", guard=False)
+    assert list(several.predict(views).to_frame().index) == ids
+
+
+def test_progress_of_a_fit_tells_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    views = ViewPredictions(rng.normal(size=(40, 2, 2)), names=["identity", "flip"])
+    fit_policy(views, rng.integers(0, 2, 40), task="classification", progress=True)
+    assert re.search(r"of \d+ held-out fits, \d+ s passed, about \d+ s left", capsys.readouterr().err)

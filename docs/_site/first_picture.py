@@ -13,22 +13,22 @@ from vbtta import TTAModule, collect_dense, fit_policy, metrics
 from vbtta.cli import demo
 
 torch.set_num_threads(1)
-train, calibration, test = (
+train, (inputs, cells), (test_images, test_cells) = (
     demo.draw_cells(n, light, np.random.default_rng([0, part]))
     for part, (n, light) in enumerate([(16, 1.0), (40, 0.8), (60, 0.8)])
 )
-network, views = demo.train_network(torch, train, 0), demo.make_views()
-drawn = demo.rate(calibration.cells, np.random.default_rng([0, 3]))
-images = torch.from_numpy(test.images)
+network, views = demo.train_network(torch, *train, 0), demo.make_views()
+drawn = demo.rate(cells, np.random.default_rng([0, 3]))
+images = torch.from_numpy(test_images)
 predictions, labels = collect_dense(
-    network, torch.from_numpy(calibration.images), views, drawn, positions=50, raters=list(demo.RATERS)
+    network, torch.from_numpy(inputs), views, drawn, positions=50, raters=list(demo.RATERS)
 )
 policy = fit_policy(predictions, labels, task="classification")
 with torch.no_grad():
     before = network(images).softmax(1).numpy()
     after = TTAModule(network, views, policy).eval()(images).numpy()
 
-masks, chosen = (test.cells > 0).astype(int), 7
+masks, chosen = (test_cells > 0).astype(int), 7
 weight = dict(zip(policy.names, policy.weights, strict=True))
 by_weight = sorted(views, key=lambda view: -weight[view.name])
 shown = [*by_weight[:3], *by_weight[-2:]]

@@ -239,10 +239,17 @@ def check_reference(folder: Path) -> None:
     silent = [name for path in shown for name in undocumented(path)]
     if silent:
         raise PluginError(f"no docstring: {', '.join(silent)}")
-    told = [f"{module}.{name}" for module in EXAMPLES for name in import_module(module).__all__]
+    told = [f"{module}.{name}" for module in EXAMPLES for name in public_names(module)]
     untold = [name for name in told if not has_example(name)]
     if untold:
         raise PluginError(f"no example with its output in the docstring: {', '.join(untold)}")
+
+
+def public_names(module: str) -> list[str]:
+    """What a module exports: its `__all__`, or else what it defines without an underscore."""
+    contents = vars(import_module(module))
+    own = [name for name, value in contents.items() if getattr(value, "__module__", "") == module and name[0] != "_"]
+    return list(contents.get("__all__", own))
 
 
 def has_example(path: str) -> bool:
@@ -258,7 +265,7 @@ def undocumented(path: str) -> list[str]:
     """A name and its public methods and properties, where they have no docstring of their own."""
     try:
         whole = import_module(path)
-        parts = [part for part in whole.__all__ if callable(getattr(whole, part))]
+        parts = [part for part in public_names(path) if callable(getattr(whole, part))]
         return [name for part in parts for name in undocumented(f"{path}.{part}")]
     except ModuleNotFoundError:
         module, _, name = path.rpartition(".")

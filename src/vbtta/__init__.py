@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vbtta.fit import fit_policy
     from vbtta.inference.advi import ADVI, DivergenceError
     from vbtta.inference.em import EM
+    from vbtta.models.base import Stack
     from vbtta.models.categorical_latent.spec import CategoricalLatent
     from vbtta.models.categorical_mixture.spec import CategoricalMixture
     from vbtta.models.gaussian_latent.spec import GaussianLatent
@@ -32,94 +33,56 @@ if TYPE_CHECKING:
     from vbtta.models.ordinal.spec import OrdinalMixture
     from vbtta.models.pyro.spec import PyroModel
     from vbtta.models.ranking.spec import RankingMixture
-    from vbtta.models.stack.spec import Stack
     from vbtta.module import TTAModule
     from vbtta.policy import ConvergenceWarning, GuardWarning, Policy
     from vbtta.select import select_views
     from vbtta.sequential import SequentialPolicy, fit_sequential
 
 __all__ = [
-    "ADVI",
-    "EM",
-    "CategoricalLatent",
-    "CategoricalMixture",
-    "ConformalPolicy",
-    "ConvergenceWarning",
-    "DivergenceError",
-    "GaussianLatent",
-    "GaussianMixture",
-    "GuardWarning",
-    "LabelSets",
-    "OrdinalMixture",
-    "Policy",
-    "PyroModel",
-    "RankingMixture",
-    "SequentialPolicy",
-    "Stack",
-    "TTAModule",
-    "VBTTAClassifier",
-    "VBTTARegressor",
-    "ViewPredictions",
-    "__version__",
-    "as_predictor",
-    "collect_dense",
-    "collect_views",
-    "compare",
-    "conformalize",
-    "diagnose",
-    "fit_baseline",
-    "fit_policy",
-    "fit_sequential",
-    "measure_cost",
-    "select_views",
-]
+    "ADVI", "EM", "CategoricalLatent", "CategoricalMixture", "ConformalPolicy", "ConvergenceWarning",
+    "DivergenceError", "GaussianLatent", "GaussianMixture", "GuardWarning", "LabelSets", "OrdinalMixture", "Policy",
+    "PyroModel", "RankingMixture", "SequentialPolicy", "Stack", "TTAModule", "VBTTAClassifier", "VBTTARegressor",
+    "ViewPredictions", "__version__", "as_predictor", "collect_dense", "collect_views", "compare", "conformalize",
+    "diagnose", "fit_baseline", "fit_policy", "fit_sequential", "measure_cost", "select_views",
+]  # fmt: skip
 
-_HOME = {
-    "ADVI": "inference.advi",
-    "EM": "inference.em",
-    "CategoricalLatent": "models.categorical_latent.spec",
-    "CategoricalMixture": "models.categorical_mixture.spec",
-    "ConformalPolicy": "conformal",
-    "ConvergenceWarning": "policy",
-    "DivergenceError": "inference.advi",
-    "GaussianLatent": "models.gaussian_latent.spec",
-    "GaussianMixture": "models.gaussian_mixture.spec",
-    "GuardWarning": "policy",
-    "LabelSets": "data.labels",
-    "OrdinalMixture": "models.ordinal.spec",
-    "Policy": "policy",
-    "PyroModel": "models.pyro.spec",
-    "RankingMixture": "models.ranking.spec",
-    "SequentialPolicy": "sequential",
-    "Stack": "models.stack.spec",
-    "TTAModule": "module",
-    "VBTTAClassifier": "estimators",
-    "VBTTARegressor": "estimators",
-    "ViewPredictions": "data.predictions",
-    "as_predictor": "adapters",
-    "collect_dense": "dense",
-    "collect_views": "collect",
-    "compare": "comparison",
-    "conformalize": "conformal",
-    "diagnose": "diagnostics",
-    "fit_baseline": "baselines",
-    "fit_policy": "fit",
-    "fit_sequential": "sequential",
-    "measure_cost": "collect",
-    "select_views": "select",
+_NAMES = {
+    "adapters": "as_predictor",
+    "baselines": "fit_baseline",
+    "collect": "collect_views measure_cost",
+    "comparison": "compare",
+    "conformal": "ConformalPolicy conformalize",
+    "data.labels": "LabelSets",
+    "data.predictions": "ViewPredictions",
+    "dense": "collect_dense",
+    "diagnostics": "diagnose",
+    "estimators": "VBTTAClassifier VBTTARegressor",
+    "fit": "fit_policy",
+    "inference.advi": "ADVI DivergenceError",
+    "inference.em": "EM",
+    "models.categorical_latent.spec": "CategoricalLatent",
+    "models.categorical_mixture.spec": "CategoricalMixture",
+    "models.gaussian_latent.spec": "GaussianLatent",
+    "models.gaussian_mixture.spec": "GaussianMixture",
+    "models.ordinal.spec": "OrdinalMixture",
+    "models.pyro.spec": "PyroModel",
+    "models.ranking.spec": "RankingMixture",
+    "models.base": "Stack",
+    "module": "TTAModule",
+    "policy": "ConvergenceWarning GuardWarning Policy",
+    "select": "select_views",
+    "sequential": "SequentialPolicy fit_sequential",
 }
-
-
 _MODULES = ("augment", "distributions", "metrics")  # public modules, loaded on first use
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"vbtta.{name}")
-    if name not in _HOME:
+    module = next((module for module, names in _NAMES.items() if name in names.split()), None)
+    if module is None:
         raise AttributeError(f"module 'vbtta' has no attribute {name!r}")
-    value = getattr(import_module(f"vbtta.{_HOME[name]}"), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(f"vbtta.{module}"), name)
     return value
 
 

@@ -13,11 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.batches import Progress, batches_of
-from vbtta._support.checks import shown, whole_number
+from vbtta._support.checks import whole_number
 from vbtta._support.fingerprints import prediction_fingerprint
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, copy_of, is_tensor, n_rows_of
+from vbtta._support.tensors import Batch, Progress, batches_of, copy_of, is_tensor, n_rows_of
 from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.arrays import GaussianNoise
 from vbtta.augment.base import Augmentation, apply_view, reorder_classes
@@ -28,29 +27,18 @@ from vbtta.data.predictions import ViewPredictions
 
 
 def collect_views(
-    predictor: Any,
-    inputs: Any,
-    views: Any,
-    *,
-    draws: int = 1,
-    keep_draws: int = 0,
-    batch_size: int = 256,
-    variance: Literal["delta"] | None = None,
-    output: Output = None,
-    key: Any = None,
-    seed: int = 0,
-    progress: bool = False,
-    ids: ArrayLike | None = None,
-    classes: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
-) -> ViewPredictions:
+    predictor: Any, inputs: Any, views: Any, *,
+    draws: int = 1, keep_draws: int = 0, batch_size: int = 256, variance: Literal["delta"] | None = None,
+    output: Output = None, key: Any = None, seed: int = 0, progress: bool = False,
+    ids: ArrayLike | None = None, classes: ArrayLike | None = None, groups: ArrayLike | None = None,
+) -> ViewPredictions:  # fmt: skip
     """Predict every input under every view.
 
     Parameters
     ----------
-    predictor : object
+    predictor, output : object; str, int or callable, optional
         What :func:`vbtta.adapters.as_predictor` takes: a torch module, a fitted estimator, an ONNX Runtime session, a
-        function. It is left unchanged. Classifiers must give logits (or log probabilities).
+        function; and which part of its return value. Classifiers must give logits (or log probabilities).
     inputs : array, tensor, table, list of rows; dict or tuple of those; DataLoader or iterator of batches
         N rows in all. Rows of a list may be texts, images or anything that views and predictor take. Data sets of
         Hugging Face are dicts, or give them. Labels in the batches of a DataLoader are not used.
@@ -65,14 +53,12 @@ def collect_views(
     variance : {"delta"}, optional
         "delta" takes the variance from the derivative of a torch module instead of from the spread of the draws; the
         mean is still that of the draws. Gaussian noise needs one draw, other views need two.
-    output : str, int or callable, optional
-        Which part of the predictor's return value; see :func:`vbtta.adapters.as_predictor`.
     key : optional
         The part of a dict that views work on, such as "pixel_values"; see :func:`vbtta.augment.apply_view`.
     seed : int
         Determines the draws, together with the view's name, the draw and the row.
     progress : bool
-        Whether to show progress on the standard error stream.
+        Whether to write progress to the standard error stream.
     ids, classes, groups : arrays, optional
         Identifiers of the N inputs, the classes of the C outputs (estimators know theirs), and which inputs belong
         together.
@@ -108,15 +94,10 @@ def collect_views(
     means, variances, single_draws = gathered
     mean = np.concatenate(means)
     means.clear()  # at most twice the result is in memory
+    variance_of_draws = np.concatenate(variances) if variances else None
+    kept = np.concatenate(single_draws) if single_draws else None
     return ViewPredictions(
-        mean,
-        np.concatenate(variances) if variances else None,
-        names=[view.name for view in view_list],
-        ids=ids,
-        groups=groups,
-        classes=adapted.classes if classes is None else classes,
-        draws=np.concatenate(single_draws) if single_draws else None,
-        fingerprints={view.name: prediction_fingerprint(view, adapted.output_kind, draws) for view in view_list},
+        mean, variance_of_draws, ids=ids, groups=groups, draws=kept, **collector.description(classes)
     )
 
 
@@ -133,12 +114,8 @@ def measure_cost(
 ) -> dict[str, float]:
     """Milliseconds of every view on one batch, augmentation included: medians, as `select_views(cost=...)` takes them.
 
-    Parameters
-    ----------
-    predictor, inputs, views, draws, output, key
-        As in :func:`collect_views`; the inputs are one batch. If they come in batches the first is used.
-    repeats : int
-        Runs of every view; views take turns, so that a disturbance affects all alike.
+    Arguments are those of :func:`collect_views`; of inputs that come in batches the first is used. Views take turns,
+    `repeats` times, so that a disturbance affects all alike.
 
     Examples
     --------
@@ -167,9 +144,8 @@ def measure_cost(
 
 def check_options(draws: int, keep_draws: int, variance: str | None) -> None:
     """Refuse invalid options of a collection."""
-    for name, value, least in (("draws", draws, 1), ("keep_draws", keep_draws, 0)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}; got {shown(value)}")
+    whole_number("draws", draws, 1)
+    whole_number("keep_draws", keep_draws, 0)
     if variance not in (None, "delta"):
         raise ValueError(f"variance must be None (over the draws) or 'delta'; got {variance!r}")
 
@@ -186,6 +162,15 @@ class Collector:
     keep_draws: int = 0
     n_outputs: int | None = None
     key: Any = None
+
+    def description(self, classes: ArrayLike | None) -> dict[str, Any]:
+        """Names, classes and fingerprints for the predictions."""
+        kind = self.predictor.output_kind
+        return {
+            "names": [view.name for view in self.views],
+            "classes": self.predictor.classes if classes is None else classes,
+            "fingerprints": {view.name: prediction_fingerprint(view, kind, self.draws) for view in self.views},
+        }
 
     def collect(self, inputs: Any, first: int | Array) -> tuple[Array, Array | None, Array | None]:
         """Mean and variance (n, K, C) of a batch, and single draws (b, K, M, C) of the rows that keep them."""
@@ -228,9 +213,7 @@ class Collector:
         """Outputs (B, C) for one draw of a view."""
         outputs = self.predict(batch, augmented)
         if outputs.ndim != 2:
-            raise ValueError(
-                f"the model returns maps, of shape {outputs.shape}: use collect_dense, or pick rows (B, C) by output="
-            )
+            raise ValueError(f"the model returns maps, of shape {outputs.shape}: use collect_dense, or output=")
         return np.asarray(reorder_classes(view, outputs))
 
     def predict(self, batch: Batch, augmented: Batch) -> Array:
@@ -250,25 +233,17 @@ class Collector:
         """Refuse outputs that are not finite, and a number of outputs that changes."""
         if not np.isfinite(mean).all():
             row, c = (int(index) for index in np.argwhere(~np.isfinite(mean))[0])
-            raise ValueError(
-                f"the model returned {mean[row, c]} for input {rows[row]} under view {name}, output {c}; leave out "
-                f"that view or that input, or give log probabilities a floor (output=vbtta.adapters.log_probability)"
-            )
+            remedy = "leave out the view or the input, or give log probabilities a floor (adapters.log_probability)"
+            raise ValueError(f"the model returned {mean[row, c]} for input {rows[row]} under view {name}; {remedy}")
         if self.n_outputs not in (None, mean.shape[1]):
-            raise ValueError(
-                f"the model returned {mean.shape[1]} outputs under view {name} from input {rows[0]} on and "
-                f"{self.n_outputs} before; it must always return the same number"
-            )
+            raise ValueError(f"the model must return the same number of outputs; got {mean.shape[1]} under view {name}")
         self.n_outputs = mean.shape[1]
 
     def _delta_variance(self, view: Augmentation, batch: Batch, rows: Array, shape: tuple[int, ...]) -> Array:
         """Delta-method variance of a torch module: (B, C)."""
         outputs = getattr(self.predictor, "outputs", None)
         if outputs is None or not is_tensor(batch) or not batch.is_floating_point():
-            raise ValueError(
-                "variance='delta' differentiates the model: it needs a torch module and one floating-point tensor as "
-                "input; use draws= for the variance over draws"
-            )
+            raise ValueError("variance='delta' needs a torch module and a floating-point tensor as input; or use draws")
         if not view.stochastic:
             return np.zeros(shape)
         if isinstance(view, Keypoints):

@@ -6,8 +6,6 @@ is one column of sums divided by the resampled number of labels, the calibration
 
 from __future__ import annotations
 
-__all__ = ["Comparison", "Difference", "compare"]
-
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +17,14 @@ from numpy.typing import ArrayLike
 
 from vbtta import metrics, plotting
 from vbtta._support.checks import between, require, whole_number
-from vbtta._support.fingerprints import draws_of
 from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.baselines.methods import normal_prediction, residual_variance
 from vbtta.conformal import conformalize
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import ViewPredictions, draws_of
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction
 from vbtta.fit import fit_policy
+from vbtta.models.base import InMemory
 from vbtta.sequential import fit_sequential
 
 METRICS = {
@@ -55,44 +53,22 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Methods x metrics on one test set; made by :func:`vbtta.comparison.compare`.
-
-    Attributes
-    ----------
-    methods, metrics : tuples of str
-    values : (methods, metrics) array
-    against_original, against_best : Difference or None
-        Differences from the identity view alone, and from the baseline with the best test NLL, with paired
-        bootstrap intervals.
-    fit_seconds : (methods,) array
-        0 for methods that were fitted already.
-    views_used : (methods,) int array
-    forward_passes : (methods,) array
-        Model evaluations an input: draws summed over the views used, on average where methods stop early.
-    n_instances : int
-        Test instances with a label.
-    n_labels : float
-    level : float
-        Of the intervals.
-    notes : tuple of str
-    fitted : dict
-        The fitted methods by name.
-    """
+    """Methods x metrics on one test set; made by :func:`vbtta.comparison.compare`."""
 
     task: str
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
-    values: Array
-    against_original: Difference | None
-    against_best: Difference | None
-    fit_seconds: Array
-    views_used: Array
-    forward_passes: Array
-    n_instances: int
+    values: Array  # (methods, metrics)
+    against_original: Difference | None  # from the identity view alone, with paired bootstrap intervals
+    against_best: Difference | None  # likewise from the baseline with the best test NLL
+    fit_seconds: Array  # (methods,): 0 for methods that were fitted already
+    views_used: Array  # (methods,)
+    forward_passes: Array  # (methods,): draws summed over the views used, on average where methods stop early
+    n_instances: int  # test instances with a label
     n_labels: float
-    level: float
+    level: float  # of the intervals
     notes: tuple[str, ...]
-    fitted: dict[str, Any]
+    fitted: dict[str, Any]  # the fitted methods by name
 
     def __repr__(self) -> str:
         return f"Comparison({self.task}: {len(self.methods)} methods on {self.n_instances:,} instances)"
@@ -120,61 +96,54 @@ class Comparison:
 
     def to_records(self) -> list[dict[str, Any]]:
         """One dictionary of plain values a method, for JSON."""
-        records: list[dict[str, Any]] = []
-        for m, method in enumerate(self.methods):
-            record: dict[str, Any] = {"method": method}
-            for s, metric in enumerate(self.metrics):
-                record[metric] = float(self.values[m, s])
-                for name, difference in self.references.items():
-                    for end, table in zip(("", "_low", "_high"), difference[1:], strict=True):
-                        record[f"{metric}_minus_{name}{end}"] = float(table[m, s])
-            record["fit_seconds"] = float(self.fit_seconds[m])
-            record["views_used"] = int(self.views_used[m])
-            record["forward_passes"] = float(self.forward_passes[m])
-            records.append(record)
-        return records
+        tables = {"": self.values}
+        for name, difference in self.references.items():
+            tables |= dict(zip([f"_minus_{name}{end}" for end in ("", "_low", "_high")], difference[1:], strict=True))
+        counts = ("fit_seconds", "views_used", "forward_passes")
+        return [
+            {"method": method}
+            | {
+                f"{metric}{end}": float(table[m, s])
+                for s, metric in enumerate(self.metrics)
+                for end, table in tables.items()
+            }
+            | {name: getattr(self, name)[m].item() for name in counts}
+            for m, method in enumerate(self.methods)
+        ]
 
     def to_frame(self) -> Any:
         """A pandas DataFrame, one row a method, columns as in :meth:`to_records`."""
         return require("pandas", "cli").DataFrame(self.to_records()).set_index("method")
 
-    to_dataframe = to_frame
-
     def to_markdown(self) -> str:
         """The values, best in bold, then the differences with their intervals."""
+
+        def bold(text: str, wanted: bool) -> str:
+            return f"**{text}**" if wanted else text
+
         records, titles = self.to_records(), [metric_title(metric) for metric in self.metrics]
         best = {metric: best_methods(records, metric) for metric in self.metrics}
-        rows = [
-            [
-                record["method"],
-                *(_bold(f"{record[metric]:.4f}", record["method"] in best[metric]) for metric in self.metrics),
-                *(str(record["views_used"]), f"{record['forward_passes']:.4g}", f"{record['fit_seconds']:.2f}"),
-            ]
-            for record in records
-        ]
+        rows = []
+        for record in records:
+            values = [bold(f"{record[metric]:.4f}", record["method"] in best[metric]) for metric in self.metrics]
+            cost = str(record["views_used"]), f"{record['forward_passes']:.4g}", f"{record['fit_seconds']:.2f}"
+            rows.append([record["method"], *values, *cost])
         parts = [_markdown_table(["method", *titles, "views", "passes", "fit (s)"], rows)]
         for name, difference in self.references.items():
             parts.append(
                 f"Minus `{difference.reference}`, with {100 * self.level:g} % paired bootstrap intervals "
                 "(bold where they exclude 0):"
             )
-            significant = (difference.low > 0) | (difference.high < 0)
-            rows = [
-                [method, *(_bold(change_text(records[m], metric, name), significant[m, s])
-                           for s, metric in enumerate(self.metrics))]
-                for m, method in enumerate(self.methods) if method != difference.reference
-            ]  # fmt: skip
+            rows = []
+            for record, clear in zip(records, (difference.low > 0) | (difference.high < 0), strict=True):
+                changes = [change_text(record, metric, name) for metric in self.metrics]
+                rows.append([record["method"], *map(bold, changes, clear)])
+            rows = [row for row in rows if row[0] != difference.reference]
             parts.append(_markdown_table(["method", *titles], rows))
         return "\n\n".join([*parts, " ".join(closing_sentences(self.n_labels, self.n_instances, self.notes))]) + "\n"
 
     def plot(self, metric: str = "nll", against: str = "best") -> Any:
-        """A matplotlib Figure: every method's difference in one metric, with its interval.
-
-        Parameters
-        ----------
-        metric : str
-        against : "best" or "original"
-        """
+        """A matplotlib Figure: every method's difference in one metric from "best" or "original", with its interval."""
         differences = self.references
         if metric not in self.metrics:
             raise ValueError(f"metric must be one of {', '.join(self.metrics)}; got {metric!r}")
@@ -267,13 +236,17 @@ def compare(
     labels = train_predictions.align(train_labels)
     test = held_out(test_predictions, test_predictions.align(test_labels), task)
     chosen, notes = entries(methods, task, seed), []
-    if "identity" not in train_predictions.names:
-        kept = [entry for entry in chosen if entry.baseline not in ("original", "original+t")]
-        if len(kept) < len(chosen) or methods is None:
-            notes.append("no view is named identity, so original is left out")
+    kept = [entry for entry in chosen if entry.baseline not in ("original", "original+t")]
+    if "identity" not in train_predictions.names and len(kept) < len(chosen):
+        notes.append("no view is named identity, so original is left out")
         chosen = kept
     if not chosen:
         raise ValueError("no method is left to compare: no view is named 'identity', which 'original' needs")
+
+    def n_draws(view: str) -> int:
+        if draws is None:
+            return draws_of(test_predictions.fingerprints.get(view, "")) or 1
+        return whole_number("draws", draws.get(view, 1) if isinstance(draws, Mapping) else draws, least=1)
 
     store = {} if store is None else store
     fitted: dict[str, Any] = {}
@@ -286,7 +259,7 @@ def compare(
         at_test = predict(entry, method, test_predictions, (train_predictions, labels), task)
         scores, used = columns(at_test, test), views_used(method, train_predictions)
         if sets is not None:
-            scores |= _set_columns(entry, train_predictions, labels, test_predictions, test, sets, seed)
+            scores |= _set_columns(entry, InMemory(train_predictions, labels), test_predictions, test, sets, seed)
         passes = float(np.mean(method.passes(test_predictions))) if hasattr(method, "passes") else float(len(used))
         store[entry.name] = Scored(scores, used, seconds, passes / max(len(used), 1))
         fitted[entry.name] = method
@@ -308,13 +281,11 @@ def compare(
         methods=tuple(names),
         metrics=scored_as,
         values=values,
-        against_original=_difference(names, values, replicates, original, level),
-        against_best=_difference(names, values, replicates, best, level),
+        against_original=None if original is None else _difference(names, values, replicates, original, level),
+        against_best=None if best is None else _difference(names, values, replicates, best, level),
         fit_seconds=np.array([score.seconds for score in scored]),
         views_used=np.array([len(score.views) for score in scored]),
-        forward_passes=np.array(
-            [score.share * sum(_draws(draws, view, test_predictions) for view in score.views) for score in scored]
-        ),
+        forward_passes=np.array([score.share * sum(map(n_draws, score.views)) for score in scored]),
         n_instances=len(np.unique(test.row)),
         n_labels=float(test.times.sum()),
         level=level,
@@ -351,25 +322,18 @@ class HeldOut(NamedTuple):
 
 
 def _set_columns(
-    entry: Entry,
-    views: ViewPredictions,
-    labels: LabelSets,
-    test_views: ViewPredictions,
-    test: HeldOut,
-    level: float,
-    seed: int,
+    entry: Entry, sample: InMemory, test_views: ViewPredictions, test: HeldOut, level: float, seed: int
 ) -> dict[str, Array]:
     """Per-instance sums of the sizes of a method's sets, or widths of its intervals, and of their coverage."""
-    rows = labels.labelled
-    if hasattr(entry.method, "predict"):
-        fitted, held = entry.method, rows
-    else:
-        units = rows if views.groups is None else views.groups[rows]
+    rows, groups = sample.labels.labelled, sample.predictions.groups
+    fitted, held = entry.method, rows
+    if not hasattr(entry.method, "predict"):
+        units = rows if groups is None else groups[rows]
         shuffled = np.random.default_rng(seed).permutation(np.unique(units))
         first = np.isin(units, shuffled[: len(shuffled) // 2])
-        fitted, held = fit(entry, views.take(rows[first]), labels.take(rows[first])), rows[~first]
-    conformal = conformalize(fitted, views.take(held), labels.take(held), level=level, seed=seed)
-    if isinstance(fitted.predict(views.take(held[:1])), CategoricalPrediction):
+        fitted, held = fit(entry, *sample.take(rows[first])), rows[~first]
+    conformal = conformalize(fitted, *sample.take(held), level=level, seed=seed)
+    if isinstance(fitted.predict(sample.predictions.take(held[:1])), CategoricalPrediction):
         inside = conformal.predict_set(test_views)
         size, covered = inside.sum(axis=1)[test.row], inside[test.row, test.y]
     else:
@@ -414,10 +378,10 @@ def predict(
 ) -> Prediction:
     """A prediction with a distribution: plain means get a normal density of their calibration residuals."""
     prediction = fitted.predict(predictions)
-    shape = (len(predictions), predictions.outputs.shape[2])
+    shape, categorical = (len(predictions), predictions.outputs.shape[2]), isinstance(prediction, CategoricalPrediction)
     if isinstance(prediction, CategoricalPrediction | ContinuousPrediction):
         outputs = prediction.proba if isinstance(prediction, CategoricalPrediction) else prediction.location[:, 0]
-        if isinstance(prediction, CategoricalPrediction) != (task == "classification"):
+        if categorical != (task == "classification"):
             raise TypeError(f"method {entry.name!r} gives a {type(prediction).__name__}, which is not for {task}")
         if outputs.shape != shape:
             raise ValueError(f"method {entry.name!r} must predict {shape} outputs; got {outputs.shape}")
@@ -455,12 +419,9 @@ def _entry(name: Any, method: Any, task: str, seed: int) -> Entry:
         known = ", ".join([*BASELINES[task], *POLICIES, "vbtta-sequential"])
         raise ValueError(f"there is no {task} method {method!r}; there are {known}")
     if not hasattr(method, "predict") and not callable(method):
-        raise TypeError(
-            f"a method is a name, a function of (predictions, labels) or an object with .predict; got "
-            f"{type(method).__name__}"
-        )
-    if name is None:
-        name = getattr(method, "name", None) or getattr(method, "__name__", None) or type(method).__name__
+        kind = type(method).__name__
+        raise TypeError(f"a method is a name, a function of (predictions, labels) or has .predict; got {kind}")
+    name = name or getattr(method, "name", None) or getattr(method, "__name__", None) or type(method).__name__
     return Entry(str(name), method, None)
 
 
@@ -470,12 +431,6 @@ def _plain(values: Any, shape: tuple[int, int], name: str) -> Array:
     if array.shape != shape:
         raise ValueError(f"method {name!r} must predict an array of shape {shape}; got {array.shape}")
     return array
-
-
-def _draws(draws: int | Mapping[str, int] | None, view: str, predictions: ViewPredictions) -> int:
-    if draws is None:
-        return draws_of(predictions.fingerprints.get(view, "")) or 1
-    return whole_number("draws", draws.get(view, 1) if isinstance(draws, Mapping) else draws, least=1)
 
 
 def held_out(predictions: ViewPredictions, labels: LabelSets, task: str) -> HeldOut:
@@ -489,18 +444,9 @@ def held_out(predictions: ViewPredictions, labels: LabelSets, task: str) -> Held
     return HeldOut(labels.instance, instance, y, labels.count, len(units))
 
 
-def by_label(prediction: Prediction, instance: Array) -> Prediction:
-    """A prediction of inputs as a prediction of their labels: one row a label, with its instance given (J,)."""
-    if isinstance(prediction, CategoricalPrediction):
-        information = prediction.mutual_information[instance]
-        return CategoricalPrediction(prediction.proba[instance], information, prediction.classes)
-    weights, location, scale = prediction.weights, prediction.location, prediction.scale
-    return ContinuousPrediction(weights[instance], prediction.dof, location[instance], scale[instance])
-
-
 def columns(prediction: Prediction, test: HeldOut) -> dict[str, Array]:
     """Per-instance sums of every metric's scores, by metric: (N, 1), or (N, bins) for the calibration error."""
-    y, at_labels = test.y, by_label(prediction, test.row)
+    y, at_labels = test.y, prediction.take(test.row)
     if isinstance(at_labels, CategoricalPrediction):
         proba = at_labels.proba
         gap, bin_index = metrics.calibration_gaps(y, proba, bins=_BINS)
@@ -550,11 +496,7 @@ def resampled(sums: Sequence[Mapping[str, Array]], test: HeldOut, multiplicity: 
     return (np.stack(values, axis=1) / total[:, None]).reshape(len(multiplicity), len(sums), -1)
 
 
-def _difference(
-    names: list[str], values: Array, replicates: Array, reference: int | None, level: float
-) -> Difference | None:
-    if reference is None:
-        return None
+def _difference(names: list[str], values: Array, replicates: Array, reference: int, level: float) -> Difference:
     tails = [0.5 - 0.5 * level, 0.5 + 0.5 * level]
     low, high = np.quantile(replicates - replicates[:, [reference]], tails, axis=0)
     return Difference(names[reference], values - values[reference], low, high)
@@ -572,8 +514,8 @@ def metric_title(metric: str) -> str:
     if metric == "coverage":
         return f"coverage ({100 * COVERAGE_LEVEL:g} %)"
     if metric.startswith("set_"):
-        _, what, level = metric.split("_")
-        return f"{what} of sets ({100 * float(level):g} %)"
+        _, quantity, level = metric.split("_")
+        return f"{quantity} of sets ({100 * float(level):g} %)"
     return metric if metric in ("accuracy", "brier") else metric.upper()
 
 
@@ -613,10 +555,6 @@ def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
 def closing_sentences(n_labels: float, n_instances: int, notes: Sequence[str]) -> list[str]:
     """The size of the test set, and the notes."""
     return [f"{n_labels:,g} labels of {n_instances:,} test instances.", *(f"{n[0].upper()}{n[1:]}." for n in notes)]
-
-
-def _bold(text: str, wanted: bool) -> str:
-    return f"**{text}**" if wanted else text
 
 
 def _markdown_table(header: list[str], rows: list[list[str]]) -> str:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-__all__ = ["METHODS", "ConformalPolicy", "class_scores", "conformalize", "load_policy", "unwrapped"]
-
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import one_of, shown, whole_number
 from vbtta._support.files import fields_from_plain, from_plain, read_json, to_plain, write_json
-from vbtta._support.fingerprints import Rows, row_hashes
 from vbtta.crossval import folds_of
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import Rows, ViewPredictions, row_hashes
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
 from vbtta.fit import refit
+from vbtta.models.base import InMemory
 from vbtta.policy import Policy
 from vbtta.sequential import FORMAT as SEQUENTIAL
 from vbtta.sequential import SequentialPolicy
@@ -37,13 +35,6 @@ _MAX_SHARED = 0.01  # share of rows known from the fit that may be chance: equal
 Method = Literal["lac", "aps", "raps", "distributional"]
 
 
-class Predictor(Protocol):
-    """What predicts from views: a Policy, a SequentialPolicy, a Baseline."""
-
-    def predict(self, predictions: ViewPredictions) -> Prediction:
-        """The predictive distribution of every input."""
-
-
 class Penalty(NamedTuple):
     """RAPS adds `strength` to the score for every class ranked beyond `rank`."""
 
@@ -52,29 +43,12 @@ class Penalty(NamedTuple):
 
 
 _NO_PENALTY = Penalty(0.0, 0.0)
-
-
 _KINDS: dict[str, type[Policy | SequentialPolicy]] = {"single": Policy, "sequential": SequentialPolicy}  # in files
 
 
 @dataclass(frozen=True, eq=False)
 class ConformalPolicy:
     """A policy whose sets or intervals cover the label with a stated probability; made by :func:`conformalize`.
-
-    Attributes
-    ----------
-    policy : Policy, SequentialPolicy or another predictor
-    method : {"lac", "aps", "raps", "distributional"}
-    levels : (L,) array
-        Probabilities of coverage.
-    covers : {"label", "truth"}
-        What is covered: the next label, or the truth behind noisy labels.
-    thresholds : (S, T, L) array
-        Largest score inside, by stratum (one if there are none), output (one in classification) and level.
-    strata : tuple of str or None
-        Names of the strata; the classes where `by_class`.
-    n_units : (S,) array
-        Calibration inputs of every stratum, or groups of them; weights of the truth may make them fractions.
 
     Examples
     --------
@@ -89,13 +63,13 @@ class ConformalPolicy:
     ((150, 3), True)
     """
 
-    policy: Predictor
+    policy: Any  # Policy, SequentialPolicy or another predictor
     method: Method
-    levels: Array
-    covers: str
-    thresholds: Array
-    n_units: Array
-    strata: tuple[str, ...] | None = None
+    levels: Array  # (L,): probabilities of coverage
+    covers: str  # the next "label", or the "truth" behind noisy labels
+    thresholds: Array  # (S, T, L): largest score inside, by stratum (or one), output (one in classification) and level
+    n_units: Array  # (S,): calibration inputs of every stratum, or groups; weights of the truth may make them fractions
+    strata: tuple[str, ...] | None = None  # their names; the classes where `by_class`
     by_class: bool = False
     one_level: bool = False
     penalty: Penalty = _NO_PENALTY
@@ -110,7 +84,7 @@ class ConformalPolicy:
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution of the policy itself."""
-        return self.policy.predict(predictions)
+        return self.policy.predict(predictions)  # type: ignore[no-any-return]
 
     def predict_set(self, predictions: ViewPredictions, *, strata: ArrayLike | None = None) -> Array:
         """Which classes are in the set of every input: (N, C) booleans, (N, C, L) for several levels."""
@@ -209,7 +183,7 @@ def unwrapped(policy: Any) -> tuple[Policy, SequentialPolicy | None, ConformalPo
 
 
 def conformalize(
-    policy: Predictor,
+    policy: Any,
     predictions: ViewPredictions,
     labels: LabelSets | ArrayLike,
     *,
@@ -245,7 +219,7 @@ def conformalize(
         Coverage within every class, or within every stratum of inputs; the latter need theirs for predictions too.
     cross : bool
         Whether `predictions` are the policy's own calibration sample. The policy's specification is then refitted to
-        five folds, by groups where there are groups, for held-out scores; coverage is approximate, since the policy
+        folds, by groups where there are groups, for held-out scores; coverage is approximate, since the policy
         itself has seen all folds.
     covers : {"label", "truth"}
         With "truth" the scores of all values are weighted by the policy's consensus of the truth given the labels
@@ -320,11 +294,6 @@ def class_scores(proba: Array, method: str, penalty: Penalty = _NO_PENALTY) -> A
 
     "lac" is 1 - p_c. "aps" is the total probability of the classes above c: the smallest level whose set of most
     probable classes holds c. "raps" adds a penalty for every rank beyond a given one.
-
-    Examples
-    --------
-    >>> class_scores(np.array([[0.2, 0.7, 0.1]]), "aps")
-    array([[0.7, 0. , 0.9]])
     """
     if method == "lac":
         return np.asarray(1 - proba)
@@ -336,16 +305,16 @@ def class_scores(proba: Array, method: str, penalty: Penalty = _NO_PENALTY) -> A
 
 
 def _calibration(
-    policy: Predictor, predictions: ViewPredictions, labels: LabelSets, cross: bool, covers: str, seed: int
+    policy: Any, predictions: ViewPredictions, labels: LabelSets, cross: bool, covers: str, seed: int
 ) -> tuple[Array, Prediction, Array, Array, Array]:
     """Labelled rows (n,), their predictions by policies that were not fitted to them, and the values to be covered."""
-    held_out: list[tuple[Predictor, Array]] = [(policy, labels.labelled)]
+    held_out: list[tuple[Any, Array]] = [(policy, labels.labelled)]
     if cross:
         if not isinstance(policy, Policy | SequentialPolicy):
             raise ValueError(f"cross=True refits a Policy or a SequentialPolicy; got {type(policy).__name__}")
         fit = policy.refit if isinstance(policy, SequentialPolicy) else partial(refit, policy)
-        folds = folds_of(predictions, labels, seed)
-        held_out = [(fit(predictions.take(train), labels.take(train)), held) for train, held in folds]
+        sample, folds = InMemory(predictions, labels), folds_of(predictions, labels, seed)
+        held_out = [(fit(sample.take(train)), held) for train, held in folds]
     elif n_shared := _n_shared(getattr(policy, "rows", Rows()), predictions.take(labels.labelled)):
         raise ValueError(
             f"predictions hold rows that the policy was fitted to (at least {n_shared} of {len(labels.labelled)}); "

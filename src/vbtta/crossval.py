@@ -1,36 +1,21 @@
 """Held-out log scores by K-fold cross-validation, with groups of rows kept together."""
 
-__all__ = [
-    "MIN_UNITS",
-    "CrossValidated",
-    "Folds",
-    "Stacking",
-    "check_units",
-    "compare_scores",
-    "cross_validate",
-    "folds_of",
-    "n_units",
-    "prior_counts",
-    "sampled",
-    "score_folds",
-    "split",
-    "stack_scores",
-    "stacking_weights",
-]
-
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
+from vbtta._support.tensors import Progress
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
+from vbtta.models.base import InMemory
 from vbtta.policy import ConvergenceWarning, Policy
 
-_FOLDS = 5
+_FOLDS, _FEW_FOLDS, _MANY_UNITS = 5, 3, 500  # three folds where units are many
 MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
+_EVEN_ODDS, _TEMPERATURE = 20.0, 5.0  # instances with which views are as likely to help as not; of their gain
 _MAX_INSTANCES = 20_000  # enough to choose between models
 _MIN_SAMPLE, _MAX_ENTRIES = 2_000, 10_000_000  # instances where outputs are many, and outputs of all views of them
 
@@ -46,41 +31,36 @@ class CrossValidated(NamedTuple):
     importance: Array  # (n,): the weights of the instances, ones where there are none
 
 
-class Stacking(NamedTuple):
-    """Weights of stacked predictions."""
-
-    weights: Array  # (M,), on the simplex
-    covariance: Array  # (M, M) of the weights, from the curvature
-
-
 def cross_validate(
-    fit: Callable[[ViewPredictions, LabelSets], Policy],
-    predictions: ViewPredictions,
-    labels: LabelSets,
-    folds: Folds,
-) -> CrossValidated:
-    """Fit to all folds but one and score that one, in turn: log scores of label sets, noise model included."""
-    policies = []
-    for train, _ in folds:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
-            policies.append(fit(predictions.take(train), labels.take(train)))
-    return score_folds(policies, predictions, labels, folds)
+    fits: Sequence[Callable[[InMemory], Policy]], sample: InMemory, folds: Folds, *, progress: bool = False
+) -> list[CrossValidated]:
+    """Held-out log scores of label sets, noise model included, of every fit: to all folds but one, in turn."""
+    scores: list[list[Array]] = []
+    with Progress("held-out fits", len(folds) * len(fits), progress) as bar, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
+        for train, held in folds:
+            inside, outside = sample.take(train), sample.take(held)
+            scores.append([])
+            for fit in fits:
+                scores[-1].append(fit(inside).log_scores(outside))
+                bar.advance(1)
+    return [_joined(by_fold, sample, folds) for by_fold in zip(*scores, strict=True)]
 
 
-def score_folds(
-    policies: list[Policy], predictions: ViewPredictions, labels: LabelSets, folds: Folds
-) -> CrossValidated:
-    """Held-out scores of policies fitted to the training rows of the folds, one each."""
-    held = [held for _, held in folds]
-    scores = [
-        policy.score(predictions.take(rows), labels.take(rows)) for policy, rows in zip(policies, held, strict=True)
-    ]
-    held_out = np.concatenate(held)
-    units = None if predictions.groups is None else predictions.groups[held_out]
-    fold = np.repeat(np.arange(len(folds)), [len(rows) for rows in held])
-    importance = np.ones(len(held_out)) if labels.instance_weights is None else labels.instance_weights[held_out]
-    return CrossValidated(np.concatenate(scores), units, fold, importance)
+def score_folds(fits: Iterable[Sequence[Policy]], sample: InMemory, folds: Folds) -> list[CrossValidated]:
+    """Held-out scores of fits to the training rows of the folds, a policy a fold each."""
+    held = [sample.take(rows) for _, rows in folds]
+    scores = [[policy.log_scores(part) for policy, part in zip(policies, held, strict=True)] for policies in fits]
+    return [_joined(by_fold, sample, folds) for by_fold in scores]
+
+
+def _joined(scores: Sequence[Array], sample: InMemory, folds: Folds) -> CrossValidated:
+    """The scores of all folds."""
+    rows = np.concatenate([held for _, held in folds])
+    groups, weights = sample.predictions.groups, sample.labels.instance_weights
+    fold = np.repeat(np.arange(len(folds)), [len(held) for _, held in folds])
+    importance = np.ones(len(rows)) if weights is None else weights[rows]
+    return CrossValidated(np.concatenate(scores), None if groups is None else groups[rows], fold, importance)
 
 
 def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, float]:
@@ -96,10 +76,13 @@ def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, f
     return float(difference.sum() / n_instances), float(error / n_instances)
 
 
-def stack_scores(members: list[CrossValidated], prior_count: Array) -> tuple[Stacking, CrossValidated]:
+def stack_scores(
+    members: list[CrossValidated], prior_count: Array, *, raw: bool
+) -> tuple[tuple[Array, Array], CrossValidated]:
     """Stacking weights from held-out scores, and the stack's own held-out scores; prior counts are (M,).
 
-    An instance is scored with the weights that the other folds give, so that the score is honest.
+    An instance is scored with the weights that the other folds give, so that the score is honest. With `raw` the last
+    member is the raw network, and takes the probability that the others do not help (:func:`trust`).
     """
     first = members[0]
     scores = np.stack([member.scores for member in members], axis=1) / first.importance[:, None]  # (n, M)
@@ -109,9 +92,31 @@ def stack_scores(members: list[CrossValidated], prior_count: Array) -> tuple[Sta
     held_out = np.empty(len(scores))
     for fold in np.unique(first.fold):
         inside = first.fold == fold
-        weights = stacking_weights(scores[~inside], sizes[~inside], prior_count).weights
+        weights = stacking_weights(scores[~inside], sizes[~inside], prior_count)[0]
         held_out[inside] = special.logsumexp(scores[inside] + np.log(weights), axis=1)
-    return stacking_weights(scores, sizes, prior_count), first._replace(scores=held_out * first.importance)
+    weights, covariance = stacking_weights(scores, sizes, prior_count)
+    if raw:
+        log_odds = trust(float(sizes.sum()), float(sizes @ (held_out - scores[:, -1])))
+        shares = special.log_expit(log_odds) + held_out, special.log_expit(-log_odds) + scores[:, -1]
+        held_out, weights = np.logaddexp(*shares), hedged(weights, log_odds)
+        covariance = special.expit(log_odds) ** 2 * covariance
+    return (weights, covariance), first._replace(scores=held_out * first.importance)
+
+
+def trust(n_instances: float, gain: float = 0.0) -> float:
+    """Log odds that a stack is better than the raw network, whose held-out scores it exceeds by a gain in all.
+
+    Weights of views from few instances are worse than their own few held-out scores can tell: at N instances the prior
+    odds are N / 20. The gain, most of which is noise where instances are few, counts a fifth.
+    """
+    return float(np.log(n_instances / _EVEN_ODDS) + gain / _TEMPERATURE)
+
+
+def hedged(weights: Array, log_odds: float) -> Array:
+    """Stacking weights (M,), of which the raw network, the last, takes over what the odds against them are."""
+    mixed = special.expit(log_odds) * weights
+    mixed[-1] += special.expit(-log_odds)
+    return np.asarray(mixed)
 
 
 def prior_counts(n_views: int, raw: bool, count: float) -> Array:
@@ -134,8 +139,8 @@ def _independent_share(scores: Array, units: Array) -> float:
     return float(np.clip((relative**2).sum() / clustered, least, 1.0)) if clustered > 0 else least
 
 
-def stacking_weights(scores: Array, sizes: Array, prior_count: float | Array) -> Stacking:
-    """The mode of the weights w of M predictive distributions, by Newton's method on the simplex.
+def stacking_weights(scores: Array, sizes: Array, prior_count: float | Array) -> tuple[Array, Array]:
+    """The mode of the weights w (M,) of predictive distributions, by Newton's method on the simplex; their covariance.
 
         sum_i s_i ln sum_m w_m exp(l_im) + sum_m c_m ln w_m
 
@@ -162,7 +167,7 @@ def stacking_weights(scores: Array, sizes: Array, prior_count: float | Array) ->
         while objective(weights + fraction * step) < before:
             fraction /= 2
         weights = weights + fraction * step
-    return Stacking(weights / weights.sum(), covariance)
+    return weights / weights.sum(), covariance
 
 
 def check_units(labels: LabelSets, groups: Array | None, purpose: str, remedy: str) -> None:
@@ -187,22 +192,24 @@ def sampled(n_instances: int, seed: int, n_entries: int) -> Array:
 
 
 def folds_of(predictions: ViewPredictions, labels: LabelSets, seed: int) -> Folds:
-    """Folds of the labelled instances, by a seed: of 20,000 of them at most, or 2,000 where outputs are many."""
+    """Folds of the labelled instances, by a seed, or of a sample of them (:func:`sampled`)."""
     rows = labels.labelled
     return split(rows[sampled(len(rows), seed, predictions.outputs[0].size)], predictions.groups)
 
 
 def split(rows: Array, groups: Array | None = None) -> Folds:
-    """Training and held-out rows of five folds at most, in the order of the rows; groups (N,) stay together.
+    """Training and held-out rows of five folds, three where units are many, in the order of the rows.
 
-    Groups are dealt out in the order in which they first occur, each to the fold that has fewest rows so far.
+    Groups (N,) stay together: dealt out in the order in which they first occur, each to the fold with fewest rows.
     """
+    n_units = len(rows) if groups is None else len(np.unique(groups[rows]))
+    n_folds = min(_FOLDS if n_units < _MANY_UNITS else _FEW_FOLDS, n_units)
     if groups is None:
-        parts = np.array_split(rows, min(_FOLDS, len(rows)))
+        parts = np.array_split(rows, n_folds)
     else:
         _, first, group = np.unique(groups[rows], return_index=True, return_inverse=True)
         sizes = np.bincount(group)
-        fold_of, filled = np.zeros(len(first), dtype=np.intp), np.zeros(min(_FOLDS, len(first)))
+        fold_of, filled = np.zeros(len(first), dtype=np.intp), np.zeros(n_folds)
         for place in np.argsort(first):
             fold_of[place] = np.argmin(filled)
             filled[fold_of[place]] += sizes[place]

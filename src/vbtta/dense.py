@@ -6,15 +6,13 @@ __all__ = ["collect_dense"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.batches import Progress, batches_of
 from vbtta._support.checks import require, whole_number
-from vbtta._support.fingerprints import prediction_fingerprint
-from vbtta._support.tensors import Batch, is_tensor, to_array
+from vbtta._support.tensors import Batch, Progress, batches_of, is_tensor, to_array
 from vbtta.adapters.base import Output, as_predictor
 from vbtta.augment.base import Augmentation, apply_view, check_invertible, invert_view, is_partial
 from vbtta.augment.foreign import as_views
@@ -24,23 +22,11 @@ from vbtta.data.predictions import ViewPredictions
 
 
 def collect_dense(
-    predictor: Any,
-    inputs: Any,
-    views: Any,
-    targets: Any,
-    *,
-    positions: int = 200,
-    stratify: bool = False,
-    ignore: float | Sequence[float] | None = None,
-    raters: Sequence[Any] | None = None,
-    draws: int = 1,
-    batch_size: int = 8,
-    output: Output = None,
-    seed: int = 0,
-    progress: bool = False,
-    ids: ArrayLike | None = None,
-    classes: ArrayLike | None = None,
-) -> tuple[ViewPredictions, LabelSets]:
+    predictor: Any, inputs: Any, views: Any, targets: Any, *,
+    positions: int = 200, stratify: bool = False, ignore: float | Sequence[float] | None = None,
+    raters: Sequence[Any] | None = None, draws: int = 1, batch_size: int = 8, output: Output = None, seed: int = 0,
+    progress: bool = False, ids: ArrayLike | None = None, classes: ArrayLike | None = None,
+) -> tuple[ViewPredictions, LabelSets]:  # fmt: skip
     """Predict maps under every view, and keep them and the targets at random positions of every input.
 
     A position (pixel, voxel) is an instance of the result; the input it belongs to is its group. Only positions that
@@ -55,24 +41,20 @@ def collect_dense(
         (N, channels, H, W) or (N, channels, D, H, W). A list holds single inputs (channels, H, W), which may differ in
         size; each is a batch of its own.
     views : list of views
-        What :func:`vbtta.augment.as_views` takes; each needs an inverse.
+        What :func:`vbtta.augment.as_views` takes, with inverses.
     targets : array, or list of arrays
         Maps of the inputs' size: (N, H, W), or (N, R, H, W) from R raters; a list where sizes or numbers of raters
         differ. Whole numbers are classes, floating-point numbers the values of a single output. NaN is no label.
-    positions : int
-        Positions drawn per input, without repetition; fewer where there are not as many.
-    stratify : bool
-        Whether the classes of an input share its positions equally, as far as they have as many. The labels then have
-        the inverse sampling rates as `instance_weights`, so that estimates are those of all positions.
+    positions, stratify : int, bool
+        Positions drawn per input, without repetition; and whether the classes of an input share them equally, as far as
+        they have as many. The labels then have the inverse sampling rates as `instance_weights`.
     ignore : number or list of numbers, optional
         Values of the targets that mean "no label", such as 255.
     raters : sequence, optional
         Names of the R raters, or a list of names for every input. By default columns of raters are numbered where all
         inputs have as many, and anonymous otherwise.
-    draws, output, seed, progress, classes
+    draws, batch_size, output, seed, progress, classes
         As in :func:`vbtta.collect_views`; the seed determines the positions, too.
-    batch_size : int
-        Inputs of a batch, unless `inputs` come in batches. It does not change the result.
     ids : (N,) array, optional
         Identifiers of the inputs: the groups of the result, whose own ids are ``"<input>:<position>"``, the position
         counted row by row. Row numbers by default.
@@ -98,16 +80,20 @@ def collect_dense(
     names = np.arange(len(truth)) if ids is None else np.asarray(ids)
     if names.shape != (len(truth),):
         raise ValueError(f"ids must be {len(truth)}, one a target; got shape {names.shape}")
-    batches, n_inputs = (
-        batches_of(inputs, batch_size) if not isinstance(inputs, list) else (_singles(inputs), len(inputs))
-    )
+    batches, n_inputs = batches_of(inputs, batch_size) if not isinstance(inputs, list) else (None, len(inputs))
+    if batches is None:  # inputs of different sizes: batches of one
+        batches = (np.asarray(entry)[None] if not is_tensor(entry) else entry[None] for entry in inputs)
     if n_inputs not in (None, len(truth)):
         raise ValueError(f"there are {n_inputs} inputs and {len(truth)} targets; every input needs its target")
     sample, start = _Sample(len(truth) * positions), 0
     with Progress("inputs", len(truth), progress) as bar, adapted.ready():
         for raw in batches:
             batch = adapted.prepare(raw)
-            _check_inputs(batch, start, len(truth))
+            shape = tuple(getattr(batch, "shape", ()))
+            if len(shape) not in (4, 5):
+                raise ValueError(f"inputs must be (N, channels, H, W) or (N, channels, D, H, W); a batch is {shape}")
+            if start + shape[0] > len(truth):
+                raise ValueError(f"there are more inputs than the {len(truth)} targets; every input needs its target")
             visible = collector.visible(batch, start)
             drawn = [
                 _draw(truth, start + row, visible[row], positions, stratify, seed, batch) for row in range(len(batch))
@@ -125,12 +111,7 @@ def collect_dense(
             bar.advance(len(batch))
     if start != len(truth):
         raise ValueError(f"there are {start} inputs and {len(truth)} targets; every input needs its target")
-    return sample.finish(
-        truth.people if truth.told_apart else [],
-        names=[view.name for view in view_list],
-        classes=adapted.classes if classes is None else classes,
-        fingerprints={view.name: prediction_fingerprint(view, adapted.output_kind, draws) for view in view_list},
-    )
+    return sample.finish(truth.people if truth.told_apart else [], **collector.description(classes))
 
 
 @dataclass
@@ -144,10 +125,7 @@ class _MapCollector(Collector):
         """Outputs (n, C) at the places."""
         maps: Any = self.predict(batch, augmented)
         if maps.ndim != batch.ndim:
-            raise ValueError(
-                f"the model returned shape {maps.shape} for inputs {tuple(batch.shape)}; collect_dense takes maps, and "
-                f"collect_views rows (B, C)"
-            )
+            raise ValueError(f"the model returned shape {maps.shape}, no maps; use collect_views for rows (B, C)")
         maps = require("torch", "torch").from_numpy(maps) if is_tensor(batch) else maps
         restored = to_array(invert_view(view, maps, augmented, batch, self.streams(view, draw, rows))[0])
         row, position = self.places
@@ -167,10 +145,8 @@ class _MapCollector(Collector):
         random = [self._seen(view, batch, rows, m) for view in partial if view.stochastic for m in range(self.draws)]
         mask = np.logical_and.reduce([np.broadcast_to(self._common[size], (len(batch), *size)), *random])
         if not mask.any(axis=tuple(range(1, mask.ndim))).all():
-            raise ValueError(
-                f"no position of inputs of size {size} is seen by all views; leave out some of "
-                f"{[view.name for view in partial]}"
-            )
+            names = [view.name for view in partial]
+            raise ValueError(f"no position of inputs {size} is seen by all views; leave out some of {names}")
         return np.asarray(mask.reshape(len(batch), -1))
 
     def _seen(self, view: Augmentation, batch: Batch, rows: Array, draw: int) -> Array:
@@ -193,15 +169,11 @@ class _Targets:
 
     def __post_init__(self) -> None:
         if not hasattr(self.maps, "__len__") or isinstance(self.maps, str | dict) or len(self.maps) == 0:
-            raise ValueError(
-                f"targets must be maps (N, H, W) or (N, R, H, W), or a list; got {type(self.maps).__name__}"
-            )
-        given = self.raters
-        self.by_input = bool(given) and isinstance(given[0], list | tuple | np.ndarray)  # type: ignore[index]
+            raise ValueError(f"targets must be maps (N, H, W) or (N, R, H, W), or a list; got {type(self.maps)}")
+        given: Any = self.raters
+        self.by_input = bool(given) and isinstance(given[0], list | tuple | np.ndarray)
         if self.by_input and len(given or ()) != len(self.maps):
-            raise ValueError(
-                f"raters must be names, or a list for each of {len(self.maps)} inputs; got {len(given or ())}"
-            )
+            raise ValueError(f"raters must be names, or a list for each of {len(self.maps)} inputs; got {len(given)}")
 
     def __len__(self) -> int:
         return len(self.maps)
@@ -219,10 +191,7 @@ class _Targets:
         """Values (R, P) of an input's raters, where they are labels, and the raters among `people`."""
         values, name = to_array(self.maps[row]), self.name(row)
         if values.shape[-len(size) :] != size or values.ndim not in (len(size), len(size) + 1):
-            raise ValueError(
-                f"{name} has shape {values.shape} for an input of size {size}; it must be the same, with an "
-                f"axis of raters before it where there are several"
-            )
+            raise ValueError(f"{name} has shape {values.shape} for inputs {size}; only raters may be an axis more")
         if values.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be numbers; got {values.dtype}")
         values = values.reshape(-1, int(np.prod(size)))
@@ -230,9 +199,7 @@ class _Targets:
         if given is not None and len(given) != len(values):
             raise ValueError(f"raters names {len(given)} raters for {name}, which has {len(values)}")
         if given is None and len(values) > 1 and np.isin(values, (0, 1)).all() and (values.sum(axis=0) == 1).all():
-            raise ValueError(
-                f"{name} is one-hot: give class numbers, targets.argmax(1), or raters=[...] if its maps are of raters"
-            )
+            raise ValueError(f"{name} is one-hot: give class numbers, targets.argmax(1), or raters=[...] for raters")
         self._n_raters.add(len(values))
         names = [f"rater_{r}" for r in range(len(values))] if given is None else [str(name) for name in given]
         self.people += [name for name in names if name not in self.people]
@@ -241,8 +208,7 @@ class _Targets:
         return values, labelled & ~np.isin(values, self.ignore), rater
 
 
-@dataclass(frozen=True)
-class _Drawn:
+class _Drawn(NamedTuple):
     """Positions of one input: n of them, with the labels (J,) there."""
 
     position: Array
@@ -250,6 +216,7 @@ class _Drawn:
     instance: Array  # (J,) among the n
     value: Array
     rater: Array
+    kinds: Array  # the different labels of the whole input, drawn or not
 
 
 def _draw(truth: _Targets, row: int, visible: Array, count: int, stratify: bool, seed: int, batch: Batch) -> _Drawn:
@@ -272,7 +239,8 @@ def _draw(truth: _Targets, row: int, visible: Array, count: int, stratify: bool,
         weight *= len(weight) / max(weight.sum(), 1.0)
     rater, instance = np.nonzero(labelled[:, position])
     value = values[rater, position[instance]]
-    return _Drawn(position.astype(np.int32), weight, instance.astype(np.int32), value, people[rater])
+    kinds = np.unique(values[labelled])
+    return _Drawn(position.astype(np.int32), weight, instance.astype(np.int32), value, people[rater], kinds)
 
 
 def _majority(values: Array, labelled: Array) -> Array:
@@ -317,52 +285,27 @@ class _Sample:
             n_instances=self.filled,
         )
         weights = [part.weight for part in drawn if part.weight is not None]
-        width = (
-            max(len(str(name)) for name in names)
-            + 1
-            + len(str(max(int(part.position.max(initial=0)) for part in drawn)))
-        )
-        ids = np.empty(self.filled, dtype=f"U{width}")
-        for start, size, name, part in zip(starts, sizes, names, drawn, strict=True):
-            ids[start : start + size] = [f"{name}:{place}" for place in part.position]
+        ids = np.array([f"{name}:{place}" for name, part in self.drawn for place in part.position])
         predictions = ViewPredictions(
             *(whole[: self.filled] for whole in self.moments), ids=ids, groups=np.repeat(np.array(names), sizes), **rest
         )
         return predictions, labels.with_weights(np.concatenate(weights)) if weights else labels
 
 
-def _singles(inputs: list[Any]) -> Any:
-    """Batches of one."""
-    return (single[None] if hasattr(single, "shape") else np.asarray(single)[None] for single in inputs)
-
-
-def _check_inputs(batch: Batch, start: int, n_targets: int) -> None:
-    """Refuse inputs that are not images or volumes, and more of them than targets."""
-    shape = getattr(batch, "shape", None)
-    if shape is None or len(shape) not in (4, 5):
-        kind = type(batch).__name__ if shape is None else f"shape {tuple(shape)}"
-        raise ValueError(f"inputs must be (N, channels, H, W) or (N, channels, D, H, W); a batch is {kind}")
-    if start + shape[0] > n_targets:
-        raise ValueError(f"there are more inputs than the {n_targets} targets; every input needs its target")
-
-
 def _check_labels(drawn: _Drawn, name: str, n_outputs: int, classes: ArrayLike | None, stratify: bool) -> None:
     """Refuse labels that do not fit the outputs."""
     if n_outputs == 1:
         if drawn.value.dtype.kind != "f":
-            raise ValueError(
-                "the model returns one map and the targets are whole numbers: give targets.astype(float) for a "
-                "regression, or two logits for two classes, as output=lambda maps: torch.cat([0 * maps, maps], 1)"
+            remedy = (
+                "targets.astype(float) for a regression, or two logits, torch.cat([0 * maps, maps], 1), for classes"
             )
+            raise ValueError(f"the model returns one map and the targets are whole numbers: give {remedy}")
         if stratify:
             raise ValueError("stratify=True draws by class; the targets of a single output are no classes")
         return
-    if classes is None and (drawn.value != np.rint(drawn.value)).any():
-        raise ValueError(
-            f"{name} are not class numbers, and the model returns {n_outputs} maps: a regression takes one of them, as "
-            f"output=lambda maps: maps[:, :1]"
-        )
+    if classes is None and (drawn.kinds != np.rint(drawn.kinds)).any():
+        raise ValueError(f"{name} are not class numbers; a regression takes one map, output=lambda maps: maps[:, :1]")
     try:
-        class_positions(drawn.value, n_outputs, None if classes is None else np.asarray(classes))
+        class_positions(drawn.kinds, n_outputs, None if classes is None else np.asarray(classes))
     except ValueError as error:
         raise ValueError(f"{name}: {error}; values that are no classes are left out by ignore=") from None

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "CategoricalPrediction",
-    "ContinuousPrediction",
-    "MultiLabelPrediction",
-    "Prediction",
-    "component_log_density",
-    "merge",
-    "mixture_log_density",
-    "variance_factor",
-    "view_information",
-]
-
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -24,8 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta._support.matrices import cholesky
 from vbtta.data.labels import Array, class_positions, frame_of
+from vbtta.inference.linalg import cholesky
+
+_NORMAL_FROM = 1e8  # degrees of freedom: a t is a normal to 1e-8, and differences of log-gamma functions lose digits
+_PANELS = np.array([1e-7, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5])
+_PANELS = np.concatenate([_PANELS, 1 - _PANELS[-2::-1]])  # between quantiles at these a mixture's CDF is smooth
+_BLOCK = 1 << 20  # entries of the largest temporary
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +33,8 @@ class ContinuousPrediction:
     location : (N, K, C) array
     scale : (N, K, C, C) array
         Scale matrices; the covariance is dof/(dof - 2) times that.
+    ids : (N,) array, optional
+        Of the inputs: the index of :meth:`to_frame`.
 
     Examples
     --------
@@ -54,6 +49,7 @@ class ContinuousPrediction:
     dof: Array
     location: Array
     scale: Array
+    ids: Array | None = field(default=None, kw_only=True)
 
     @classmethod
     def pool(cls, parts: Sequence[ContinuousPrediction], shares: Array) -> ContinuousPrediction:
@@ -93,16 +89,17 @@ class ContinuousPrediction:
         levels = np.asarray(q, dtype=np.float64)
         if levels.ndim > 1 or not levels.size or not np.all((levels > 0) & (levels < 1)):
             raise ValueError(f"q must be between 0 and 1, a number or a list of them; got {q!r}")
-        values = [_quantile(float(p), self.weights, self.dof, self.location, self._spread) for p in levels.flat]
+        values = [self._quantile(float(p)) for p in levels.flat]
         return values[0] if levels.ndim == 0 else np.stack(values)
 
-    def take(self, rows: Array) -> ContinuousPrediction:
+    def take(self, rows: Array | slice) -> ContinuousPrediction:
         """The prediction of some inputs, which may repeat."""
-        return ContinuousPrediction(self.weights[rows], self.dof, self.location[rows], self.scale[rows])
+        ids = None if self.ids is None else self.ids[rows]
+        return ContinuousPrediction(self.weights[rows], self.dof, self.location[rows], self.scale[rows], ids=ids)
 
     def cdf(self, y: ArrayLike) -> Array:
         """Distribution function of every output at y, (N,) or (N, C): (N, C)."""
-        return _cdf(self._targets(y), self.weights, self.dof, self.location, self._spread)
+        return self._cdf(self._targets(y))
 
     def interval(self, level: float) -> tuple[Array, Array]:
         """Equal-tailed interval of every output: lower and upper, (N, C) each."""
@@ -113,29 +110,87 @@ class ContinuousPrediction:
     def columns(self, level: float = 0.9) -> dict[str, Array]:
         """A table with one row an input: mean, std and the ends of an interval, numbered where there are several."""
         lower, upper = self.interval(level)
-        values = {"mean": self.mean, "std": np.sqrt(self.variance), "lower": lower, "upper": upper}
+        values = {"mean": self.mean, "std": self.std, "lower": lower, "upper": upper}
         ends = [f"_{c + 1}" for c in range(lower.shape[1])] if lower.shape[1] > 1 else [""]
         return {f"{name}{end}": part[:, c] for c, end in enumerate(ends) for name, part in values.items()}
 
     def to_frame(self, level: float = 0.9, index: Any = None) -> Any:
-        """:meth:`columns` as a pandas DataFrame."""
-        return frame_of(self.columns(level), index)
+        """:meth:`columns` as a pandas DataFrame; its index are the ids of the inputs, where they have some."""
+        return frame_of(self.columns(level), self.ids if index is None else index)
 
     def log_prob(self, y: ArrayLike) -> Array:
         """Log density at y, (N,) or (N, C): (N,)."""
-        return mixture_log_density(self._targets(y), self.weights, self.dof, self.location, self.scale)
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(self.weights)
+        return np.asarray(special.logsumexp(log_weights + self._log_components(self._targets(y)), axis=1))
 
     def crps(self, y: ArrayLike) -> Array:
         """Continuous ranked probability score of every output at y, (N,) or (N, C): (N, C)."""
-        return _crps(self._targets(y), self.weights, self.dof, self.location, self._spread)
+        targets, size = self._targets(y), max(1, _BLOCK // (self.location.shape[1] * self.location.shape[2] * 8))
+        rows = [slice(start, start + size) for start in range(0, len(targets), size)]
+        return np.concatenate(
+            [np.zeros((0, targets.shape[1])), *(self.take(part)._crps(targets[part]) for part in rows)]
+        )
 
     @cached_property
     def _moments(self) -> tuple[Array, Array]:
-        return _mixture_moments(self.weights, self.dof, self.location, self.scale)
+        """Mean (N, C) and covariance (N, C, C)."""
+        mean = np.einsum("nk,nkc->nc", self.weights, self.location)
+        deviation = self.location - mean[:, None]  # (N, K, C)
+        covariance = np.einsum("nk,nkcd->ncd", self.weights * variance_factor(self.dof), self.scale)
+        covariance += np.einsum("nk,nkc,nkd->ncd", self.weights, deviation, deviation)
+        return mean, covariance
 
     @cached_property
     def _spread(self) -> Array:
         return np.asarray(np.sqrt(np.diagonal(self.scale, axis1=2, axis2=3)))  # (N, K, C)
+
+    def _log_components(self, y: Array) -> Array:
+        """Log density (N, K) of vectors y (N, C) under every component."""
+        C, degrees = self.location.shape[2], np.minimum(self.dof, _NORMAL_FROM)
+        factor = cholesky(self.scale)  # (N, K, C, C)
+        residual = (y[:, None] - self.location)[..., None]  # (N, K, C, 1)
+        distance = (np.linalg.solve(factor, residual)[..., 0] ** 2).sum(axis=2)  # (N, K)
+        log_det = 2 * np.log(np.diagonal(factor, axis1=2, axis2=3)).sum(axis=2)
+        constant = (
+            special.gammaln(0.5 * (degrees + C)) - special.gammaln(0.5 * degrees) - 0.5 * C * np.log(np.pi * degrees)
+        )
+        student = constant - 0.5 * (degrees + C) * np.log1p(distance / degrees)
+        normal = -0.5 * (C * np.log(2 * np.pi) + distance)
+        return np.asarray(np.where(self.dof > _NORMAL_FROM, normal, student) - 0.5 * log_det)
+
+    def _cdf(self, x: Array) -> Array:
+        """Marginal distribution functions (N, C) at x (N, C)."""
+        below = (x[:, None] - self.location) / self._spread  # (N, K, C)
+        for k, degrees in enumerate(self.dof):
+            below[:, k] = special.ndtr(below[:, k]) if degrees > _NORMAL_FROM else special.stdtr(degrees, below[:, k])
+        return np.asarray(np.einsum("nk,nkc->nc", self.weights, below))
+
+    def _quantile(self, q: float, steps: int = 60) -> Array:
+        """The q-quantile of every output's marginal, (N, C), by bisection."""
+        # The quantile lies between those of the components. 60 steps halve the bracket down to rounding.
+        component = self.location + self._spread * special.stdtrit(self.dof, q)[:, None]  # (N, K, C)
+        used = self.weights[:, :, None] > 0
+        low, high = np.where(used, component, np.inf).min(axis=1), np.where(used, component, -np.inf).max(axis=1)
+        for _ in range(steps):
+            middle = 0.5 * (low + high)
+            short = self._cdf(middle) < q
+            low, high = np.where(short, middle, low), np.where(short, high, middle)
+        return np.asarray(0.5 * (low + high))
+
+    def _crps(self, y: Array) -> Array:
+        """The integral of (F(x) - 1{x >= y})^2: (N, C)."""
+        # Gauss-Legendre on panels between the mixture's own (approximate) quantiles and y, so that no component,
+        # however narrow, falls between the nodes.
+        edges = np.sort(np.stack([*(self._quantile(float(q), steps=12) for q in _PANELS), y]), axis=0)  # (P, N, C)
+        nodes = np.polynomial.legendre.leggauss(8)
+        total = np.zeros_like(y)
+        for left, right in pairwise(edges):
+            half, beyond = 0.5 * (right - left), left >= y  # y is an edge: every panel lies on one side of it
+            for position, share in zip(*nodes, strict=True):
+                below = self._cdf(left + half * (1 + position))
+                total += share * half * np.where(beyond, 1 - below, below) ** 2
+        return total
 
     def _targets(self, y: ArrayLike) -> Array:
         n_inputs, _, n_outputs = self.location.shape
@@ -161,6 +216,8 @@ class CategoricalPrediction:
         agree, and at most the entropy.
     classes : (C,) array
         What the columns stand for.
+    ids : (N,) array, optional
+        Of the inputs: the index of :meth:`to_frame`.
 
     Examples
     --------
@@ -172,6 +229,7 @@ class CategoricalPrediction:
     proba: Array
     mutual_information: Array
     classes: Array
+    ids: Array | None = field(default=None, kw_only=True)
 
     @classmethod
     def pool(cls, parts: Sequence[CategoricalPrediction], shares: Array) -> CategoricalPrediction:
@@ -189,11 +247,12 @@ class CategoricalPrediction:
 
     def take(self, rows: Array) -> CategoricalPrediction:
         """The prediction of some inputs, which may repeat."""
-        return CategoricalPrediction(self.proba[rows], self.mutual_information[rows], self.classes)
+        ids = None if self.ids is None else self.ids[rows]
+        return CategoricalPrediction(self.proba[rows], self.mutual_information[rows], self.classes, ids=ids)
 
     def to_frame(self, index: Any = None) -> Any:
-        """:meth:`columns` as a pandas DataFrame."""
-        return frame_of(self.columns(), index)
+        """:meth:`columns` as a pandas DataFrame; its index are the ids of the inputs, where they have some."""
+        return frame_of(self.columns(), self.ids if index is None else index)
 
     @property
     def label(self) -> Array:
@@ -229,6 +288,8 @@ class MultiLabelPrediction:
     proba, mutual_information : (N, C) arrays
         Probability that the input has the label, and the disagreement of the views about it in nats.
     classes : (C,) array
+    ids : (N,) array, optional
+        Of the inputs: the index of :meth:`to_frame`.
 
     Examples
     --------
@@ -240,12 +301,13 @@ class MultiLabelPrediction:
     proba: Array
     mutual_information: Array
     classes: Array
+    ids: Array | None = field(default=None, kw_only=True)
 
     @classmethod
-    def of(cls, binary: CategoricalPrediction, classes: Array) -> MultiLabelPrediction:
+    def of(cls, binary: CategoricalPrediction, classes: Array, ids: Array | None = None) -> MultiLabelPrediction:
         """From predictions of pairs of an input and a label."""
         shape = (-1, len(classes))
-        return cls(binary.proba[:, 1].reshape(shape), binary.mutual_information.reshape(shape), classes)
+        return cls(binary.proba[:, 1].reshape(shape), binary.mutual_information.reshape(shape), classes, ids=ids)
 
     @property
     def label(self) -> Array:
@@ -257,30 +319,21 @@ class MultiLabelPrediction:
         """Entropy of every label in nats: (N, C)."""
         return np.asarray(special.entr(self.proba) + special.entr(1 - self.proba))
 
-    def columns(self) -> dict[str, Array]:
+    def columns(self, level: float = 0.9) -> dict[str, Array]:
         """A table with one row an input: every label's probability."""
         return {f"proba_{name}": self.proba[:, c] for c, name in enumerate(self.classes)}
 
     def to_frame(self, index: Any = None) -> Any:
-        """:meth:`columns` as a pandas DataFrame."""
-        return frame_of(self.columns(), index)
+        """:meth:`columns` as a pandas DataFrame; its index are the ids of the inputs, where they have some."""
+        return frame_of(self.columns(), self.ids if index is None else index)
 
 
 Prediction = ContinuousPrediction | CategoricalPrediction
 
 
 def merge(parts: Sequence[tuple[Array, Prediction]], n_inputs: int) -> Prediction:
-    """One prediction from those of several models for disjoint rows that are all of `n_inputs`.
-
-    Numbers become mixtures of all models' components; those of other rows' models have weight 0.
-
-    Examples
-    --------
-    >>> normal = ContinuousPrediction(np.ones((1, 1)), np.array([np.inf]), np.zeros((1, 1, 1)), np.ones((1, 1, 1, 1)))
-    >>> merge([(np.array([1]), normal), (np.array([0]), normal)], 2).weights
-    array([[0., 1.],
-           [1., 0.]])
-    """
+    """One prediction from those of several models for disjoint rows that are all of `n_inputs`."""
+    # Numbers become mixtures of all models' components; those of other rows' models have weight 0.
     classes = [(rows, part) for rows, part in parts if isinstance(part, CategoricalPrediction)]
     if classes:
         proba, information = np.empty((n_inputs, classes[0][1].proba.shape[1])), np.empty(n_inputs)
@@ -306,14 +359,6 @@ def view_information(proba: Array, shares: Array) -> Array:
     The class has the predicted probabilities, proba (N, C). Given the class, a view has its part in what a mixture of
     the views says of that class: shares (N, K, C) are weight times probability, w_k p_k(c). Of a mixture that is its
     own mutual information; of any other pool the views' disagreement about what the pool leaves open.
-
-    Examples
-    --------
-    Two views that contradict each other, in a pool that leaves all open and in one that is nearly sure:
-
-    >>> shares = np.array([[[0.45, 0.05], [0.05, 0.45]]])
-    >>> [view_information(np.array([proba]), shares).round(2).item() for proba in ([0.5, 0.5], [0.99, 0.01])]
-    [0.37, 0.02]
     """
     tiny = np.finfo(np.float64).tiny
     joint = shares * (proba / np.maximum(shares.sum(axis=1), tiny))[:, None]
@@ -322,102 +367,7 @@ def view_information(proba: Array, shares: Array) -> Array:
     return np.asarray(np.maximum(special.entr(proba).sum(axis=1) - left_open, 0))
 
 
-# Beyond this many degrees of freedom a t is a normal to 1e-8, and log-gamma differences lose digits.
-_NORMAL_FROM = 1e8
-# Probabilities whose quantiles cut the line into panels on which a mixture's CDF is smooth.
-_PANELS = np.array([1e-7, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5])
-_PANELS = np.concatenate([_PANELS, 1 - _PANELS[-2::-1]])
-_BLOCK = 1 << 20  # entries of the largest temporary
-
-
-def _mixture_moments(weights: Array, dof: Array, location: Array, scale: Array) -> tuple[Array, Array]:
-    """Mean (N, C) and covariance (N, C, C); location is (N, K, C), scale (N, K, C, C)."""
-    mean = np.einsum("nk,nkc->nc", weights, location)
-    deviation = location - mean[:, None]  # (N, K, C)
-    covariance = np.einsum("nk,nkcd->ncd", weights * variance_factor(dof), scale)
-    covariance += np.einsum("nk,nkc,nkd->ncd", weights, deviation, deviation)
-    return mean, covariance
-
-
 def variance_factor(dof: Array) -> Array:
     """Covariance over scale, d/(d - 2): (K,); 1 for a normal."""
     finite = np.where(np.isinf(dof), 3.0, dof)
     return np.where(np.isinf(dof), 1.0, finite / (finite - 2))
-
-
-def mixture_log_density(y: Array, weights: Array, dof: Array, location: Array, scale: Array) -> Array:
-    """Log density (N,) of vectors y (N, C)."""
-    with np.errstate(divide="ignore"):
-        log_weights = np.log(weights)
-    return np.asarray(special.logsumexp(log_weights + component_log_density(y, dof, location, scale), axis=1))
-
-
-def component_log_density(y: Array, dof: Array, location: Array, scale: Array) -> Array:
-    """Log density (N, K) of vectors y (N, C) under every component."""
-    factor = cholesky(scale)  # (N, K, C, C)
-    residual = (y[:, None] - location)[..., None]  # (N, K, C, 1)
-    distance = (np.linalg.solve(factor, residual)[..., 0] ** 2).sum(axis=2)  # (N, K)
-    log_det = 2 * np.log(np.diagonal(factor, axis1=2, axis2=3)).sum(axis=2)
-    return np.asarray(_log_student(distance, dof, location.shape[2]) - 0.5 * log_det)
-
-
-def _crps(y: Array, weights: Array, dof: Array, location: Array, spread: Array) -> Array:
-    """Continuous ranked probability score, the integral of (F(x) - 1{x >= y})^2: (N, C)."""
-    # Gauss-Legendre on panels between the mixture's own (approximate) quantiles and y, so that no component, however
-    # narrow, falls between the nodes.
-    size = max(1, _BLOCK // (location.shape[1] * location.shape[2] * 8))
-    parts = [
-        _crps_block(y[s], weights[s], dof, location[s], spread[s])
-        for s in (slice(start, start + size) for start in range(0, len(y), size))
-    ]
-    return np.concatenate(parts) if parts else np.zeros_like(y)
-
-
-def _crps_block(y: Array, weights: Array, dof: Array, location: Array, spread: Array) -> Array:
-    knots = [_quantile(float(q), weights, dof, location, spread, steps=12) for q in _PANELS]
-    edges = np.sort(np.stack([*knots, y]), axis=0)  # (P, N, C)
-    node, node_weight = np.polynomial.legendre.leggauss(8)
-    total = np.zeros_like(y)
-    for left, right in pairwise(edges):
-        half = 0.5 * (right - left)
-        beyond = left >= y  # y is an edge: every panel lies on one side of it
-        for position, share in zip(node, node_weight, strict=True):
-            below = _cdf(left + half * (1 + position), weights, dof, location, spread)
-            total += share * half * np.where(beyond, 1 - below, below) ** 2
-    return total
-
-
-def _cdf(x: Array, weights: Array, dof: Array, location: Array, spread: Array) -> Array:
-    """Marginal distribution functions (N, C) at x (N, C)."""
-    standard = (x[:, None] - location) / spread  # (N, K, C)
-    below = np.empty_like(standard)
-    for k, degrees in enumerate(dof):
-        below[:, k] = special.ndtr(standard[:, k]) if degrees > _NORMAL_FROM else special.stdtr(degrees, standard[:, k])
-    return np.asarray(np.einsum("nk,nkc->nc", weights, below))
-
-
-def _quantile(q: float, weights: Array, dof: Array, location: Array, spread: Array, steps: int = 60) -> Array:
-    """The q-quantile of every output's marginal, (N, C), by bisection; spread is the standard scale, (N, K, C)."""
-    # The quantile lies between those of the components. 60 steps halve the bracket down to rounding.
-    component = location + spread * special.stdtrit(dof, q)[:, None]  # (N, K, C)
-    used = weights[:, :, None] > 0
-    low = np.where(used, component, np.inf).min(axis=1)
-    high = np.where(used, component, -np.inf).max(axis=1)
-    for _ in range(steps):
-        middle = 0.5 * (low + high)
-        short = _cdf(middle, weights, dof, location, spread) < q
-        low, high = np.where(short, middle, low), np.where(short, high, middle)
-    return np.asarray(0.5 * (low + high))
-
-
-def _log_student(distance: Array, dof: Array, n_outputs: int) -> Array:
-    """Log density of a standard C-dimensional t at squared Mahalanobis distances (N, K)."""
-    degrees = np.minimum(dof, _NORMAL_FROM)
-    student = (
-        special.gammaln(0.5 * (degrees + n_outputs))
-        - special.gammaln(0.5 * degrees)
-        - 0.5 * n_outputs * np.log(np.pi * degrees)
-        - 0.5 * (degrees + n_outputs) * np.log1p(distance / degrees)
-    )
-    normal = -0.5 * n_outputs * np.log(2 * np.pi) - 0.5 * distance
-    return np.asarray(np.where(dof > _NORMAL_FROM, normal, student))

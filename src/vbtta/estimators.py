@@ -12,7 +12,6 @@ from vbtta._support.tensors import RowList, as_batch, rows_of
 from vbtta.collect import collect_views
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.distributions import CategoricalPrediction, ContinuousPrediction
 from vbtta.fit import fit_policy
 
 try:
@@ -34,18 +33,9 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     _task = ""
 
     def __init__(
-        self,
-        estimator: Any,
-        views: Any,
-        *,
-        cv: Any = "frozen",
-        draws: int = 1,
-        model: Any = "auto",
-        engine: Any = "auto",
-        guard: bool | Literal["hard"] = True,
-        batch_size: int = 256,
-        random_state: Any = 0,
-    ) -> None:
+        self, estimator: Any, views: Any, *, cv: Any = "frozen", draws: int = 1, model: Any = "auto",
+        engine: Any = "auto", guard: bool | Literal["hard"] = True, batch_size: int = 256, random_state: Any = 0,
+    ) -> None:  # fmt: skip
         self.estimator = estimator
         self.views = views
         self.cv = cv
@@ -88,22 +78,28 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         fixed = isinstance(self.random_state, int | np.integer)
         self.seed_ = int(self.random_state if fixed else state.randint(2**31 - 1))
         if self._is_frozen():
-            self._check_is_fitted()
             self.estimator_ = self.estimator
+            try:
+                if hasattr(self.estimator, "get_params"):
+                    check_is_fitted(self.estimator)
+            except NotFittedError:
+                kind = type(self.estimator).__name__
+                raise NotFittedError(f"{kind} is not fitted: fit it first on other data, or use cv=5") from None
             predictions = self._collect(self.estimator_, inputs)
             rows = np.arange(len(predictions))
         else:
             predictions, labels, weight, rows = self._out_of_fold(inputs, labels, groups, weight)
         if groups is not None:
             predictions = predictions.with_groups(np.asarray(groups)[rows])
-        predictions = self._set_classes(predictions, labels)
-        options = {"task": self._task, "engine": self.engine, "seed": self.seed_}
+        if self._task == "classification":
+            predictions = self._set_classes(predictions, labels)
         labels = labels.with_weights(np.where(weight > 0, weight, 1))
-        self.policy_ = fit_policy(predictions, labels, model=self.model, guard=self.guard, **options)
+        options = {"model": self.model, "engine": self.engine, "guard": self.guard, "seed": self.seed_}
+        self.policy_ = fit_policy(predictions, labels, task=self._task, **options)
         return self
 
     def predict_distribution(self, X: Any) -> Any:
-        """The predictive distribution, as :meth:`Policy.predict` returns it."""
+        """The predictive distribution of :mod:`vbtta.distributions`, as :meth:`Policy.predict` returns it."""
         check_is_fitted(self, "policy_")
         return self.policy_.predict(self._collect(self.estimator_, self._inputs(X, reset=False)))
 
@@ -159,30 +155,16 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             check_classification_targets(labels.value)
         return labels.align(n_inputs)
 
-    def _check_is_fitted(self) -> None:
-        """Refuse to freeze an estimator that was never fitted."""
-        if hasattr(self.estimator, "get_params"):
-            try:
-                check_is_fitted(self.estimator)
-            except NotFittedError:
-                raise NotFittedError(
-                    f"estimator {type(self.estimator).__name__} is not fitted: fit it first on other data, or use cv=5 "
-                    f"to have it fitted and its views collected out of fold"
-                ) from None
-
     def _collect(self, estimator: Any, inputs: Any) -> ViewPredictions:
-        draws, size, seed = self.draws, self.batch_size, self.seed_
-        return collect_views(estimator, inputs, self.views, draws=draws, batch_size=size, seed=seed)
+        options: Any = {"draws": self.draws, "batch_size": self.batch_size, "seed": self.seed_}
+        return collect_views(estimator, inputs, self.views, **options)
 
     def _out_of_fold(
         self, inputs: Any, labels: LabelSets, groups: Any, weight: Array
     ) -> tuple[ViewPredictions, LabelSets, Array, Array]:
         """Views of every labelled input from an estimator fitted without it; `estimator_` is fitted to all."""
         if not hasattr(self.estimator, "fit"):
-            raise ValueError(
-                f"cv={self.cv!r} fits copies of the estimator, and a {type(self.estimator).__name__} has no fit "
-                f"method; use cv='frozen'"
-            )
+            raise ValueError(f"cv={self.cv!r} fits copies, and the estimator has no fit method; use cv='frozen'")
         labelled = np.bincount(labels.instance, minlength=len(inputs)) > 0
         first = np.searchsorted(labels.instance, np.arange(len(inputs)))
         target = labels.value[np.where(labelled, first, 0)]  # one label per input, arbitrary without labels
@@ -218,7 +200,16 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return clone(self.estimator).fit(_take(inputs, rows[subset.instance]), target, **options)
 
     def _set_classes(self, predictions: ViewPredictions, labels: LabelSets) -> ViewPredictions:
-        """Name the outputs of a classifier."""
+        """Set `classes_`; if labels are words and the outputs have no names, these are the sorted words."""
+        n_outputs = predictions.outputs.shape[2]
+        if predictions.classes is None and not labels.by_position and labels.value.dtype.kind in "UO":
+            words = np.unique(labels.value.astype(str))
+            if len(words) != n_outputs:
+                outputs = f"{n_outputs} outputs without names: use whole numbers 0..{n_outputs - 1} as labels"
+                raise ValueError(f"y has {len(words)} different words, and the estimator {outputs}")
+            predictions = _renamed(predictions, predictions.outputs, predictions.variance, words)
+        classes = getattr(self.estimator_, "classes_", predictions.classes)
+        self.classes_ = np.arange(n_outputs) if classes is None else np.asarray(classes)
         return predictions
 
 
@@ -229,22 +220,18 @@ class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
     ----------
     estimator : object
         A trained predictor (see :func:`vbtta.adapters.as_predictor`), or unless `cv` is "frozen" an estimator to fit.
-    views, draws, batch_size
-        As in :func:`vbtta.collect_views`.
+    views, draws, batch_size; model, engine, guard
+        As in :func:`vbtta.collect_views`, and as in :func:`vbtta.fit_policy`.
     cv : "frozen", int or splitter
         "frozen" uses the estimator as it is; `fit` should then get data that it was not trained on. Otherwise copies
         are fitted, views are collected out of fold, and at the end a copy is fitted to all data.
-    model, engine, guard
-        As in :func:`vbtta.fit_policy`.
     random_state : int, RandomState or None
         Determines draws and folds of the policy's own cross-validation.
 
     Attributes
     ----------
-    policy_ : Policy
-        Weights, calibration, annotators.
-    estimator_ : object
-        The estimator that `predict` uses.
+    policy_, estimator_
+        Weights, calibration, annotators; the estimator that `predict` uses.
     classes_ : (C,) array
         Classes of the outputs: those of the estimator, or 0..C-1; the sorted labels if they are words and the
         estimator (a torch module) has no names.
@@ -263,21 +250,6 @@ class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
 
     _task = "classification"
 
-    def _set_classes(self, predictions: ViewPredictions, labels: LabelSets) -> ViewPredictions:
-        """Set `classes_`; if labels are words and the outputs have no names, these are the sorted words."""
-        n_outputs = predictions.outputs.shape[2]
-        if predictions.classes is None and not labels.by_position and labels.value.dtype.kind in "UO":
-            words = np.unique(labels.value.astype(str))
-            if len(words) != n_outputs:
-                raise ValueError(
-                    f"y has {len(words)} different words, and the estimator {n_outputs} outputs without names: use "
-                    f"whole numbers 0..{n_outputs - 1} as labels, the places of the outputs"
-                )
-            predictions = _renamed(predictions, predictions.outputs, predictions.variance, words)
-        classes = getattr(self.estimator_, "classes_", predictions.classes)
-        self.classes_ = np.arange(n_outputs) if classes is None else np.asarray(classes)
-        return predictions
-
     def predict(self, X: Any) -> Array:
         """The most probable class of every input: (N,)."""
         best = self.predict_proba(X).argmax(axis=1)
@@ -285,30 +257,17 @@ class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:
         """Class probabilities: (N, C)."""
-        return self.predict_distribution(X).proba
+        return np.asarray(self.predict_distribution(X).proba)
 
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithm of the class probabilities: (N, C)."""
         return np.asarray(np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny)))
 
-    def predict_distribution(self, X: Any) -> CategoricalPrediction:
-        """Class probabilities with entropy and disagreement of the views."""
-        prediction: CategoricalPrediction = super().predict_distribution(X)
-        return prediction
-
 
 class VBTTARegressor(RegressorMixin, _WeightedViews):  # type: ignore[misc]
     """A regressor that predicts under several views and weights them by variational Bayes.
 
-    Parameters
-    ----------
-    estimator, views, cv, draws, model, engine, guard, batch_size, random_state
-        As in :class:`VBTTAClassifier`.
-
-    Attributes
-    ----------
-    policy_, estimator_
-        As in :class:`VBTTAClassifier`.
+    Parameters and attributes are those of :class:`VBTTAClassifier`.
 
     Examples
     --------
@@ -327,21 +286,18 @@ class VBTTARegressor(RegressorMixin, _WeightedViews):  # type: ignore[misc]
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of every input, (N,) or (N, C), and with `return_std` the standard deviation as well."""
         prediction = self.predict_distribution(X)
-        outputs = 0 if prediction.location.shape[2] == 1 else slice(None)
-        mean = prediction.mean[:, outputs]
-        return (mean, np.sqrt(prediction.variance[:, outputs])) if return_std else mean
+        mean = _columns(prediction.mean)
+        return (mean, np.sqrt(_columns(prediction.variance))) if return_std else mean
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
         """Lower and upper limit of the predictive interval of every input, (N,) or (N, C) each."""
-        prediction = self.predict_distribution(X)
-        outputs = 0 if prediction.location.shape[2] == 1 else slice(None)
-        low, high = prediction.interval(level)
-        return low[:, outputs], high[:, outputs]
+        low, high = self.predict_distribution(X).interval(level)
+        return _columns(low), _columns(high)
 
-    def predict_distribution(self, X: Any) -> ContinuousPrediction:
-        """The predictive distribution: quantiles, intervals, log density, CRPS."""
-        prediction: ContinuousPrediction = super().predict_distribution(X)
-        return prediction
+
+def _columns(values: Array) -> Array:
+    """Values (N, C), or (N,) of a single output."""
+    return values[:, 0] if values.shape[1] == 1 else values
 
 
 def _take(inputs: Any, rows: Array) -> Any:
@@ -350,14 +306,11 @@ def _take(inputs: Any, rows: Array) -> Any:
 
 def _check_order(X: Any, values: Any, name: str) -> None:
     """Refuse pandas objects of the same rows in another order."""
-    indices: list[Any] = [getattr(part, "index", None) for part in (X, values)]
-    first, second = indices
+    first: Any = getattr(X, "index", None)
+    second: Any = getattr(values, "index", None)
     both = hasattr(first, "equals") and hasattr(second, "equals") and len(first) == len(second)
     if both and not first.equals(second) and first.sort_values().equals(second.sort_values()):
-        raise ValueError(
-            f"X and {name} have the same pandas index in another order: use {name}.loc[X.index], or pair by position "
-            f"with {name}.to_numpy()"
-        )
+        raise ValueError(f"X and {name} have the same pandas index in another order: use {name}.loc[X.index]")
 
 
 def _with_classes(predictions: ViewPredictions, classes: Array | None) -> ViewPredictions:

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-__all__ = ["Sample", "fit_model", "fit_policy", "fit_sample", "model_record", "policy_of", "quick_fit", "refit"]
-
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
+from vbtta import crossval
 from vbtta._support.checks import one_of, whole_number
-from vbtta._support.fingerprints import Rows, row_hashes
-from vbtta.crossval import (
-    MIN_UNITS,
-    CrossValidated,
-    compare_scores,
-    cross_validate,
-    folds_of,
-    n_units,
-    prior_counts,
-    stack_scores,
-)
+from vbtta.crossval import MIN_UNITS, CrossValidated
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import Rows, ViewPredictions, row_hashes
 from vbtta.inference.advi import ADVI, fit_density
 from vbtta.inference.em import EM, Fit, fit_problem
-from vbtta.models.base import Engine, InMemory, Model, Posterior, load, models_of, nearest, pose, pose_density
+from vbtta.models import base
+from vbtta.models.base import Engine, InMemory, Model, Posterior, Source, Stack
 from vbtta.models.parts.annotators import LabelFacts
 from vbtta.models.pyro.spec import PyroModel
-from vbtta.models.stack.spec import Stack, default_stack
 from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Policy, stack_policies
 
 _MAX_HASHED = 2048  # rows whose hashes a policy keeps
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
 _ROWS_OF_A_MAP = 20  # rows of a group, on average, from which they are positions of an image
-_KNOWN, _MIN_ASKED = 0.995, 50  # share of labels that training data may know, and labels from which it is judged
-_QUICK, _QUICK_RANGE = 3e-9, (1e-6, 1e-5)  # tolerance of fits for held-out scores: a label's, and its range
+_TRAINING_SHARE, _MIN_LABELS = 0.995, 50  # of labels known that betrays training data, and labels to judge it by
+_LARGEST_GAIN = 0.01  # nats that the last cycle of a member of the default stack may gain, a label each
+_QUICK, _QUICK_RANGE = 3e-8, (1e-6, 3e-5)  # tolerance of fits for held-out scores: a label's, and its range
+_START_SHARE = 0.5  # of other weights that a fit starts from too; the rest are equal
 _LIKELY = 0.9  # probability below which the gain from the views is called doubtful
+_FEW = 10  # labelled inputs below which the guard's reason is cautious
+
+
+class Candidate(NamedTuple):
+    """A model that may be fitted to a sample."""
+
+    model: Model  # settled: nothing is left open
+    start: Posterior | None
+    alone: bool = False  # whether it sees the identity view only
+    weights: tuple[Array, ...] = ()  # (K,) each, to start from too
 
 
 class Sample(Protocol):
@@ -63,33 +64,27 @@ class Sample(Protocol):
     def maps(self) -> bool:
         """Whether rows are positions of maps, and their groups images."""
 
-    def settle(self, model: Model, start: Posterior | None, *, alone: bool) -> tuple[Model, Posterior | None]:
-        """A resolved model with the options that the data decide, and a posterior to start from."""
+    def source(self, *, alone: bool) -> Source:
+        """All views, or the identity alone, as models read them."""
 
     def gate_wanted(self, model: Model, start: Posterior | None) -> bool:
         """Whether the evidence for weights that depend on the input is decisive."""
 
-    def fit(
-        self, model: Model, engine: Engine, start: Posterior | None, *, alone: bool, seed: int, progress: bool
-    ) -> Policy:
-        """One resolved model on all views, or on the identity alone."""
+    def fit(self, candidate: Candidate, engine: Engine, *, seed: int, progress: bool) -> Policy:
+        """The policy of a candidate."""
 
     def scores(
-        self, model: Model, engine: Engine, start: Posterior | None, *, alone: bool, seed: int
-    ) -> CrossValidated:
+        self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool
+    ) -> list[CrossValidated]:
         """Held-out log scores, of the same instances in the same order whatever the model."""
 
 
-@dataclass(frozen=True)
-class _InMemory:
-    """Aligned predictions and labels."""
-
-    predictions: ViewPredictions
-    labels: LabelSets
+class _LocalSample(InMemory):
+    """A sample in memory."""
 
     @property
     def n_units(self) -> int:
-        return n_units(self.labels, self.predictions.groups)
+        return crossval.n_units(self.labels, self.predictions.groups)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,25 +94,23 @@ class _InMemory:
     def maps(self) -> bool:
         return self.predictions.groups is not None and len(self.labels.labelled) >= _ROWS_OF_A_MAP * self.n_units
 
-    def settle(self, model: Model, start: Posterior | None, *, alone: bool) -> tuple[Model, Posterior | None]:
-        return model.settle(InMemory(self._views(alone), self.labels), start)
+    def source(self, *, alone: bool) -> InMemory:
+        return self.select(["identity"]) if alone else self
 
     def gate_wanted(self, model: Model, start: Posterior | None) -> bool:
-        return len(self.names) > 1 and model.gate_wanted(InMemory(self.predictions, self.labels), start)
+        return len(self.names) > 1 and model.gate_wanted(self, start)
 
-    def fit(
-        self, model: Model, engine: Engine, start: Posterior | None, *, alone: bool, seed: int, progress: bool
-    ) -> Policy:
-        return fit_model(self._views(alone), self.labels, model, engine, seed=seed, progress=progress, start=start)
+    def fit(self, candidate: Candidate, engine: Engine, *, seed: int, progress: bool) -> Policy:
+        model, start, alone, weights = candidate
+        options: dict[str, Any] = {"seed": seed, "progress": progress, "start": start, "weights": weights}
+        return fit_model(self.source(alone=alone), model, engine, **options)
 
     def scores(
-        self, model: Model, engine: Engine, start: Posterior | None, *, alone: bool, seed: int
-    ) -> CrossValidated:
-        folds = folds_of(self.predictions, self.labels, seed)
-        return cross_validate(quick_fit(model, engine, seed, start), self._views(alone), self.labels, folds)
-
-    def _views(self, alone: bool) -> ViewPredictions:
-        return self.predictions.select(["identity"]) if alone else self.predictions
+        self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool
+    ) -> list[CrossValidated]:
+        folds = crossval.folds_of(self.predictions, self.labels, seed)
+        fits = [quick_fit(*each[:3], engine, seed) for each in candidates]
+        return crossval.cross_validate(fits, self, folds, progress=progress)
 
 
 def fit_policy(
@@ -177,11 +170,10 @@ def fit_policy(
     >>> policy.weights.round(1)
     array([1., 0.])
     """
+    options: dict[str, Any] = {"model": model, "engine": engine, "seed": seed, "progress": progress}
     if task == "multilabel":
-        return _fit_multilabel(
-            predictions, labels, model=model, engine=engine, guard=guard, seed=seed, progress=progress
-        )
-    models_of(task)
+        return _fit_multilabel(predictions, labels, guard=guard, **options)
+    base.models_of(task)
     whole_number("seed", seed, least=0)
     one_of("guard", guard, (True, False, "hard"))
     if not isinstance(predictions, ViewPredictions):
@@ -189,29 +181,36 @@ def fit_policy(
             f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
         )
     if labels is None:
-        return _unsupervised(predictions, task, model, engine, seed, progress)
+        return _unsupervised(predictions, task, **options)
     labels = predictions.align(labels)
     if not len(labels):
         raise ValueError("labels are empty: at least one instance needs a label")
     predictions.check_finite()
-    sample = _InMemory(predictions, labels)
-    policy = fit_sample(sample, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
-    if policy.guard.checked and _nearly_perfect(predictions, labels, task):
-        question = "the identity predicts nearly all labels exactly: were these training data?"
-        return replace(policy, guard=policy.guard._replace(reason=f"{policy.guard.reason}; {question}"))
-    return policy
+    policy = fit_sample(_LocalSample(predictions, labels), task=task, guard=guard, **options)
+    if not guard:
+        return policy
+    n_labelled = len(labels.labelled)
+    cautions = {
+        "the identity predicts nearly all labels exactly: were these training data?": policy.guard.checked
+        and _nearly_perfect(predictions, labels, task),
+        f"only {n_labelled} labelled inputs: weights and calibration mostly follow their priors": n_labelled < _FEW,
+        "all labels are of one class: nothing is known of the others": task == "classification"
+        and len(np.unique(labels.value)) == 1,
+    }
+    reason = "; ".join([policy.guard.reason, *(text for text, applies in cautions.items() if applies)])
+    return replace(policy, guard=policy.guard._replace(reason=reason))
 
 
 def _nearly_perfect(predictions: ViewPredictions, labels: LabelSets, task: str) -> bool:
     """Whether the network alone knows the labels, as it does on the data that it was trained on."""
-    if task not in ("classification", "regression") or len(labels) < _MIN_ASKED:
+    if task not in ("classification", "regression") or len(labels) < _MIN_LABELS:
         return False
-    said = predictions.outputs[labels.instance, predictions.names.index("identity")]
+    outputs = predictions.outputs[labels.instance, predictions.names.index("identity")]
     if task == "classification":
-        right = said.argmax(axis=1) == labels.categorical(said.shape[1], predictions.classes)
-        return bool(np.average(right, weights=labels.count) > _KNOWN)
-    value = labels.continuous(said.shape[1])
-    return bool(np.mean((value - said) ** 2) < (1 - _KNOWN) ** 2 * value.var())
+        right = outputs.argmax(axis=1) == labels.categorical(outputs.shape[1], predictions.classes)
+        return bool(np.average(right, weights=labels.count) > _TRAINING_SHARE)
+    value = labels.continuous(outputs.shape[1])
+    return bool(np.mean((value - outputs) ** 2) < (1 - _TRAINING_SHARE) ** 2 * value.var())
 
 
 def _fit_multilabel(predictions: ViewPredictions, labels: Any, **options: Any) -> Policy:
@@ -224,122 +223,158 @@ def _fit_multilabel(predictions: ViewPredictions, labels: Any, **options: Any) -
 
 
 def fit_sample(
-    sample: Sample,
-    *,
-    task: str,
-    model: Model | Callable[..., None] | str,
-    engine: Engine | str,
-    guard: bool | str,
-    seed: int,
-    progress: bool,
+    sample: Sample, *, task: str, model: Any, engine: Engine | str, guard: bool | str, seed: int, progress: bool
 ) -> Policy:
     """:func:`fit_policy` for data in memory or on a cluster."""
     automatic = isinstance(model, str) and model == "auto"
     record = model_record(model, task)
     if automatic and not isinstance(_engine(engine, record), EM):
         record = model_record("mixture", task)  # held-out scores by ADVI would take too many fits
-    engine = _engine(engine, record)
-    record = record.resolve(sample.labels)
-    stack = record.as_stack()
+    record, engine = record.resolve(sample.labels), _engine(engine, record)
+    coarse = float(np.clip(_LARGEST_GAIN / sample.n_units, EM.tol, 1e-5)) if automatic and engine == EM() else 0.0
+    fitting, stack = _Fitting(sample, engine, seed, progress, coarse), record.as_stack()
+    raw = base.models_of(task)["mixture"].raw_network() if stack is None else stack.raw
+    reason = fitting.obstacle(raw) if guard else "not asked for"
     if stack is not None:
-        return _fit_stack(stack, sample, engine, guard, seed, progress)
-    record = _best(record.scales, sample, engine, seed, progress) if guard else record
-    record = _best(record.alternatives(maps=sample.maps), sample, engine, seed, progress)
-    _report(progress, f"fitting {type(record).__name__}")
-    settled = sample.settle(record, None, alone=False)[0] if isinstance(engine, EM) else record
-    policy = replace(sample.fit(settled, engine, None, alone=False, seed=seed, progress=progress), model=record)
-    if not guard:
-        return policy
-    raw = models_of(task)["mixture"].raw_network()
-    reason = _obstacle(sample, engine, raw)
+        return fitting.stack(stack, guard, reason)
+    record = fitting.best(record.scales) if guard else record
+    record = fitting.best(record.alternatives(maps=sample.maps))
+    policy = fitting.fit(record, None)
     if reason or raw is None:
         return replace(policy, guard=Guard(False, False, 0.0, 0.0, reason))
-    _report(progress, "comparing with the raw network")
-    raw = raw.resolve(sample.labels)
-    settled_raw, start = sample.settle(raw, policy.posterior, alone=True)
-    alone = replace(sample.fit(settled_raw, engine, start, alone=True, seed=seed, progress=False), model=raw)
-    start = policy.posterior if record.one_optimum(sample.n_units, len(sample.names)) else alone.posterior
-    scores = sample.scores(settled, engine, start, alone=False, seed=seed)
-    of_raw = sample.scores(settled_raw, engine, alone.posterior, alone=True, seed=seed)
-    verdict = _verdict(scores, of_raw, guard, warn=True)
+    alone = fitting.fit(raw.resolve(sample.labels), policy.posterior, alone=True)
+    of_views, of_raw = fitting.scores([policy], alone)
+    verdict = _verdict(of_views, of_raw, guard, warn=True)
     return alone.among(policy.names, guard=verdict) if verdict.fell_back else replace(policy, guard=verdict)
 
 
-def _best(options: Sequence[Model], sample: Sample, engine: Engine, seed: int, progress: bool) -> Model:
-    """Of several models that with the best held-out score, the first where nothing is held out."""
-    if len(options) == 1 or isinstance(engine, ADVI) or sample.n_units < MIN_UNITS:
-        return options[0]
-    settled = [sample.settle(option, None, alone=False) for option in options]
-    scores = [sample.scores(model, engine, None, alone=False, seed=seed).scores.sum() for model, _ in settled]
-    chosen = options[int(np.argmax(scores))]
-    _report(progress, f"by held-out scores: {chosen!r}")
-    return chosen
+@dataclass(frozen=True)
+class _Fitting:
+    """Models fitted to a sample one after the other."""
 
+    sample: Sample
+    engine: Engine
+    seed: int
+    progress: bool
+    coarse: float  # least tolerance of members; the raw network, whose noise is their prior, is fitted to the engine's
+    settled: dict[str, Candidate] = field(default_factory=dict)
+    known: dict[str, CrossValidated] = field(default_factory=dict)  # held-out scores
 
-def _obstacle(sample: Sample, engine: Engine, raw: Model | None) -> str:
-    """Why the views cannot be compared with the raw network; empty where they can."""
-    reasons = {
-        "no raw network: the model has no temperature or scale of its own": raw is None,
-        _SLOW: isinstance(engine, ADVI),
-        "no view is named 'identity', so there is nothing to compare with": "identity" not in sample.names,
-        "identity is the only view": sample.names == ("identity",),
-        f"fewer than {MIN_UNITS} labelled instances, or groups of them": sample.n_units < MIN_UNITS,
-    }
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    def settle(self, model: Model, start: Posterior | None, *, alone: bool = False) -> Candidate:
+        """The candidate of a resolved model, with the options that the data decide."""
+        if isinstance(self.engine, ADVI):
+            return Candidate(model, start, alone)
+        key = _key(model, alone)
+        if key not in self.settled:
+            self.settled[key] = Candidate(*model.settle(self.sample.source(alone=alone), start), alone)
+        return self.settled[key]
 
+    def fit(
+        self, model: Model, start: Posterior | None, *, alone: bool = False, weights: Sequence[Array] = ()
+    ) -> Policy:
+        """The policy of a resolved model, started from equal weights, from a heavy identity and from others (K,)."""
+        _report(self.progress, f"fitting {'the raw network' if alone else type(model).__name__}")
+        candidate, engine = self.settle(model, start, alone=alone), self.engine
+        if start is None:
+            candidate = candidate._replace(start=None)  # histories of single models begin at uniform weights
+        if isinstance(engine, EM) and not alone:
+            engine, names = replace(engine, tol=max(engine.tol, self.coarse)), self.sample.names
+            if "identity" in names and len(names) > 1:
+                weights = [np.eye(len(names))[names.index("identity")], *weights]
+            shares = tuple(_START_SHARE * each + (1 - _START_SHARE) / len(names) for each in weights)
+            candidate = candidate._replace(weights=shares)
+        return replace(self.sample.fit(candidate, engine, seed=self.seed, progress=self.progress), model=model)
 
-def _fit_stack(stack: Stack, sample: Sample, engine: Engine, guard: bool | str, seed: int, progress: bool) -> Policy:
-    """Fit all members and weigh them by their held-out scores; by the prior where nothing can be held out."""
-    # The raw network is fitted first: its label noise and temperature are where the members start.
-    policies, scores, posteriors, members = list[Policy](), list[CrossValidated](), list[Posterior](), stack.members
-    several = [model for model in members if len(model.scales) > 1]
-    if several:  # the last decides for all
-        place = several[-1].scales.index(_best(several[-1].scales, sample, engine, seed, progress))
-        members = tuple(model.scales[place] if model in several else model for model in members)
-    raw = stack.raw if "identity" in sample.names else None
+    def scores(self, policies: Sequence[Policy], raw: Policy | None) -> list[CrossValidated]:
+        """Held-out scores, the raw network's last; folds start from the policies where that is safe, else from it."""
+        candidates, start = {}, None if raw is None else raw.posterior
+        for policy, alone in [*((policy, False) for policy in policies), *([(raw, True)] if raw else [])]:
+            safe = policy.model.one_optimum(self.sample.n_units, len(policy.names))
+            key = _key(policy.model, alone)
+            candidates[key] = self.settled[key]._replace(start=policy.posterior if safe else start)
+        return self._scores(candidates)
 
-    def fit(model: Model, start: Posterior | None, *, alone: bool) -> None:
-        settled, start = sample.settle(model, start, alone=alone)
-        policy = sample.fit(settled, engine, start, alone=alone, seed=seed, progress=False)
-        posteriors.append(policy.posterior)
-        policies.append(replace(policy, model=model).among(sample.names))
+    def _scores(self, candidates: dict[str, Candidate]) -> list[CrossValidated]:
+        new = [key for key in candidates if key not in self.known]
+        if new:
+            scores = self.sample.scores(
+                [candidates[key] for key in new], self.engine, seed=self.seed, progress=self.progress
+            )
+            self.known.update(zip(new, scores, strict=True))
+        return [self.known[key] for key in candidates]
+
+    def best(self, options: Sequence[Model], start: Posterior | None = None) -> Model:
+        """Of several models that with the best held-out score, the first where nothing is held out."""
+        if len(options) == 1 or isinstance(self.engine, ADVI) or self.sample.n_units < MIN_UNITS:
+            return options[0]
+        scores = self._scores({_key(option, False): self.settle(option, start) for option in options})
+        chosen = options[int(np.argmax([each.scores.sum() for each in scores]))]
+        _report(self.progress, f"by held-out scores: {chosen!r}")
+        return chosen
+
+    def obstacle(self, raw: Model | None) -> str:
+        """Why the views cannot be compared with the raw network; empty where they can."""
+        names, n_units = self.sample.names, self.sample.n_units
+        reasons = {
+            "no raw network: the model has no temperature or scale of its own": raw is None,
+            _SLOW: isinstance(self.engine, ADVI),
+            "no view is named 'identity', so there is nothing to compare with": "identity" not in names,
+            "identity is the only view": names == ("identity",),
+            f"fewer than {MIN_UNITS} labelled instances, or groups of them": n_units < MIN_UNITS,
+        }
+        return next((reason for reason, applies in reasons.items() if applies), "")
+
+    def stack(self, stack: Stack, guard: bool | str, reason: str) -> Policy:
+        """Fit all members and weigh them by their held-out scores; by the prior where nothing can be held out."""
+        sample, members = self.sample, stack.members
+        posteriors, raw = list[Posterior](), None
+        if stack.raw is not None and "identity" in sample.names:  # its label noise is where the members start
+            raw = self.fit(stack.raw, None, alone=True)
+            posteriors.append(raw.posterior)
+        several = [model for model in members if len(model.scales) > 1]
+        if several:  # the last decides for all
+            place = several[-1].scales.index(self.best(several[-1].scales, posteriors[0] if posteriors else None))
+            members = tuple(model.scales[place] if model in several else model for model in members)
+        several_optima = [not model.one_optimum(sample.n_units, len(sample.names)) for model in members]
+        fitted: dict[int, Policy] = {}
+        for place in np.argsort(several_optima, kind="stable").tolist():
+            open_model, pools = members[place], [fitted[m].weights for m in fitted if not several_optima[m]]
+            model = open_model if raw is None else open_model.with_noise_of(raw.posterior)
+            start = base.nearest(model, self.engine, posteriors, len(sample.names))
+            if open_model.ungated in members and not sample.gate_wanted(model, start):
+                continue
+            model = self.best(model.alternatives(maps=sample.maps), start)
+            fitted[place] = self.fit(model, start, weights=pools)
+            posteriors.append(fitted[place].posterior)
+        policies = [fitted[place] for place in sorted(fitted)]
+        counts = crossval.prior_counts(len(policies), raw is not None, stack.prior_count)
+        weights, covariance = counts / counts.sum(), np.zeros((len(counts), len(counts)))
+        weights = weights if raw is None else crossval.hedged(weights, crossval.trust(sample.n_units))
+        verdict = Guard(False, False, 0.0, 0.0, reason)
         if sample.n_units >= MIN_UNITS:
-            one_optimum = model.one_optimum(sample.n_units, 1 if alone else len(sample.names))
-            start = policy.posterior if one_optimum else posteriors[0] if raw is not None else None
-            scores.append(sample.scores(settled, engine, start, alone=alone, seed=seed))
+            scores = self.scores(policies, raw)
+            (weights, covariance), of_stack = crossval.stack_scores(scores, counts, raw=raw is not None)
+            verdict = verdict if reason else _verdict(of_stack, scores[-1], guard, warn=False)
+        policies = [policy.among(sample.names) for policy in ([*policies, raw] if raw else policies)]
+        if verdict.fell_back:
+            return replace(policies[-1], guard=verdict)
+        return stack_policies(stack, self.engine, policies, weights, covariance, verdict)
 
-    if raw is not None:
-        _report(progress, "fitting the raw network")
-        fit(raw, None, alone=True)
-    for open_model in members:
-        _report(progress, f"fitting {type(open_model).__name__}, with held-out scores")
-        model = open_model if raw is None else open_model.with_noise_of(posteriors[0])
-        start = nearest(model, engine, posteriors, len(sample.names))
-        if open_model.ungated in members and not sample.gate_wanted(model, start):
-            continue
-        fit(_best(model.alternatives(maps=sample.maps), sample, engine, seed, progress), start, alone=False)
-    if raw is not None:  # the last member
-        policies, scores = [*policies[1:], policies[0]], [*scores[1:], *scores[:1]]
-    counts = prior_counts(len(policies) - (raw is not None), raw is not None, stack.prior_count)
-    weights, covariance = counts / counts.sum(), np.zeros((len(policies), len(policies)))
-    reason = _obstacle(sample, engine, stack.raw) if guard else "not asked for"
-    verdict = Guard(False, False, 0.0, 0.0, reason)
-    if scores:
-        (weights, covariance), of_stack = stack_scores(scores, counts)
-        verdict = verdict if reason else _verdict(of_stack, scores[-1], guard, warn=False)
-    if verdict.fell_back:
-        return replace(policies[-1], guard=verdict)
-    return stack_policies(stack, engine, policies, weights, covariance, verdict)
+
+def _key(model: Model, alone: bool) -> str:
+    return f"{model!r}{' of the identity' if alone else ''}"
 
 
 def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str, *, warn: bool) -> Guard:
     """How much better the views are than the raw network, and whether to do without them."""
-    difference, error = compare_scores(views, raw)
+    difference, error = crossval.compare_scores(views, raw)
     ratio = difference / error if error > 0 else np.sign(difference) * np.inf if difference else 0.0
     probability = float(special.ndtr(ratio))
     reason = f"the views help with probability {probability:.2f}, by {difference:.3f} +- {error:.3f} nats per input"
     if probability < _LIKELY:
-        reason += "; one pass of the network, with one temperature or scale, does about as well (guard='hard')"
+        reason += "; one pass of the network, with one temperature or scale, does about as well"
+    if probability < 0.5 and guard != "hard":
+        reason += " (fit again with guard='hard' to use it alone)"
     verdict = Guard(True, guard == "hard" and probability < 0.5, difference, error, reason, probability)
     if verdict.fell_back:
         warnings.warn(f"{reason}: the policy is the raw network", GuardWarning, stacklevel=5)
@@ -349,8 +384,7 @@ def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str, *, w
 
 
 def fit_model(
-    predictions: ViewPredictions,
-    labels: LabelSets,
+    source: InMemory,
     model: Model,
     engine: Engine,
     *,
@@ -358,56 +392,53 @@ def fit_model(
     progress: bool = False,
     intervals: bool = True,
     start: Posterior | None = None,
+    weights: Sequence[Array] = (),
 ) -> Policy:
-    """Fit one resolved model to aligned data, from a posterior of other data or models; the seed matters to ADVI alone.
+    """Fit one resolved model, from a posterior of other data or models and, for EM, from other weights (K,) too.
 
     Without ``intervals`` the policy predicts but has no intervals for its weights: enough for a held-out score.
     """
-    source = InMemory(predictions, labels)
+    predictions, labels = source.predictions, source.labels
     if isinstance(engine, ADVI):
         fit = fit_density(
-            lambda: pose_density(model, source, seed), engine, seed=seed, n_labels=labels.total, progress=progress
+            lambda: base.pose_density(model, source, seed), engine, seed=seed, n_labels=labels.total, progress=progress
         )
     else:
-        fit = fit_problem(*pose(model, source, start), engine, intervals=intervals)
+        fit = fit_problem(*base.pose(model, source, start), engine, intervals=intervals, weights=weights)
     policy = policy_of(fit, model, engine, predictions, labels.annotator_names)
-    return replace(policy, rows=_rows_of(policy, predictions, labels.labelled)) if intervals else policy
-
-
-def _rows_of(policy: Policy, predictions: ViewPredictions, labelled: Array) -> Rows:
-    """Hashes of the labelled rows, or of evenly spaced ones among them, by the views of positive weight."""
-    used = tuple(name for name, weight in zip(policy.names, policy.weights, strict=True) if weight > 0)
-    chosen = labelled[:: -(-len(labelled) // _MAX_HASHED)]
-    return Rows(used, row_hashes(predictions.take(chosen).select(used).outputs))
+    if not intervals:
+        return policy
+    rows = labels.labelled[:: -(-len(labels.labelled) // _MAX_HASHED)]
+    hashes = row_hashes(predictions.take(rows).select(policy.used_names).outputs)
+    return replace(policy, rows=Rows(policy.used_names, hashes))
 
 
 def quick_fit(
-    model: Model, engine: Engine, seed: int, start: Posterior | None = None
-) -> Callable[[ViewPredictions, LabelSets], Policy]:
+    model: Model, start: Posterior | None, alone: bool, engine: Engine, seed: int
+) -> Callable[[InMemory], Policy]:
     """A fit for held-out scores: without intervals, and by EM at a coarser tolerance."""
-    quick = replace(engine, keep_states=False)
-    if isinstance(quick, EM):
-        quick = replace(quick, max_steps=min(quick.max_steps, 300))
 
-    def fit(predictions: ViewPredictions, labels: LabelSets) -> Policy:
-        coarse = quick
+    def fit(source: InMemory) -> Policy:
+        quick = replace(engine, keep_states=False)
         if isinstance(quick, EM):
-            coarse = replace(quick, tol=max(quick.tol, float(np.clip(_QUICK * labels.total, *_QUICK_RANGE))))
-        return fit_model(predictions, labels, model, coarse, seed=seed, intervals=False, start=start)
+            tol = float(np.clip(_QUICK * source.labels.total, *_QUICK_RANGE))
+            quick = replace(quick, max_steps=min(quick.max_steps, 300), tol=max(quick.tol, tol))
+        views = source.select(["identity"]) if alone else source
+        return fit_model(views, model, quick, seed=seed, intervals=False, start=start)
 
     return fit
 
 
-def refit(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> Policy:
+def refit(policy: Policy, sample: InMemory) -> Policy:
     """The policy's model, engine and views, fitted to other aligned data; the members of a stack keep their weights."""
-    if policy.members:
-        members = [refit(member, predictions, labels).among(member.names) for member in policy.members]
+    if policy.stacked:
+        members = [refit(member, sample).among(member.names) for member in policy.members]
         covariance = np.zeros((len(members), len(members)))
         return stack_policies(policy.model, policy.engine, members, policy.member_weights, covariance, policy.guard)
-    views = predictions.select(policy.fitted or policy.names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum predicts as well
-        return quick_fit(policy.model, policy.engine, 0, policy.posterior)(views, labels)
+        fit = quick_fit(policy.model, policy.posterior, False, policy.engine, 0)
+        return fit(sample.select(policy.fitted or policy.names))
 
 
 def policy_of(
@@ -422,7 +453,7 @@ def policy_of(
         model=model,
         engine=engine,
         posterior=fit.posterior,
-        history=History(fit.bounds, fit.weights),
+        history=History(fit.bounds, fit.weights, fit.other_optima),
         final_elbo=fit.bound,
         elbo_terms=fit.terms,
         converged=fit.converged,
@@ -435,7 +466,7 @@ def policy_of(
 
 
 def _unsupervised(
-    predictions: ViewPredictions, task: str, model: Any, engine: Engine | str, seed: int, progress: bool
+    predictions: ViewPredictions, task: str, *, model: Any, engine: Engine | str, seed: int, progress: bool
 ) -> Policy:
     """Weights of a classifier's views from their agreement and confidence alone."""
     if task != "classification":
@@ -448,7 +479,7 @@ def _unsupervised(
         raise ValueError(f"labels=None needs engine='advi'; got {engine!r}")
     predictions.check_finite()
     fit = fit_density(
-        lambda: load(record, "density").pose_unsupervised(predictions, record),
+        lambda: base.load(record, "density").pose_unsupervised(predictions, record),
         engine,
         seed=seed,
         n_labels=float(len(predictions)),
@@ -460,18 +491,20 @@ def _unsupervised(
 
 
 def model_record(model: Model | Callable[..., None] | str, task: str) -> Model:
-    """The record that is asked for, completed for the task."""
-    if isinstance(model, str) and model == "auto":
-        return default_stack(task)
+    """The record that is asked for, completed for the task; "auto" stacks the task's models and the raw network."""
     if isinstance(model, str):
-        options = models_of(task)
-        if model not in options:
-            raise ValueError(f"model must be 'auto', {', '.join(map(repr, options))} or a model record; got {model!r}")
-        return options[model]()
+        kinds: dict[str, Any] = dict(base.models_of(task))
+        if model == "auto":
+            mixture, raw = kinds["mixture"], kinds["mixture"].raw_network()
+            if raw is None:
+                return mixture()  # type: ignore[no-any-return]
+            return Stack(members=(mixture(), mixture(weights="input"), kinds["latent"]()), raw=raw)
+        if model not in kinds:
+            raise ValueError(f"model must be 'auto', {', '.join(map(repr, kinds))} or a model record; got {model!r}")
+        return kinds[model]()  # type: ignore[no-any-return]
     if isinstance(model, type):
         raise ValueError(f"model must be a record, such as {model.__name__}(); got the class {model.__name__}")
-    record = model if isinstance(model, Model) else PyroModel(model)
-    return record.for_task(task)
+    return (model if isinstance(model, Model) else PyroModel(model)).for_task(task)
 
 
 def _engine(engine: Engine | str, model: Model) -> Engine:

@@ -7,34 +7,6 @@ Of maps (segmentation), Dice, intersection over union and average precision are 
 give one row an image. For the other metrics :func:`map_rows` makes rows of maps.
 """
 
-from __future__ import annotations
-
-__all__ = [
-    "absolute_errors",
-    "accuracy",
-    "average_precision",
-    "average_precisions",
-    "brier",
-    "brier_scores",
-    "calibration_gaps",
-    "covered",
-    "crps",
-    "dice",
-    "dice_scores",
-    "ece",
-    "entropy",
-    "hits",
-    "interval_coverage",
-    "iou",
-    "iou_scores",
-    "mae",
-    "map_rows",
-    "mse",
-    "nll",
-    "squared_errors",
-    "top_k_accuracy",
-]
-
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
@@ -109,12 +81,7 @@ def crps(scores: ArrayLike, weights: ArrayLike | None = None) -> float:
 
 
 def interval_coverage(y: ArrayLike, lower: ArrayLike, upper: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Share of labels inside their intervals, ends included.
-
-    Parameters
-    ----------
-    y, lower, upper : (J,) or (J, C) arrays
-    weights : (J,) array, optional
+    """Share of labels y, (J,) or (J, C), inside their intervals, ends included.
 
     Examples
     --------
@@ -125,15 +92,7 @@ def interval_coverage(y: ArrayLike, lower: ArrayLike, upper: ArrayLike, weights:
 
 
 def accuracy(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Share of labels that are the most probable class.
-
-    Parameters
-    ----------
-    y : (J,) int array
-        Labels as positions 0..C-1 (`LabelSets.categorical`).
-    proba : (J, C) array
-        Class probabilities for the same labels.
-    weights : (J,) array, optional
+    """Share of labels y, positions 0..C-1 (J,), that are the most probable class of proba (J, C).
 
     Examples
     --------
@@ -169,12 +128,10 @@ def brier(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -> f
     return _average(brier_scores(y, proba), weights)
 
 
-def ece(
-    y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None, *, bins: int = 15, adaptive: bool = False
-) -> float:
+def ece(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None, *, bins: int = 15) -> float:
     """Expected calibration error of the most probable class: sum_b (n_b / n) |accuracy_b - confidence_b|.
 
-    Bins of the confidence have equal width (a, b], or with `adaptive` equal mass.
+    Bins of the confidence have equal width (a, b].
 
     Examples
     --------
@@ -182,7 +139,7 @@ def ece(
     0.45
     """
     times = _weights(weights, len(np.asarray(y)))
-    gap, bin_index = calibration_gaps(y, proba, times, bins=bins, adaptive=adaptive)
+    gap, bin_index = calibration_gaps(y, proba, bins=bins)
     return float(np.abs(np.bincount(bin_index, weights=times * gap, minlength=bins)).sum() / times.sum())
 
 
@@ -259,12 +216,8 @@ def brier_scores(y: ArrayLike, proba: ArrayLike) -> Array:
     return np.asarray((table**2).sum(axis=1) - 2 * table[np.arange(len(position)), position] + 1)
 
 
-def calibration_gaps(
-    y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None, *, bins: int = 15, adaptive: bool = False
-) -> tuple[Array, Array]:
+def calibration_gaps(y: ArrayLike, proba: ArrayLike, *, bins: int = 15) -> tuple[Array, Array]:
     """Hit minus confidence of every label, (J,), and the bin of its confidence, (J,) in 0..bins-1.
-
-    Bins of equal mass are cut by mid-ranks, so labels of equal confidence share a bin whatever their order.
 
     Examples
     --------
@@ -277,13 +230,7 @@ def calibration_gaps(
     position, table = _classes(y, proba)
     confidence = table.max(axis=1)
     gap = (table.argmax(axis=1) == position) - confidence
-    if not adaptive:  # the k-th bin is (k/bins, (k+1)/bins]
-        return gap, np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence, side="left")
-    times = _weights(weights, len(position))
-    _, rank = np.unique(confidence, return_inverse=True)
-    mass = np.bincount(rank, weights=times)
-    share = (np.cumsum(mass) - 0.5 * mass) / mass.sum()
-    return gap, np.minimum((share * bins).astype(np.intp), bins - 1)[rank]
+    return gap, np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence, side="left")  # (k/bins, (k+1)/bins]
 
 
 def dice(
@@ -302,12 +249,8 @@ def dice(
         Classes, positions 0..C-1.
     maps : array
         Predicted classes, shaped like y, or class probabilities (N, C, H, W).
-    n_classes : int, optional
-        C; needed for predicted classes only.
-    ignore : int, optional
-        Value of y that means "no label".
-    background : int, optional
-        Class that is left out of the mean.
+    n_classes, ignore, background : int, optional
+        C, for predicted classes; value of y that means "no label"; class that is left out of the mean.
 
     Examples
     --------
@@ -362,13 +305,7 @@ def iou_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, i
 
 
 def average_precision(y: ArrayLike, score: ArrayLike) -> float:
-    """Mean over images of the average precision of binary maps; images without a positive are left out.
-
-    Parameters
-    ----------
-    y : (N, ...) array of 0 and 1
-    score : (N, ...) array
-        Larger where a positive is more probable.
+    """Mean over images of the average precision of scores (N, ...) for maps y of 0 and 1; images of zeros are left out.
 
     Examples
     --------
@@ -394,7 +331,13 @@ def average_precisions(y: ArrayLike, score: ArrayLike) -> Array:
         raise ValueError(
             f"y must be (N, ...) of 0 and 1 and score numbers of its shape; got {truth.shape}, {values.shape}"
         )
-    return np.array([_average_precision(*rows) for rows in zip(truth.astype(bool), values, strict=True)])
+    precisions = np.full(len(truth), np.nan)
+    for image in np.flatnonzero(truth.reshape(len(truth), -1).any(axis=1)):
+        levels, rank = np.unique(-values[image].ravel(), return_inverse=True)
+        positives = np.cumsum(np.bincount(rank, weights=truth[image].ravel(), minlength=len(levels)))
+        precision = positives / np.cumsum(np.bincount(rank, minlength=len(levels)))
+        precisions[image] = np.dot(precision, np.diff(positives, prepend=0)) / positives[-1]
+    return precisions
 
 
 def map_rows(y: ArrayLike, proba: ArrayLike, *, ignore: int | None = None) -> tuple[Array, Array]:
@@ -414,15 +357,6 @@ def map_rows(y: ArrayLike, proba: ArrayLike, *, ignore: int | None = None) -> tu
     return truth.ravel()[kept], rows[kept]
 
 
-def _average_precision(truth: Array, score: Array) -> float:
-    levels, rank = np.unique(-score.ravel(), return_inverse=True)
-    positives = np.cumsum(np.bincount(rank, weights=truth.ravel(), minlength=len(levels)))
-    if positives[-1] == 0:
-        return np.nan
-    precision = positives / np.cumsum(np.bincount(rank, minlength=len(levels)))
-    return float(np.dot(precision, np.diff(positives, prepend=0)) / positives[-1])
-
-
 def _overlap(y: ArrayLike, maps: ArrayLike, n_classes: int | None, ignore: int | None) -> tuple[Array, Array]:
     """Sizes of intersection and union, (N, C) each."""
     truth, predicted = np.asarray(y), np.asarray(maps)
@@ -437,25 +371,20 @@ def _overlap(y: ArrayLike, maps: ArrayLike, n_classes: int | None, ignore: int |
         if values.dtype.kind not in "iub" or (values.size and not 0 <= values.min() <= values.max() < n_classes):
             raise ValueError(f"{name} must be class positions 0..{n_classes - 1}; leave out others by ignore=")
     image = np.broadcast_to(np.arange(len(truth)).reshape(-1, *[1] * (truth.ndim - 1)), truth.shape)[labelled]
-    both, there, said = (
-        np.bincount(image[kept] * n_classes + values[kept].astype(np.intp), minlength=len(truth) * n_classes)
-        for values, kept in (
-            (truth[labelled], (truth == predicted)[labelled]),
-            (truth[labelled], slice(None)),
-            (predicted[labelled], slice(None)),
-        )
-    )
+    cells = [image * n_classes + values[labelled].astype(np.intp) for values in (truth, predicted)]
+    cells.append(cells[0][cells[0] == cells[1]])
     shape = (len(truth), n_classes)
-    return both.reshape(shape), (there + said - both).reshape(shape)
+    there, said, both = (np.bincount(cell, minlength=len(truth) * n_classes).reshape(shape) for cell in cells)
+    return both, there + said - both
 
 
 def _mean_by_image(scores: Array, background: int | None) -> float:
     """Mean over classes that an image has, then over images that have any."""
     kept = scores if background is None else np.delete(scores, background, axis=1)
-    some = ~np.isnan(kept).all(axis=1)
-    if not some.any():
+    kept = kept[~np.isnan(kept).all(axis=1)]
+    if not len(kept):
         raise ValueError("no image has a class to score; check ignore and background")
-    return float(np.nanmean(kept[some], axis=1).mean())
+    return float(np.nanmean(kept, axis=1).mean())
 
 
 def _average(values: Array, weights: ArrayLike | None, name: str = "the values") -> float:

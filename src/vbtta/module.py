@@ -3,7 +3,7 @@
 __all__ = ["Maps", "Stage", "TTAModule"]
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
@@ -11,14 +11,15 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from vbtta._support.checks import missing_extra, whole_number
-from vbtta._support.fingerprints import conflict, draws_of, view_fingerprint
+from vbtta._support.fingerprints import view_fingerprint
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, n_rows_of, rows_of, to_array
 from vbtta.adapters.base import as_predictor, select_output
-from vbtta.augment.base import Augmentation, augment, check_invertible, invert_view, is_partial, reorder_classes
+from vbtta.augment.base import Augmentation, augment, invert_view, is_partial, reorder_classes
 from vbtta.augment.foreign import as_views
+from vbtta.conformal import ConformalPolicy
 from vbtta.data.labels import Array
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import ViewPredictions, conflict, draws_of
 from vbtta.distributions import ContinuousPrediction
 from vbtta.policy import Policy
 from vbtta.sequential import SequentialPolicy
@@ -27,7 +28,7 @@ try:
     import torch
     from torch import Tensor, nn
 
-    from vbtta.adapters.torch import TorchPredictor, call_module, dtype_of, evaluating, precision
+    from vbtta.adapters.torch import TorchPredictor, call_module, dtype_of, evaluating
     from vbtta.models.parts.gate import Gate, built_in, gated
     from vbtta.models.parts.link_densities import class_probabilities
 except ModuleNotFoundError as error:
@@ -39,25 +40,21 @@ OutputKind = Literal["probability", "log_probability", "mean"]
 # memory between passes; with fewer, the overhead of the calls dominates.
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 32, 512
 _POSITIONS_OF_A_PASS = 1 << 20  # before it is known whether the network returns maps
-_POSITIONS_AT_ONCE = 1 << 15  # of maps whose uncertainty is computed
+_POSITIONS_AT_ONCE = 1 << 15  # of maps that are pooled: their temporary arrays stay in a processor's cache
+_POSITIONS_ELSEWHERE = 1 << 22
 
-# sum over views (with a gate their outputs), and of the weights of those that see a position; for maps with a gate
-# both relative to the exponential of a third, the largest logarithm of a weight so far, and the identity's outputs
+# Sum over views (with a gate of rows, their outputs). For maps with a gate also the sum of the weights, both relative
+# to the exponential of a third, the largest logarithm of a weight so far; and the identity's outputs.
 State = tuple[Any, ...]
+Masks = dict[int, Tensor]  # (1 or B, 1, ...) of the positions that a view sees, for views that miss some
 
 
 @dataclass(frozen=True)
 class Maps:
     """Predictive distributions of maps, as tensors; what the task does not have is None.
 
-    Attributes
-    ----------
-    probability : (B, C, H, W) tensor or None
-        Class probabilities.
-    entropy, mutual_information : (B, H, W) tensors or None
-        Of the class in nats, and of class and view: what the views disagree about.
-    mean, variance : (B, C, H, W) tensors or None
-        Of a regression.
+    Class probabilities (B, C, H, W); the entropy (B, H, W) of the class in nats, and the mutual information of class
+    and view: what the views disagree about. Mean and variance (B, C, H, W) of a regression.
     """
 
     probability: Tensor | None = None
@@ -91,10 +88,8 @@ class TTAModule(nn.Module):
         Largest number of rows of a forward pass; views beyond it are computed in turn and added up, and a tensor of
         more rows is split. By default 32 on a CPU and 512 elsewhere, and one view at a time for maps. An exported
         module computes all views in one pass, or with `max_batch` in one pass each.
-    draws : int, optional
-        Draws of every stochastic view; by default as many as the policy was fitted to, if that is known, else 1.
-    seed : int
-        Determines those draws; rows are numbered within the batch.
+    draws, seed : int
+        Draws of every stochastic view, by default as many as the policy was fitted to; rows are numbered in the batch.
     key : optional
         The part of a dict that views work on, as in :func:`vbtta.collect_views`.
 
@@ -110,17 +105,10 @@ class TTAModule(nn.Module):
     """
 
     def __init__(
-        self,
-        network: Any,
-        views: Any,
-        policy: Policy | SequentialPolicy,
-        *,
-        output: OutputKind | None = None,
-        max_batch: int | None = None,
-        draws: int | None = None,
-        seed: int = 0,
+        self, network: Any, views: Any, policy: Policy | SequentialPolicy, *,
+        output: OutputKind | None = None, max_batch: int | None = None, draws: int | None = None, seed: int = 0,
         key: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         adapter = as_predictor(network)
         if not isinstance(adapter, TorchPredictor):
@@ -131,6 +119,8 @@ class TTAModule(nn.Module):
         given: object = policy
         if not isinstance(given, Policy):
             remedy = ". Read a file with Policy.load(path)" if isinstance(given, str | os.PathLike) else ""
+            if isinstance(given, ConformalPolicy):
+                remedy = ". Give conformal.policy, and make sets of its predictions by conformal.predict_set"
             raise TypeError(f"policy must be a Policy; got {type(given).__name__}{remedy}")
         if draws is None:
             draws = max((draws_of(text) or 1 for text in policy.fingerprints.values()), default=1)
@@ -143,19 +133,17 @@ class TTAModule(nn.Module):
         self.n_outputs, names = policy.n_outputs, policy.used_names
         self._gives_maps: bool | None = None  # not known before the first call
         self.policy = replace(policy, generated_names=False)
-        members = policy.members or (policy,)
         # a gate compares maps of the views with that of the identity, which is then computed first
         order = sorted(range(len(self.views)), key=lambda k: policy.gate is not None and names[k] != "identity")
         self.views, self.view_names = [self.views[k] for k in order], tuple(names[k] for k in order)
         self.pools = nn.ModuleList(
-            _Pool(member, float(share), self.view_names, masked=any(map(is_partial, self.views)))
-            for member, share in zip(members, policy.member_weights, strict=True)
+            _Pool(member, float(share), self.view_names)
+            for member, share in zip(policy.members, policy.member_weights, strict=True)
         ).to(adapter.device)
         # transforms of other libraries may hold tensors, which must move with the module
         functions = (getattr(view, "function", None) for view in self.views)
         self.view_modules = nn.ModuleList(part for part in functions if isinstance(part, nn.Module))
-        self._select, self._autocast = adapter.output, adapter.autocast
-        self._needed, self._keywords = adapter.needed, adapter.keywords
+        self._select, self._needed, self._keywords = adapter.output, adapter.needed, adapter.keywords
         self.stages: tuple[Stage, ...] = ()  # not registered: the network is already
         if self.sequential is not None:
             steps = zip(self.sequential.policies, self.sequential.stages, strict=True)
@@ -176,13 +164,12 @@ class TTAModule(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """Inputs of B rows, as the network takes them, to probabilities, their logarithm or means: (B, C), or maps."""
+        exporting, running = torch.compiler.is_exporting(), not torch.compiler.is_compiling()
         if self.sequential is not None:
-            if torch.compiler.is_exporting():
+            if exporting:
                 raise ValueError("a sequential module has one graph a stage; export each of module.stages")
             in_stages: Tensor = self._in_stages(batch, self.sequential)
             return in_stages
-        exporting = torch.compiler.is_exporting()
-        running = not torch.compiler.is_compiling()
         if exporting:
             self._check_exportable()
         elif running:
@@ -190,20 +177,27 @@ class TTAModule(nn.Module):
             batch = self._in_precision(batch)
         training = not exporting and any(part.training for part in self.network.modules())
         with evaluating(self.network) if training or not torch.compiler.is_compiling() else nullcontext():
-            states: list[State | None] = [None] * len(self._pools)
+            states: list[list[State | None]] = [[] for _ in self._pools]  # of every member and block
+            masks: list[Masks] = []  # of every block
             for views, outputs, seen in self._outputs(batch, exporting):
                 if self.policy.multilabel:  # two classes a label, as positions of a map have them
-                    outputs = torch.stack([torch.zeros_like(outputs), outputs], dim=-1)
+                    outputs = torch.stack([torch.zeros_like(outputs), outputs], dim=2)
+                parts, visible = self._blocks(outputs, seen)
+                masks = masks or [{} for _ in parts]
+                for block, mask in zip(masks, visible, strict=True):
+                    block |= {} if mask is None else {views[0]: mask}
                 for place, pool in enumerate(self._pools):
-                    states[place] = pool.add(states[place], views, outputs, seen)
-                del outputs, seen  # before the next view is computed
-        result = self._finish([state for state in states if state is not None])
+                    states[place] = pool.add(states[place] or [None] * len(parts), views, parts, visible)
+                del outputs, seen, parts, visible, mask  # before the next view is computed
+        results = []
+        for block in masks:
+            by_member = [state.pop(0) for state in states]
+            results.append(self._finish([state for state in by_member if state is not None], block))
+        result = results[0] if len(results) == 1 else torch.cat(results, 2)  # along the first axis of space
         result = result[:, 1] if self.policy.multilabel else result
-        if running and result.device.type == "cpu" and not result.isfinite().all():  # on other devices: a costly wait
-            raise ValueError(
-                f"the result is not finite: the network or one of the views {[view.name for view in self.views]} "
-                f"returned NaN or infinity; collect_views says which, and for which input"
-            )
+        check = running and result.device.type == "cpu"  # on other devices a costly wait
+        if check and not result.sum().isfinite() and not result.isfinite().all():  # a sum is quick, and may overflow
+            raise ValueError("the result is not finite; collect_views says under which view, and for which input")
         return result
 
     def maps(self, batch: Tensor) -> Maps:
@@ -212,32 +206,22 @@ class TTAModule(nn.Module):
         One input after the other, with the outputs of all views for it in memory.
         """
         self._check_batch(batch)
-        if not len(batch):
-            raise ValueError("maps needs at least one input; the batch is empty")
         batch = self._in_precision(batch)
         with evaluating(self.network), torch.no_grad():
             parts = [self._uncertainty(batch[row : row + 1], row) for row in range(len(batch))]
-        size = batch.shape[2:]
-        stacked = {
-            name: torch.stack([torch.from_numpy(part[name]).T.reshape(-1, *size) for part in parts]).to(batch)
-            for name in parts[0]
-        }
-        return Maps(
-            **{
-                name: maps[:, 0] if name in ("entropy", "mutual_information") else maps
-                for name, maps in stacked.items()
-            }
-        )
+        arrays = {name: np.stack([part[name].T for part in parts]) for name in parts[0]}  # (B, P) or (B, C, P)
+        shapes = {name: (*array.shape[:-1], *batch.shape[2:]) for name, array in arrays.items()}
+        return Maps(**{name: torch.from_numpy(array.reshape(shapes[name])).to(batch) for name, array in arrays.items()})
 
     def _uncertainty(self, single: Tensor, row: int) -> dict[str, Array]:
-        """Arrays (P, C) or (P, 1) by name, for the P positions of one input."""
+        """Arrays (P, C) or (P,) by name, for the P positions of one input."""
         n_views, n_positions = len(self.views), int(np.prod(single.shape[2:]))
         held = np.empty((n_positions, n_views, self.n_outputs), dtype=np.float32)
         seen = np.ones((n_positions, n_views), dtype=bool)
         for views, outputs, mask in self._outputs(single, False, row):
             if outputs.ndim == 3:
                 raise ValueError("the network returns rows (B, C), not maps; use Policy.predict for their uncertainty")
-            held[:, views[0]] = outputs.reshape(n_positions, -1).cpu().numpy()
+            held[:, views[0]] = outputs.reshape(-1, n_positions).T.cpu().numpy()
             if mask is not None:
                 seen[:, views[0]] = mask.reshape(-1).cpu().numpy()
         fitted = self.policy.fitted or self.policy.names
@@ -252,21 +236,30 @@ class TTAModule(nn.Module):
             used = np.flatnonzero(seen[places[0]])
             if not len(used):
                 raise _unseen(self.views)
-            names = [self.view_names[k] for k in used]
-            policy = (
-                self.policy.restrict([fitted.index(name) for name in names]) if len(used) < n_views else self.policy
-            )
+            names, policy = [self.view_names[k] for k in used], self.policy
+            if len(used) < n_views:
+                policy = policy.restrict([fitted.index(name) for name in names])
             for start in range(0, len(places), at_once):
                 block = places[start : start + at_once]
                 groups = np.zeros(len(block), dtype=np.intp)
                 options: dict[str, Any] = {"names": names, "classes": policy.classes, "groups": groups}
-                found = policy.predict(ViewPredictions(held[np.ix_(block, used)], **options))
+                prediction = policy.predict(ViewPredictions(held[np.ix_(block, used)], **options))
                 for name in ("probability", "entropy", "mutual_information", "mean", "variance"):
-                    values = getattr(found, "proba" if name == "probability" else name, None)
+                    values = getattr(prediction, "proba" if name == "probability" else name, None)
                     if values is not None:
-                        values = values.reshape(len(block), -1)
-                        result.setdefault(name, np.empty((n_positions, values.shape[1]), np.float32))[block] = values
+                        whole = result.setdefault(name, np.empty((n_positions, *values.shape[1:]), np.float32))
+                        whole[block] = values
         return result
+
+    def _blocks(self, outputs: Tensor, seen: Tensor | None) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+        """Maps (V, B, C, ...) and their masks in parts of the first axis of space, which are pooled one by one."""
+        pooled = any(pool.gate is not None and pool.gate.pooled for pool in self._pools)
+        if outputs.ndim == 3 or pooled or outputs.requires_grad or torch.compiler.is_compiling():
+            return [outputs], [seen]
+        at_once = _POSITIONS_AT_ONCE if outputs.device.type == "cpu" else _POSITIONS_ELSEWHERE
+        length = max(1, at_once // (outputs[0, :, 0, 0].numel() or 1))
+        parts = torch.split(outputs, length, 3)
+        return parts, [None] * len(parts) if seen is None else torch.split(seen, length, 2)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _in_stages(self, batch: Batch, sequential: SequentialPolicy) -> Tensor:
@@ -283,9 +276,7 @@ class TTAModule(nn.Module):
         size = first.shape[2:-1]
         n_positions = int(np.prod(size))
         if size and not sequential.by_group:
-            raise ValueError(
-                "the network returns maps; fit the sequential policy to collect_dense, whose groups are images"
-            )
+            raise ValueError("the network returns maps; fit the sequential policy to collect_dense")
 
         def by_position(stage: int, rows: Array) -> Array:
             """Outputs of the positions of whole images: (n, V, C)."""
@@ -298,9 +289,7 @@ class TTAModule(nn.Module):
         if size:
             values = np.moveaxis(values.reshape(n_rows, *size, -1), -1, 1)
         result = torch.from_numpy(values).to(device=self._device, dtype=dtype_of(self.network) or torch.float32)
-        return (
-            result.clamp_min(torch.finfo(result.dtype).tiny).log() if self.output_kind == "log_probability" else result
-        )
+        return _log(result) if self.output_kind == "log_probability" else result
 
     def train(self, mode: bool = True) -> Self:
         """Set the network's mode; views keep theirs (dropout depends on it)."""
@@ -310,22 +299,10 @@ class TTAModule(nn.Module):
             part.training = was_training
         return self
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Views and pooling of the policy, so that a file of another policy's weights is refused."""
-        return {"views": [view.name for view in self.views], "kinds": [pool.kind for pool in self._pools]}
-
-    def set_extra_state(self, state: Any) -> None:
-        """Compare with the policy of the file."""
-        if state != self.get_extra_state():
-            raise ValueError(
-                f"the weights belong to a policy with the views {state.get('views')} ({state.get('kinds')}); this "
-                f"module has {[view.name for view in self.views]} ({[pool.kind for pool in self._pools]})"
-            )
-
     def _outputs(
         self, batch: Batch, exporting: bool, first: int | Array = 0
     ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
-        """Indices of some views, the outputs (V, B, ..., C) for them, and the mask (1 or B, ..., 1) of what they see.
+        """Indices of some views, the outputs (V, B, C, ...) for them, and the mask (1 or B, 1, ...) of what they see.
 
         Maps come view by view, in the geometry of the batch; `first` is the number of the first row, or of every row
         less its place.
@@ -348,34 +325,26 @@ class TTAModule(nn.Module):
             shape = tuple(augmented.shape[1:])
             indices, tensors = pending.setdefault(shape, ([], []))
             indices.append(k)
-            tensors.append(augmented)
+            tensors.append(_by_rows(augmented))
             if len(indices) == at_once or (k == 0 and self.policy.gate is not None and not exporting):
                 yield from self._call_jointly(*pending.pop(shape), batch, n_rows)
         for indices, tensors in pending.values():
             yield from self._call_jointly(indices, tensors, batch, n_rows)
 
     def _drawn(self, k: int, batch: Batch, n_rows: int, first: int | Array) -> tuple[list[int], Tensor, Tensor | None]:
-        """Mean outputs (1, B, ..., C) of a stochastic view, and the mask of what all draws see."""
+        """Mean outputs (1, B, C, ...) of a stochastic view, and the mask of what all draws see."""
         view, total, seen = self.views[k], None, None
         for m in range(self.draws):
             augmented = _draw(view, batch, self.seed, m, first, self.key)
             outputs, mask = self._call(augmented, n_rows), None
             if outputs.ndim > 2:
-                outputs, mask = self._restore(k, outputs, augmented, batch, _streams(view, batch, self.seed, m, first))
+                outputs, mask = invert_view(view, outputs, augmented, batch, _streams(view, batch, self.seed, m, first))
             else:
                 outputs = reorder_classes(view, outputs)
             total = outputs if total is None else total + outputs
             seen = mask if seen is None or mask is None else seen & mask
         assert total is not None
         return [k], (total / self.draws)[None], seen
-
-    def _restore(
-        self, k: int, outputs: Tensor, augmented: Tensor, batch: Tensor, streams: RowStreams | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Maps of a view in the geometry of the batch, with the classes last: (B, ..., C); and the mask."""
-        check_invertible([self.views[k]])
-        maps, seen = invert_view(self.views[k], outputs, augmented, batch, streams)
-        return maps.movedim(1, -1), None if seen is None else seen.movedim(1, -1)
 
     def _views_at_once(self, batch: Batch, n_rows: int, exporting: bool) -> int:
         """Number of views of one forward pass; the number of rows is unknown while exporting."""
@@ -405,8 +374,8 @@ class TTAModule(nn.Module):
         parts = [outputs[place * n_rows : (place + 1) * n_rows] for place in range(len(views))]
         del joint, outputs  # of maps only those in use are kept
         for k in views:
-            maps, seen = self._restore(k, parts.pop(0), tensors.pop(0), batch)
-            yield [k], maps[None], seen
+            maps, seen = invert_view(self.views[k], parts.pop(0), tensors.pop(0), batch)
+            yield [k], _by_rows(maps)[None], seen
             del maps, seen
 
     def _call(self, inputs: Batch, n_rows: int) -> Tensor:
@@ -414,40 +383,34 @@ class TTAModule(nn.Module):
         if isinstance(inputs, Tensor) and not torch.compiler.is_compiling() and n_rows > self._max_rows():
             parts = inputs.chunk(-(-n_rows // self._max_rows()))
             return torch.cat([self._call(part, part.shape[0]) for part in parts])
-        with precision(self._autocast, self._device):
-            raw = call_module(self.network, inputs, self._needed, self._keywords)
+        raw = call_module(self.network, inputs, self._needed, self._keywords)
         outputs: Tensor = select_output(raw, self._select)
         if outputs.ndim == 1:
             outputs = outputs[:, None]
-        same_rows = torch.compiler.is_exporting() or outputs.shape[0] == n_rows
-        if outputs.ndim not in (2, 4, 5) or outputs.shape[1] != self.n_outputs or not same_rows:
-            raise ValueError(
-                f"the network returned shape {tuple(outputs.shape)} for {n_rows} rows; the policy was fitted to "
-                f"{self.n_outputs} outputs a row"
-            )
+        shape, same_rows = tuple(outputs.shape), torch.compiler.is_exporting() or outputs.shape[0] == n_rows
+        if len(shape) not in (2, 4, 5) or shape[1] != self.n_outputs or not same_rows:
+            fitted = f"the policy was fitted to {self.n_outputs} outputs a row"
+            raise ValueError(f"the network returned shape {shape} for {n_rows} rows; {fitted}")
         if not torch.compiler.is_compiling():
             self._gives_maps = outputs.ndim > 2
         return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
-    def _finish(self, states: list[State]) -> Tensor:
-        """The prediction from the sums of all members: (B, C), or maps (B, C, ...)."""
-        in_log = self.output_kind == "log_probability"
-        if in_log and len(states) == 1 and self._pools[0].is_latent_softmax:
-            result: Tensor = torch.log_softmax(self._pools[0].average(states[0]), -1)
-            return result.movedim(-1, 1) if result.ndim > 2 else result
+    def _finish(self, states: list[State], masks: Masks) -> Tensor:
+        """The prediction from the sums of all members: (B, C, ...)."""
+        in_log, first = self.output_kind == "log_probability", self._pools[0]
+        if in_log and len(states) == 1 and first.kind == "latent" and first.link == "softmax":
+            return torch.log_softmax(first.average(states[0], masks)[0], 1)
         total: Any = 0.0
         share: Any = 0.0
         for pool, state in zip(self._pools, states, strict=True):
-            visible = pool.share if state[1] is None else pool.share * (state[1][..., :1] > 0).to(state[0].dtype)
-            part = pool.finish(state)
-            total, share = (part if len(states) == 1 else total + visible * part), share + visible
-        result = total
+            part, visible = pool.finish(state, masks)
+            weight = pool.share if visible is None else pool.share * visible
+            total, share = (part if len(states) == 1 else total + weight * part), share + weight
         if isinstance(share, Tensor):  # members that see nothing of a position count nothing
             if not torch.compiler.is_compiling() and not (share > 0).all():
                 raise _unseen(self.views)
-            result = total if len(states) == 1 else total / share
-        result = result.movedim(-1, 1) if result.ndim > 2 else result
-        return result.clamp_min(torch.finfo(result.dtype).tiny).log() if in_log else result
+            total = total if len(states) == 1 else total / share
+        return _log(total) if in_log else total
 
     @property
     def _pools(self) -> list["_Pool"]:
@@ -463,13 +426,9 @@ class TTAModule(nn.Module):
             raise TypeError("TTAModule takes tensors; use torch.from_numpy(batch), or collect_views for arrays")
         device = next((tensor.device for tensor in self.network.parameters()), self._device)
         if device != self._device:
-            raise ValueError(
-                f"the network is on {device} and its policy on {self._device}: move the TTAModule, not the "
-                f"network inside it, with .to(device)"
-            )
+            raise ValueError(f"the network is on {device}, its policy on {self._device}: move the TTAModule by .to()")
         if isinstance(batch, Tensor) and batch.device != device:
-            where = str(device)
-            raise ValueError(f"the batch is on {batch.device} and the network on {where}: use batch.to({where!r})")
+            raise ValueError(f"the batch is on {batch.device} and the network on {device}: use batch.to('{device}')")
 
     def _in_precision(self, batch: Batch) -> Batch:
         """Floating-point tensors in the network's precision, as in collect_views."""
@@ -482,8 +441,7 @@ class TTAModule(nn.Module):
 
     def _check_exportable(self) -> None:
         """Refuse to export random views and a network in training mode."""
-        stochastic = [view.name for view in self.views if view.stochastic]
-        if stochastic:
+        if stochastic := [view.name for view in self.views if view.stochastic]:
             raise ValueError(f"views {stochastic} draw random numbers, which an export would freeze; leave them out")
         if any(part.training for part in self.network.modules()):
             raise ValueError("the network is in training mode; call .eval() on the TTAModule before exporting it")
@@ -496,10 +454,10 @@ class _Pool(nn.Module):
     offset: Tensor  # (K, C)
     weights: Tensor  # (K, C)
 
-    def __init__(self, policy: Policy, share: float, names: tuple[str, ...], *, masked: bool) -> None:
+    def __init__(self, policy: Policy, share: float, names: tuple[str, ...]) -> None:
         super().__init__()
         pooling = policy.posterior.pooling()
-        self.kind, self.link, self.share, self.masked = pooling.kind, pooling.link, share, masked
+        self.kind, self.link, self.share = pooling.kind, pooling.link, share
         self.by_class = policy.class_weights is not None
         # of the module's views: the row of the tables, or -1 for views that this policy does not use
         self.row_of = [policy.used_names.index(name) if name in policy.used_names else -1 for name in names]
@@ -507,86 +465,115 @@ class _Pool(nn.Module):
             self.register_buffer(name, torch.as_tensor(getattr(pooling, name), dtype=torch.float32))
         self.gate = None if pooling.gate is None else _Gate(pooling.gate, policy.used_names)
 
-    def add(self, state: State | None, views: list[int], outputs: Tensor, seen: Tensor | None) -> State | None:
-        """The sums with some views' outputs (V, B, ..., C) added, where they are seen."""
+    def add(
+        self,
+        states: list[State | None],
+        views: list[int],
+        parts: Sequence[Tensor],
+        masks: Sequence[Tensor | None],
+    ) -> list[State | None]:
+        """The sums of every block with some views' outputs (V, B, C, ...) added, where they are seen."""
         used = [place for place, view in enumerate(views) if self.row_of[view] >= 0]
         if not used:
-            return state
+            return states
         rows = [self.row_of[views[place]] for place in used]
         if len(used) < len(views):
-            outputs = _rows_of(outputs, used)
-        if self.gate is not None and self.gate.streams and outputs.ndim > 3:
-            for row, maps in zip(rows, outputs, strict=True):
-                state = self._add_gated(state, row, maps, seen)
-            return state
-        if self.gate is not None:
-            if self.masked and outputs.ndim > 3:
-                raise ValueError("features='all' needs views that see all of a map; fit with features='own'")
-            if self.gate.pooled:
-                raise ValueError("features='pooled' averages over maps (B, C, H, W), and the network returns rows")
-            zeros = torch.zeros_like(outputs[0])
-            part = torch.stack([outputs[rows.index(k)] if k in rows else zeros for k in range(len(self.scale))])
-            return part if state is None else state[0] + part, None
-        terms, weights = self._terms(outputs, rows)
-        # in place where no gradient is needed: maps are large
-        times, plus = (torch.mul, torch.add) if terms.requires_grad else (Tensor.mul_, Tensor.add_)
-        terms = times(terms, weights)
-        part, coverage = terms[0] if len(rows) == 1 else terms.sum(0), None
-        if self.masked and outputs.ndim > 3:
-            coverage = (weights if self.by_class else weights[..., :1]).sum(0)
-            if seen is not None:
-                part, coverage = times(part, seen), coverage * seen
-        if state is None:
-            return part, coverage
-        return plus(state[0], part), None if coverage is None or state[1] is None else state[1] + coverage
+            parts = [_rows_of(part, used) for part in parts]
+        tables = self._tables(rows, parts[0])
+        blocks = zip(states, parts, masks, strict=True)
+        if self.gate is None:
+            return [self._add(state, part, mask, tables) for state, part, mask in blocks]
+        return [self._add_gated(state, rows, part, mask) for state, part, mask in blocks]
 
-    def _add_gated(self, state: State | None, row: int, outputs: Tensor, seen: Tensor | None) -> State:
-        """The sums with one view's maps (B, ..., C) added, whose weights depend on it and on the identity."""
+    def _add(
+        self, state: State | None, outputs: Tensor, seen: Tensor | None, tables: tuple[Tensor, Tensor, Tensor]
+    ) -> State:
+        terms = self._terms(outputs, tables)
+        terms = terms * tables[2] if seen is None else terms * tables[2] * seen
+        part = terms[0] if len(terms) == 1 else terms.sum(0)
+        return (part if state is None else state[0] + part,)
+
+    def _add_gated(self, state: State | None, rows: list[int], outputs: Tensor, seen: Tensor | None) -> State | None:
+        """The sums with outputs added whose weights depend on them; without streams the outputs of all views."""
+        assert self.gate is not None
+        if self.gate.streams and outputs.ndim > 3:
+            for row, maps in zip(rows, outputs, strict=True):
+                state = self._add_map(state, row, maps, seen)
+            return state
+        if seen is not None:
+            raise ValueError("features='all' needs views that see all of a map; fit with features='own'")
+        if self.gate.pooled:
+            raise ValueError("features='pooled' averages over maps (B, C, H, W), and the network returns rows")
+        zeros = torch.zeros_like(outputs[0])
+        part = torch.stack([outputs[rows.index(k)] if k in rows else zeros for k in range(len(self.scale))])
+        return (part if state is None else state[0] + part,)
+
+    def _add_map(self, state: State | None, row: int, outputs: Tensor, seen: Tensor | None) -> State:
+        """The sums with one view's maps (B, C, ...) added, whose weights depend on it and on the identity."""
         assert self.gate is not None
         identity = outputs if state is None else state[-1]
-        assert identity is not None
-        terms, weights = self._terms(outputs[None], [row])
-        score = self.gate.score(row, outputs, identity if self.gate.places else outputs, seen)  # (B, ..., 1)
+        tables = self._tables([row], outputs[None])
+        terms = self._terms(outputs[None], tables)[0]
+        score = self.gate.score(row, outputs, identity if self.gate.places else outputs, seen)  # (B, 1, ...)
         top = score if state is None else torch.maximum(state[2], score)
-        weight = torch.exp(score - top) * (weights[0][..., :1] > 0)
+        weight = torch.exp(score - top) * (tables[2][0, :, :1] > 0)
         weight = weight if seen is None else weight * seen
         if state is None:
-            return weight * terms[0], weight, top, identity
+            return weight * terms, weight, top, identity
         faded = torch.exp(state[2] - top)
-        return faded * state[0] + weight * terms[0], faded * state[1] + weight, top, identity
+        return faded * state[0] + weight * terms, faded * state[1] + weight, top, identity
 
-    def _terms(self, outputs: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """What views contribute (V, B, ..., C), and their weights, which broadcast to it."""
-        shape = (len(rows), *[1] * (outputs.ndim - 2), outputs.shape[-1])
+    def _tables(self, rows: list[int], outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scale, offset and weights of some views, which broadcast to their outputs (V, B, C, ...)."""
+        shape = (len(rows), 1, outputs.shape[2], *[1] * (outputs.ndim - 3))
         scale, offset, weights = (
             _rows_of(table, rows).reshape(shape).to(outputs.dtype) for table in (self.scale, self.offset, self.weights)
         )
-        terms = torch.addcmul(offset, outputs, scale)
-        return class_probabilities(self.link, terms) if self.kind == "mixture" else terms, weights
+        return scale, offset, weights
 
-    @property
-    def is_latent_softmax(self) -> bool:
-        """Whether log probabilities are a log-softmax."""
-        return self.kind == "latent" and self.link == "softmax"
+    def _terms(self, outputs: Tensor, tables: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """What views contribute before they are weighted: (V, B, C, ...)."""
+        terms = (outputs * tables[0]).add_(tables[1])
+        return self._probabilities(terms, 2) if self.kind == "mixture" else terms
 
-    def average(self, state: State) -> Tensor:
-        """The weighted average over the views that see a position; zero where none does."""
-        total, coverage = state[:2]
-        average: Tensor = total if coverage is None else total / torch.where(coverage > 0, coverage, 1.0)
-        return average
+    def _probabilities(self, utility: Tensor, axis: int) -> Tensor:
+        """Class probabilities of utilities with the classes along an axis."""
+        if self.link == "softmax":
+            return torch.softmax(utility, axis)
+        return class_probabilities(self.link, utility.movedim(axis, -1)).movedim(-1, axis)
 
-    def finish(self, state: State) -> Tensor:
-        """Means or probabilities from the sums over all views: (B, ..., C)."""
-        if self.gate is not None and len(state) == 2:
-            terms, weights = self._terms(state[0], list(range(len(self.scale))))
-            by_position: Tensor = self.gate(state[0].flatten(1, -2).transpose(0, 1)).T  # (K, positions)
-            by_input = by_position.reshape(*state[0].shape[:-1], 1) * (weights > 0)  # (K, B, ..., C)
-            pooled: Tensor = (terms * by_input).sum(0) / by_input.sum(0)
-            return pooled
-        average = self.average(state)
+    def average(self, state: State, masks: Masks) -> tuple[Tensor, Tensor | None]:
+        """The weighted average over the views that see a position, zero where none does; and where any does."""
+        if len(state) > 1:  # with a gate
+            coverage = state[1]
+        else:
+            partial = {self.row_of[view]: mask for view, mask in masks.items() if self.row_of[view] >= 0}
+            if not partial:
+                return state[0], None
+            complete = [row for row in range(len(self.weights)) if row not in partial]
+            # weight of the views that see a position, for each class where weights are by class
+            columns = self.weights.unbind(1) if self.by_class else [self.weights[:, 0]]
+            weights = [
+                torch.stack([column[row] * mask for row, mask in partial.items()]).sum(0) + column[complete].sum()
+                for column in columns
+            ]
+            coverage = torch.cat(weights, 1).to(state[0].dtype)
+        visible = None if not masks else (coverage[:, :1] > 0).to(state[0].dtype)
+        return state[0] / torch.where(coverage > 0, coverage, 1.0), visible
+
+    def finish(self, state: State, masks: Masks) -> tuple[Tensor, Tensor | None]:
+        """Means or probabilities (B, C, ...) from the sums over all views, and where any is seen (None: everywhere)."""
+        if self.gate is not None and len(state) == 1:
+            tables = self._tables(list(range(len(self.scale))), state[0])
+            terms, weights = self._terms(state[0], tables), tables[2]
+            positions = state[0].movedim(2, -1)  # (K, B, ..., C)
+            gates: Tensor = self.gate(positions.flatten(1, -2).transpose(0, 1)).T  # (K, positions)
+            by_input = gates.reshape(positions.shape[:-1]).unsqueeze(2) * (weights > 0)  # (K, B, C, ...)
+            return (terms * by_input).sum(0) / by_input.sum(0), None
+        average, visible = self.average(state, masks)
         if self.kind == "latent":
-            return class_probabilities(self.link, average)
-        return average / average.sum(-1, keepdim=True) if self.by_class else average
+            average = self._probabilities(average, 1)
+        return average / average.sum(1, keepdim=True) if self.by_class else average, visible
 
 
 class _Gate(nn.Module):
@@ -607,17 +594,21 @@ class _Gate(nn.Module):
         return gated(torch, built_in(torch, self.task, outputs, unit, self.places), *tables)  # type: ignore[no-any-return]
 
     def score(self, row: int, outputs: Tensor, identity: Tensor, seen: Tensor | None) -> Tensor:
-        """Logarithms (B, ..., 1) of a view's weight up to a constant, from maps (B, ..., C), seen in part or whole."""
+        """Logarithms (B, 1, ...) of a view's weight up to a constant, from maps (B, C, ...), seen in part or whole."""
         unit, limits, slopes, log_weights = (table.to(outputs.dtype) for table in self.buffers())
-        pair = torch.stack([identity, outputs], -2).flatten(0, -3)  # (positions, 2, C)
-        raw = built_in(torch, self.task, pair, unit, [0])[:, 1].reshape(*outputs.shape[:-1], -1)
-        if self.pooled:
-            visible = torch.ones_like(raw[..., :1]) if seen is None else seen.to(raw.dtype).expand_as(raw[..., :1])
+        pair = torch.stack([identity.movedim(1, -1), outputs.movedim(1, -1)], -2)  # (B, ..., 2, C)
+        raw = built_in(torch, self.task, pair.flatten(0, -3), unit, [0])[:, 1].reshape(*pair.shape[:-2], -1)
+        if self.pooled:  # in double precision, since sums over maps lose digits
             space = tuple(range(1, raw.ndim - 1))
-            raw = (raw * visible).sum(space, keepdim=True) / visible.sum(space, keepdim=True)
-            raw = raw.expand(*outputs.shape[:-1], -1)
+            if seen is None:
+                raw = raw.mean(space, keepdim=True, dtype=torch.float64)
+            else:
+                visible = seen.movedim(1, -1).expand(*raw.shape[:-1], 1).double()
+                raw = (raw * visible).sum(space, keepdim=True) / visible.sum(space, keepdim=True)
+            raw = raw.to(outputs.dtype)
         clipped = torch.minimum(torch.maximum(raw, limits[0]), limits[1]) - limits[0]
-        return log_weights[row] + (clipped * slopes).sum(-1, keepdim=True)
+        score = log_weights[row] + (clipped * slopes).sum(-1, keepdim=True)  # (B, ..., 1)
+        return score.movedim(-1, 1).expand(outputs.shape[0], 1, *outputs.shape[2:])
 
 
 class Stage(TTAModule):
@@ -640,7 +631,7 @@ class Stage(TTAModule):
         if outputs.ndim > 3 and any(map(is_partial, self.views)):
             raise ValueError("stages of maps need views that see all of an input; leave out those that do not")
         order = np.argsort([view for part in parts for view in part[0]]).tolist()
-        return _rows_of(outputs, order).transpose(0, 1)
+        return _rows_of(outputs, order).transpose(0, 1).movedim(2, -1)
 
     @property
     def _device(self) -> torch.device:
@@ -659,9 +650,7 @@ def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> 
     by_name = {view.name: view for view in views}
     if policy.generated_names:
         if len(views) != len(policy.names):
-            raise ValueError(
-                f"the policy was fitted to {len(policy.names)} unnamed views and got {len(views)}; fit it to named ones"
-            )
+            raise ValueError(f"the policy was fitted to {len(policy.names)} unnamed views and got {len(views)}")
         by_name = dict(zip(policy.names, views, strict=True))
     needed = policy.used_names
     missing = [name for name in needed if name not in by_name]
@@ -691,11 +680,25 @@ def _swap_rows(views: list[Augmentation], outputs: Tensor) -> Tensor:
     return torch.stack(swapped) if any(new is not old for new, old in zip(swapped, parts, strict=True)) else outputs
 
 
+def _log(probability: Tensor) -> Tensor:
+    return probability.clamp_min(torch.finfo(probability.dtype).tiny).log()
+
+
 def _unseen(views: list[Augmentation]) -> ValueError:
     names = [view.name for view in views]
     return ValueError(
         f"some positions are seen by none of the policy's views {names}; fit it with Identity() among them"
     )
+
+
+def _by_rows(maps: Tensor) -> Tensor:
+    """Turned images or maps (B, C, ..., H, W) stored row by row: torch is quick with single matrices only."""
+    if maps.ndim < 4 or maps.stride(-1) == 1 or maps.requires_grad or torch.compiler.is_compiling():
+        return maps
+    copy = torch.empty_like(maps, memory_format=torch.contiguous_format)
+    for target, source in zip(copy.flatten(0, -3), maps.flatten(0, -3), strict=True):
+        target.copy_(source)
+    return copy
 
 
 def _rows_of(table: Tensor, rows: list[int]) -> Tensor:

@@ -5,8 +5,8 @@ replaces by the page's text colour, so the same figure works on light and dark p
 """
 
 __all__ = [
-    "COLOURS", "annotators", "bound_history", "class_coverage", "cost_curve", "coverage", "differences", "gate",
-    "reliability", "residuals", "save_svg", "set_sizes", "styled", "to_svg", "weight_history", "weights",
+    "COLOURS", "annotators", "cost_curve", "coverage", "differences", "gate",
+    "reliability", "save_svg", "set_sizes", "styled", "to_svg", "weights",
 ]  # fmt: skip
 
 import functools
@@ -30,10 +30,8 @@ COLOURS = ("#2a86c8", "#d55e00", "#009e73", "#b86bb0", "#c98f00", "#56b4e9")
 _INK, _FAINT, _GREY = "#010101", "#020202", "#8a8f98"
 _WIDTH = 4.8  # inches: readable on a phone
 _MAX_BARS = 40
-_MAX_POINTS = 1500
 _POINTS: dict[str, Any] = {"color": COLOURS[0], "markersize": 4, "capsize": 2, "linewidth": 1.2}
 _SVG = "http://www.w3.org/2000/svg"
-_LINK = "http://www.w3.org/1999/xlink"
 
 
 def _style() -> AbstractContextManager[Any]:
@@ -78,29 +76,6 @@ def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
 
 
 @styled
-def weight_history(names: Sequence[str], history: Array) -> Any:
-    """Weights of the views after every update (T, K); the six largest at the end are named."""
-    figure, axes = _axes(3.0)
-    step = np.arange(1, len(history) + 1)
-    order = np.argsort(-history[-1], kind="stable")
-    for k in order[len(COLOURS) :]:
-        axes.plot(step, history[:, k], color=_GREY, linewidth=0.8, alpha=0.7)
-    for colour, k in zip(COLOURS, order, strict=False):
-        axes.plot(step, history[:, k], color=colour, linewidth=1.6, label=_clean(names[k]))
-    axes.set_ylim(0, None)
-    figure.legend(loc="outside lower center", ncols=3, handlelength=1.2, columnspacing=1.0)
-    return _finish(figure, "update", "weight", n_steps=len(history))
-
-
-@styled
-def bound_history(bound: Array) -> Any:
-    """The bound after every update (T,)."""
-    figure, axes = _axes(2.4)
-    axes.plot(np.arange(1, len(bound) + 1), bound, color=COLOURS[0], linewidth=1.6)
-    return _finish(figure, "update", "bound (nats)", grid="y", n_steps=len(bound))
-
-
-@styled
 def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     """Held-out log score of the best sets of views against what they cost, with standard errors: (P,) each."""
     figure, axes = _axes(2.8)
@@ -139,27 +114,9 @@ def set_sizes(share: Array) -> Any:
 
 
 @styled
-def class_coverage(names: Sequence[str], covered: Array, error: Array, level: float) -> Any:
-    """Share of every class's labels in their sets, with standard errors: (C,) each."""
-    figure, axes = _axes(0.9 + 0.22 * min(len(names), _MAX_BARS))
-    place = np.arange(len(names[:_MAX_BARS]))[::-1]
-    axes.axvline(level, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.errorbar(covered[:_MAX_BARS], place, xerr=error[:_MAX_BARS], fmt="o", **_POINTS)
-    axes.set_yticks(place, [_clean(name) for name in names[:_MAX_BARS]])
-    axes.set_xlim(None, 1.02)
-    return _finish(figure, "share of labels in the set", grid="x")
-
-
-@styled
 def differences(names: Sequence[str], value: Array, low: Array, high: Array, label: str) -> Any:
     """Differences of methods from a reference with their intervals, in the order given from the top: (M,) each."""
-    figure, axes = _axes(0.9 + 0.22 * len(names))
-    place = np.arange(len(names))[::-1]
-    axes.axvline(0, color=_INK, linewidth=0.8)
-    # A percentile interval need not hold the estimate (the calibration error's is biased upwards).
-    axes.errorbar(value, place, xerr=np.maximum([value - low, high - value], 0), fmt="o", **_POINTS)
-    axes.set_yticks(place[::-1], [_clean(name) for name in reversed(names)])
-    return _finish(figure, label, grid="x")
+    return _dots(names, value, low, high, label, 0.0)
 
 
 @styled
@@ -180,16 +137,6 @@ def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> 
 
 
 @styled
-def residuals(predicted: Array, residual: Array) -> Any:
-    """Label minus prediction against the prediction: (J,) each; a regular sample of many."""
-    figure, axes = _axes(2.8)
-    kept = np.linspace(0, len(predicted) - 1, min(len(predicted), _MAX_POINTS)).astype(np.intp)
-    axes.axhline(0, color=_INK, linewidth=0.8)
-    axes.plot(predicted[kept], residual[kept], ".", color=COLOURS[0], markersize=3, alpha=0.6)
-    return _finish(figure, "predicted mean", "label minus prediction")
-
-
-@styled
 def coverage(levels: Array, covered: Array) -> Any:
     """Share of labels inside their intervals against the level of the intervals: (L,) each."""
     figure, axes = _axes(2.8)
@@ -201,36 +148,24 @@ def coverage(levels: Array, covered: Array) -> Any:
 @styled
 def annotators(names: Sequence[str], value: Array, interval: Array, label: str, truth: Array | None = None) -> Any:
     """Estimates for every annotator (U,), with intervals (U, 2), next to the truth where it is known."""
-    names, value, (low, high) = names[:_MAX_BARS], value[:_MAX_BARS], interval[:_MAX_BARS].T
-    figure, axes = _axes(1.0 + 0.24 * len(names))
-    place = np.arange(len(names))[::-1]
-    reach = np.maximum([value - low, high - value], 0)
-    axes.errorbar(value, place, xerr=reach, fmt="o", color=COLOURS[0], markersize=5, capsize=2, label="estimate")
+    figure = _dots(names, value, interval[:, 0], interval[:, 1], label)
     if truth is not None:
-        axes.plot(truth[:_MAX_BARS], place, "D", color=COLOURS[1], markersize=5, fillstyle="none", label="truth")
+        shown = truth[:_MAX_BARS]
+        place = np.arange(len(shown))[::-1]
+        figure.axes[0].plot(shown, place, "D", color=COLOURS[1], markersize=5, fillstyle="none", label="truth")
         figure.legend(loc="outside lower center", ncols=2)
-    axes.set_yticks(place, [_clean(name) for name in names])
-    axes.set_ylim(-0.6, len(place) - 0.4)
-    return _finish(figure, label, grid="x")
+    return figure
 
 
 def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None = None) -> str:
-    """A figure as an inline `<svg>` element in the page's text colour.
+    """A matplotlib Figure as an inline `<svg>` element in the page's text colour, with a text alternative.
 
-    Parameters
-    ----------
-    figure : matplotlib Figure
-    alt : str
-        Text alternative.
-    prefix : str
-        Put before all ids, which must differ within a page.
-    titles : mapping, optional
-        Tooltips by the id of a mark (gid).
+    The prefix is put before all ids, which must differ within a page; `titles` are tooltips by the id (gid) of a mark.
 
     Examples
     --------
-    >>> text = to_svg(bound_history(np.array([-3.0, -2.0])), "a bound that rises", "bound")
-    >>> text.startswith("<svg"), 'aria-label="a bound that rises"' in text
+    >>> text = to_svg(set_sizes(np.array([0.1, 0.9])), "most sets have one class", "sizes")
+    >>> text.startswith("<svg"), 'aria-label="most sets have one class"' in text
     (True, True)
     """
     import xml.etree.ElementTree as ElementTree
@@ -240,21 +175,18 @@ def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None 
         warnings.simplefilter("ignore", UserWarning)  # missing glyphs
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _LINK)
+    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(buffer.getvalue())
     for child in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(child)
     for element in root.iter():
-        name = element.get("id")
-        if titles and name is not None and name in titles:
+        if titles and element.get("id") in titles:
             title = ElementTree.Element(f"{{{_SVG}}}title")
-            title.text = _clean(titles[name], 400)
+            title.text = _clean(titles[element.attrib["id"]], 400)
             element.insert(0, title)
         _rewrite(element, prefix)
-    for size in ("width", "height"):
-        root.attrib.pop(size, None)
-    root.set("role", "img")
-    root.set("aria-label", _clean(alt, 1000))
+    del root.attrib["width"], root.attrib["height"]
+    root.attrib |= {"role": "img", "aria-label": _clean(alt, 1000)}
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -281,16 +213,29 @@ def _axes(height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _finish(figure: Any, xlabel: str, ylabel: str = "", *, grid: str = "", n_steps: int = 0) -> Any:
-    """Labels, grid lines across an axis, and a logarithmic axis for many steps."""
+def _dots(
+    names: Sequence[str], value: Array, low: Array, high: Array, label: str, reference: float | None = None
+) -> Any:
+    """Estimates with intervals, a row each from the top, and a vertical line at the reference."""
+    names, value, low, high = names[:_MAX_BARS], value[:_MAX_BARS], low[:_MAX_BARS], high[:_MAX_BARS]
+    figure, axes = _axes(0.9 + 0.22 * len(names))
+    place = np.arange(len(names))[::-1]
+    if reference is not None:
+        axes.axvline(reference, color=_INK, linewidth=0.8)
+    # A percentile interval need not hold the estimate (the calibration error's is biased upwards).
+    axes.errorbar(value, place, xerr=np.maximum([value - low, high - value], 0), fmt="o", label="estimate", **_POINTS)
+    axes.set_yticks(place, [_clean(name) for name in names])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    return _finish(figure, label, grid="x")
+
+
+def _finish(figure: Any, xlabel: str, ylabel: str = "", *, grid: str = "") -> Any:
+    """Labels, and grid lines across an axis."""
     axes = figure.axes[0]
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     if grid:
         axes.grid(axis=grid)
-    if n_steps > 30:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(require("matplotlib.ticker", "cli").FormatStrFormatter("%d"))
     return figure
 
 

@@ -1,26 +1,13 @@
-"""What comes with a policy: its history, the guard's verdict, the choice of views; and what a fit warns of."""
+"""Policy, the outcome of a fit, with its history, the guard's verdict and the choice of views; stacks of policies."""
 
 from __future__ import annotations
-
-__all__ = [
-    "KEPT",
-    "ConvergenceWarning",
-    "Guard",
-    "GuardWarning",
-    "History",
-    "Policy",
-    "Selection",
-    "SelectionPoint",
-    "StackedPosterior",
-    "stack_policies",
-]
 
 import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,22 +15,14 @@ from scipy import special
 
 from vbtta._support.checks import between, printable
 from vbtta._support.files import from_plain, read_json, to_plain, write_json
-from vbtta._support.fingerprints import Rows, conflict, draws_of
 from vbtta.data.labels import Array, LabelSets, frame_of
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import Rows, ViewPredictions, conflict, draws_of
 from vbtta.distributions import CategoricalPrediction, MultiLabelPrediction, Prediction
-from vbtta.inference.guide import N_DRAWS
+from vbtta.inference.advi import N_DRAWS
+from vbtta.inference.em import Optimum
 from vbtta.inference.laplace import PROFILE_GRID
-from vbtta.models.base import (
-    Engine,
-    Model,
-    Pooling,
-    Posterior,
-    posterior_type,
-    record_from_dict,
-    record_to_dict,
-    task_of,
-)
+from vbtta.models import base
+from vbtta.models.base import Engine, InMemory, Model, Pooling, Posterior, task_of
 from vbtta.models.ordinal.posterior import CutPoints
 from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.gate import Gate
@@ -55,19 +34,14 @@ class ConvergenceWarning(UserWarning):
 
     Examples
     --------
-    >>> import warnings
-    >>> import numpy as np
     >>> from vbtta import EM, ConvergenceWarning, ViewPredictions, fit_policy
     >>> views = np.random.default_rng(0).normal(size=(200, 3, 1))
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always", ConvergenceWarning)
-    ...     policy = fit_policy(
-    ...         ViewPredictions(views), views[:, 0, 0], task="regression", model="mixture", engine=EM(max_steps=2)
-    ...     )
+    ...     options = {"task": "regression", "model": "mixture", "engine": EM(max_steps=2)}
+    ...     policy = fit_policy(ViewPredictions(views), views[:, 0, 0], **options)
     >>> print(caught[0].message)
     GaussianMixture did not converge in 2 steps; raise EM(max_steps=...) or tol
-    >>> policy.converged
-    False
     """
 
 
@@ -78,8 +52,6 @@ class GuardWarning(UserWarning):
     --------
     Eight views of noise, and too few labels to see that they are:
 
-    >>> import warnings
-    >>> import numpy as np
     >>> from vbtta import GuardWarning, ViewPredictions, fit_policy
     >>> rng = np.random.default_rng(3)
     >>> truth = rng.normal(size=15)
@@ -98,6 +70,7 @@ class History(NamedTuple):
 
     elbo: Annotated[Array, "T"]
     weights: Annotated[Array, "T V"]
+    other_optima: tuple[Optimum, ...] = ()  # within one nat of the highest, where weights differ; highest first
 
 
 class Guard(NamedTuple):
@@ -118,7 +91,7 @@ class SelectionPoint(NamedTuple):
     cost: float
     score: float  # held-out log score, mean over labelled instances
     difference: float  # from the score of all views
-    standard_error: float  # of the difference
+    difference_error: float  # standard error of the difference
 
 
 class Selection(NamedTuple):
@@ -137,8 +110,9 @@ class Selection(NamedTuple):
 
 KEPT = 0.01  # a view of less weight counts for little
 _FORMAT, _VERSION = "vbtta-policy", 1
-
-
+_KEYS = {"names": "views", "annotator_names": "annotators"}  # of fields that have another name in files
+_READ = ("names", "fitted", "generated_names", "n_outputs", "annotator_names", "elbo_terms", "converged",
+         "unsupervised", "multilabel", "guard", "selection", "fingerprints", "rows", "history")  # fmt: skip
 _UNGUARDED = Guard(False, False, 0.0, 0.0, "not asked for")
 
 
@@ -157,8 +131,8 @@ class Policy:
     model, engine
         What was assumed and how it was inferred.
     members : tuple of Policy
-        The policies whose predictions are averaged, where the policy is a stack; else empty. A stack has no bound,
-        history or gain of its own: ask its members.
+        The policies whose predictions are averaged, where the policy is a stack; else the policy itself. A stack has no
+        bound, history or gain of its own: ask its members.
     member_weights : (M,) array
         Their shares, which sum to 1.
     elbo : float
@@ -167,17 +141,15 @@ class Policy:
         class offsets of EM are at their modes, weights without a concentration at their maximum).
     elbo_terms : dict
         Its terms (docs/method, eq. 11): those that begin with J count as plus, the others as minus.
-    converged : bool
-    n_steps : int
+    converged, unsupervised : bool
+        Whether the fit converged, and whether it had no labels.
     history : History
-        Bound and weights after every accepted update (with ADVI before every step); the first entry has uniform
-        weights.
+        Bound and weights after each of `n_steps` accepted updates (with ADVI before every step); the first entry has
+        uniform weights. `history.other_optima` are those of EM that the data hardly tell from the one taken.
     guard : Guard
         Whether the views were checked against the identity view alone, and what came of it.
     selection : Selection or None
         The cost-quality curve, where views were selected under a budget.
-    unsupervised : bool
-        Whether the weights were inferred without labels.
     fingerprints : dict
         By view name, what made the predictions of the fit; predictions made otherwise are refused.
     rows : Rows
@@ -193,9 +165,8 @@ class Policy:
     >>> policy = fit_policy(predictions, truth, task="regression", model="mixture", guard=False)
     >>> policy
     Policy(regression, GaussianMixture, 1 of 2 views: identity 1.000)
-    >>> found = policy.predict(predictions.select(["identity"]))  # views of no weight need not be computed
-    >>> found.mean.shape, found.interval(0.9)[0].shape
-    ((200, 1), (200, 1))
+    >>> policy.predict(predictions.select(["identity"])).mean.shape  # views of no weight need not be computed
+    (200, 1)
     """
 
     names: tuple[str, ...]
@@ -230,17 +201,23 @@ class Policy:
     @property
     def model_name(self) -> str:
         """The model's name; of a stack those of its members, with their shares."""
-        if not self.members:
+        if not self.stacked:
             return type(self.model).__name__
-        return " + ".join(
-            f"{share:.2f} {type(member.model).__name__}{' of identity' if member.fitted == ('identity',) else ''}"
-            for member, share in zip(self.members, self.member_weights, strict=True)
-        )
+        names = []
+        for share, member in zip(self.member_weights, self.members, strict=True):
+            kind = " of identity" if member.fitted == ("identity",) else " by input" if member.gate else ""
+            names.append(f"{share:.2f} {type(member.model).__name__}{kind}")
+        return " + ".join(names)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the policy averages the predictions of several."""
+        return isinstance(self.posterior, StackedPosterior)
 
     @property
     def members(self) -> tuple[Policy, ...]:
-        """The policies that are stacked; none unless the policy is a stack."""
-        return getattr(self.posterior, "members", ())
+        """The policies that are stacked; the policy itself where it is no stack."""
+        return getattr(self.posterior, "members", (self,))
 
     @property
     def member_weights(self) -> Array:
@@ -249,8 +226,8 @@ class Policy:
 
     @property
     def heaviest_member(self) -> Policy:
-        """The member of most weight; the policy itself where it is no stack."""
-        return self.members[int(self.member_weights.argmax())] if self.members else self
+        """The member of most weight."""
+        return self.members[int(self.member_weights.argmax())]
 
     @property
     def elbo(self) -> float:
@@ -271,8 +248,8 @@ class Policy:
     @property
     def class_weights(self) -> Array | None:
         """The weights of views and classes (K, C), where the model has them."""
-        found = getattr(self.posterior, "class_weights", None)
-        return None if found is None else self._spread(found)
+        weights = getattr(self.posterior, "class_weights", None)
+        return None if weights is None else self._spread(weights)
 
     @property
     def gate(self) -> Gate | None:
@@ -281,7 +258,7 @@ class Policy:
 
     def weights_for(self, predictions: ViewPredictions) -> Array:
         """The weights of the views for every input: (N, K)."""
-        if self.members:
+        if self.stacked:
             parts = [member.weights_for(predictions) for member in self.members]
             return self._spread(np.einsum("m,mnk->kn", self.member_weights, parts)).T
         chosen, weights = self._views(predictions), self.posterior.weights
@@ -298,7 +275,7 @@ class Policy:
     @property
     def n_steps(self) -> int:
         """Number of accepted updates, of all members together."""
-        return len(self.history.elbo) + sum(member.n_steps for member in self.members)
+        return sum(len(member.history.elbo) for member in self.members)
 
     @property
     def used_names(self) -> tuple[str, ...]:
@@ -348,8 +325,11 @@ class Policy:
 
     def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
         """Log score of every labelled input's label set, noise model included: (N+,); of pairs in multi-label tasks."""
-        aligned = self._aligned(predictions, labels)
-        return self.posterior.score(self._views(predictions), aligned, self._people(aligned))
+        return self.log_scores(InMemory(predictions, self._aligned(predictions, labels)))
+
+    def log_scores(self, sample: InMemory) -> Array:
+        """:meth:`score` of aligned data."""
+        return self.posterior.score(self._views(sample.predictions), sample.labels, self._people(sample.labels))
 
     def _aligned(self, predictions: ViewPredictions, labels: Any) -> LabelSets:
         if not self.multilabel:
@@ -358,15 +338,16 @@ class Policy:
         return predictions.as_binary().align(sets)
 
     def _result(self, prediction: Prediction, predictions: ViewPredictions) -> Prediction:
-        """The prediction with the policy's classes, in multi-label tasks of C labels at once."""
+        """The prediction with the inputs' ids and the policy's classes, in multi-label tasks of C labels at once."""
+        ids = predictions.ids
         if not isinstance(prediction, CategoricalPrediction):
-            return prediction
+            return replace(prediction, ids=ids)
         if not self.multilabel:
-            if predictions.classes is not None or self.classes is None:
-                return prediction
-            return CategoricalPrediction(prediction.proba, prediction.mutual_information, self.classes)
+            if predictions.classes is None and self.classes is not None:
+                prediction = replace(prediction, classes=self.classes)
+            return replace(prediction, ids=ids)
         classes = np.arange(self.n_outputs) if self.classes is None else self.classes
-        return MultiLabelPrediction.of(prediction, classes)  # type: ignore[return-value]
+        return MultiLabelPrediction.of(prediction, classes, ids)  # type: ignore[return-value]
 
     def at_step(self, step: int) -> Self:
         """The policy as it was at entry `step` of the history, from 1; needs ``keep_states=True`` of the engine."""
@@ -404,11 +385,16 @@ class Policy:
 
     def among(self, names: tuple[str, ...], **changes: Any) -> Self:
         """The policy with `names` as its views, those that it does not know with weight zero; other fields changed."""
-        weights = np.zeros((len(self.history.weights), len(names)))
         known = [name for name in names if name in self.names]
-        columns = [self.names.index(name) for name in known]
-        weights[:, [names.index(name) for name in known]] = self.history.weights[:, columns]
-        history = self.history._replace(weights=weights)
+        places = [names.index(name) for name in known], [self.names.index(name) for name in known]
+
+        def spread(weights: Array) -> Array:
+            values = np.zeros((*weights.shape[:-1], len(names)))
+            values[..., places[0]] = weights[..., places[1]]
+            return values
+
+        optima = tuple(each._replace(weights=spread(each.weights)) for each in self.history.other_optima)
+        history = History(self.history.elbo, spread(self.history.weights), optima)
         return replace(self, names=names, fitted=self.fitted or self.names, history=history, **changes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -426,24 +412,20 @@ class Policy:
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Write a folder as the Hugging Face Hub has it: the policy and a model card.
 
-        Options are `predictions` and `labels` (held out, on which calibration is shown), and `data` and `limits`, texts
-        for the card.
+        Options are `predictions` and `labels` (held out, on which calibration is shown), and the card's `data` and
+        `limits`.
         """
         self._on_hub("save_pretrained", folder, options)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload to a repository of the Hugging Face Hub what :meth:`save_pretrained` writes, with its options.
-
-        Other options, such as `private` and `token`, are those of ``huggingface_hub.ModelHubMixin.push_to_hub``.
-        """
+        """Upload to the Hugging Face Hub what :meth:`save_pretrained` writes; options are its own and the Hub's."""
         return str(self._on_hub("push_to_hub", repo_id, options))
 
     @classmethod
     def from_pretrained(cls, repo_or_folder: str | os.PathLike[str], **options: Any) -> Policy:
         """Read what :meth:`save_pretrained` or :meth:`push_to_hub` wrote; options are those of `huggingface_hub`."""
         hub = import_module("vbtta.integrations.huggingface").hub_policy()
-        policy: Policy = hub.from_pretrained(os.fspath(repo_or_folder), **options).policy
-        return policy
+        return hub.from_pretrained(os.fspath(repo_or_folder), **options).policy  # type: ignore[no-any-return]
 
     def _on_hub(self, method: str, where: Any, options: dict[str, Any]) -> Any:
         texts = {name: options.pop(name) for name in ("data", "limits") if name in options}
@@ -453,35 +435,16 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain data for JSON."""
-        return {
-            "task": self.task,
-            "views": list(self.names),
-            "weights": to_plain(self.weights),
-            "generated_names": self.generated_names,
-            "fitted": list(self.fitted),
-            "n_outputs": self.n_outputs,
-            "classes": to_plain(self.classes),
-            "annotators": list(self.annotator_names),
-            "model": record_to_dict(self.model),
-            "engine": record_to_dict(self.engine),
-            "elbo": None if self.members else self.final_elbo,
-            "elbo_terms": self.elbo_terms,
-            "converged": self.converged,
-            "unsupervised": self.unsupervised,
-            "multilabel": self.multilabel,
-            "guard": to_plain(self.guard),
-            "selection": to_plain(self.selection),
-            "fingerprints": self.fingerprints,
-            "rows": to_plain(self.rows),
-            "posterior": to_plain(self.posterior),
-            "history": to_plain(self.history),
-        }
+        data = {_KEYS.get(name, name): to_plain(getattr(self, name)) for name in (*_READ, "classes", "posterior")}
+        data |= {"model": base.record_to_dict(self.model), "engine": base.record_to_dict(self.engine)}
+        elbo = None if self.stacked else self.final_elbo
+        return {"task": self.task, "weights": to_plain(self.weights), "elbo": elbo, **data}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """The policy that :meth:`to_dict` described; raises ValueError or KeyError where data are damaged."""
-        model, engine = record_from_dict(data["model"]), record_from_dict(data["engine"])
-        multilabel = from_plain(bool, data.get("multilabel", False))
+        model, engine = base.record_from_dict(data["model"]), base.record_from_dict(data["engine"])
+        multilabel, stacked = from_plain(bool, data["multilabel"]), model.as_stack() is not None
         if data["task"] != ("multilabel" if multilabel else task_of(model)):
             raise ValueError(f"its task is {data['task']!r}, and that of its model {task_of(model)!r}")
         names, fitted = (from_plain(tuple[str, ...], data[key]) for key in ("views", "fitted"))
@@ -490,32 +453,17 @@ class Policy:
         n_outputs = from_plain(int, data["n_outputs"])
         if n_outputs < 1:
             raise ValueError(f"n_outputs is {n_outputs}")
-        sizes = {
-            "K": len(fitted or names),
-            "C": 2 if multilabel else n_outputs,
-            "V": len(names),
-            "G": len(PROFILE_GRID),
-        }
+        sizes = {"K": len(fitted or names), "C": 2 if multilabel else n_outputs, "V": len(names)}
+        sizes["G"] = len(PROFILE_GRID)
+        kinds = get_type_hints(cls, include_extras=True)
+        read = {name: from_plain(kinds[name], data[_KEYS.get(name, name)], sizes) for name in _READ}
         policy = cls(
-            names=names,
             model=model,
             engine=engine,
             posterior=_read_posterior(model, engine, data["posterior"], sizes),
-            history=from_plain(History, data["history"], sizes),
-            final_elbo=np.nan if model.as_stack() else from_plain(float, data["elbo"]),
-            elbo_terms={name: from_plain(float, value) for name, value in data["elbo_terms"].items()},
-            converged=from_plain(bool, data["converged"]),
-            n_outputs=n_outputs,
+            final_elbo=np.nan if stacked else from_plain(float, data["elbo"]),
             classes=_read_classes(data["classes"], n_outputs),
-            annotator_names=from_plain(tuple[str, ...], data["annotators"]),
-            generated_names=from_plain(bool, data["generated_names"]),
-            fitted=fitted,
-            unsupervised=from_plain(bool, data.get("unsupervised", False)),
-            multilabel=multilabel,
-            guard=from_plain(Guard, data["guard"]),
-            selection=from_plain(Selection | None, data["selection"]),
-            fingerprints={name: from_plain(str, text) for name, text in data.get("fingerprints", {}).items()},
-            rows=from_plain(Rows, data["rows"]) if "rows" in data else Rows(),
+            **read,
         )
         stated = from_plain(Annotated[Array, "V"], data["weights"], sizes)
         if not np.allclose(stated, policy.weights, atol=1e-9):
@@ -534,9 +482,8 @@ class Policy:
         zeros, features = np.zeros((1, len(names), n_outputs)), np.zeros((1, len(names), len(given)))
         with np.errstate(all="ignore"):
             inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=given)
-            found = self.posterior.predict(inputs)
-            numbers = getattr(found, "proba", None)
-            numbers = found.variance if numbers is None else numbers  # type: ignore[union-attr]
+            prediction: Any = self.posterior.predict(inputs)
+            numbers = prediction.proba if hasattr(prediction, "proba") else prediction.variance
             people = self.annotators
         if not np.all(np.isfinite(numbers) & (numbers >= 0)):
             raise ValueError("its posterior does not predict")
@@ -544,7 +491,7 @@ class Policy:
             raise ValueError("its annotators are damaged")
 
     def _refuse_stack(self, name: str) -> None:
-        if self.members:
+        if self.stacked:
             raise _only_of_members(name, self.members)
 
     def _of_posterior(self, name: str, needed: str) -> Any:
@@ -593,30 +540,26 @@ class Policy:
         missing = [name for name in needed if name not in predictions.names]
         if missing:
             raise ValueError(f"the policy needs the views {missing}, which the predictions lack")
+        redrawn = None
         for name in needed:
-            what = conflict(self.fingerprints.get(name, ""), predictions.fingerprints.get(name, ""))
-            if what is not None:
+            ours, theirs = self.fingerprints.get(name, ""), predictions.fingerprints.get(name, "")
+            if (difference := conflict(ours, theirs)) is not None:
                 raise ValueError(
-                    f"view {name!r} of the predictions is not the one the policy was fitted to: it {what}; collect "
-                    f"the views as for the fit, or fit again"
+                    f"view {name!r} of the predictions is not the one the policy was fitted to: it {difference}; "
+                    "collect the views as for the fit, or fit again"
                 )
-        self._compare_draws({name: predictions.fingerprints.get(name, "") for name in needed})
+            if None not in (draws_of(ours), draws_of(theirs)) and draws_of(ours) != draws_of(theirs):
+                redrawn = redrawn or (draws_of(ours), name, draws_of(theirs))
+        if redrawn:  # views drawn more often are steadier
+            warnings.warn(
+                "the policy was fitted to {} draws of view {!r} and gets {}; weights and uncertainty hold for the "
+                "former: collect with draws={}".format(*redrawn, redrawn[0]),
+                stacklevel=3,
+            )
         chosen = (predictions.as_binary() if self.multilabel else predictions).select(needed)
         if isinstance(chosen.outputs, np.memmap):
             chosen.check_finite()  # a mapped file was not checked when it was opened
         return chosen
-
-    def _compare_draws(self, found: dict[str, str]) -> None:
-        """Warn where views were drawn more often or more rarely than for the fit: they are steadier or noisier."""
-        for name, text in found.items():
-            then, now = draws_of(self.fingerprints.get(name, "")), draws_of(text)
-            if then is not None and now is not None and then != now:
-                warnings.warn(
-                    f"the policy was fitted to {then} draws of view {name!r} and gets {now}; weights and uncertainty "
-                    f"hold for the former: collect with draws={then}",
-                    stacklevel=4,
-                )
-                return
 
     def _people(self, labels: LabelSets) -> Array:
         """Every label's annotator by its place in the fit; -1 for strangers."""
@@ -679,22 +622,24 @@ class StackedPosterior(Posterior):
         by_member = np.stack([member.weights for member in self.members])  # (M, K)
         limits = np.stack([member.weight_interval(level) for member in self.members])  # (M, K, 2)
         normal_quantile = special.ndtri(0.5 + 0.5 * level)
-        spread = normal_quantile**2 * np.einsum("mk,mn,nk->k", by_member, self.covariance, by_member)
+        variance = np.einsum("mk,mn,nk->k", by_member, self.covariance, by_member)
+        spread = normal_quantile**2 * np.maximum(variance, 0)  # by rounding below 0 where members agree
         distance = np.einsum("m,mkl->kl", self.member_weights, limits - by_member[:, :, None])
         away = np.sqrt(distance**2 + spread[:, None])
         return np.asarray(np.clip(self.weights[:, None] + away * [-1.0, 1.0], 0, 1))
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The average of the members' predictive distributions."""
-        parts = [member.posterior.predict(predictions.select(member.used_names)) for member in self.members]
+        parts = [part.predict(views) for part, views in self._parts(predictions)]
         return self._pool(parts, np.tile(self.member_weights, (len(predictions), 1)))
+
+    def _parts(self, predictions: ViewPredictions) -> list[tuple[Posterior, ViewPredictions]]:
+        """The members' posteriors with their views."""
+        return [(member.posterior, predictions.select(member.used_names)) for member in self.members]
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Prediction:
         """The average of the members' consensus, those that predicted the labels better weighing more."""
-        parts = [
-            member.posterior.consensus(predictions.select(member.used_names), labels, annotator)
-            for member in self.members
-        ]
+        parts = [part.consensus(views, labels, annotator) for part, views in self._parts(predictions)]
         shares = np.tile(self.member_weights, (len(predictions), 1))
         shares[labels.labelled] = special.softmax(self._log_joint(predictions, labels, annotator)[0], axis=1)
         return self._pool(parts, shares)
@@ -708,9 +653,7 @@ class StackedPosterior(Posterior):
         """Log of weight times probability of the labels (N+, M), and the weights of the instances (N+,)."""
         rows = labels.labelled
         importance = np.ones(len(rows)) if labels.instance_weights is None else labels.instance_weights[rows]
-        scores = [
-            member.posterior.score(predictions.select(member.used_names), labels, annotator) for member in self.members
-        ]
+        scores = [part.score(views, labels, annotator) for part, views in self._parts(predictions)]
         return np.stack(scores, axis=1) / importance[:, None] + np.log(self.member_weights), importance
 
     def _pool(self, parts: list[Any], shares: Array) -> Prediction:
@@ -720,11 +663,9 @@ class StackedPosterior(Posterior):
         """The same with only some of the views; members that use none of them go."""
         names = tuple(self.members[0].names[k] for k in views)
         places = [place for place, member in enumerate(self.members) if set(member.used_names) & set(names)]
-        members = (self.members[place] for place in places)
-        kept = tuple(
-            member.restrict([k for k, name in enumerate(member._fitted) if name in names]).among(names)
-            for member in members
-        )
+        members = [self.members[place] for place in places]
+        known = [[k for k, name in enumerate(member._fitted) if name in names] for member in members]
+        kept = tuple(member.restrict(k).among(names) for member, k in zip(members, known, strict=True))
         weights = self.member_weights[places]
         covariance = self.covariance[np.ix_(places, places)] / weights.sum() ** 2
         return StackedPosterior(kept, weights / weights.sum(), covariance)
@@ -775,12 +716,12 @@ def _read_classes(data: Any, n_outputs: int) -> Array | None:
 def _read_posterior(model: Model, engine: Engine, data: dict[str, Any], sizes: dict[str, int]) -> Any:
     """What :meth:`Policy.save` made of a posterior."""
     if not model.as_stack():
-        return from_plain(posterior_type(model, engine), data, sizes)
+        return from_plain(base.posterior_type(model, engine), data, sizes)
     members = tuple(Policy.from_dict(member) for member in data["members"])
     sizes = {**sizes, "M": len(members)}
     weights = from_plain(Annotated[Array, "M"], data["member_weights"], sizes)
     covariance = from_plain(Annotated[Array, "M M"], data["covariance"], sizes)
-    if len({(member.n_outputs, member.multilabel) for member in members}) != 1:
+    if any(member.multilabel or member.n_outputs != sizes["C"] for member in members):
         raise ValueError("its members have other outputs")
     if (weights <= 0).any() or abs(weights.sum() - 1) > 1e-6 or len({member.names for member in members}) > 1:
         raise ValueError("its members' weights are not positive shares, or their views differ")

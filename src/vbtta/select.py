@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ["prices", "select_views"]
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from numbers import Real
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vbtta import crossval
 from vbtta._support.checks import shown, whole_number
-from vbtta.crossval import (
-    CrossValidated,
-    Folds,
-    check_units,
-    compare_scores,
-    prior_counts,
-    score_folds,
-    split,
-    stack_scores,
-)
+from vbtta.crossval import compare_scores
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy, model_record, quick_fit
 from vbtta.inference.em import EM
-from vbtta.models.base import InMemory, Model, Posterior
+from vbtta.models.base import InMemory, Model, Posterior, Stack
 from vbtta.policy import Policy, Selection, SelectionPoint
 
 _MAX_INSTANCES = 4_000  # of the search, which fits some fifty times
@@ -50,9 +40,9 @@ def select_views(
     """Fit the best policy whose views together cost no more than a budget.
 
     Recursive elimination: fit to all views, keep those with most weight for their cost, fit to these, and so on down to
-    one view. The search is repeated within every fold of a cross-validation, on its training rows alone, and what it
-    finds there is scored on the held-out rows. So the scores of the curve are honest: they include the luck of
-    the search. How much the sets of the folds have in common tells how stable the choice is.
+    one view. The search is repeated within every fold of a cross-validation, on its training rows alone, and scored on
+    the held-out rows: the scores of the curve include the luck of the search, and sets that differ between folds show
+    an unstable choice.
 
     Parameters
     ----------
@@ -90,17 +80,23 @@ def select_views(
     if unknown:
         raise TypeError(f"select_views() got an unexpected keyword argument {unknown[0]!r}")
     options = {"model": "auto", "seed": 0, "guard": True, **fit_options}
-    record = _searchable(task, options["model"])
+    record = model_record(options["model"], task)
+    if record.obstacle:
+        raise ValueError(
+            f"views are selected by many fits, and {record.obstacle} has no closed form; use fit_policy and "
+            "Policy.prune"
+        )
     if labels is None:
         raise ValueError("labels must be given: views are selected by held-out scores; got None")
     labels = predictions.align(labels)
     price = prices(cost, predictions.names)
     _check_budget(budget, price)
-    check_units(labels, predictions.groups, "views are selected", "fit_policy and Policy.prune")
+    crossval.check_units(labels, predictions.groups, "views are selected", "fit_policy and Policy.prune")
     options["seed"] = whole_number("seed", options["seed"], 0)
     predictions.check_finite()
-    search = _Search.over(predictions, labels, record.resolve(labels), options, price, float(budget))
-    selection = search.run()
+    engine = options.get("engine")
+    search = _Search(engine if isinstance(engine, EM) else EM(), options["seed"], price, float(budget))
+    selection = search.run(InMemory(predictions, labels), record.resolve(labels))
     policy = fit_policy(predictions.select(selection.chosen.views), labels, task=task, **options)
     if options["guard"] and "identity" in set(predictions.names) - set(selection.chosen.views):
         reason = "the view 'identity' was not chosen, so there is nothing to compare with"
@@ -113,98 +109,95 @@ def select_views(
     )
 
 
-class _Level(NamedTuple):
-    """One set of views of an elimination, and the policies fitted to it."""
+_Level = tuple[Views, list[Policy]]  # a set of views, and the members' policies; the raw network's last, if it is seen
 
-    views: Views
-    policies: list[Policy]  # of the members; the raw network's last, where the identity is among the views
+
+class _Member(NamedTuple):
+    """A model of the search, settled on all rows and views."""
+
+    model: Model
+    free: bool  # whether its shrinkage is to suit the number of views
+    start: Posterior | None = None
 
 
 @dataclass(frozen=True)
 class _Search:
     """Recursive elimination on all rows and within every fold."""
 
-    sample: InMemory
-    members: tuple[Model, ...]  # settled on all rows and views
-    free: tuple[bool, ...]  # of every member: whether its shrinkage is to suit the number of views
-    raw: Model | None
-    prior_count: float
     engine: EM
     seed: int
     price: dict[str, float]
     budget: float
 
-    @classmethod
-    def over(
-        cls,
-        predictions: ViewPredictions,
-        labels: LabelSets,
-        record: Model,
-        options: dict[str, Any],
-        price: dict[str, float],
-        budget: float,
-    ) -> Self:
-        """The search on a random sample of the labelled rows."""
-        rows = np.sort(np.random.default_rng(options["seed"]).permutation(labels.labelled)[:_MAX_INSTANCES])
-        sample = InMemory(predictions.take(rows).select(predictions.names), labels.take(rows))
-        stack = record.as_stack()
-        open_members = (record,) if stack is None else stack.members
-        open_members = tuple(model for model in open_members if model.ungated not in open_members)
-        members = tuple(model.settle(sample)[0] for model in open_members)
-        free = tuple(settled != model for settled, model in zip(members, open_members, strict=True))
-        raw, prior_count = (None, 1.0) if stack is None else (stack.raw, stack.prior_count)
-        engine = options.get("engine")
-        engine = engine if isinstance(engine, EM) else EM()
-        return cls(sample, members, free, raw, prior_count, engine, int(options["seed"]), price, budget)
-
-    def run(self) -> Selection:
+    def run(self, sample: InMemory, record: Model) -> Selection:
         """The curve, and the largest affordable set unless a smaller one is better by two standard errors."""
-        predictions, labels = self.sample
-        levels = self.eliminate(*self.sample, [None] * len(self.members))
-        whole = [policy.posterior for policy in levels[0].policies]
-        shared = [model.one_optimum(len(predictions), len(predictions.names)) for model in self.members]
-        starts = [start if one else None for start, one in zip(whole, shared, strict=False)]
-        folds = split(np.random.default_rng(self.seed).permutation(len(predictions)), predictions.groups)
-        searches = [self.eliminate(predictions.take(train), labels.take(train), starts) for train, _ in folds]
+        rng = np.random.default_rng(self.seed)
+        sample = sample.take(np.sort(rng.permutation(sample.labels.labelled)[:_MAX_INSTANCES]))
+        sample = InMemory(sample.predictions.select(sample.predictions.names), sample.labels)  # views have names
+        n_rows, n_views = sample.predictions.outputs.shape[:2]
+        stack = record.as_stack() or Stack(members=(record,))
+        models = [model for model in stack.members if model.ungated not in stack.members]
+        alone = self.alone(sample, stack.raw, None)
+        first = None if alone is None else alone.posterior
+        settled = [model.settle(sample, first)[0] for model in models]
+        members = [_Member(after, after != before) for after, before in zip(settled, models, strict=True)]
+        levels = self.eliminate(sample, members, alone)
+        whole = zip(members, levels[0][1], strict=False)
+        shared = [
+            member._replace(start=policy.posterior) if member.model.one_optimum(n_rows, n_views) else member
+            for member, policy in whole
+        ]
+        folds = crossval.split(np.random.default_rng(self.seed).permutation(n_rows), sample.predictions.groups)
+        searches = []
+        for train, _ in folds:
+            inside = sample.take(train)
+            searches.append(self.eliminate(inside, shared, self.alone(inside, stack.raw, first)))
         depth = min(len(levels), *map(len, searches))
-        scores = [self._held_out([levels[place] for levels in searches], folds) for place in range(depth)]
+        by_level = [_by_member([found[place] for found in searches]) for place in range(depth)]
+        of_members = iter(crossval.score_folds([fits for level in by_level for fits in level], sample, folds))
+        scores = []
+        for level in by_level:
+            raw = len(level) > len(members)
+            counts = crossval.prior_counts(len(members), raw, stack.prior_count)
+            scores.append(crossval.stack_scores([next(of_members) for _ in level], counts, raw=raw)[1])
         points = []
-        for level, score in zip(levels, scores, strict=False):
+        for (views, _), score in zip(levels, scores, strict=False):
             difference, error = compare_scores(score, scores[0])
-            points.append(SelectionPoint(level.views, self.cost(level.views), score.scores.mean(), difference, error))
+            points.append(SelectionPoint(views, self.cost(views), score.scores.mean(), difference, error))
         affordable = [place for place, point in enumerate(points) if self.fits(point.views)]
         chosen = affordable[0]
         for place in affordable[1:]:
             lead, error = compare_scores(scores[place], scores[chosen])
             chosen = place if lead > 2 * error else chosen
-        stability = _mean_jaccard([found[chosen].views for found in searches])
+        stability = _mean_jaccard([found[chosen][0] for found in searches])
         curve = tuple(sorted(points, key=lambda point: point.cost))
         return Selection(self.budget, self.price, points[chosen], curve, stability)
 
-    def eliminate(
-        self, predictions: ViewPredictions, labels: LabelSets, starts: Sequence[Posterior | None]
-    ) -> list[_Level]:
+    def alone(self, sample: InMemory, raw: Model | None, start: Posterior | None) -> Policy | None:
+        """The raw network, where the identity is among the views."""
+        if raw is None or "identity" not in sample.predictions.names:
+            return None
+        return quick_fit(raw, start, True, self.engine, self.seed)(sample)
+
+    def eliminate(self, sample: InMemory, members: Sequence[_Member], alone: Policy | None) -> list[_Level]:
         """Sets of views from all of them down to one, each the heaviest of the one before and fitted from its fit."""
-        views, levels = predictions.names, list[_Level]()
-        raw = None
-        if self.raw is not None and "identity" in views:
-            raw = quick_fit(self.raw, self.engine, self.seed)(predictions.select(["identity"]), labels)
+        names = views = sample.predictions.names
+        levels, engine = list[_Level](), self.engine
+        starts = [member.start for member in members]
         while True:
             policies = []
-            for model, free, start in zip(self.members, self.free, starts, strict=True):
-                scaled = model.rescale(len(views) / len(predictions.names)) if free else model
-                begin = raw.posterior if start is None and raw is not None else start
-                engine = replace(self.engine, tol=max(self.engine.tol, _COARSE)) if levels else self.engine
-                fit = quick_fit(scaled, engine, self.seed, begin)
-                policies.append(fit(predictions.select(views), labels))
+            for member, start in zip(members, starts, strict=True):
+                model = member.model.rescale(len(views) / len(names)) if member.free else member.model
+                begin = alone.posterior if start is None and alone is not None else start
+                policies.append(quick_fit(model, begin, False, engine, self.seed)(sample.select(views)))
             weights = dict(zip(views, np.mean([policy.weights for policy in policies], axis=0).tolist(), strict=True))
-            levels.append(_Level(views, policies if raw is None or "identity" not in views else [*policies, raw]))
+            levels.append((views, [*policies, alone] if alone is not None and "identity" in views else policies))
             if len(views) == 1:
                 return levels
             kept = self._heaviest(views, weights)
             places = np.array([views.index(name) for name in kept])
             starts = [_restricted(policy.posterior, places) for policy in policies]
-            views = kept
+            views, engine = kept, replace(engine, tol=max(engine.tol, _COARSE))
 
     def _heaviest(self, views: Views, weights: dict[str, float]) -> Views:
         """The next set: what three quarters of the cost pay for, or the budget if that is met first."""
@@ -221,22 +214,16 @@ class _Search:
             kept.discard(order[-1])
         return tuple(name for name in views if name in kept)
 
-    def _held_out(self, found: list[_Level], folds: Folds) -> CrossValidated:
-        """Scores of the stack that every fold found, on the rows that it did not see."""
-        predictions, labels = self.sample
-        n_members = min(len(level.policies) for level in found)
-        scores = [
-            score_folds([level.policies[member] for level in found], predictions, labels, folds)
-            for member in range(n_members)
-        ]
-        with_raw = n_members > len(self.members)
-        return stack_scores(scores, prior_counts(len(self.members), with_raw, self.prior_count))[1]
-
     def cost(self, views: Views) -> float:
         return sum(self.price[name] for name in views)
 
     def fits(self, views: Views) -> bool:
         return self.cost(views) <= self.budget * (1 + 1e-9)
+
+
+def _by_member(levels: list[_Level]) -> list[tuple[Policy, ...]]:
+    """Every member's policies, one a fold; the raw network's only if all folds kept the identity."""
+    return list(zip(*(policies for _, policies in levels), strict=False))
 
 
 def _restricted(posterior: Posterior, places: Array) -> Posterior | None:
@@ -246,8 +233,8 @@ def _restricted(posterior: Posterior, places: Array) -> Posterior | None:
 
 def _mean_jaccard(sets: list[Views]) -> float:
     """Mean share of views that two sets have in common."""
-    pairs = [(set(one), set(other)) for one, other in combinations(sets, 2)]
-    return float(np.mean([len(one & other) / len(one | other) for one, other in pairs]))
+    pairs = [(set(first), set(second)) for first, second in combinations(sets, 2)]
+    return float(np.mean([len(first & second) / len(first | second) for first, second in pairs]))
 
 
 def prices(cost: Any, names: Views) -> dict[str, float]:
@@ -269,17 +256,6 @@ def prices(cost: Any, names: Views) -> dict[str, float]:
         if not isinstance(value, Real) or not 0 < float(value) < np.inf:
             raise ValueError(f"cost must be positive; view {name!r} has {shown(value)}")
     return {name: float(value) for name, value in zip(names, values, strict=True)}
-
-
-def _searchable(task: str, model: Any) -> Model:
-    """The model's record; a search fits some fifty times, which only closed forms can."""
-    record = model_record(model, task)
-    if record.obstacle:
-        raise ValueError(
-            f"views are selected by many fits, and {record.obstacle} has no closed form; use fit_policy and "
-            "Policy.prune"
-        )
-    return record
 
 
 def _check_budget(budget: float, price: dict[str, float]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SequentialPoint", "SequentialPolicy", "fit_sequential"]
-
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +16,13 @@ from scipy import special
 
 from vbtta._support.checks import positive, whole_number
 from vbtta._support.files import fields_from_plain, read_json, to_plain, write_json
-from vbtta._support.fingerprints import Rows
 from vbtta.crossval import check_units, compare_scores, folds_of, score_folds
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import Rows, ViewPredictions
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
 from vbtta.fit import fit_policy, refit
 from vbtta.inference.em import EM
-from vbtta.models.base import Model
+from vbtta.models.base import InMemory, Model
 from vbtta.policy import KEPT, Policy
 from vbtta.select import prices, select_views
 
@@ -51,7 +48,7 @@ class SequentialPoint(NamedTuple):
     cost: float  # mean cost of these
     score: float  # log score, mean over labelled inputs
     loss: float  # against the full policy: expected by it, corrected by the labels
-    standard_error: float  # of the loss
+    standard_error: float  # of the loss that the full policy expects
     loss_upper: float  # upper 95 % confidence limit of the loss
 
 
@@ -86,29 +83,6 @@ class SequentialContinuous(ContinuousPrediction):
 class SequentialPolicy:
     """Policies of nested sets of views, and a rule that says after which of them an input stops.
 
-    Attributes
-    ----------
-    policies : tuple of Policy
-        One a stage; the last is the full policy.
-    rule : {"confidence", "gain"}
-        Stop where the largest class probability is at least `threshold`, or where the expected gain in log score from
-        the remaining views is at most `threshold` nats.
-    threshold : float
-    undecided : float
-        A group of rows stops when at most this share of them would go on.
-    by_group : bool
-        Whether rows of a group stop together.
-    gains : tuple of GainModel
-        The expected gain after every stage but the last.
-    cost : dict
-        Of every view.
-    tolerance : float
-        Largest loss in log score that was allowed, in nats.
-    loss, loss_upper : float
-        Cross-validated loss against the full policy, and its upper 95 % confidence limit, in nats an input.
-    curve : tuple of SequentialPoint
-        Cost and score of other thresholds, cheapest first.
-
     Examples
     --------
     >>> from vbtta import ViewPredictions, fit_sequential
@@ -121,17 +95,17 @@ class SequentialPolicy:
     (True, True)
     """
 
-    policies: tuple[Policy, ...]
-    cost: dict[str, float]
-    tolerance: float
-    by_group: bool = False
-    rule: Rule = "confidence"
-    threshold: float = 0.0
-    undecided: float = 0.0
-    gains: tuple[GainModel, ...] = ()
-    loss: float = 0.0
-    loss_upper: float = 0.0
-    curve: tuple[SequentialPoint, ...] = ()
+    policies: tuple[Policy, ...]  # one a stage; the last is the full policy
+    cost: dict[str, float]  # of every view
+    tolerance: float  # largest loss in log score that was allowed, in nats
+    by_group: bool = False  # whether rows of a group stop together
+    rule: Rule = "confidence"  # stop where the largest class probability is at least `threshold`; "gain": where the
+    threshold: float = 0.0  # expected gain in log score from the remaining views is at most `threshold` nats
+    undecided: float = 0.0  # a group of rows stops when at most this share of them would go on
+    gains: tuple[GainModel, ...] = ()  # the expected gain after every stage but the last
+    loss: float = 0.0  # against the full policy, in nats an input
+    loss_upper: float = 0.0  # its upper 95 % confidence limit
+    curve: tuple[SequentialPoint, ...] = ()  # cost and score of other thresholds, cheapest first
 
     def __post_init__(self) -> None:
         if self.rule not in ("confidence", "gain") or not self.policies:
@@ -169,7 +143,7 @@ class SequentialPolicy:
 
     def predict(self, predictions: ViewPredictions) -> SequentialCategorical | SequentialContinuous:
         """The predictive distribution of every input after its last stage, with `passes`; needs all views, by name."""
-        return self._joined(self._stopped(predictions))
+        return replace(self._joined(self._stopped(predictions)), ids=predictions.ids)
 
     def passes(self, predictions: ViewPredictions) -> Array:
         """Number of views that every input needs: (N,)."""
@@ -180,14 +154,8 @@ class SequentialPolicy:
     ) -> SequentialCategorical | SequentialContinuous:
         """Predict while computing views only for the inputs that need them, with any runtime.
 
-        Parameters
-        ----------
-        compute : function of a stage and the positions of the rows that are left
-            Returns the outputs (n, V, C) of the V views `stages[stage]` for these rows.
-        n_rows : int
-            Number of inputs.
-        groups : (n_rows,) array, optional
-            Rows that stop together, such as the positions of an image.
+        `compute`, of a stage and the positions of the rows that are left, returns the outputs (n, V, C) of the V views
+        `stages[stage]` for these rows. `groups` (n_rows,) are rows that stop together, such as an image's positions.
         """
 
         def collect(stage: int, rows: Array) -> ViewPredictions:
@@ -214,9 +182,9 @@ class SequentialPolicy:
         """The same with every stage's policy without its views of less weight; loss and curve are those before."""
         return replace(self, policies=tuple(policy.prune(min_weight) for policy in self.policies))
 
-    def refit(self, predictions: ViewPredictions, labels: LabelSets) -> Self:
+    def refit(self, sample: InMemory) -> Self:
         """Stages and rule as they are, with their policies fitted to other aligned data."""
-        return replace(self, policies=tuple(refit(policy, predictions, labels) for policy in self.policies))
+        return replace(self, policies=tuple(refit(policy, sample) for policy in self.policies))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write stages and rule as human-readable JSON, atomically."""
@@ -287,15 +255,14 @@ def fit_sequential(
 ) -> SequentialPolicy:
     """Fit policies of growing sets of views, and a rule that stops early where more views would change little.
 
-    Stages are the nested sets of :func:`select_views`, the smallest first. Every stage has its own policy, of the same
-    model. An input stops after the first stage that is confident, or whose expected gain from the remaining views is
-    small: the Kullback-Leibler divergence of the stage's prediction from the full one, regressed on entropy and margin
-    (in regression on variance, disagreement of the views so far, and mean). Threshold and rule are those of the lowest
-    cost whose loss in log score against the full policy is at most `tolerance`, as an upper 95 % confidence limit by
-    cross-validation. The loss is the divergence on held-out inputs, which the full policy expects, plus what held-out
-    labels show beyond it: that excess has a normal prior with half of the expected loss as its standard deviation, so
-    that few labels are not taken for evidence of anything, and many decide. Where labels say that less is lost than
-    expected they are not believed: wrong labels hide a loss.
+    Stages are the nested sets of :func:`select_views`, the smallest first, each with its own policy of the same model.
+    An input stops after the first stage that is confident, or whose expected gain from the remaining views is small:
+    the Kullback-Leibler divergence of the stage's prediction from the full one, regressed on entropy and margin (in
+    regression on variance, disagreement of the views so far, and mean). Threshold and rule are those of the lowest cost
+    whose loss in log score against the full policy is at most `tolerance`, as an upper 95 % confidence limit. The loss
+    is the mean divergence, which needs no labels, plus what held-out labels show beyond the divergence of policies
+    fitted without them. That excess has a normal prior, with half of the expected loss as its standard deviation; it
+    can only raise the limit, since the order of the views was chosen by the same labels.
 
     Parameters
     ----------
@@ -309,14 +276,10 @@ def fit_sequential(
         Largest loss in nats an input.
     cost : dict by view name or K numbers, optional
         As in :func:`select_views`; by default 1 each.
-    model, engine
+    model, engine, seed, progress
         As in :func:`fit_policy`; a closed form is needed.
     stages : sequence of view names or of lists of them, optional
         Views that every stage adds, instead of the sets of :func:`select_views`; such as those that share a pass.
-    seed : int
-        Decides the folds.
-    progress : bool
-        Whether to say on the standard error stream what is being done.
 
     Returns
     -------
@@ -386,43 +349,44 @@ def _growing(policies: list[Policy]) -> tuple[Policy, ...]:
 def _choose_rule(
     sequential: SequentialPolicy, predictions: ViewPredictions, labels: LabelSets, seed: int
 ) -> SequentialPolicy:
-    """The rule and threshold of the lowest cost within the tolerance, by cross-validation."""
+    """The rule and threshold of the lowest cost within the tolerance."""
     folds = folds_of(predictions, labels, seed)
-    refits = [sequential.refit(predictions.take(train), labels.take(train)).policies for train, _ in folds]
-    by_stage = [score_folds(list(policies), predictions, labels, folds) for policies in zip(*refits, strict=True)]
-    parts = []
-    for policies, (_, held) in zip(refits, folds, strict=True):
-        confidence, gain, features = _outlook(policies, predictions.take(held))
-        features -= features.mean(axis=1, keepdims=True)  # what differs by fold alone says nothing of an input
-        parts.append((confidence, gain, features))
-    confidence, gain, features = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+    sample = InMemory(predictions, labels)
+    refits = [sequential.refit(sample.take(train)).policies for train, _ in folds]
+    by_stage = score_folds(zip(*refits, strict=True), sample, folds)
+    held_out = [
+        _outlook(policies, predictions.take(held))[1] for policies, (_, held) in zip(refits, folds, strict=True)
+    ]
     full, scores = by_stage[-1], np.stack([stage.scores for stage in by_stage])  # (M, n)
+    rows = np.concatenate([held for _, held in folds])
+    confidence, gain, features = _outlook(sequential.policies, predictions.take(rows))  # divergences need no labels
     expected = np.empty_like(gain)
     for m, fold in np.ndindex(len(gain), len(folds)):
         held = full.fold == fold
         expected[m, held] = _fit_gain(features[m, ~held], gain[m, ~held]).expected(features[m, held])
     passes = np.cumsum([len(stage) for stage in sequential.stages])
     cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
-    to_come = np.vstack([gain, np.zeros(len(full.scores))]) * full.importance  # (M, n): expected losses
-    unseen = _large_loss(to_come, full.units) / len(full.scores)
-    none = full._replace(scores=np.zeros(len(full.scores)))
+    at_last = np.zeros((1, len(rows)))
+    divergence = np.vstack([gain, at_last]) * full.importance  # (M, n): expected losses
+    excess = scores[-1] - scores - np.vstack([np.concatenate(held_out, axis=1), at_last]) * full.importance  # (M, n)
+    none = full._replace(scores=at_last[0])
+    unseen = _large_loss(divergence, full.units) / len(rows)
 
     def point(rule: Rule, threshold: float, undecided: float) -> SequentialPoint:
         """Cost and score of a setting."""
         values = confidence if rule == "confidence" else expected
         stops = [_stops(rule, stage, threshold, full.units, undecided) for stage in values]
-        last = np.argmax([*stops, np.ones(len(full.scores), dtype=bool)], axis=0)  # (n,)
+        last = np.argmax([*stops, np.ones(len(rows), dtype=bool)], axis=0)  # (n,)
         place = last, np.arange(len(last))
-        own, divergence = scores[place], to_come[place]
-        loss, error = compare_scores(full._replace(scores=divergence), none)
-        excess, noise = compare_scores(full._replace(scores=full.scores - own - divergence), none)
+        loss, error = compare_scores(full._replace(scores=divergence[place]), none)
+        more, noise = compare_scores(full._replace(scores=excess[place]), none)
         trust = 1 / (1 + (noise / max(_DOUBT * loss, _SMALL**2)) ** 2)  # of a normal prior for the excess, around 0
-        loss, error = loss + max(trust * excess, 0.0), float(np.hypot(error, np.sqrt(trust) * noise))
         upper = 0.0
         if np.any(stops):  # large losses are rare: a sample may have none, and the setting was chosen for that
             upper = loss + _UNSEEN * unseen + _UPPER * float(np.sqrt(error**2 + _UNSEEN * unseen**2))
-        means = float(passes[last].mean()), float(cost[last].mean()), float(own.mean())
-        return SequentialPoint(threshold, undecided, *means, loss, error, upper)
+            upper += max(trust * more + _UPPER * float(np.sqrt(trust)) * noise, 0.0)
+        means = float(passes[last].mean()), float(cost[last].mean()), float(scores[place].mean())
+        return SequentialPoint(threshold, undecided, *means, loss + max(trust * more, 0.0), error, upper)
 
     rules: tuple[Rule, ...] = ("confidence", "gain") if sequential.task == "classification" else ("gain",)
     shares = _UNDECIDED_SHARES if sequential.by_group else (0.0,)
@@ -436,15 +400,12 @@ def _choose_rule(
     rule = rules[0] if simpler else "gain"
     chosen = best[rule]
     curve = {(setting.cost, setting.score): setting for setting in (*points[rule], never, chosen)}
-    known = predictions.take(np.concatenate([held for _, held in folds]))
-    centers = _outlook(sequential.policies, known)[2].mean(axis=1)
-    models = [_fit_gain(*stage) for stage in zip(features, gain, strict=True)]
     sequential = replace(
         sequential,
         rule=rule,
         threshold=chosen.threshold,
         undecided=chosen.undecided,
-        gains=tuple(model._replace(center=center) for model, center in zip(models, centers, strict=True)),
+        gains=tuple(_fit_gain(*stage) for stage in zip(features, gain, strict=True)),
         loss=chosen.loss,
         loss_upper=chosen.loss_upper,
         curve=tuple(curve[key] for key in sorted(curve)),
@@ -510,19 +471,18 @@ def _divergence(full: Prediction, early: Prediction) -> Array:
     if isinstance(full, CategoricalPrediction) and isinstance(early, CategoricalPrediction):
         smallest = np.finfo(np.float64).tiny
         return np.asarray(special.rel_entr(full.proba, np.maximum(early.proba, smallest)).sum(axis=1))
-    assert isinstance(full, ContinuousPrediction)
-    assert isinstance(early, ContinuousPrediction)
+    assert isinstance(full, ContinuousPrediction) and isinstance(early, ContinuousPrediction)  # noqa: PT018
     ratio = full.variance / early.variance
     shift = (full.mean - early.mean) ** 2 / early.variance
     return np.asarray(0.5 * (ratio + shift - 1 - np.log(ratio)).sum(axis=1))
 
 
 def _fit_gain(features: Array, gain: Array) -> GainModel:
-    """Log-linear regression of gains (n,) on centred features (n, F), by Newton's method with a small ridge."""
-    scale = features.std(axis=0)
+    """Log-linear regression of gains (n,) on features (n, F), by Newton's method with a small ridge."""
+    center, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > _SMALL, scale, 1e12)  # a constant says nothing
     mean = max(float(gain.mean()), _SMALL)
-    design = _design(features / scale)
+    design = _design((features - center) / scale)
     ridge, coefficients = np.eye(design.shape[1]), np.zeros(design.shape[1])
     for _ in range(50):
         rate = np.exp(design @ coefficients)
@@ -533,7 +493,7 @@ def _fit_gain(features: Array, gain: Array) -> GainModel:
         if np.abs(step).max() < _SMALL:
             break
     coefficients[0] += np.log(mean)
-    return GainModel(np.zeros(len(scale)), scale, coefficients)
+    return GainModel(center, scale, coefficients)
 
 
 def _design(standard: Array) -> Array:

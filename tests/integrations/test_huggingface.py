@@ -13,8 +13,8 @@ transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 from vbtta.integrations.huggingface import ProcessedPredictor  # noqa: E402
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "num_labels": 3}
-SMALL["initializer_range"] = 0.5  # large, so that views differ
+LAYERS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SMALL = {**LAYERS, "num_labels": 3, "initializer_range": 0.5}  # a large range, so that views differ
 IMAGES = torch.rand(24, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 LABELS = np.arange(24) % 3
 VIEWS = [Identity(), HorizontalFlip(), GaussianNoise(0.1)]
@@ -60,7 +60,7 @@ def sources():
         "streaming": rows.to_iterable_dataset(),
         "streaming torch": torched.to_iterable_dataset(),
         "DataLoader": DataLoader(torched, batch_size=7),
-        "batches": [transformers.BatchFeature({"pixel_values": part}) for part in IMAGES.split(10)],
+        "batches": iter([transformers.BatchFeature({"pixel_values": part}) for part in IMAGES.split(10)]),
         "rows": [torched[i] for i in range(24)],
     }
 
@@ -156,7 +156,7 @@ def held_out(task):
     outputs = 2 * np.eye(3)[labels][:, None] + rng.normal(size=(300, 2, 3))
     predictions = ViewPredictions(outputs, names=["identity", "flip"])
     if task == "regression":
-        predictions, labels = ViewPredictions(outputs[:, :, :1], names=predictions.names), outputs[:, 0, 0] + 0.1
+        return ViewPredictions(outputs[:, :, :1], names=predictions.names), outputs[:, 0, 0] + 0.1
     return predictions, labels
 
 

@@ -1,17 +1,9 @@
 """Checks of single arguments and of optional packages: an error names what was received and the remedy."""
 
 __all__ = [
-    "between",
-    "missing_extra",
-    "one_of",
-    "positive",
-    "printable",
-    "real_array",
-    "require",
-    "shown",
-    "takes",
+    "between", "missing_extra", "one_of", "positive", "printable", "real_array", "require", "shown", "takes",
     "whole_number",
-]
+]  # fmt: skip
 
 import inspect
 import math
@@ -87,13 +79,7 @@ def real_array(name: str, values: Any) -> Any:
 
 
 def printable(text: object, kept: str = "") -> str:
-    r"""Text with control characters escaped, but for those `kept`: names come from files, and a terminal obeys them.
-
-    Examples
-    --------
-    >>> print(printable("\x1b[31mred"))
-    \x1b[31mred
-    """
+    """Text with control characters escaped, but for those `kept`: names come from files, and a terminal obeys them."""
     return "".join(
         letter if letter.isprintable() or letter in kept else letter.encode("unicode_escape").decode("ascii")
         for letter in str(text)
@@ -101,13 +87,7 @@ def printable(text: object, kept: str = "") -> str:
 
 
 def shown(value: Any) -> str:
-    """The representation of a value in one line, shortened, with NumPy scalars as plain numbers and strings.
-
-    Examples
-    --------
-    >>> shown([np.str_("cow"), np.float64(0.5), 2])
-    "['cow', 0.5, 2]"
-    """
+    """The representation of a value in one line, shortened, with NumPy scalars as plain numbers and strings."""
     text = " ".join(repr(_plain(value)).split("\n"))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
@@ -119,21 +99,12 @@ def _plain(value: Any) -> Any:
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional module, or fail with the command that installs the extra of vbtta that brings it.
-
-    Examples
-    --------
-    >>> require("no_such_package", "torch")
-    Traceback (most recent call last):
-        ...
-    ImportError: no_such_package is needed for this and is not installed: pip install "vbtta[torch]"
-    """
+    """Import an optional module, or fail with the command that installs the extra of vbtta that brings it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        # A package that is installed but lacks a dependency is broken, not missing.
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
-            raise
+            raise  # a package that is installed but lacks a dependency is broken, not missing
         raise missing_extra(module, extra) from error
 
 

@@ -234,9 +234,7 @@ def read_json(
     except (ValueError, RecursionError) as error:  # not text, not JSON, or a number that is none
         raise ValueError(f"{path} is not a {name}: it is not JSON ({error}); save it again") from None
     if not isinstance(data, dict) or data.get("format") != kind:
-        raise ValueError(
-            f"{path} is not a {name}: its format is not {kind!r}; use the load method of the class that saved it"
-        )
+        raise ValueError(f"{path} is not a {name}: its format is not {kind!r}; use load of the class that saved it")
     if type(data.get("version")) is not int or not 1 <= data["version"] <= version:
         raise ValueError(
             f"{path} has version {data.get('version')!r:.80} of the format, and this vbtta ({__version__}) reads up to "

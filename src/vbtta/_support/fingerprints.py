@@ -1,16 +1,16 @@
-"""Fingerprints of views, predictions and rows: equal for equal parameters and outputs, on any machine.
+"""Fingerprints of views and their predictions: equal for equal parameters, on any machine.
 
 A prediction's fingerprint is `<hash of the view>/<kind of output>[/<draws>]`. Policies store it and compare it with
 that of the predictions they are given.
 """
 
-__all__ = ["Rows", "conflict", "draws_of", "prediction_fingerprint", "row_hashes", "view_fingerprint"]
+__all__ = ["prediction_fingerprint", "view_fingerprint"]
 
 import hashlib
 import inspect
 import json
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,89 +21,20 @@ _MAX_LISTED = 1000  # entries of an array that is written out rather than hashed
 _PRINTING_PACKAGES = ("torch.", "kornia.", "torchvision.")  # modules whose repr shows all parameters but the tensors
 
 
-class Rows(NamedTuple):
-    """Hashes of the rows that a policy was fitted to; of 2,048 evenly spaced ones where there are more."""
-
-    views: tuple[str, ...] = ()  # whose outputs were hashed
-    hashes: tuple[str, ...] = ()
-
-
-class _View(Protocol):
-    @property
-    def stochastic(self) -> bool: ...
-
-
 def view_fingerprint(view: object) -> str:
     """Twelve hexadecimal digits for a view's class and parameters, without its name.
 
     A pool counts by its rows, a dataclass by its fields, another library's transform by its repr and its tensors if
     these show its parameters. A function or a module of your own has the fingerprint "-", which matches any other.
-
-    Examples
-    --------
-    >>> from vbtta.augment import GaussianNoise
-    >>> view_fingerprint(GaussianNoise(0.1)) == view_fingerprint(GaussianNoise(0.1, name="n"))
-    True
-    >>> view_fingerprint(GaussianNoise(0.1)) == view_fingerprint(GaussianNoise(0.2))
-    False
     """
-    described = describe(view)
-    if described is None:
-        return UNKNOWN
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
+    text = json.dumps(described := describe(view), sort_keys=True)
+    return UNKNOWN if described is None else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def prediction_fingerprint(view: _View, output_kind: str, draws: int) -> str:
+def prediction_fingerprint(view: Any, output_kind: str, draws: int) -> str:
     """Fingerprint of a view's predictions: the view, the kind of output and the draws of a stochastic view."""
     text = f"{view_fingerprint(view)}/{output_kind}"
     return f"{text}/{draws}" if view.stochastic else text
-
-
-def conflict(known: str, other: str) -> str | None:
-    """Say what differs between two fingerprints; None if they agree or one is unknown.
-
-    Examples
-    --------
-    >>> conflict("3f2a/raw", "3f2a/raw"), conflict("-/raw", "3f2a/raw"), conflict("", "3f2a/raw")
-    (None, None, None)
-    >>> conflict("3f2a/raw", "77b1/raw")
-    'has other parameters'
-    >>> conflict("3f2a/raw", "3f2a/log_probability")
-    "has 'log_probability' outputs instead of 'raw'"
-    """
-    known_view, known_output = (*known.split("/"), "")[:2]
-    other_view, other_output = (*other.split("/"), "")[:2]
-    if known_output and other_output and known_output != other_output:
-        return f"has {other_output!r} outputs instead of {known_output!r}"
-    if known_view in ("", UNKNOWN) or other_view in ("", UNKNOWN) or known_view == other_view:
-        return None
-    return "has other parameters"
-
-
-def draws_of(text: str) -> int | None:
-    """Number of draws of a stochastic view's predictions; None if the fingerprint has none.
-
-    Examples
-    --------
-    >>> draws_of("3f2a/raw/16"), draws_of("3f2a/raw")
-    (16, None)
-    """
-    parts = text.split("/")
-    return int(parts[2]) if len(parts) > 2 and parts[2].isdigit() else None
-
-
-def row_hashes(outputs: Any) -> tuple[str, ...]:
-    """Twelve hexadecimal digits for the outputs of every row, rounded to single precision.
-
-    Examples
-    --------
-    >>> first, second, third = row_hashes(np.array([[0.1, 2.0], [0.1, 2.5], [0.1, 2.0]]))
-    >>> first == third, first == second
-    (True, False)
-    """
-    with np.errstate(over="ignore"):
-        single = np.ascontiguousarray(outputs, dtype="<f4")
-    return tuple(hashlib.blake2b(row.tobytes(), digest_size=6).hexdigest() for row in single)
 
 
 def describe(value: Any) -> Any:

@@ -1,17 +1,21 @@
-"""NumPy arrays and torch tensors alike; torch is never imported here, only used where it is loaded already."""
+"""Batches of any kind: arrays, torch tensors (torch is used where it is loaded already), tables, DataLoaders, lists."""
 
 __all__ = [
-    "RowList", "as_batch", "copy_of", "is_floating", "is_instance", "is_tensor", "like", "n_rows_of", "rows_of",
-    "to_array", "where",
+    "Progress", "RowList", "as_batch", "batches_of", "copy_of", "is_floating", "is_instance", "is_tensor", "like",
+    "n_rows_of", "rows_of", "to_array", "where",
 ]  # fmt: skip
 
 import copy
 import sys
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from operator import length_hint
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from vbtta._support.checks import whole_number
 
 Batch = Any  # an array or tensor of N rows, a RowList, or a dict, tuple or list of such
 
@@ -136,4 +140,110 @@ def rows_of(batch: Batch, rows: Any) -> Batch:
         return {key: rows_of(part, rows) for key, part in batch.items()}
     if isinstance(batch, tuple):
         return tuple(rows_of(part, rows) for part in batch)
-    return type(batch)(batch[row] for row in rows) if isinstance(batch, list) else batch[rows]
+    if isinstance(batch, list):
+        return type(batch)(batch[rows] if isinstance(rows, slice) else [batch[row] for row in rows])
+    return batch.iloc[rows] if hasattr(batch, "iloc") else batch[rows]
+
+
+def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]:
+    """Batches of the inputs, and the number of rows where it is known beforehand.
+
+    Arrays, tensors, tables, lists of texts, images or other rows, data sets of Hugging Face, and dicts and tuples of
+    them are cut into batches of `batch_size` rows; DataLoaders and iterators give batches of their own.
+    """
+    batch_size = whole_number("batch_size", batch_size, 1)
+    given, inputs = inputs, as_batch(inputs)
+    if isinstance(given, list) and hasattr(inputs, "shape"):
+        raise TypeError("inputs is a list of numbers; make an array of it, as np.asarray(inputs)")
+    if is_instance(inputs, "datasets", "IterableDataset"):
+        return map(as_batch, inputs.iter(batch_size)), None
+    n_rows = _n_rows(inputs)
+    if n_rows is not None:
+        if n_rows == 0:
+            raise ValueError("inputs are empty; there must be at least one row")
+        return (
+            as_batch(rows_of(inputs, slice(start, start + batch_size))) for start in range(0, n_rows, batch_size)
+        ), n_rows
+    if isinstance(inputs, str | bytes) or not hasattr(inputs, "__iter__"):
+        raise TypeError(
+            "inputs must be an array, a tensor, a list of rows, a dict or tuple of them, a DataLoader or an iterator "
+            f"of batches; got {type(inputs).__name__}"
+        )
+    if isinstance(given, list):
+        raise TypeError(
+            "inputs is a list of arrays, which may be rows or batches: stack rows, as np.stack(inputs) or "
+            "torch.stack(inputs), and give batches as iter(inputs)"
+        )
+    if _shuffles(inputs):
+        raise ValueError("inputs is a DataLoader that shuffles, so its rows cannot be matched: use shuffle=False")
+    return map(as_batch, _checked(inputs)), None
+
+
+def _n_rows(inputs: Any) -> int | None:
+    """Rows of an array, a table, or a dict or tuple of them; None for what has to be iterated over."""
+    if isinstance(inputs, Mapping) or (isinstance(inputs, tuple) and inputs):
+        parts = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+        lengths = {key: _n_rows(part) for key, part in parts.items()}
+        if not lengths or len(set(lengths.values())) > 1 or None in lengths.values():
+            raise ValueError(f"inputs must be arrays with the same number of rows; got {lengths}")
+        return next(iter(lengths.values()))
+    if hasattr(inputs, "toarray"):
+        raise TypeError("inputs is a sparse matrix, which views cannot work on; use inputs.toarray()")
+    if isinstance(inputs, RowList) or (isinstance(inputs, Sequence) and not isinstance(inputs, list | str | bytes)):
+        return len(inputs)
+    shape = getattr(inputs, "shape", None)
+    if shape is None:
+        return None
+    if len(shape) == 0:
+        raise ValueError("inputs must have rows; got a single number")
+    return int(shape[0])
+
+
+def _shuffles(loader: Any) -> bool:
+    """Whether a DataLoader draws the order of its rows, by itself or through a sampler of batches."""
+    samplers = [getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)]
+    return any("Random" in type(s).__name__ or getattr(s, "shuffle", False) is True for s in samplers)
+
+
+def _checked(inputs: Any) -> Iterator[Any]:
+    """The batches of an iterable, which must be as many as it says."""
+    promised = length_hint(inputs) if hasattr(inputs, "__len__") else 0
+    n_batches = 0
+    for n_batches, batch in enumerate(inputs, start=1):  # noqa: B007
+        yield batch
+    if n_batches == 0:
+        raise ValueError("inputs gave no batch; an iterator can be used only once, so make a new one")
+    if n_batches < promised:
+        raise ValueError(f"inputs ended after {n_batches} of {promised} batches; results would not match the labels")
+
+
+class Progress:
+    """Counts finished units (a plural noun) and estimates the time left; silent unless enabled."""
+
+    def __init__(self, unit: str, total: int | None, enabled: bool) -> None:
+        self.unit, self.total, self.enabled = unit, total, enabled
+        self.done = 0
+        self._started = self._written = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.enabled:
+            self._write()
+            print(file=sys.stderr, flush=True)
+
+    def advance(self, n: int) -> None:
+        """Count `n` more; writes at most five times a second."""
+        self.done += n
+        if self.enabled and time.monotonic() - self._written > 0.2:
+            self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        passed = self._written - self._started
+        text = f"{self.done:,} {self.unit} in {passed:.0f} s"
+        if self.total:
+            left = passed * (self.total - self.done) / max(self.done, 1)
+            text = f"{self.done:,} of {self.total:,} {self.unit}, {passed:.0f} s passed, about {left:.0f} s left"
+        print(f"\rvbtta: {text:<70}", end="", file=sys.stderr, flush=True)

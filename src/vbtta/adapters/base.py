@@ -3,34 +3,35 @@
 __all__ = ["Predictor", "as_predictor", "log_probability"]
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from vbtta._support.checks import require
 from vbtta._support.tensors import Batch, RowList, is_instance, is_numbers, is_tensor, n_rows_of, to_array
 from vbtta.data.labels import Array
 
 Output = str | int | Callable[[Any], Any] | None
 
-_MIN_PROBABILITY = 1e-7  # probabilities of exactly 0 are common (trees, neighbours) and have no logarithm
+_MIN_PROBABILITY = 1e-7
+_UNSEEN = 0.05  # that classes of probability 0 share: trees and neighbours did not see them, which is not certainty
+_KINDS = {"predict_proba": "log_probability", "decision_function": "decision", "predict": "raw"}  # by method
+_TYPES = {
+    "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(uint8)": np.uint8, "tensor(bool)": np.bool_,
+}  # fmt: skip
 
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A trained model: B rows in, (B, C) outputs out, or maps (B, C, H, W) or (B, C, D, H, W).
+    """A trained model: B rows in, (B, C) outputs out, or maps (B, C, H, W) or (B, C, D, H, W)."""
 
-    Attributes
-    ----------
-    classes : (C,) array or None
-        Classes of a classifier's outputs, if the model knows them.
-    output_kind : str
-        Kind of the outputs ("raw", "log_probability", "decision"): a policy fitted to one refuses the others.
-    """
-
-    classes: Array | None
-    output_kind: str
+    classes: Array | None  # (C,) of a classifier's outputs, if the model knows them
+    output_kind: str  # "raw", "log_probability" or "decision": a policy fitted to one refuses the others
 
     def ready(self) -> AbstractContextManager[object]:
         """A context in which the predictor may be called; it leaves the model unchanged."""
@@ -42,7 +43,7 @@ class Predictor(Protocol):
         """Outputs of B rows: (B, C), or maps."""
 
 
-def as_predictor(predictor: Any, output: Output = None, *, device: Any = None, autocast: Any = None) -> Predictor:
+def as_predictor(predictor: Any, output: Output = None, *, device: Any = None) -> Predictor:
     """Adapt a trained model of any framework.
 
     Parameters
@@ -51,18 +52,13 @@ def as_predictor(predictor: Any, output: Output = None, *, device: Any = None, a
         * a `torch.nn.Module`: called in evaluation mode; its mode is restored afterwards;
         * a fitted estimator with scikit-learn's methods: the logarithm of `predict_proba` or else
           `decision_function` of a classifier, `predict` of a regressor;
-        * an ONNX Runtime session, or the path of an `.onnx` file;
-        * any function of a batch;
-        * a result of this function.
+        * an ONNX Runtime session, or the path of an `.onnx` file; any function of a batch; a result of this function.
     output : str, int or callable, optional
         Which part of the model's return value: a key, a position, or a function of it; by default `logits`, where the
-        model (of transformers) names its outputs. For an estimator the method:
-        "predict_proba", "decision_function" or "predict". Classifiers must give logits or log probabilities;
-        :func:`log_probability` makes the latter of probabilities.
+        model (of transformers) names its outputs. For an estimator the method: "predict_proba", "decision_function" or
+        "predict". Classifiers must give logits or log probabilities, which :func:`log_probability` makes.
     device : torch.device or str, optional
         Where a torch module takes its inputs; by default where its parameters are.
-    autocast : bool or torch.dtype, optional
-        Whether a torch module runs in mixed precision, and in which.
 
     Examples
     --------
@@ -75,42 +71,42 @@ def as_predictor(predictor: Any, output: Output = None, *, device: Any = None, a
     if isinstance(predictor, type):
         raise TypeError(f"predictor must be a trained object, not a class: use {predictor.__name__}(...)")
     if isinstance(predictor, Predictor) and not is_module:
-        if output is not None or device is not None or autocast is not None:
-            raise ValueError("predictor is already adapted; give output, device and autocast to as_predictor only once")
+        if output is not None or device is not None:
+            raise ValueError("predictor is already adapted; give output and device to as_predictor only once")
         return predictor
     if is_module:
         from vbtta.adapters.torch import TorchPredictor
 
-        return TorchPredictor(predictor, output, device=device, autocast=autocast)
-    if device is not None or autocast is not None:
-        raise ValueError(f"device and autocast are for torch modules; the predictor is a {type(predictor).__name__}")
+        return TorchPredictor(predictor, output, device=device)
+    if device is not None:
+        raise ValueError(f"device is for torch modules; the predictor is a {type(predictor).__name__}")
     if isinstance(predictor, str | os.PathLike) or is_instance(predictor, "onnxruntime", "InferenceSession"):
-        from vbtta.adapters.onnx import OnnxPredictor
-
         return OnnxPredictor(predictor, output)
     if hasattr(predictor, "predict") and hasattr(predictor, "fit"):
-        from vbtta.adapters.sklearn import EstimatorPredictor
-
         return EstimatorPredictor(predictor, output)
     if callable(predictor):
         return FunctionPredictor(predictor, output)
-    raise TypeError(
-        f"predictor must be a torch module, a fitted estimator, an ONNX Runtime session or a function; "
-        f"got {type(predictor).__name__}"
-    )
+    kind = type(predictor).__name__
+    raise TypeError(f"predictor must be a torch module, estimator, ONNX Runtime session or function; got {kind}")
 
 
 def log_probability(probability: Any) -> Any:
-    """Logarithm of probabilities, those below 1e-7 raised to it; NumPy arrays and torch tensors.
+    """Logarithm of probabilities (..., C), at least 1e-7; NumPy arrays and torch tensors.
+
+    A zero counts as 0.05 / C or the smallest other number of its row: that a tree or the neighbours of an input did not
+    see a class is weak evidence. Taken for certainty, it would make labels look wrong where the estimator is.
 
     Examples
     --------
-    >>> log_probability(np.array([[0.0, 1.0]])).round(1)
-    array([[-16.1,   0. ]])
+    >>> np.exp(log_probability(np.array([[0.0, 1.0], [0.001, 0.999]])))
+    array([[0.025, 1.   ], [0.001, 0.999]])
     """
+    limit, seen = _UNSEEN / probability.shape[-1], probability != 0  # what is not a number stays so
     if is_tensor(probability):
-        return probability.clamp_min(_MIN_PROBABILITY).log()
-    return np.log(np.maximum(np.asarray(probability), _MIN_PROBABILITY))
+        smallest = probability.where(seen, limit).amin(-1, keepdim=True)
+        return probability.where(seen, smallest).clamp_min(_MIN_PROBABILITY).log()
+    smallest = np.where(seen, probability, limit).min(axis=-1, keepdims=True)
+    return np.log(np.maximum(np.where(seen, probability, smallest), _MIN_PROBABILITY))
 
 
 class Adapter:
@@ -128,11 +124,7 @@ class Adapter:
 
 
 class FunctionPredictor(Adapter):
-    """Any function of a batch, from B rows to (B, C) or (B,) outputs.
-
-    Inputs of several parts are given as a tuple or a dict. A list of two is what a DataLoader makes of inputs and
-    labels: only the inputs are used.
-    """
+    """Any function of a batch; of a list of two, which a DataLoader makes of inputs and labels, it gets the inputs."""
 
     def __init__(self, function: Callable[[Any], Any], output: Output = None) -> None:
         super().__init__(output)
@@ -143,14 +135,157 @@ class FunctionPredictor(Adapter):
         if not isinstance(batch, list) or isinstance(batch, RowList) or not batch or not _has_rows(batch):
             return batch
         if len(batch) > 2:
-            raise ValueError(
-                f"batches are lists of {len(batch)} parts, and which of them the function takes is not known: give it "
-                f"its inputs alone, as in (tuple(parts[:-1]) for parts in loader)"
-            )
+            raise ValueError(f"batches are lists of {len(batch)} parts: give the inputs alone, not their labels")
         return batch[0]
 
     def __call__(self, batch: Batch) -> Array:
         return to_outputs(select_output(self.function(batch), self.output), batch)
+
+
+class EstimatorPredictor(Adapter):
+    """A fitted classifier or regressor: scikit-learn's, or another library's with the same methods.
+
+    Numeric tables (DataFrames) are given to views as arrays and to the estimator as tables again. `output` is a method,
+    or a function of the result of `predict`.
+    """
+
+    def __init__(self, estimator: Any, output: Output = None) -> None:
+        super().__init__(output)
+        self.estimator = estimator
+        self.method = _method(estimator, output)
+        self.output_kind = _KINDS[self.method]
+        if self.method != "predict":
+            classes = getattr(estimator, "classes_", None)
+            if classes is None:
+                raise ValueError(f"the estimator {type(estimator).__name__} is not fitted: call its fit first")
+            _check_single(classes)
+            self.classes = np.asarray(classes)
+        names = getattr(estimator, "feature_names_in_", None)
+        self.features: list[Any] | None = None if names is None else list(names)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The features without labels; a table of numbers as an array, so that views can work on it."""
+        if isinstance(batch, tuple | list) and not isinstance(batch, RowList) and batch:
+            batch = batch[0] if hasattr(batch[0], "shape") or isinstance(batch[0], RowList) else batch
+        if hasattr(batch, "to_pandas"):  # polars, Arrow
+            batch = batch.to_pandas()
+        if hasattr(batch, "columns"):
+            columns = list(batch.columns)
+            if self.features is not None and columns != self.features:
+                raise ValueError(f"inputs have the columns {columns}; the estimator was fitted to {self.features}")
+            kinds = {getattr(kind, "kind", "O") for kind in batch.dtypes}
+            return batch.to_numpy(dtype=float if len(kinds) > 1 else None) if kinds <= set("fiub") else batch
+        return to_array(batch) if is_tensor(batch) else batch
+
+    def __call__(self, batch: Batch) -> Array:
+        """Outputs (B, C): log probabilities, decision values or predictions."""
+        values = getattr(self.estimator, self.method)(self._with_names(to_array(batch) if is_tensor(batch) else batch))
+        _check_single(values)
+        if self.method == "predict_proba":
+            values = log_probability(values)
+        elif self.method == "decision_function" and np.ndim(values) == 1:
+            values = np.stack([-values, values], axis=1) / 2  # two logits whose difference is the decision value
+        elif callable(self.output):
+            values = self.output(values)
+        outputs = to_outputs(values, batch)
+        if self.classes is not None and outputs.shape[1] != len(self.classes):
+            columns = f"{self.method} of {type(self.estimator).__name__} has {outputs.shape[1]} columns"
+            raise ValueError(f"{columns} for {len(self.classes)} classes (decision_function_shape='ovr' of an SVM)")
+        return outputs
+
+    def _with_names(self, batch: Batch) -> Batch:
+        """Restore the column names, which an estimator fitted to a table asks for."""
+        pandas = sys.modules.get("pandas")
+        if not self.features or not pandas or not isinstance(batch, np.ndarray) or batch.ndim != 2:
+            return batch
+        return pandas.DataFrame(batch, columns=self.features) if batch.shape[1] == len(self.features) else batch
+
+
+def _method(estimator: Any, output: Output) -> str:
+    """The method that gives the outputs."""
+    available = [method for method in _KINDS if hasattr(estimator, method)]
+    if isinstance(output, str):
+        if output not in available:
+            raise ValueError(f"output must be one of the estimator's methods {available}; got {output!r}")
+        return output
+    if isinstance(output, int):
+        raise ValueError(f"output must be the name of a method or a function for an estimator; got {output}")
+    if callable(output) or not _is_classifier(estimator):
+        return "predict"
+    if available[0] == "predict":
+        kind, remedy = type(estimator).__name__, "wrap it in sklearn.calibration.CalibratedClassifierCV"
+        raise ValueError(f"the classifier {kind} has neither predict_proba nor decision_function; {remedy}")
+    return available[0]
+
+
+def _check_single(values: Any) -> None:
+    """Refuse lists, which estimators with several targets return."""
+    if isinstance(values, list):
+        raise ValueError("the estimator predicts several classifications at once; wrap one of them")
+
+
+def _is_classifier(estimator: Any) -> bool:
+    """Whether labels are classes; hasattr(predict_proba) alone would include outlier detectors."""
+    try:
+        from sklearn.base import is_classifier
+
+        return bool(is_classifier(estimator))
+    except (ImportError, AttributeError, TypeError):  # other libraries may lack scikit-learn's tags
+        return hasattr(estimator, "predict_proba") or getattr(estimator, "_estimator_type", None) == "classifier"
+
+
+class OnnxPredictor(Adapter):
+    """A network in ONNX form: a session, or the path of an .onnx file.
+
+    Several inputs are a dict by name, or a tuple in their order; `output` may be a function of the dict of all outputs.
+    """
+
+    def __init__(self, session: Any, output: Output = None) -> None:
+        super().__init__(output)
+        if isinstance(session, str | os.PathLike):
+            if not Path(session).is_file():
+                raise FileNotFoundError(f"no ONNX file at {session}")
+            runtime = require("onnxruntime", "onnx")
+            session = runtime.InferenceSession(os.fspath(session), providers=runtime.get_available_providers())
+        self.session = session
+        self.inputs = {entry.name: entry for entry in session.get_inputs()}
+        self.output_names = [entry.name for entry in session.get_outputs()]
+
+    def prepare(self, batch: Batch) -> Batch:
+        """NumPy arrays of the types that the network takes."""
+        names = list(self.inputs)
+        if isinstance(batch, Mapping):
+            absent = [name for name in names if name not in batch]
+            if absent:
+                raise ValueError(f"the ONNX model needs the inputs {names}; the batch lacks {absent}")
+            return {name: self._cast(name, batch[name]) for name in names}
+        if isinstance(batch, tuple | list):
+            if len(batch) < len(names):
+                raise ValueError(f"the ONNX model takes {len(names)} inputs; the batch has {len(batch)}")
+            parts = tuple(map(self._cast, names, batch))  # parts beyond the inputs are labels
+            return parts[0] if len(parts) == 1 else parts
+        if len(names) > 1:
+            raise ValueError(f"the ONNX model takes several inputs; give a dict of arrays with the keys {names}")
+        return self._cast(names[0], batch)
+
+    def __call__(self, batch: Batch) -> Array:
+        """Outputs (B, C)."""
+        n_rows, shape = n_rows_of(batch), next(iter(self.inputs.values())).shape
+        if shape and isinstance(shape[0], int) and shape[0] != n_rows:
+            remedy = "export it with a dynamic batch axis"
+            raise ValueError(f"the ONNX model takes batches of exactly {shape[0]} rows and got {n_rows}: {remedy}")
+        if not isinstance(batch, Mapping):
+            batch = dict(zip(self.inputs, batch if isinstance(batch, tuple) else (batch,), strict=True))
+        results = self.session.run(None, {name: self._cast(name, batch[name]) for name in self.inputs})
+        if len(results) == 1 and (self.output is None or callable(self.output)):
+            results = results[0]
+        elif not isinstance(self.output, int):
+            results = dict(zip(self.output_names, results, strict=True))
+        return to_outputs(select_output(results, self.output), batch)
+
+    def _cast(self, name: str, values: Any) -> Array:
+        """An input in the type that the network takes."""
+        return np.ascontiguousarray(to_array(values), dtype=_TYPES.get(self.inputs[name].type))
 
 
 def select_output(raw: Any, output: Output) -> Any:
@@ -159,27 +294,23 @@ def select_output(raw: Any, output: Output) -> Any:
         return output(raw)
     if output is None and hasattr(raw, "logits"):  # a ModelOutput of transformers
         return raw.logits
-    if isinstance(raw, Mapping):
-        if output is None and len(raw) == 1:
-            return next(iter(raw.values()))
-        keys = ", ".join(repr(key) for key in raw)
-        if output is None:
-            raise ValueError(f"the model returns several outputs ({keys}); choose one with output=")
-        if output not in raw:
-            raise ValueError(f"output={output!r} is not among what the model returns: {keys}")
-        return raw[output]
     if isinstance(raw, list) and is_numbers(raw) and output is None:
         return np.asarray(raw)
-    if isinstance(raw, tuple | list):
-        output = 0 if output is None and len(raw) == 1 else output
-        if not isinstance(output, int):
-            raise ValueError(f"the model returns {len(raw)} outputs; choose one by its position, as output=0")
-        if not -len(raw) <= output < len(raw):
-            raise ValueError(f"output={output} does not exist: the model returns {len(raw)} outputs")
-        return raw[output]
-    if output is not None:
-        raise ValueError(f"output={output!r} cannot be taken from a single {type(raw).__name__}; leave output out")
-    return raw
+    if not isinstance(raw, Mapping | tuple | list):
+        if output is not None:
+            raise ValueError(f"output={output!r} cannot be taken from a single {type(raw).__name__}; leave output out")
+        return raw
+    parts = raw if isinstance(raw, Mapping) else dict(enumerate(raw))
+    if output is None and len(parts) == 1:
+        return next(iter(parts.values()))
+    keys = ", ".join(map(repr, parts))
+    if output is None:
+        raise ValueError(f"the model returns several outputs ({keys}); choose one with output=")
+    if parts is not raw and isinstance(output, int) and output < 0:
+        output += len(parts)
+    if output not in parts:
+        raise ValueError(f"output={output!r} is not among what the model returns: {keys}")
+    return parts[output]
 
 
 def as_columns(outputs: Any, batch: Batch) -> Any:
@@ -188,10 +319,8 @@ def as_columns(outputs: Any, batch: Batch) -> Any:
     if shape == (n_rows,):
         return outputs.reshape(n_rows, 1)
     if len(shape) not in (2, 4, 5) or shape[0] != n_rows or 0 in shape[1:]:
-        raise ValueError(
-            f"the model returned shape {shape} for a batch of {n_rows} rows; it must return (B, C), or (B,) for a "
-            f"single output, or maps (B, C, H, W): pick or reshape its result with output="
-        )
+        remedy = "it must return (B, C), (B,) or maps (B, C, H, W): pick or reshape its result with output="
+        raise ValueError(f"the model returned shape {shape} for a batch of {n_rows} rows; {remedy}")
     return outputs
 
 
@@ -208,8 +337,5 @@ def to_outputs(values: Any, batch: Batch) -> Array:
 
 def _has_rows(part: Any) -> bool:
     """Whether this is an array, or a list or tuple of arrays."""
-    return (
-        hasattr(part, "shape")
-        or isinstance(part, RowList)
-        or (isinstance(part, list | tuple) and all(map(_has_rows, part)))
-    )
+    parts = isinstance(part, list | tuple) and all(map(_has_rows, part))
+    return hasattr(part, "shape") or isinstance(part, RowList) or parts

@@ -1,12 +1,12 @@
 """A torch module as a predictor, which is left unchanged, and the variance of its outputs by the delta method."""
 
-__all__ = ["TorchPredictor", "call_module", "delta_variance", "evaluating", "noise_variance", "precision"]
+__all__ = ["TorchPredictor", "call_module", "delta_variance", "evaluating", "noise_variance"]
 
 import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,14 @@ _IN_USE: dict[nn.Module, list[int]] = {}  # users of modules in evaluation mode,
 class TorchPredictor(Adapter):
     """A module called in evaluation mode, without gradients, on its own device.
 
-    A tuple is given as positional arguments, a dict as keyword arguments if `forward` has such parameters. Parts beyond
-    the arguments of `forward` (the labels that a DataLoader adds) are left out, as are keys that it does not name if it
-    has all that it needs.
+    A tuple is given as positional arguments, a dict as keyword arguments if `forward` has such parameters; parts that
+    it does not take (the labels that a DataLoader adds) are left out.
     """
 
-    def __init__(self, module: nn.Module, output: Output = None, *, device: Any = None, autocast: Any = None) -> None:
+    def __init__(self, module: nn.Module, output: Output = None, *, device: Any = None) -> None:
         super().__init__(output)
         self.module = module
         self.device = device_of(module) if device is None else torch.device(device)
-        self.autocast = autocast
         self.dtype = dtype_of(module)
         self.required, self.accepted, self.needed, self.keywords = _signature(module)
 
@@ -60,8 +58,7 @@ class TorchPredictor(Adapter):
 
     def outputs(self, batch: Batch) -> Tensor:
         """Outputs (B, C) as a tensor, differentiable where gradients are on."""
-        with precision(self.autocast, self.device):
-            raw = call_module(self.module, batch, self.needed, self.keywords)
+        raw = call_module(self.module, batch, self.needed, self.keywords)
         chosen: Tensor = as_columns(select_output(raw, self.output), batch)
         return chosen
 
@@ -75,11 +72,8 @@ class TorchPredictor(Adapter):
         if self.accepted is None or len(batch) <= self.required:
             return batch
         if self.required < self.accepted:
-            raise ValueError(
-                f"batches have {len(batch)} parts, and the module's forward has {self.required} required and "
-                f"{self.accepted - self.required} optional arguments: give the inputs as a dict by argument name, or "
-                f"without labels"
-            )
+            remedy = "give the inputs as a dict by argument name, or without labels"
+            raise ValueError(f"batches have {len(batch)} parts, and forward has optional arguments: {remedy}")
         return batch[: self.accepted]
 
     def _tensor(self, values: Any) -> Any:
@@ -108,10 +102,8 @@ def call_module(module: nn.Module, batch: Batch, needed: set[str], keywords: set
     try:
         return module(batch)
     except RuntimeError as error:
-        raise TypeError(
-            f"the module does not take {str(batch.dtype).removeprefix('torch.')} inputs; convert them, images as "
-            f"batch / 255 ({str(error).partition(chr(10))[0]})"
-        ) from error
+        kind = str(batch.dtype).removeprefix("torch.")
+        raise TypeError(f"the module does not take {kind} inputs; convert them, images as batch / 255") from error
 
 
 @contextmanager
@@ -137,13 +129,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
                     part.training = bool(_IN_USE.pop(part)[1])
 
 
-def precision(autocast: Any, device: torch.device) -> AbstractContextManager[object]:
-    """Mixed precision for the module only: coordinates of views need full precision."""
-    if not autocast:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=autocast if isinstance(autocast, torch.dtype) else None)
-
-
 def device_of(module: nn.Module) -> torch.device:
     """The single device of a module's parameters and buffers."""
     devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
@@ -151,10 +136,7 @@ def device_of(module: nn.Module) -> torch.device:
         raise ValueError("the module is on the meta device and has no values: load its weights before using it")
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(
-            f"the module is spread over {names}: move it with module.to(device), or name the device of its inputs with "
-            f"as_predictor(module, device=...)"
-        )
+        raise ValueError(f"the module is spread over {names}: use module.to(device) or as_predictor(module, device=)")
     return devices.pop() if devices else torch.device("cpu")
 
 
@@ -181,24 +163,12 @@ def _signature(module: nn.Module) -> tuple[int, int | None, set[str], set[str] |
     return required, accepted, needed, None if inspect.Parameter.VAR_KEYWORD in kinds else named
 
 
-# -- delta method --------------------------------------------------------------------------------
-
-
 def delta_variance(function: Callable[[Tensor], Tensor], centre: Tensor, draws: Iterable[Tensor]) -> Tensor:
-    """Delta-method variance of a view's outputs from draws of it: sum_m (Df eps_m)^2 / (M - 1).
+    """Delta-method variance of a view's outputs from M draws of it, (B, ...) each: sum_m (Df eps_m)^2 / (M - 1).
 
-    The diagonal of Df Sigma Df^T with Df the Jacobian at the mean of the draws and Sigma the covariance of the
-    augmentation (docs/method, "Delta method"). For a linear network it equals the variance over draws; for small noise
-    it is close to it. One Jacobian-vector product a draw; the denominator is that of the variance over draws.
-
-    Parameters
-    ----------
-    function : callable
-        From a batch (B, ...) to outputs (B, C); rows must be independent, as in evaluation mode.
-    centre : tensor (B, ...)
-        Mean of the draws.
-    draws : iterable of M tensors (B, ...)
-        At least two.
+    The diagonal of Df Sigma Df^T with Df the Jacobian of the function, from (B, ...) to (B, C) with independent rows,
+    at the mean of the draws `centre`, and Sigma the covariance of the augmentation (docs/method, "Delta method"). For a
+    linear network it equals the variance over draws. One Jacobian-vector product a draw.
 
     Examples
     --------
@@ -206,7 +176,12 @@ def delta_variance(function: Callable[[Tensor], Tensor], centre: Tensor, draws: 
     >>> delta_variance(lambda batch: batch.sum(1, keepdim=True), x, [x - 1, x + 1])
     tensor([[8.]])
     """
-    squares = [_jacobian_product(function, centre, draw - centre).double() ** 2 for draw in draws]  # (B, C) each
+    squares = []  # (B, C) each
+    with warnings.catch_warnings():  # the first derivative of a process warns about torch's own compiled rules
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.*", category=DeprecationWarning)
+        for draw in draws:
+            tangent = torch.func.jvp(function, (centre,), (draw - centre,))[1]
+            squares.append(tangent.double() ** 2)
     if len(squares) < 2:
         raise ValueError(f"the delta method needs at least 2 draws of a view; got {len(squares)}. Raise draws=")
     return (torch.stack(squares).sum(0) / (len(squares) - 1)).to(centre.dtype)
@@ -215,12 +190,7 @@ def delta_variance(function: Callable[[Tensor], Tensor], centre: Tensor, draws: 
 def noise_variance(function: Callable[[Tensor], Tensor], centre: Tensor, std: float) -> Tensor:
     """Delta-method variance under independent normal noise, without draws: std^2 sum_d (df/dx_d)^2.
 
-    Parameters
-    ----------
-    function, centre
-        As in :func:`delta_variance`; the centre is the input without noise.
-    std : float
-        Standard deviation of the noise.
+    `function` as in :func:`delta_variance`; `centre` is the input without noise.
 
     Examples
     --------
@@ -236,12 +206,3 @@ def noise_variance(function: Callable[[Tensor], Tensor], centre: Tensor, std: fl
         (gradient,) = vector_product(unit)  # row b holds the gradient of its own output c
         columns.append((gradient.double() ** 2).flatten(1).sum(1))
     return (std**2 * torch.stack(columns, dim=1)).to(centre.dtype)
-
-
-def _jacobian_product(function: Callable[[Tensor], Tensor], centre: Tensor, change: Tensor) -> Tensor:
-    """The Jacobian at `centre` times a change of the inputs: (B, C)."""
-    with warnings.catch_warnings():  # the first derivative of a process warns about torch's own compiled rules
-        warnings.filterwarnings("ignore", message=".*torch.jit.script.*", category=DeprecationWarning)
-        product: Any = torch.func.jvp(function, (centre,), (change,))
-    tangent: Tensor = product[1]
-    return tangent

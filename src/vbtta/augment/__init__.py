@@ -4,7 +4,7 @@ Views of any array (NumPy or torch) need NumPy only; the image views load torch 
 """
 
 from vbtta._support.random import RowStreams
-from vbtta.augment.arrays import Affine, FeatureDropout, GaussianNoise, Identity
+from vbtta.augment.arrays import Affine, CutMix, FeatureDropout, GaussianNoise, Identity, Mixup, Pool
 from vbtta.augment.base import Augmentation, Chain, apply_view, invert_view
 from vbtta.augment.foreign import as_view, as_views
 from vbtta.augment.images import (
@@ -20,14 +20,13 @@ from vbtta.augment.images import (
     Shift,
     VerticalFlip,
     Zoom,
-)
+)  # fmt: skip
 from vbtta.augment.keypoints import Keypoints, keypoint_views
-from vbtta.augment.mixing import CutMix, CutMixBox, Mixup, Pool
 from vbtta.augment.serial import load_views, save_views, views_from_dict, views_to_dict
 from vbtta.augment.sets import d4, five_crop, flips, paper_mixup_cutmix, standard_images, volume_flips
 
 __all__ = [
-    "Affine", "Augmentation", "Blur", "Brightness", "Chain", "Contrast", "Crop", "CutMix", "CutMixBox",
+    "Affine", "Augmentation", "Blur", "Brightness", "Chain", "Contrast", "Crop", "CutMix",
     "FeatureDropout", "Flip", "Gamma", "GaussianNoise", "HorizontalFlip", "Identity", "Keypoints", "Mixup", "Pool",
     "Rotate", "Rotate90", "RowStreams", "Shift", "VerticalFlip", "Zoom", "apply_view", "as_view", "as_views", "d4",
     "five_crop", "flips", "invert_view", "keypoint_views", "load_views", "paper_mixup_cutmix", "save_views",

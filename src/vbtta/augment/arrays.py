@@ -1,22 +1,25 @@
-"""Views of any array, NumPy or torch: noise, affine maps, dropped features."""
+"""Views of any array, NumPy or torch: noise, affine maps, dropped features, and rows of a pool mixed in."""
 
-__all__ = ["Affine", "FeatureDropout", "GaussianNoise", "Identity"]
+__all__ = ["Affine", "CutMix", "FeatureDropout", "GaussianNoise", "Identity", "Mixup", "Pool"]
 
 import hashlib
-import math
+import os
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from vbtta._support.files import atomic_path
+from vbtta._support.fingerprints import array_digest
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, like, where
-from vbtta.augment.base import BuiltIn, Number, Positive, check_floating, check_streams
+from vbtta._support.tensors import Batch, is_tensor, like, to_array, where
+from vbtta.augment.base import BuiltIn, Number, Positive, Probability, check_floating, check_streams
 
 
-@dataclass(frozen=True)
 class Identity(BuiltIn, label="identity"):
     """The unchanged input; the view that the guard compares with.
 
@@ -31,16 +34,10 @@ class Identity(BuiltIn, label="identity"):
         return batch
 
 
-@dataclass(frozen=True)
 class GaussianNoise(BuiltIn, label="noise", stochastic=True):
     """Add independent normal noise to every feature: x + std * e, e ~ Normal(0, I).
 
-    Parameters
-    ----------
-    std : float
-        Standard deviation of the noise, in the units of the input.
-    clip : (float, float), optional
-        Smallest and largest value allowed afterwards, (0, 1) for images in that range.
+    `clip` are the smallest and largest value allowed afterwards, (0, 1) for images in that range.
 
     Examples
     --------
@@ -55,16 +52,12 @@ class GaussianNoise(BuiltIn, label="noise", stochastic=True):
 
     def _check(self) -> None:
         if self.clip is not None:
-            try:
-                low, high = (float(bound) for bound in self.clip)
-            except (TypeError, ValueError):
-                low = high = math.nan
-            if not low < high:
+            bounds = np.array(self.clip, dtype=float)
+            if bounds.shape != (2,) or not bounds[0] < bounds[1]:
                 raise ValueError(f"GaussianNoise: clip must be (low, high) with low < high; got {self.clip!r}.")
-            self._store(clip=(low, high))
+            self._store(clip=tuple(bounds.tolist()))
 
-    def default_name(self) -> str:
-        """Name the standard deviation and the limits."""
+    def _default_name(self) -> str:
         limits = "" if self.clip is None else "," + "..".join(map(Number().text, self.clip))
         return f"noise({Number().text(self.std)}{limits})"
 
@@ -77,16 +70,8 @@ class GaussianNoise(BuiltIn, label="noise", stochastic=True):
         return result if self.clip is None else result.clip(*self.clip)
 
 
-@dataclass(frozen=True)
 class Affine(BuiltIn):
-    """Map the features (the last axis) affinely: x A^T + b.
-
-    Parameters
-    ----------
-    A : array, shape (D, D)
-        The matrix.
-    b : array, shape (D,), optional
-        The offset, zero if not given.
+    """Map the features (the last axis) affinely: x A^T + b, with A (D, D) and b (D,), zero if not given.
 
     Examples
     --------
@@ -112,8 +97,7 @@ class Affine(BuiltIn):
         digest = hashlib.sha256(matrix.tobytes() + offset.tobytes()).hexdigest()
         self._store(A=matrix, b=offset, digest=digest)
 
-    def default_name(self) -> str:
-        """Name the first digits of a hash of A and b."""
+    def _default_name(self) -> str:
         return f"affine({self.digest[:8]})"
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
@@ -126,16 +110,8 @@ class Affine(BuiltIn):
         return batch @ like(matrix, batch).T + like(offset, batch)
 
 
-@dataclass(frozen=True)
 class FeatureDropout(BuiltIn, label="dropout", stochastic=True):
-    """Replace each feature by a fixed value with probability p, independently.
-
-    Parameters
-    ----------
-    p : float
-        Probability that a feature is replaced, between 0 and 1.
-    fill : float
-        Its value then: 0 is the mean of standardised features.
+    """Replace each feature by `fill` with probability p, independently; 0 is the mean of standardised features.
 
     Examples
     --------
@@ -146,7 +122,7 @@ class FeatureDropout(BuiltIn, label="dropout", stochastic=True):
     [0. 1.] 0.5
     """
 
-    p: Annotated[float, Number(above=0.0, below=1.0)]
+    p: Probability
     fill: Annotated[float, Number()] = 0.0
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
@@ -154,3 +130,148 @@ class FeatureDropout(BuiltIn, label="dropout", stochastic=True):
         check_floating(self, batch)
         kept = check_streams(self, batch, rng).uniform(tuple(batch.shape[1:])) >= self.p
         return where(kept, batch, like(np.asarray(self.fill, dtype=np.float64), batch))
+
+
+class Pool:
+    """Rows (P, ...) that mixup and cutmix mix in, shaped like those of a batch: usually the training inputs.
+
+    Only rows of a file can be written into a file of views: `path` and `sha256` are its path and hash, or None.
+
+    Examples
+    --------
+    >>> pool = Pool(np.eye(3))
+    >>> len(pool), pool.path
+    (3, None)
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows if is_tensor(rows) else np.asarray(rows)
+        self.path: Path | None = None
+        self.sha256: str | None = None
+        shape = tuple(self.rows.shape)
+        if len(shape) < 2 or shape[0] == 0:
+            raise ValueError(f"pool must be (P, ...); one feature is a last axis of 1; got shape {shape}.")
+
+    @classmethod
+    def of(cls, source: Any) -> "Pool":
+        """Make a pool of an array, a tensor or the path of a .npy file; a pool stays as it is."""
+        if isinstance(source, cls):
+            return source
+        return cls.load(source) if isinstance(source, (str, os.PathLike)) else cls(source)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], sha256: str | None = None) -> "Pool":
+        """Open a .npy file (mapped, not read into memory), and check its hash if one is given."""
+        file = Path(path)
+        if not file.is_file():
+            raise FileNotFoundError(f"pool file {file} not found; give the path of the .npy file with the pool.")
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if sha256 is not None and digest != sha256:
+            remedy = "restore that file, or remove sha256 to accept this one"
+            raise ValueError(f"pool file {file} is not the pool these views were made with (by sha256): {remedy}.")
+        try:
+            pool = cls(np.load(file, mmap_mode="r", allow_pickle=False))
+        except ValueError as error:
+            raise ValueError(f"pool file {file} is not usable: {error}") from error
+        pool.path, pool.sha256 = file, digest
+        return pool
+
+    @classmethod
+    def save(cls, rows: Any, path: str | os.PathLike[str]) -> "Pool":
+        """Write the rows to a .npy file and return the pool that refers to it."""
+        if Path(path).suffix != ".npy":
+            raise ValueError(f"a pool is saved as a .npy file; got {path}.")
+        with atomic_path(path) as temporary, temporary.open("wb") as stream:
+            np.save(stream, to_array(rows), allow_pickle=False)
+        return cls.load(path)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Pool):
+            return NotImplemented
+        if self.rows is other.rows or (self.sha256 is not None and self.sha256 == other.sha256):
+            return True
+        return np.array_equal(np.asarray(self.rows), np.asarray(other.rows))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.rows.shape))
+
+    def __repr__(self) -> str:
+        source = "" if self.path is None else f", {str(self.path)!r}"
+        return f"Pool({tuple(self.rows.shape)}{source})"
+
+    def take(self, index: np.ndarray[Any, Any], batch: Batch) -> Any:
+        """Take the rows `index`, (N,), in the type, precision and device of the batch."""
+        if not is_tensor(self.rows):
+            return like(self.rows[index], batch)
+        chosen = self.rows[sys.modules["torch"].from_numpy(index).to(self.rows.device)]
+        return chosen.to(batch) if is_tensor(batch) else like(to_array(chosen), batch)
+
+    def fingerprint_data(self) -> Any:
+        """Shape, type and hash of the rows, for the fingerprints of views."""
+        return array_digest(self.rows)
+
+
+class Mixing(BuiltIn, stochastic=True):
+    """Base of mixup and cutmix: draws a partner x* of the pool for each row; subclasses work in `_mix`."""
+
+    invertible: ClassVar[bool] = False
+    alpha: Positive
+    pool: Pool
+
+    def _check(self) -> None:
+        self._store(pool=Pool.of(self.pool))
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        streams = check_streams(self, batch, rng)
+        check_floating(self, batch)
+        pool_shape, batch_shape = tuple(self.pool.rows.shape[1:]), tuple(batch.shape[1:])
+        if pool_shape != batch_shape:
+            raise ValueError(f"view {self.name}: pool rows have shape {pool_shape}, rows of the batch {batch_shape}.")
+        return self._mix(batch, self.pool.take(streams.integers(len(self.pool)), batch), streams)
+
+    def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
+        """Mix each row of the batch with its partner."""
+        raise NotImplementedError
+
+
+class Mixup(Mixing, label="mixup"):
+    """Move each row towards a row of the pool: (1 - lambda) x + lambda x*, lambda ~ Beta(alpha, alpha).
+
+    The paper uses an alpha of 0.1, 0.5 and 0.9. x* is drawn from `pool`: an array or tensor (P, ...), the path of a
+    .npy file, or a :class:`Pool`.
+
+    Examples
+    --------
+    >>> from vbtta.augment import RowStreams
+    >>> view = Mixup(0.5, np.ones((10, 2)))
+    >>> mixed = view(np.zeros((4, 2)), RowStreams(0, view.name, 0, range(4)))
+    >>> view.name, bool(np.all((mixed >= 0) & (mixed <= 1)))
+    ('mixup(0.5)', True)
+    """
+
+    def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
+        share = streams.beta(self.alpha, self.alpha, (1,) * (batch.ndim - 1))  # (N, 1, ...)
+        return batch + like(share, batch) * (partners - batch)
+
+
+class CutMix(Mixing, label="cutmix"):
+    """Mix feature by feature: (1 - M) * x + M * x*, every entry of M drawn from Beta(alpha, alpha).
+
+    This is the paper's cutmix with a Beta mask (its formula lacks the "1 -"); `pool` as in :class:`Mixup`.
+
+    Examples
+    --------
+    >>> from vbtta.augment import RowStreams
+    >>> view = CutMix(0.5, np.ones((10, 4)))
+    >>> mixed = view(np.zeros((1, 4)), RowStreams(0, view.name, 0, [0]))
+    >>> len(np.unique(mixed))  # every feature has its own share of the partner
+    4
+    """
+
+    def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
+        mask = like(streams.beta(self.alpha, self.alpha, tuple(batch.shape[1:])), batch)
+        return batch + mask * (partners - batch)

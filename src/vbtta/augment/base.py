@@ -5,7 +5,7 @@ __all__ = ["Augmentation", "Chain", "apply_view", "check_invertible", "invert_vi
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, dataclass_transform, runtime_checkable
 
 import numpy as np
 
@@ -20,12 +20,8 @@ from vbtta.data.labels import Array
 class Augmentation(Protocol):
     """One view of the inputs: N rows in, N rows out.
 
-    Attributes
-    ----------
-    name : str
-        The view's name in policies and reports; unique in a set, `identity` for the unchanged input.
-    stochastic : bool
-        Whether the view draws random numbers. They come from `rng`, which holds one stream per row.
+    Its name in policies and reports is unique in a set, and `identity` for the unchanged input. A stochastic view draws
+    random numbers from `rng`, which holds one stream per row.
 
     Examples
     --------
@@ -45,10 +41,12 @@ class Augmentation(Protocol):
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str:
+        """Unique in a set of views."""
 
     @property
-    def stochastic(self) -> bool: ...  # noqa: D102
+    def stochastic(self) -> bool:
+        """Whether it draws random numbers."""
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch: ...  # noqa: D102
 
@@ -70,10 +68,9 @@ class Number:
         if not math.isfinite(value) or value <= self.above:
             bound = "" if self.above == -math.inf else f" and greater than {self.above:g}"
             raise ValueError(f"{parameter} must be finite{bound}{self.unit}; got {value}.")
-        if value >= self.below:
-            raise ValueError(f"{parameter} must be below {self.below:g}{self.unit}; got {value}.")
-        if value > self.at_most:
-            raise ValueError(f"{parameter} must be at most {self.at_most:g}{self.unit}; got {value}.")
+        if value >= self.below or value > self.at_most:
+            bound = f"at most {self.at_most:g}" if value > self.at_most else f"below {self.below:g}"
+            raise ValueError(f"{parameter} must be {bound}{self.unit}; got {value}.")
 
     def text(self, value: float) -> str:
         """The shortest text that gives the number back, 15 rather than 15.0."""
@@ -95,24 +92,22 @@ class Choice:
     text = str
 
 
-SEEN_FROM = 1 - 1e-3  # share of a position's value that comes from inside the augmented input
+MIN_SEEN_SHARE = 1 - 1e-3  # of a position's value, from inside the augmented input
 Positive = Annotated[float, Number(above=0.0)]
 Signed = Annotated[float, Number(signed=True)]
+Probability = Annotated[float, Number(above=0.0, below=1.0)]
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
 class BuiltIn:
-    """Base of the built-in views: frozen dataclasses whose fields are stored in files of views.
+    """Base of the built-in views; subclasses become frozen dataclasses, whose fields are stored in files of views.
 
     A subclass gives its `label` and whether it is `stochastic` as class arguments, and works in `__call__`. Fields
     annotated with `Number` or `Choice` are checked, and shown in the name if they differ from their default:
     `label(value,value)`. `_check` checks other fields. Views that move positions undo it in `_undo`, with zeros where
     they see nothing; `partial` says whether there are such positions, `invertible` whether the view can be undone.
-
-    Parameters
-    ----------
-    swap_classes : pairs of int, optional
-        Classes that the view turns into each other, as a mirror does left and right: their outputs are exchanged.
+    `swap_classes` are pairs that the view turns into each other, as a mirror does left and right.
     """
 
     stochastic: ClassVar[bool] = False
@@ -124,6 +119,7 @@ class BuiltIn:
 
     def __init_subclass__(cls, label: str = "", stochastic: bool = False) -> None:
         cls.label, cls.stochastic = label or cls.label, stochastic or cls.stochastic
+        dataclass(frozen=True)(cls)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -137,19 +133,12 @@ class BuiltIn:
             self._store(name=self.full_name())
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """Transform a batch of N rows."""
         raise NotImplementedError
-
-    def default_name(self) -> str:
-        """Make the name from the label and the parameters."""
-        values = ((getattr(self, item.name), item.default, rule) for item, rule in self._rules())
-        texts = [rule.text(value) for value, default, rule in values if value != default]
-        return f"{self.label}({','.join(texts)})" if texts else self.label
 
     def full_name(self) -> str:
         """The name made from label and parameters, with the exchanged classes."""
         pairs = (",".join(map(str, pair)) for pair in self.swap_classes or ())
-        return self.default_name() + "".join(f"/swap({pair})" for pair in pairs)
+        return self._default_name() + "".join(f"/swap({pair})" for pair in pairs)
 
     def inverse(self, outputs: Batch, rng: RowStreams | None = None) -> Batch:
         """Outputs (N, C, H, W) or (N, C, D, H, W) for the augmented inputs, in the geometry of the inputs.
@@ -166,7 +155,7 @@ class BuiltIn:
         """
         if not self.partial:
             return None
-        return self._undo_mask(ones_like(outputs if self.stochastic else outputs[:1]), rng) >= SEEN_FROM
+        return self._undo_mask(ones_like(outputs if self.stochastic else outputs[:1]), rng) >= MIN_SEEN_SHARE
 
     def inverse_points(self, points: Batch, size: Sequence[int]) -> Batch:
         """Points (N, P, 2) of the augmented image as (x, y) in pixels, back in the image of size (H, W).
@@ -176,6 +165,20 @@ class BuiltIn:
         check_invertible([self])
         return _exchange(self, move_points(points, self._affine(*size)))
 
+    def restore_rows(self, outputs: Batch) -> Batch:
+        """Outputs (N, C) for the augmented inputs as outputs for the inputs."""
+        return _exchange(self, outputs)
+
+    def fingerprint_data(self) -> Any:
+        """Class and parameters, for the fingerprint of the view."""
+        return describe_fields(self, type(self).__name__, skip_none=True)
+
+    def _default_name(self) -> str:
+        """The name made from label and parameters."""
+        values = ((getattr(self, item.name), item.default, rule) for item, rule in self._rules())
+        texts = [rule.text(value) for value, default, rule in values if value != default]
+        return f"{self.label}({','.join(texts)})" if texts else self.label
+
     def _affine(self, height: int, width: int) -> Array:
         """Matrix (3, 3) from (x, y, 1) in the augmented image to the image of this size."""
         return np.eye(3)
@@ -184,10 +187,6 @@ class BuiltIn:
         """Size of the augmented image."""
         return height, width
 
-    def restore_rows(self, outputs: Batch) -> Batch:
-        """Outputs (N, C) for the augmented inputs as outputs for the inputs."""
-        return _exchange(self, outputs)
-
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
         """Outputs back in the geometry of the inputs, zero where nothing is seen."""
         return outputs
@@ -195,10 +194,6 @@ class BuiltIn:
     def _undo_mask(self, mask: Batch, rng: RowStreams | None) -> Batch:
         """How much of every position's value comes from the inputs, given that of the augmented positions."""
         return self._undo(mask, rng)
-
-    def fingerprint_data(self) -> Any:
-        """Class and parameters, for the fingerprint of the view."""
-        return describe_fields(self, type(self).__name__, skip_none=True)
 
     def _check(self) -> None:
         """Refuse invalid fields, and bring the others to their stored form."""
@@ -214,14 +209,10 @@ class BuiltIn:
         return ((item, rule) for item, rule in annotated if isinstance(rule, Number | Choice))
 
 
-@dataclass(frozen=True)
 class Chain(BuiltIn):
     """Several views applied one after the other.
 
-    Parameters
-    ----------
-    views : sequence of Augmentation
-        The first is applied first. Stochastic ones take their numbers from the same streams in turn.
+    Stochastic ones take their numbers from the same streams in turn.
 
     Examples
     --------
@@ -244,15 +235,8 @@ class Chain(BuiltIn):
         for view in self.views:
             if isinstance(view, type) or not isinstance(view, Augmentation):
                 raise ValueError(f"Chain: {view!r} is not a view; make one of a function with as_view(function).")
-
-    @property
-    def stochastic(self) -> bool:  # type: ignore[override]
-        """Whether any of the views is stochastic."""
-        return any(view.stochastic for view in self.views)
-
-    def default_name(self) -> str:
-        """Join the names of the views."""
-        return "+".join(view.name for view in self.views)
+        self._store(stochastic=any(view.stochastic for view in self.views), partial=any(map(is_partial, self.views)))
+        self._store(invertible=not any(map(_lacks_inverse, self.views)))
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Apply the views in order."""
@@ -260,15 +244,8 @@ class Chain(BuiltIn):
             batch = view(batch, rng)
         return batch
 
-    @property
-    def invertible(self) -> bool:  # type: ignore[override]
-        """Whether all of the views can be undone."""
-        return not any(map(_lacks_inverse, self.views))
-
-    @property
-    def partial(self) -> bool:  # type: ignore[override]
-        """Whether any of the views may miss positions."""
-        return any(map(is_partial, self.views))
+    def _default_name(self) -> str:
+        return "+".join(view.name for view in self.views)
 
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
         """Undo the last view first; exchanges of classes are done at the end, together."""
@@ -278,7 +255,6 @@ class Chain(BuiltIn):
         return self._undo_parts("_undo_mask", mask, rng)
 
     def _affine(self, height: int, width: int) -> Array:
-        """The product of the views' matrices."""
         matrix, size = np.eye(3), (height, width)
         for view in self.views:
             if not isinstance(view, BuiltIn):
@@ -302,33 +278,30 @@ class Chain(BuiltIn):
 
 
 def augment(view: Augmentation, batch: Batch, rng: RowStreams | None = None, key: Any = None) -> Batch:
-    """Apply a view without checks; see :func:`apply_view`."""
+    """Apply a view without checks; one that is not built in may work in place and gets a copy."""
     if isinstance(batch, Mapping):
         key = _only_part(view, batch) if key is None else key
         if key is not None:
             if key not in batch:
                 raise ValueError(f"key={key!r} is not among the parts of the batch: {', '.join(map(repr, batch))}.")
             return {**batch, key: augment(view, batch[key], rng)}
-    if hasattr(batch, "iloc") and getattr(batch, "ndim", 1) == 2 and _is_built_in(view):
+    is_pandas, n_axes = hasattr(batch, "iloc"), getattr(batch, "ndim", 0)
+    if is_pandas and n_axes == 2 and _is_built_in(view):
         return _on_numbers(view, batch, rng)
-    result = view(own_copy(view, batch), rng)
-    rows = isinstance(batch, RowList) or (hasattr(batch, "iloc") and getattr(batch, "ndim", 2) == 1)
-    return RowList(result) if rows and type(result) in (list, tuple) else as_batch(result)
+    result = view(batch if _is_built_in(view) else copy_of(batch), rng)
+    has_rows = isinstance(batch, RowList) or (is_pandas and n_axes == 1)
+    return RowList(result) if has_rows and type(result) in (list, tuple) else as_batch(result)
 
 
 def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None, key: Any = None) -> Batch:
     """Apply a view; an error if the number of rows changed, or NaN or infinity appeared where the batch had none.
 
-    A view that is not built in may work in place: it gets a copy.
-
     Parameters
     ----------
-    view : Augmentation
-        The view.
+    view, rng : Augmentation, RowStreams
+        The view, which gets a copy of the batch if it is not built in; streams of a stochastic view, one per row.
     batch : array, tensor, table, list of rows, or a dict, tuple or list of such
         N rows. Built-in views change the floating-point columns of a table.
-    rng : RowStreams, optional
-        One stream per row; needed if the view is stochastic.
     key : optional
         The part of a dict that the view works on. By default all of it, and for built-in views the only part of
         floating-point numbers, or of texts.
@@ -339,54 +312,32 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None, 
     >>> apply_view(as_view(lambda x: x[:1], "first"), np.zeros((3, 2)))
     Traceback (most recent call last):
         ...
-    ValueError: view first turned a batch of 3 rows into 1; a view must return one row for each row given.
+    ValueError: view first turned a batch of 3 rows into 1; keep them all.
     """
     try:
         result = augment(view, batch, rng, key)
     except (AttributeError, TypeError):
-        if not isinstance(view, BuiltIn):
+        if not isinstance(view, BuiltIn) or not isinstance(batch, Mapping | tuple | list):
             raise
-        if isinstance(batch, Mapping | tuple | list):
-            raise TypeError(
-                f"view {view.name} works on one array, and the batch is a {type(batch).__name__} of several: apply it "
-                f"to a part by key=, as key='pixel_values', or use as_view(function) of the whole."
-            ) from None
-        raise
+        kind = type(batch).__name__
+        raise TypeError(f"view {view.name}: the batch is a {kind} of several: apply it to a part by key=.") from None
     n_rows = {len(leaf) for leaf in _leaves(batch)}
     for leaf in _leaves(result):
         if not hasattr(leaf, "__len__"):
             raise ValueError(f"view {view.name} returned a {type(leaf).__name__} where an array of rows is needed.")
         if len(leaf) not in n_rows:
-            raise ValueError(
-                f"view {view.name} turned a batch of {max(n_rows)} rows into {len(leaf)}; "
-                f"a view must return one row for each row given."
-            )
+            raise ValueError(f"view {view.name} turned a batch of {max(n_rows)} rows into {len(leaf)}; keep them all.")
     if not _is_finite(result) and _is_finite(batch):  # NaN of the inputs themselves is left to the predictor
-        raise ValueError(
-            f"view {view.name} returned NaN or infinity for a finite batch; check its parameters and the "
-            f"range of values it expects."
-        )
+        raise ValueError(f"view {view.name} returned NaN or infinity for a finite batch; check its parameters.")
     return result
 
 
 def check_invertible(views: Iterable[Augmentation]) -> None:
-    """Refuse views without an inverse.
-
-    Examples
-    --------
-    >>> from vbtta.augment import as_view
-    >>> check_invertible([as_view(np.sort, name="sort")])
-    Traceback (most recent call last):
-        ...
-    ValueError: view sort has no inverse, which maps need: leave it out, or give it one by as_view(function,
-    inverse=function).
-    """
+    """Refuse views without an inverse."""
     for view in views:
         if _lacks_inverse(view):
-            raise ValueError(
-                f"view {view.name} has no inverse, which maps need: leave it out, or give it one by "
-                f"as_view(function, inverse=function)."
-            )
+            remedy = "leave it out, or give it one by as_view(function, inverse=function)"
+            raise ValueError(f"view {view.name} has no inverse, which maps need: {remedy}.")
 
 
 def invert_view(
@@ -398,14 +349,10 @@ def invert_view(
 
     Parameters
     ----------
-    view : Augmentation
-        The view, with an inverse.
-    outputs : array or tensor, shape (N, C, H, W) or (N, C, D, H, W)
-        What a predictor made of `augmented`.
-    augmented, batch : arrays or tensors
-        The inputs with and without the view.
+    outputs, augmented, batch : arrays or tensors, shape (N, C, H, W) or (N, C, D, H, W)
+        The outputs, the inputs under the view, and the inputs.
     rng : RowStreams, optional
-        Streams like those the view was applied with, from their beginning; needed if the view is stochastic.
+        Streams like those that a stochastic view was applied with, from their beginning.
 
     Examples
     --------
@@ -414,25 +361,17 @@ def invert_view(
     >>> maps.shape, seen
     ((1, 2, 4, 4), None)
     """
+    check_invertible([view])
     outputs = _at_size(outputs, tuple(augmented.shape[2:]))
     result = view.inverse(outputs, rng)  # type: ignore[attr-defined]
-    if tuple(result.shape[2:]) != tuple(batch.shape[2:]):
-        raise ValueError(
-            f"the inverse of view {view.name} returned maps {tuple(result.shape[2:])} for inputs "
-            f"{tuple(batch.shape[2:])}; it must return to their size."
-        )
+    sizes = tuple(result.shape[2:]), tuple(batch.shape[2:])
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"the inverse of view {view.name} returned maps {sizes[0]} for inputs {sizes[1]}.")
     return result, view.seen(outputs, rng) if hasattr(view, "seen") else None
 
 
 def reorder_classes(view: Augmentation, outputs: Batch) -> Batch:
-    """Outputs (N, C) with the classes exchanged, or the points moved back, that a view or a part of a chain moves.
-
-    Examples
-    --------
-    >>> from vbtta.augment import Identity
-    >>> reorder_classes(Identity(swap_classes=[(0, 2)]), np.array([[1.0, 2.0, 3.0]]))
-    array([[3., 2., 1.]])
-    """
+    """Outputs (N, C) with the classes exchanged, or the points moved back, that a view or a part of a chain moves."""
     return view.restore_rows(outputs) if isinstance(view, BuiltIn) else outputs
 
 
@@ -444,18 +383,10 @@ def move_points(points: Batch, matrix: Array) -> Batch:
     return points @ linear + offset
 
 
-def own_copy(view: Augmentation, batch: Batch) -> Batch:
-    """A copy of the batch for a view that may change it in place; the batch itself for built-in views."""
-    return batch if _is_built_in(view) else copy_of(batch)
-
-
 def check_streams(view: Augmentation, batch: Batch, rng: RowStreams | None) -> RowStreams:
     """Return `rng` if it has one stream per row of the batch."""
     if rng is None:
-        raise ValueError(
-            f"view {view.name} draws random numbers: call it with "
-            f"rng=RowStreams(seed, view.name, draw, rows), one row number per row of the batch."
-        )
+        raise ValueError(f"view {view.name} draws: call it with rng=RowStreams(seed, view.name, draw, rows).")
     if len(rng) != len(batch):
         raise ValueError(f"view {view.name}: rng has {len(rng)} rows and the batch {len(batch)}; they must agree.")
     return rng
@@ -464,10 +395,8 @@ def check_streams(view: Augmentation, batch: Batch, rng: RowStreams | None) -> R
 def check_floating(view: Augmentation, batch: Batch) -> None:
     """Refuse whole numbers, which would be rounded silently."""
     if not is_floating(batch):
-        raise TypeError(
-            f"view {view.name} needs floating-point inputs; got {batch.dtype}. "
-            f"Convert the inputs first (images: divide by 255)."
-        )
+        remedy = "Convert the inputs first (images: divide by 255)"
+        raise TypeError(f"view {view.name} needs floating-point inputs; got {batch.dtype}. {remedy}.")
 
 
 def check_images(view: Augmentation, batch: Batch, *, volumes: bool = False) -> None:
@@ -504,25 +433,16 @@ def _class_pairs(kind: str, pairs: Any) -> tuple[tuple[int, int], ...]:
     return checked
 
 
-def _pairs_of(view: Augmentation) -> list[Sequence[int]]:
-    """Exchanges of classes that undo a view, in order: those of a chain's last view first."""
-    inner = [pair for part in reversed(view.views) for pair in _pairs_of(part)] if isinstance(view, Chain) else []
-    return [*inner, *(getattr(view, "swap_classes", None) or ())]
-
-
 def _exchange(view: Augmentation, outputs: Batch) -> Batch:
-    """Outputs (N, C, ...) with classes exchanged."""
-    pairs = _pairs_of(view)
-    if not pairs:
-        return outputs
-    order = list(range(outputs.shape[1]))
-    for first, second in pairs:
-        if max(first, second) >= len(order):
-            raise ValueError(
-                f"view {view.name}: swap_classes names class {max(first, second)}; there are {len(order)} outputs."
-            )
-        order[first], order[second] = order[second], order[first]
-    return outputs[:, order]
+    """Outputs (N, C, ...) with classes exchanged, those of a chain's last view first."""
+    for part in reversed(view.views) if isinstance(view, Chain) else ():
+        outputs = _exchange(part, outputs)
+    pairs, order = getattr(view, "swap_classes", None) or (), list(range(outputs.shape[1]))
+    for pair in pairs:
+        if max(pair) >= len(order):
+            raise ValueError(f"view {view.name}: swap_classes names class {max(pair)}; there are {len(order)} outputs.")
+        order[pair[0]], order[pair[1]] = pair[1], pair[0]
+    return outputs[:, order] if pairs else outputs
 
 
 def _at_size(outputs: Batch, size: tuple[int, ...]) -> Batch:
@@ -532,14 +452,13 @@ def _at_size(outputs: Batch, size: tuple[int, ...]) -> Batch:
         return outputs
     factors = {whole // part if part and whole % part == 0 else 0 for whole, part in zip(size, own, strict=False)}
     if len(own) != len(size) or len(factors) != 1 or 0 in factors:
-        raise ValueError(
-            f"the model returned maps {own} for inputs {size}; it must return their size, or the size divided by a "
-            f"whole number: pad or crop the inputs to suit the model."
-        )
+        remedy = "return their size, or the size divided by a whole number: pad or crop the inputs to suit the model"
+        raise ValueError(f"the model returned maps {own} for inputs {size}; it must {remedy}.")
+    torch = require("torch", "torch")
     if not is_tensor(outputs):
-        return _at_size(require("torch", "torch").from_numpy(np.ascontiguousarray(outputs)), size).numpy()
-    interpolate = require("torch.nn.functional", "torch").interpolate
-    return interpolate(outputs, size=size, mode="bilinear" if len(size) == 2 else "trilinear", align_corners=False)
+        return _at_size(torch.from_numpy(np.ascontiguousarray(outputs)), size).numpy()
+    mode = "bilinear" if len(size) == 2 else "trilinear"
+    return torch.nn.functional.interpolate(outputs, size=size, mode=mode, align_corners=False)
 
 
 def _is_built_in(view: Augmentation) -> bool:
@@ -548,9 +467,9 @@ def _is_built_in(view: Augmentation) -> bool:
 
 def _only_part(view: Augmentation, batch: Mapping[Any, Any]) -> Any:
     """The key of the only part that a built-in view can work on; None if there are several, or it is not built in."""
-    parts = [key for key, part in batch.items() if isinstance(part, RowList) or (hasattr(part, "shape") and
-             is_floating(part))]  # fmt: skip
-    return parts[0] if len(parts) == 1 and _is_built_in(view) else None
+    arrays = [key for key, part in batch.items() if hasattr(part, "shape") and is_floating(part)]
+    keys = [*arrays, *(key for key, part in batch.items() if isinstance(part, RowList))]
+    return keys[0] if len(keys) == 1 and _is_built_in(view) else None
 
 
 def _on_numbers(view: Augmentation, table: Any, rng: RowStreams | None) -> Any:

@@ -5,7 +5,7 @@ __all__ = ["as_view", "as_views"]
 import inspect
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from vbtta._support.checks import require
 from vbtta._support.fingerprints import describe
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, is_tensor, to_array
-from vbtta.augment.base import SEEN_FROM, Augmentation, BuiltIn, Number, check_images, check_streams, ones_like
+from vbtta.augment.base import MIN_SEEN_SHARE, Augmentation, BuiltIn, Number, check_images, check_streams, ones_like
 
 # Transforms of torchvision.transforms.v2 that never draw; a transform that is missing here is only slower.
 _DETERMINISTIC_TORCHVISION = {
@@ -25,26 +25,22 @@ _DETERMINISTIC_TORCHVISION = {
 
 
 def as_view(
-    obj: Any,
-    name: str | None = None,
-    *,
-    stochastic: bool | None = None,
-    inverse: Callable[[Batch], Batch] | None = None,
-) -> Augmentation:
+    obj: Any, name: str | None = None, *,
+    stochastic: bool | None = None, inverse: Callable[[Batch], Batch] | None = None,
+) -> Augmentation:  # fmt: skip
     """Make a view of a callable, or of another library's transform.
 
     Parameters
     ----------
     obj : view or callable
         * a view: returned as it is, or renamed;
-        * a function `f(batch)`, taken to be deterministic, or `f(batch, rng)`, taken to be stochastic. A function that
-          draws from a global generator (torch.randn, np.random) is not recognised and does not follow the seed: let
-          it draw from `rng`, a :class:`RowStreams` with the methods of NumPy's generators;
+        * a function `f(batch)`, taken to be deterministic, or `f(batch, rng)`, taken to be stochastic: it draws from
+          `rng`, a :class:`RowStreams` with the methods of NumPy's generators, and not from a global generator
+          (torch.randn, np.random), which is not recognised and does not follow the seed;
         * a module or transform of torch, kornia, timm or torchvision.transforms.v2. If it draws random numbers (dropout
-          in training mode does) it is applied row by row, with the generators of torch and Python set for each row:
-          results do not depend on batching. A module of your own that draws in its `forward` needs `stochastic=True`;
-        * an albumentations transform, applied image by image to (N, C, H, W) batches;
-        * a MONAI array transform, or a Compose of them, applied to one image or volume after the other.
+          in training mode does) it is applied row by row, with the generators of torch and Python set for each row. A
+          module of your own that draws in its `forward` needs `stochastic=True`;
+        * an albumentations transform, or a MONAI array transform, applied to one image after the other.
     name : str, optional
         The view's name; taken from the object if not given.
     stochastic : bool, optional
@@ -67,11 +63,10 @@ def as_view(
     if isinstance(obj, Augmentation) and isinstance(obj.name, str):
         view = obj if name in (None, obj.name) else _rename(obj, str(name))
         return view if inverse is None else FunctionView(view.name, view, view.stochastic, inverse, True)
-    if _is_compose(obj):
-        raise TypeError(f"a ttach Compose stands for {len(obj)} views; use as_views(compose), which lists them.")
     if _is_from(obj, "ttach"):
-        remedy = f"as_views(ttach.Compose([{_name_of(obj)}()]))"
-        raise TypeError(f"a ttach transform stands for several views; use {remedy}.")
+        kind, n_views = _name_of(obj), len(obj) if _is_compose(obj) else "several"
+        remedy = "compose" if _is_compose(obj) else f"ttach.Compose([{kind}()])"
+        raise TypeError(f"a ttach {kind} stands for {n_views} views; use as_views({remedy}), which lists them.")
     if not callable(obj):
         raise TypeError(f"a view must be callable; got {type(obj).__name__}.")
     view_name = name or _name_of(obj)
@@ -84,16 +79,13 @@ def as_view(
     if any(_is_from(obj, package) for package in ("kornia.augmentation", "torchvision", "timm")):
         draws = _draws(obj) if stochastic is None else stochastic
         return SeededView(view_name, obj, True, inverse) if draws else FunctionView(view_name, obj, False, inverse)
-    if stochastic is None and _is_from(obj, "torch.nn") and any(map(_is_random, obj.modules())):
-        return SeededView(view_name, obj, True, inverse)
     takes_rng = _takes_rng(obj)
+    draws = stochastic is None and _is_from(obj, "torch.nn") and any(map(_is_random, obj.modules()))
+    if draws or (stochastic and not takes_rng and _is_from(obj, "torch")):
+        return SeededView(view_name, obj, True, inverse)
     if stochastic and not takes_rng:
-        if _is_from(obj, "torch"):
-            return SeededView(view_name, obj, True, inverse)
-        raise TypeError(
-            f"view {view_name} is said to be stochastic but takes no rng: write it as f(batch, rng) and draw "
-            f"from rng.uniform, rng.normal, rng.beta or rng.integers, so that a seed gives the same views."
-        )
+        remedy = "write it as f(batch, rng) and draw from rng, so that a seed gives the same views"
+        raise TypeError(f"view {view_name} is said to be stochastic but takes no rng: {remedy}.")
     return FunctionView(view_name, obj, takes_rng if stochastic is None else stochastic, inverse, takes_rng)
 
 
@@ -105,9 +97,6 @@ def as_views(objects: Any) -> list[Augmentation]:
 
     Examples
     --------
-    >>> from vbtta.augment import GaussianNoise, Identity
-    >>> [view.name for view in as_views([Identity(), GaussianNoise(0.1)])]
-    ['identity', 'noise(0.1)']
     >>> [view.name for view in as_views({"identity": lambda batch: batch, "negative": lambda batch: -batch})]
     ['identity', 'negative']
     """
@@ -137,6 +126,7 @@ class ForeignView:
     function: Callable[..., Any]
     stochastic: bool = True
     undo: Callable[[Batch], Batch] | None = None
+    partial: bool = field(default=True, kw_only=True)  # whether the view may miss positions
 
     @property
     def inverse(self) -> Callable[[Batch, RowStreams | None], Batch] | None:
@@ -148,8 +138,9 @@ class ForeignView:
 
     def seen(self, outputs: Batch, rng: RowStreams | None = None) -> Batch | None:
         """Mask (1 or N, 1, H, W) of the positions that the view sees: those the inverse does not fill with zeros."""
-        ones = ones_like(outputs if self.stochastic else outputs[:1])
-        return None if self.inverse is None else self.inverse(ones, rng) >= SEEN_FROM
+        if self.inverse is None or not self.partial:
+            return None
+        return self.inverse(ones_like(outputs if self.stochastic else outputs[:1]), rng) >= MIN_SEEN_SHARE
 
     def fingerprint_data(self) -> Any:
         """Parameters of the wrapped object."""
@@ -167,91 +158,100 @@ class FunctionView(ForeignView):
 
 
 @dataclass(frozen=True)
-class SeededView(ForeignView):
-    """A transform that draws from torch's and Python's generators: seeded for each row, restored afterwards."""
+class RowByRowView(ForeignView):
+    """A transform applied to one row after the other, with its generator seeded for each."""
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        return self._by_row(self.function, batch, rng)
+        return self._by_row(self._apply, batch, rng)
 
     @property
     def inverse(self) -> Callable[[Batch, RowStreams | None], Batch] | None:
-        """The inverse given, or else kornia's own with the parameters drawn again; None if there is none."""
-        own = _is_from(self.function, "kornia.augmentation") and hasattr(self.function, "inverse")
-        return partial(self._by_row, self._draw_and_undo) if own and self.undo is None else super().inverse
+        """The inverse given, or else the transform's own with the random numbers drawn again; None without either."""
+        known = any(_is_from(self.function, package) for package in ("kornia.augmentation", "monai"))
+        own = self.undo is None and known and hasattr(self.function, "inverse")
+        return partial(self._by_row, self._draw_and_undo) if own else super().inverse
+
+    def _by_row(self, function: Callable[[Any], Any], batch: Batch, rng: RowStreams | None = None) -> Batch:
+        seeds = check_streams(self, batch, rng).integers(2**32) if self.stochastic else np.zeros(len(batch), int)
+        results = []
+        for row, seed in zip(batch, seeds.tolist(), strict=True):
+            self._seed(seed, row)
+            results.append(function(row))
+        if not is_tensor(batch):
+            return np.stack([to_array(result) for result in results])
+        torch = require("torch", "torch")
+        return torch.stack([torch.as_tensor(result, device=batch.device) for result in results])
+
+    def _seed(self, seed: int, row: Batch) -> None: ...
+    def _apply(self, row: Batch) -> Batch: ...
+    def _draw_and_undo(self, outputs: Batch) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class SeededView(RowByRowView):
+    """A transform that draws from torch's and Python's generators, whose states are restored afterwards."""
+
+    def _by_row(self, function: Callable[[Any], Any], batch: Batch, rng: RowStreams | None = None) -> Batch:
+        if not is_tensor(batch):
+            raise TypeError(f"view {self.name} takes torch tensors; got {type(batch).__name__}.")
+        fork, device, before = require("torch", "torch").random.fork_rng, batch.device, random.getstate()
+        on_cpu = device.type == "cpu"
+        with fork([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
+            try:
+                return super()._by_row(function, batch, rng)
+            finally:
+                random.setstate(before)
+
+    def _seed(self, seed: int, row: Batch) -> None:
+        torch = require("torch", "torch")
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if row.device.type != "cpu":
+            torch.get_device_module(row.device).manual_seed(seed)
+
+    def _apply(self, row: Batch) -> Batch:
+        return self.function(row[None])[0]
 
     def _draw_and_undo(self, outputs: Batch) -> Batch:
         """Kornia keeps the parameters of its last call, and draws them from the size of the images."""
         transform: Any = self.function
-        transform(outputs.new_zeros((1, 3, *outputs.shape[2:])))
-        return transform.inverse(outputs)
-
-    def _by_row(self, function: Callable[[Batch], Batch], batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """A function of single rows, with the generator seeded for each."""
-        if not is_tensor(batch):
-            raise TypeError(f"view {self.name} takes torch tensors; got {type(batch).__name__}.")
-        torch = require("torch", "torch")
-        device = batch.device
-        on_cpu = device.type == "cpu"
-        rows, before = [], random.getstate()
-        with torch.random.fork_rng([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
-            try:
-                for i, seed in enumerate(_seeds(self, batch, rng)):
-                    random.seed(seed)
-                    torch.default_generator.manual_seed(seed)
-                    if not on_cpu:
-                        torch.get_device_module(device).manual_seed(seed)
-                    rows.append(function(batch[i : i + 1]))
-            finally:
-                random.setstate(before)
-        return torch.cat(rows)
+        transform(outputs.new_zeros((1, 3, *outputs.shape[1:])))
+        return transform.inverse(outputs[None])[0]
 
 
 @dataclass(frozen=True)
-class AlbumentationsView(ForeignView):
-    """An albumentations transform, applied to each image as (H, W, C) with its generator seeded for the row."""
+class AlbumentationsView(RowByRowView):
+    """An albumentations transform, applied to each image as (H, W, C)."""
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         check_images(self, batch)
-        transform: Any = self.function
-        results = []
-        seeds = _seeds(self, batch, rng) if self.stochastic else [0] * len(batch)
-        for image, seed in zip(to_array(batch), seeds, strict=True):
-            transform.set_random_seed(seed)
-            last = np.ascontiguousarray(np.moveaxis(image, 0, -1))  # (H, W, C)
-            results.append(np.moveaxis(transform(image=last)["image"], -1, 0))
-        stacked = np.ascontiguousarray(np.stack(results))
-        return require("torch", "torch").from_numpy(stacked).to(batch.device) if is_tensor(batch) else stacked
+        return super().__call__(batch, rng)
+
+    def _seed(self, seed: int, row: Batch) -> None:
+        self.function.set_random_seed(seed)  # type: ignore[attr-defined]
+
+    def _apply(self, row: Batch) -> Batch:
+        last = np.ascontiguousarray(np.moveaxis(to_array(row), 0, -1))  # (H, W, C)
+        return np.ascontiguousarray(np.moveaxis(self.function(image=last)["image"], -1, 0))
 
 
 @dataclass(frozen=True)
-class MonaiView(ForeignView):
-    """A MONAI transform, applied to each image (C, H, W) or volume with its state seeded for the row."""
+class MonaiView(RowByRowView):
+    """A MONAI transform, applied to each image (C, H, W) or volume."""
 
-    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        return self._by_row(self.function, batch, rng)
+    def _seed(self, seed: int, row: Batch) -> None:
+        if self.stochastic:
+            self.function.set_random_state(seed)  # type: ignore[attr-defined]
 
-    @property
-    def inverse(self) -> Callable[[Batch, RowStreams | None], Batch] | None:
-        """The inverse given, or else MONAI's own with the operations drawn again; None if there is none."""
-        own = hasattr(self.function, "inverse") and self.undo is None
-        return partial(self._by_row, self._draw_and_undo) if own else super().inverse
+    def _apply(self, row: Batch) -> Batch:
+        return self.function(row).as_tensor()
 
     def _draw_and_undo(self, outputs: Batch) -> Batch:
         """MONAI records its operations in the tensor it returns; positions beyond the augmented image are zero."""
         transform: Any = self.function
         traced = transform(outputs[:1] * 0)
         operations = [_with_zeros(operation) for operation in traced.applied_operations]
-        return transform.inverse(type(traced)(outputs, applied_operations=operations))
-
-    def _by_row(self, function: Callable[[Batch], Batch], batch: Batch, rng: RowStreams | None = None) -> Batch:
-        transform: Any = self.function
-        results = []
-        for row, seed in zip(batch, _seeds(self, batch, rng) if self.stochastic else [0] * len(batch), strict=True):
-            if self.stochastic:
-                transform.set_random_state(seed)
-            results.append(function(row).as_tensor())
-        stacked = require("torch", "torch").stack(results)
-        return stacked if is_tensor(batch) else to_array(stacked)
+        return transform.inverse(type(traced)(outputs, applied_operations=operations)).as_tensor()
 
 
 def _with_zeros(operation: Any) -> Any:
@@ -265,11 +265,6 @@ def _monai_draws(transform: Any) -> bool:
     """Whether a MONAI transform, or one of a Compose, draws random numbers."""
     parts = getattr(transform, "transforms", None)
     return any(map(_monai_draws, parts)) if parts is not None else hasattr(transform, "set_random_state")
-
-
-def _seeds(view: Augmentation, batch: Batch, rng: RowStreams | None) -> list[int]:
-    """One seed per row."""
-    return [int(seed) for seed in check_streams(view, batch, rng).integers(2**32)]
 
 
 def _rename(view: Augmentation, name: str) -> Augmentation:
@@ -298,7 +293,8 @@ def _expand(compose: Any) -> list[Augmentation]:
             if value not in (transform.identity_param, getattr(transform, "original_size", None))
         ]
         undo = None if any("FiveCrops" in part for part in parts) else transformer.deaugment_mask
-        views.append(FunctionView("+".join(parts) or "identity", transformer.augment_image, False, undo))
+        name = "+".join(parts) or "identity"  # flips, turns and resizing see all of an image
+        views.append(FunctionView(name, transformer.augment_image, False, undo, partial=False))
     return views
 
 

@@ -10,7 +10,7 @@ __all__ = [
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -30,7 +30,6 @@ Padding = Annotated[str, Choice(tuple(_TORCH_PADDING))]
 Share = Annotated[float, Number(above=-1.0, below=1.0, signed=True, unit=", a share of the size")]
 
 
-@dataclass(frozen=True)
 class ImageView(BuiltIn):
     """Base of the image views: checks the batch, and takes NumPy images through torch and back.
 
@@ -47,9 +46,7 @@ class ImageView(BuiltIn):
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         if isinstance(batch, np.ndarray):
-            import torch
-
-            return self(torch.from_numpy(np.ascontiguousarray(batch))).numpy()
+            return self(_tensor(batch)).numpy()
         check_images(self, batch, volumes=True)
         if self.interpolates:
             check_floating(self, batch)
@@ -61,9 +58,7 @@ class ImageView(BuiltIn):
 
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
         if isinstance(outputs, np.ndarray):
-            import torch
-
-            return self._undo(torch.from_numpy(np.ascontiguousarray(outputs)), rng).numpy()
+            return self._undo(_tensor(outputs), rng).numpy()
         return self._by_slice(self._restore, outputs) if self.partial else self._restore(outputs)
 
     def _by_slice(self, function: Callable[["Tensor"], "Tensor"], images: "Tensor") -> "Tensor":
@@ -79,8 +74,27 @@ class ImageView(BuiltIn):
         return outputs
 
 
-@dataclass(frozen=True)
-class HorizontalFlip(ImageView, label="hflip"):
+class Mirror(ImageView):
+    """Base of the mirror images; `flipped` are axes of a batch (N, C, H, W)."""
+
+    interpolates: ClassVar[bool] = False
+    flipped: ClassVar[tuple[int, ...]] = ()
+
+    def _transform(self, images: "Tensor") -> "Tensor":
+        if max(self.flipped) >= images.ndim:
+            raise ValueError(f"view {self.name} mirrors an axis of volumes; got shape {tuple(images.shape)}.")
+        return images.flip(self.flipped)
+
+    _restore = _transform
+
+    def _affine(self, height: int, width: int) -> Array:
+        if 4 in self.flipped:
+            raise ValueError(f"view {self.name} mirrors axis 2 of volumes; points of images have axes 0 and 1.")
+        x, y = (-1 in self.flipped or 3 in self.flipped), (-2 in self.flipped or 2 in self.flipped)
+        return _matrix(1 - 2 * x, 0, 0, 1 - 2 * y, x * (width - 1), y * (height - 1))
+
+
+class HorizontalFlip(Mirror, label="hflip"):
     """Mirror left and right.
 
     Examples
@@ -89,19 +103,10 @@ class HorizontalFlip(ImageView, label="hflip"):
     array([[[[3., 2., 1.]]]])
     """
 
-    interpolates: ClassVar[bool] = False
-
-    def _transform(self, images: "Tensor") -> "Tensor":
-        return images.flip((-1,))
-
-    _restore = _transform
-
-    def _affine(self, height: int, width: int) -> Array:
-        return _matrix(-1, 0, 0, 1, width - 1, 0)
+    flipped: ClassVar[tuple[int, ...]] = (-1,)
 
 
-@dataclass(frozen=True)
-class VerticalFlip(ImageView, label="vflip"):
+class VerticalFlip(Mirror, label="vflip"):
     """Mirror top and bottom.
 
     Examples
@@ -110,26 +115,11 @@ class VerticalFlip(ImageView, label="vflip"):
     array([3., 2., 1.])
     """
 
-    interpolates: ClassVar[bool] = False
-
-    def _transform(self, images: "Tensor") -> "Tensor":
-        return images.flip((-2,))
-
-    _restore = _transform
-
-    def _affine(self, height: int, width: int) -> Array:
-        return _matrix(1, 0, 0, -1, 0, height - 1)
+    flipped: ClassVar[tuple[int, ...]] = (-2,)
 
 
-@dataclass(frozen=True)
-class Flip(ImageView, label="flip"):
-    """Mirror along axes of images or volumes.
-
-    Parameters
-    ----------
-    axes : sequence of int
-        Which, without those of batch and channels: 0 and 1 are height and width of images; 0, 1 and 2 depth, height
-        and width of volumes.
+class Flip(Mirror, label="flip"):
+    """Mirror along axes: 0 and 1 are height and width of images; 0, 1 and 2 depth, height and width of volumes.
 
     Examples
     --------
@@ -138,7 +128,6 @@ class Flip(ImageView, label="flip"):
     ('flip(0,2)', array([5., 4., 7., 6., 1., 0., 3., 2.]))
     """
 
-    interpolates: ClassVar[bool] = False
     axes: Sequence[int]
 
     def _check(self) -> None:
@@ -147,32 +136,17 @@ class Flip(ImageView, label="flip"):
             raise ValueError(f"Flip: axes must be some of 0, 1 and 2; got {axes!r}.")
         self._store(axes=tuple(sorted({int(axis) for axis in axes})))
 
-    def default_name(self) -> str:
-        """Name the axes."""
+    @property
+    def flipped(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Axes of a batch."""
+        return tuple(axis + 2 for axis in self.axes)
+
+    def _default_name(self) -> str:
         return f"flip({','.join(map(str, self.axes))})"
 
-    def _transform(self, images: "Tensor") -> "Tensor":
-        if max(self.axes) + 2 >= images.ndim:
-            raise ValueError(f"view {self.name} mirrors axes {self.axes} of volumes; got shape {tuple(images.shape)}.")
-        return images.flip([axis + 2 for axis in self.axes])
 
-    _restore = _transform
-
-    def _affine(self, height: int, width: int) -> Array:
-        if 2 in self.axes:
-            raise ValueError(f"view {self.name} mirrors axis 2 of volumes; points of images have axes 0 and 1.")
-        down, right = (-1 if axis in self.axes else 1 for axis in (0, 1))
-        return _matrix(right, 0, 0, down, (1 - right) // 2 * (width - 1), (1 - down) // 2 * (height - 1))
-
-
-@dataclass(frozen=True)
 class Rotate90(ImageView):
-    """Rotate by quarter turns, counter-clockwise and exactly: (H, W) becomes (W, H) for an odd number of them.
-
-    Parameters
-    ----------
-    quarters : int
-        1, 2 or 3.
+    """Rotate by 1, 2 or 3 quarter turns, counter-clockwise and exactly: (H, W) becomes (W, H) for 1 and 3.
 
     Examples
     --------
@@ -190,8 +164,7 @@ class Rotate90(ImageView):
             raise ValueError(f"Rotate90: quarters must be 1, 2 or 3; got {self.quarters!r}.")
         self._store(quarters=int(self.quarters))
 
-    def default_name(self) -> str:
-        """Name the angle."""
+    def _default_name(self) -> str:
         return f"rotate90({90 * self.quarters:+d})"
 
     def _transform(self, images: "Tensor") -> "Tensor":
@@ -211,16 +184,10 @@ class Rotate90(ImageView):
         return (width, height) if self.quarters % 2 else (height, width)
 
 
-@dataclass(frozen=True)
 class Rotate(ImageView, label="rotate"):
-    """Rotate about the centre, counter-clockwise, keeping the size.
+    """Rotate by degrees about the centre, counter-clockwise, keeping the size.
 
-    Parameters
-    ----------
-    degrees : float
-        The angle.
-    padding : {"reflection", "border", "zeros"}
-        Values beyond the border of the image.
+    `padding` are the values beyond the border of the image: "reflection", "border" or "zeros".
 
     Examples
     --------
@@ -246,16 +213,8 @@ class Rotate(ImageView, label="rotate"):
         return self._undo(mask * replace(self, padding="zeros")(ones_like(mask)), rng)
 
 
-@dataclass(frozen=True)
 class Zoom(ImageView, label="zoom"):
-    """Enlarge (factor above 1) or shrink about the centre, keeping the size.
-
-    Parameters
-    ----------
-    factor : float
-        Magnification.
-    padding : {"reflection", "border", "zeros"}
-        Values beyond the border of the image.
+    """Enlarge (factor above 1) or shrink about the centre, keeping the size; `padding` as in :class:`Rotate`.
 
     Examples
     --------
@@ -281,17 +240,11 @@ class Zoom(ImageView, label="zoom"):
     _undo_mask = Rotate._undo_mask
 
 
-@dataclass(frozen=True)
 class Shift(ImageView, label="shift"):
-    """Move right and down by a share of the size, rounded to whole pixels so that nothing is blurred.
+    """Move right by a share `x` of the width and down by a share `y` of the height, between -1 and 1.
 
-    Parameters
-    ----------
-    x, y : float
-        Share of the width (to the right) and of the height (downwards), between -1 and 1. At least one row and one
-        column of the image stay in the picture.
-    padding : {"reflection", "border", "zeros"}
-        Values beyond the border of the image.
+    Both are rounded to whole pixels, so that nothing is blurred; at least one row and one column of the image stay in
+    the picture. `padding` as in :class:`Rotate`.
 
     Examples
     --------
@@ -305,27 +258,29 @@ class Shift(ImageView, label="shift"):
     padding: Padding = "reflection"
 
     def _transform(self, images: "Tensor") -> "Tensor":
-        height, width = images.shape[-2:]
-        return _move(images, _pixels(self.x, width), _pixels(self.y, height), _TORCH_PADDING[self.padding])
+        right, down = self._pixels(*images.shape[-2:])
+        return _move(images, right, down, _TORCH_PADDING[self.padding])
 
     def _restore(self, outputs: "Tensor") -> "Tensor":
-        height, width = outputs.shape[-2:]
-        return _move(outputs, -_pixels(self.x, width), -_pixels(self.y, height), "constant")
+        right, down = self._pixels(*outputs.shape[-2:])
+        return _move(outputs, -right, -down, "constant")
 
     def _affine(self, height: int, width: int) -> Array:
-        return _matrix(1, 0, 0, 1, -_pixels(self.x, width), -_pixels(self.y, height))
+        right, down = self._pixels(height, width)
+        return _matrix(1, 0, 0, 1, -right, -down)
+
+    def _pixels(self, height: int, width: int) -> list[int]:
+        """Whole pixels to the right and down, at most all but one."""
+        return [
+            max(1 - size, min(size - 1, round(share * size))) for share, size in ((self.x, width), (self.y, height))
+        ]
 
 
-@dataclass(frozen=True)
 class Crop(ImageView):
     """Cut out a corner or the centre and resize it to the size of the image (bilinear).
 
-    Parameters
-    ----------
-    position : {"top_left", "top_right", "bottom_left", "bottom_right", "center"}
-        Which part.
-    scale : float
-        Its height and width as a share of the image's, above 0 and at most 1.
+    `position` is "top_left", "top_right", "bottom_left", "bottom_right" or "center"; `scale` is its height and width as
+    a share of the image's.
 
     Examples
     --------
@@ -337,8 +292,7 @@ class Crop(ImageView):
     position: Annotated[str, Choice(POSITIONS)]
     scale: Annotated[float, Number(above=0.0, at_most=1.0)] = 0.875
 
-    def default_name(self) -> str:
-        """Name position and scale."""
+    def _default_name(self) -> str:
         return f"crop({self.position},{Number().text(self.scale)})"
 
     def _transform(self, images: "Tensor") -> "Tensor":
@@ -351,17 +305,15 @@ class Crop(ImageView):
     def _restore(self, outputs: "Tensor") -> "Tensor":
         """Sample the resized crop at the centres of the pixels that it was made of."""
         import torch
-        from torch.nn import functional
 
-        size = outputs.shape[-2:]
-        box = self._box(*size)
+        top, left, height, width = self._box(*outputs.shape[-2:])
         axes = []
-        for start, length, n_pixels in zip(box[:2], box[2:], size, strict=True):
+        for start, length, n_pixels in zip((top, left), (height, width), outputs.shape[-2:], strict=True):
             centres = torch.arange(n_pixels, dtype=outputs.dtype, device=outputs.device) + 0.5
             axes.append(2 * (centres - start) / length - 1)
         y, x = torch.meshgrid(*axes, indexing="ij")
         grid = torch.stack([x, y], dim=-1).expand(outputs.shape[0], -1, -1, -1)
-        return functional.grid_sample(outputs, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        return torch.nn.functional.grid_sample(outputs, grid, padding_mode="zeros", align_corners=False)
 
     def _affine(self, height: int, width: int) -> Array:
         top, left, crop_height, crop_width = self._box(height, width)
@@ -379,14 +331,8 @@ class Crop(ImageView):
         return top, left, crop_height, crop_width
 
 
-@dataclass(frozen=True)
 class Blur(ImageView, label="blur"):
-    """Blur with a Gaussian kernel, cut at three standard deviations.
-
-    Parameters
-    ----------
-    sigma : float
-        Standard deviation of the kernel in pixels.
+    """Blur with a Gaussian kernel of standard deviation `sigma` in pixels, cut at three of them.
 
     Examples
     --------
@@ -406,17 +352,15 @@ class Blur(ImageView, label="blur"):
         if radius >= min(images.shape[-2:]):
             shape = tuple(images.shape[-2:])
             raise ValueError(f"view {self.name} needs images larger than {radius} pixels; got {shape}.")
-        size, sigma = 2 * radius + 1, float(self.sigma)
-        blurred: Tensor = gaussian_blur2d(images, (size, size), (sigma, sigma))
+        blurred: Tensor = gaussian_blur2d(images, (2 * radius + 1,) * 2, (float(self.sigma),) * 2)
         return blurred
 
 
-@dataclass(frozen=True)
 class ColourView(ImageView):
     """Base of the colour views, which work on images in [0, 1].
 
-    For images that were normalised, (image - mean) / std, the view works on the image before normalisation. Subclasses
-    name a function of `kornia.enhance` and the parameter it takes in `adjustment`.
+    For images that were normalised, (image - `mean`) / `std` by channel, the view works on the image before
+    normalisation. Subclasses name a function of `kornia.enhance` and the parameter it takes in `adjustment`.
     """
 
     adjustment: ClassVar[tuple[str, str]]
@@ -425,12 +369,12 @@ class ColourView(ImageView):
 
     def _check(self) -> None:
         """Refuse mean without std, different lengths, and std that is not positive."""
+        kind = type(self).__name__
         if (self.mean is None) != (self.std is None):
-            raise ValueError(f"{type(self).__name__}: give both mean and std, or neither.")
+            raise ValueError(f"{kind}: give both mean and std, or neither.")
         if self.mean is not None and self.std is not None:
             mean, std = tuple(map(float, self.mean)), tuple(map(float, self.std))
             if len(mean) != len(std) or min(std, default=0.0) <= 0:
-                kind = type(self).__name__
                 raise ValueError(f"{kind}: mean and std need one entry per channel, std positive; got {mean}, {std}.")
             self._store(mean=mean, std=std)
 
@@ -438,9 +382,7 @@ class ColourView(ImageView):
         if self.mean is None or self.std is None:
             return self._adjust(images)
         if images.shape[1] != len(self.mean):
-            raise ValueError(
-                f"view {self.name} has mean and std for {len(self.mean)} channels; the images have {images.shape[1]}."
-            )
+            raise ValueError(f"view {self.name} is for {len(self.mean)} channels; the images have {images.shape[1]}.")
         mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return (self._adjust((images * std + mean).clamp(0.0, 1.0)) - mean) / std
 
@@ -457,16 +399,10 @@ class ColourView(ImageView):
         return adjusted
 
 
-@dataclass(frozen=True)
 class Brightness(ColourView, label="brightness"):
-    """Add a constant, and clip to [0, 1].
+    """Add a constant, such as 0.1 for a tenth of the way from black to white, and clip to [0, 1].
 
-    Parameters
-    ----------
-    amount : float
-        The constant: 0.1 is a tenth of the way from black to white.
-    mean, std : sequence of float, optional
-        How the images were normalised, one entry per channel.
+    `mean` and `std` tell how the images were normalised, one entry per channel, if they were.
 
     Examples
     --------
@@ -479,16 +415,10 @@ class Brightness(ColourView, label="brightness"):
     amount: Signed
 
 
-@dataclass(frozen=True)
 class Contrast(ColourView, label="contrast"):
     """Scale the distance of every pixel from the image's mean grey, and clip to [0, 1].
 
-    Parameters
-    ----------
-    factor : float
-        Above 1 for more contrast.
-    mean, std : sequence of float, optional
-        How the images were normalised, one entry per channel.
+    A `factor` above 1 is more contrast; `mean` and `std` as in :class:`Brightness`.
 
     Examples
     --------
@@ -500,16 +430,8 @@ class Contrast(ColourView, label="contrast"):
     factor: Positive
 
 
-@dataclass(frozen=True)
 class Gamma(ColourView, label="gamma"):
-    """Raise every pixel to a power: above 1 darker, below 1 lighter.
-
-    Parameters
-    ----------
-    gamma : float
-        The power.
-    mean, std : sequence of float, optional
-        How the images were normalised, one entry per channel.
+    """Raise every pixel to a power: above 1 darker, below 1 lighter; `mean` and `std` as in :class:`Brightness`.
 
     Examples
     --------
@@ -523,6 +445,11 @@ class Gamma(ColourView, label="gamma"):
     def _adjust(self, images: "Tensor") -> "Tensor":
         """Clip first: a power of a negative number is NaN."""
         return super()._adjust(images.clamp(0.0, 1.0))
+
+
+def _tensor(images: Array) -> "Tensor":
+    tensor: Tensor = require("torch", "torch").from_numpy(np.ascontiguousarray(images))
+    return tensor
 
 
 def _rotate_and_zoom(images: "Tensor", degrees: float, factor: float, padding: str) -> "Tensor":
@@ -558,8 +485,3 @@ def _move(images: "Tensor", right: int, down: int, padding: str) -> "Tensor":
     margins = (max(right, 0), left, max(down, 0), top)  # left, right, top, bottom
     padded = functional.pad(images, margins, mode=padding)
     return padded[..., top : top + height, left : left + width]
-
-
-def _pixels(share: float, size: int) -> int:
-    """A share of the size in whole pixels, at most all but one."""
-    return max(1 - size, min(size - 1, round(share * size)))

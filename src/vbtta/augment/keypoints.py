@@ -3,7 +3,7 @@
 __all__ = ["Keypoints", "keypoint_views"]
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,22 +13,13 @@ from vbtta.augment.base import Augmentation, Chain, Choice, check_invertible, mo
 from vbtta.augment.foreign import as_views
 
 
-@dataclass(frozen=True)
 class Keypoints(Chain):
     """Views applied one after the other, and a predictor's coordinates brought back to the input image.
 
     Outputs are rows (N, 2 P): x and y of the first point, of the second, and so on.
 
-    Parameters
-    ----------
-    views : sequence of Augmentation
-        Built-in views; often one.
-    size : (int, int)
-        Height and width of the input images.
-    coordinates : {"pixel", "unit"}
-        Pixels, whose centres are whole numbers, or shares of width and height from 0 to 1.
-    swap_classes : pairs of int, optional
-        Points that the views turn into each other, as left and right.
+    Built-in `views` (often one) of images of `size` (height, width). `coordinates` are "pixel", whose centres are whole
+    numbers, or "unit", shares of width and height; `swap_classes` are pairs of points, as left and right.
 
     Examples
     --------
@@ -65,18 +56,9 @@ class Keypoints(Chain):
 def keypoint_views(
     views: Any, size: Sequence[int], *, swap: Sequence[Sequence[int]] = (), coordinates: str = "pixel"
 ) -> list[Augmentation]:
-    """Views for a predictor of coordinates; points of `swap` are exchanged by every view that mirrors.
+    """Built-in views for a predictor of coordinates; `size` and `coordinates` as in :class:`Keypoints`.
 
-    Parameters
-    ----------
-    views : list of built-in views
-        Also those that move nothing, as noise or colours.
-    size : (int, int)
-        Height and width of the input images.
-    swap : pairs of int
-        Left and right of the same, by their numbers among the points.
-    coordinates : {"pixel", "unit"}
-        As in :class:`Keypoints`.
+    Pairs of points in `swap`, left and right of the same by their numbers, are exchanged by every view that mirrors.
 
     Examples
     --------
@@ -85,12 +67,12 @@ def keypoint_views(
     >>> [view.name for view in views]
     ['identity', 'hflip/swap(0,1)', 'rotate90(+90)']
     """
-    found: list[Augmentation] = []
+    result: list[Augmentation] = []
     for view in as_views(views):
         plain = Keypoints((view,), size, coordinates)
         mirrors = bool(swap) and np.linalg.det(plain._affine(*plain.size)) < 0
-        found.append(Keypoints((view,), size, coordinates, swap_classes=swap) if mirrors else plain)
-    return found
+        result.append(replace(plain, name="", swap_classes=swap) if mirrors else plain)
+    return result
 
 
 def _to_pixels(height: int, width: int) -> Any:

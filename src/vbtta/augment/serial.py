@@ -13,23 +13,21 @@ from typing import Any
 import numpy as np
 
 from vbtta._support.files import atomic_path
-from vbtta.augment import arrays, base, images, keypoints, mixing, text
+from vbtta.augment import arrays, base, images, keypoints, text
+from vbtta.augment.arrays import Pool
 from vbtta.augment.base import Augmentation, BuiltIn
 from vbtta.augment.foreign import as_views
-from vbtta.augment.mixing import Pool
 
 # Classes that files of views may name: the views in the modules' __all__.
-_PUBLIC = [
-    getattr(module, name) for module in (arrays, base, images, keypoints, mixing, text) for name in module.__all__
-]
-_KINDS: dict[str, type[BuiltIn]] = {kind.__name__: kind for kind in _PUBLIC if hasattr(kind, "default_name")}
+_MODULES = (arrays, base, images, keypoints, text)
+_PUBLIC = [getattr(module, name) for module in _MODULES for name in module.__all__]
+_KINDS: dict[str, type[BuiltIn]] = {kind.__name__: kind for kind in _PUBLIC if hasattr(kind, "full_name")}
 
 
 def views_to_dict(views: Iterable[Augmentation]) -> dict[str, Any]:
     """Describe built-in views by their class and parameters, in values that TOML and JSON know.
 
-    A mixup pool must come from a file (`Pool.save`): it is described by path and hash. A name is included only if it
-    is not the one made from the parameters.
+    A mixup pool must come from a file (`Pool.save`): it is described by path and hash.
 
     Examples
     --------
@@ -41,9 +39,7 @@ def views_to_dict(views: Iterable[Augmentation]) -> dict[str, Any]:
 
 
 def views_from_dict(data: Mapping[str, Any], root: str | os.PathLike[str] | None = None) -> list[Augmentation]:
-    """Make the views that `views_to_dict` described.
-
-    Relative paths of pools start from the folder `root`, by default the working directory.
+    """Make the views that `views_to_dict` described; paths of pools start from `root`, or the working directory.
 
     Examples
     --------
@@ -53,21 +49,18 @@ def views_from_dict(data: Mapping[str, Any], root: str | os.PathLike[str] | None
     entries = data.get("views")
     if not isinstance(entries, list) or not entries:
         raise ValueError('views must be described as a list under the key "views"; in TOML: one [[views]] each.')
-    folder = Path() if root is None else Path(root)
-    return as_views([_build(entry, folder) for entry in entries])
+    return as_views([_build(entry, Path(root or ".")) for entry in entries])
 
 
 def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
-    r"""Read views from a .toml or .json file; paths of pools start from the file's folder.
+    """Read views from a .toml or .json file, as `save_views` writes it; paths of pools start from the file's folder.
 
     Examples
     --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "views.toml"
-    ...     _ = file.write_text('[[views]]\nview = "Identity"\n\n[[views]]\nview = "GaussianNoise"\nstd = 0.1\n')
-    ...     [view.name for view in load_views(file)]
-    ['identity', 'noise(0.1)']
+    >>> load_views("views.yaml")
+    Traceback (most recent call last):
+        ...
+    ValueError: views are kept in .toml or .json files; got views.yaml.
     """
     file = _checked(path)
     if not file.is_file():
@@ -117,10 +110,8 @@ def _describe(view: Augmentation, root: Path | None = None) -> dict[str, Any]:
     """Class and parameters of a view; paths of pools are relative to `root`."""
     kind = type(view).__name__
     if not isinstance(view, BuiltIn) or kind not in _KINDS:
-        raise TypeError(
-            f"view {view.name} ({kind}) is not a built-in view and cannot be written to a file; "
-            f"keep the Python code that makes it."
-        )
+        remedy = "keep the Python code that makes it"
+        raise TypeError(f"view {view.name} ({kind}) is not a built-in view and cannot be written to a file; {remedy}.")
     entry: dict[str, Any] = {"view": kind}
     for item in fields(view):
         value = getattr(view, item.name)
@@ -133,10 +124,7 @@ def _plain(value: Any, view: BuiltIn, root: Path | None) -> Any:
     """Bring a parameter to numbers, strings, lists and dictionaries."""
     if isinstance(value, Pool):
         if value.path is None:
-            raise ValueError(
-                f"view {view.name} has a pool in memory, which a file of views cannot hold: make it with "
-                f"Pool.save(rows, path) and use that pool."
-            )
+            raise ValueError(f"view {view.name} has a pool in memory: write it to a file by Pool.save(rows, path).")
         path = value.path
         if root is not None:
             path, folder = path.resolve(), root.resolve()
@@ -165,21 +153,17 @@ def _build(entry: Any, root: Path) -> BuiltIn:
     if unknown:
         raise ValueError(f"view {kind} has no parameter {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
     if "pool" in parameters:
-        parameters["pool"] = _build_pool(parameters["pool"], root)
+        pool = parameters["pool"]
+        described = {"path": pool} if isinstance(pool, str) else pool
+        if not isinstance(described, Mapping) or "path" not in described:
+            raise ValueError(f"a pool is described by path and sha256; got {described!r}.")
+        parameters["pool"] = Pool.load(root / described["path"], described.get("sha256"))
     if "views" in parameters:
-        parameters["views"] = tuple(_build(link, root) for link in parameters["views"])
+        parameters["views"] = tuple(_build(part, root) for part in parameters["views"])
     try:
         return view_class(**parameters)
     except TypeError as error:
         raise ValueError(f"view {kind}: {error}") from error
-
-
-def _build_pool(described: Any, root: Path) -> Pool:
-    if isinstance(described, str):
-        described = {"path": described}
-    if not isinstance(described, Mapping) or "path" not in described:
-        raise ValueError(f"a pool is described by path and sha256; got {described!r}.")
-    return Pool.load(root / described["path"], described.get("sha256"))
 
 
 def _toml(value: Any) -> str:

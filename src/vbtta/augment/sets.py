@@ -7,10 +7,9 @@ from itertools import combinations
 from typing import Any
 
 from vbtta.augment import images
-from vbtta.augment.arrays import Identity
+from vbtta.augment.arrays import CutMix, Identity, Mixup, Pool
 from vbtta.augment.base import BuiltIn, Chain
 from vbtta.augment.images import HorizontalFlip, Rotate90, VerticalFlip
-from vbtta.augment.mixing import CutMix, Mixup, Pool
 
 
 def flips() -> list[BuiltIn]:
@@ -51,12 +50,7 @@ def d4() -> list[BuiltIn]:
 
 
 def five_crop(scale: float = 0.875) -> list[BuiltIn]:
-    """List the four corners and the centre, each resized to the size of the image; identity is not among them.
-
-    Parameters
-    ----------
-    scale : float
-        Height and width of a crop as a share of the image's.
+    """List the four corners and the centre, each a share `scale` of height and width, resized; without identity.
 
     Examples
     --------
@@ -69,12 +63,7 @@ def five_crop(scale: float = 0.875) -> list[BuiltIn]:
 def paper_mixup_cutmix(pool: Any, alphas: Sequence[float] = (0.1, 0.5, 0.9)) -> list[BuiltIn]:
     """List the views of the paper's experiment on artificial data: mixup and cutmix at three strengths, no identity.
 
-    Parameters
-    ----------
-    pool : array, tensor, path of a .npy file, or Pool, shape (P, ...)
-        The training inputs.
-    alphas : sequence of float
-        Parameters of the Beta distributions.
+    `pool` are the training inputs, as in :class:`Mixup`; `alphas` are parameters of the Beta distributions.
 
     Examples
     --------
@@ -83,16 +72,13 @@ def paper_mixup_cutmix(pool: Any, alphas: Sequence[float] = (0.1, 0.5, 0.9)) -> 
     ['mixup(0.1)', 'mixup(0.5)', 'mixup(0.9)', 'cutmix(0.1)', 'cutmix(0.5)', 'cutmix(0.9)']
     """
     shared = Pool.of(pool)
-    return [*(Mixup(alpha, shared) for alpha in alphas), *(CutMix(alpha, shared) for alpha in alphas)]
+    return [kind(alpha, shared) for kind in (Mixup, CutMix) for alpha in alphas]
 
 
 def standard_images(*, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> list[BuiltIn]:
     """List 18 deterministic views for photographs, `identity` first; none changes the size of the images.
 
-    Parameters
-    ----------
-    mean, std : sequence of float, optional
-        How the images were normalised, one entry per channel, if they are not in [0, 1].
+    `mean` and `std` tell how the images were normalised, one entry per channel, if they are not in [0, 1].
 
     Examples
     --------

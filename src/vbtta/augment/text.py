@@ -3,41 +3,36 @@
 __all__ = ["Case", "CharacterNoise", "Template", "WordDropout", "WordSwap", "paraphrases"]
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from dataclasses import field
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, RowList
-from vbtta.augment.base import BuiltIn, Choice, Number, check_streams
+from vbtta.augment.base import BuiltIn, Choice, Probability, check_streams
 
-Share = Annotated[float, Number(above=0.0, below=1.0)]
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-@dataclass(frozen=True)
 class TextView(BuiltIn):
     """Base: a view that changes one text after the other in `_change`."""
 
     invertible: ClassVar[bool] = False
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """Change every text of a list, a Series or an array."""
         texts = list(batch)
         wrong = next((text for text in texts if not isinstance(text, str)), None)
         if wrong is not None:
             raise ValueError(f"view {self.name} takes texts; got a {type(wrong).__name__}.")
-        if not self.stochastic:
-            return RowList(self._change(text, None) for text in texts)
-        streams = check_streams(self, texts, rng)
-        return RowList(self._change(text, generator) for text, generator in zip(texts, streams, strict=True))
+        streams = check_streams(self, texts, rng) if self.stochastic else [None] * len(texts)
+        return RowList(map(self._change, texts, streams))
 
-    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+    def _change(self, text: str, rng: Any) -> str:
+        """The text under the view; `rng` is a NumPy generator if the view is stochastic."""
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
 class WordDropout(TextView, label="word_dropout", stochastic=True):
     """Leave out each word with probability p; one word stays.
 
@@ -48,10 +43,9 @@ class WordDropout(TextView, label="word_dropout", stochastic=True):
     ['a goes']
     """
 
-    p: Share
+    p: Probability
 
-    def _change(self, text: str, rng: np.random.Generator | None) -> str:
-        assert rng is not None
+    def _change(self, text: str, rng: Any) -> str:
         words = text.split()
         kept = rng.random(len(words)) >= self.p
         if words and not kept.any():
@@ -59,7 +53,6 @@ class WordDropout(TextView, label="word_dropout", stochastic=True):
         return " ".join(word for word, stays in zip(words, kept, strict=True) if stays)
 
 
-@dataclass(frozen=True)
 class WordSwap(TextView, label="word_swap", stochastic=True):
     """Exchange each word with the next with probability p.
 
@@ -70,17 +63,15 @@ class WordSwap(TextView, label="word_swap", stochastic=True):
     ['a that plot nowhere goes']
     """
 
-    p: Share
+    p: Probability
 
-    def _change(self, text: str, rng: np.random.Generator | None) -> str:
-        assert rng is not None
+    def _change(self, text: str, rng: Any) -> str:
         words = text.split()
         for place in np.flatnonzero(rng.random(max(len(words) - 1, 0)) < self.p):
             words[place], words[place + 1] = words[place + 1], words[place]
         return " ".join(words)
 
 
-@dataclass(frozen=True)
 class CharacterNoise(TextView, label="typos", stochastic=True):
     """Misspell: with probability p a letter is left out, doubled, or replaced by another, each as likely.
 
@@ -91,10 +82,9 @@ class CharacterNoise(TextView, label="typos", stochastic=True):
     ['a ploj that goes nowere']
     """
 
-    p: Share
+    p: Probability
 
-    def _change(self, text: str, rng: np.random.Generator | None) -> str:
-        assert rng is not None
+    def _change(self, text: str, rng: Any) -> str:
         changed, kind = rng.random(len(text)) < self.p, rng.integers(3, size=len(text))
         other = rng.integers(len(_LETTERS), size=len(text))
         pieces = [
@@ -104,7 +94,6 @@ class CharacterNoise(TextView, label="typos", stochastic=True):
         return "".join(pieces)
 
 
-@dataclass(frozen=True)
 class Case(TextView, label="case"):
     """Texts in lower or upper case, or as titles.
 
@@ -116,16 +105,14 @@ class Case(TextView, label="case"):
 
     form: Annotated[str, Choice(("lower", "upper", "title"))]
 
-    def default_name(self) -> str:
-        """The form."""
+    def _default_name(self) -> str:
         return self.form
 
-    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+    def _change(self, text: str, rng: Any) -> str:
         changed: str = getattr(text, self.form)()
         return changed
 
 
-@dataclass(frozen=True)
 class Template(TextView, label="template"):
     """Put the text into a template at `{}`: a prompt of a language model is a view.
 
@@ -141,15 +128,13 @@ class Template(TextView, label="template"):
         if not isinstance(self.template, str) or self.template.count("{}") != 1:
             raise ValueError(f"Template: template must be a text with one {{}}; got {self.template!r}.")
 
-    def default_name(self) -> str:
-        """The template; `identity` for the text alone."""
+    def _default_name(self) -> str:
         return "identity" if self.template == "{}" else self.template
 
-    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+    def _change(self, text: str, rng: Any) -> str:
         return self.template.replace("{}", text)
 
 
-@dataclass(frozen=True)
 class Paraphrase(TextView, label="paraphrase"):
     """Other words for every text, from a table of your own; see :func:`paraphrases`.
 
@@ -161,7 +146,7 @@ class Paraphrase(TextView, label="paraphrase"):
 
     table: Mapping[str, str] = field(compare=False, repr=False)
 
-    def _change(self, text: str, rng: np.random.Generator | None) -> str:
+    def _change(self, text: str, rng: Any) -> str:
         if text not in self.table:
             raise ValueError(f"view {self.name} has no paraphrase of {text[:60]!r}; add it to the table.")
         return self.table[text]

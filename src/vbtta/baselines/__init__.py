@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BASELINES", "Baseline", "fit_baseline"]
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +11,7 @@ from scipy import special
 
 from vbtta.baselines import methods
 from vbtta.baselines.methods import CLASSIFICATION, REGRESSION, Rule
-from vbtta.baselines.noise import Votes
+from vbtta.baselines.solvers import Votes
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, Prediction, view_information
@@ -23,52 +21,26 @@ BASELINES: dict[str, tuple[str, ...]] = {"classification": tuple(CLASSIFICATION)
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """A fitted aggregator; make one with :func:`fit_baseline`.
-
-    Attributes
-    ----------
-    name : str
-        The method.
-    task : "classification" or "regression"
-    names : K strings
-        The views it was fitted on.
-    weights : (K,) or (K, C) array, or None
-        One weight a view, or one a view and class (output); None where there are none, as for the maximum.
-    used : strings
-        The views it needs for a prediction.
-    n_outputs : int
-        C.
-    temperature : float
-        What log probabilities are divided by; 1 unless the name ends in "+t". Between 0.01 and 100.
-    variance : (C,) array or None
-        Mean squared residual of the calibration labels (regression).
-    """
+    """A fitted aggregator; make one with :func:`fit_baseline`."""
 
     name: str
     task: str
-    names: tuple[str, ...]
-    weights: Array | None
-    used: tuple[str, ...]
+    names: tuple[str, ...]  # the K views it was fitted on
+    weights: Array | None  # (K,), or (K, C) with one a class or output; None where there are none, as for the maximum
+    used: tuple[str, ...]  # the views that a prediction needs
     n_outputs: int
     rule: Rule
     generated_names: bool = False
-    temperature: float = 1.0
-    variance: Array | None = None
+    temperature: float = 1.0  # what log probabilities are divided by, between 0.01 and 100; 1 without "+t"
+    variance: Array | None = None  # (C,): mean squared residual of the calibration labels (regression)
     classes: Array | None = None
     stops: Rule | None = None  # of those that stop early
     density: Callable[[Array], Prediction] | None = None  # of pooled numbers, where it is not normal
 
     def __repr__(self) -> str:
-        limit = f", temperature at its limit {self.temperature:g}" if self.temperature_at_limit else ""
+        at_limit = np.isclose(methods.TEMPERATURES, self.temperature).any()  # all labels are predicted, or none
+        limit = f", temperature at its limit {self.temperature:g}" if at_limit else ""
         return f"Baseline({self.name}, {self.task}: {len(self.used)} of {len(self.names)} views{limit})"
-
-    @property
-    def temperature_at_limit(self) -> bool:
-        """Whether the likelihood is highest beyond the range: all labels are predicted, or none better than chance.
-
-        Then the limit says little about the predictions' confidence, and more labels are needed.
-        """
-        return self.temperature in methods.TEMPERATURES
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """Aggregate the views of new inputs into one predictive distribution."""
@@ -185,7 +157,7 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         votes = Votes(row, label, np.zeros_like(row) if labels.annotator is None else labels.annotator, labels.count)
         fitted = CLASSIFICATION[method](methods.Sample(outputs, target, target.sum(axis=1), identity, votes))
         if plus:
-            scale = methods.temperature(fitted.rule(outputs[:, fitted.used]), target)
+            scale = 1 / methods.best_slope(fitted.rule(outputs[:, fitted.used]), target)[1]
     else:
         y = labels.continuous(n_outputs)
         outputs = np.asarray(predictions.outputs, dtype=np.float64)[labels.instance]

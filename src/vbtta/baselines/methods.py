@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize, special
 
-from vbtta.baselines import noise, solvers
-from vbtta.baselines.noise import Votes
+from vbtta.baselines import solvers
+from vbtta.baselines.solvers import Votes
 from vbtta.data.labels import Array
 from vbtta.distributions import ContinuousPrediction
 from vbtta.metrics import entropy
@@ -61,13 +61,8 @@ def pooled(weights: Array, rule: Callable[..., Array]) -> Fitted:
     return Fitted(weights, used.tolist(), partial(rule, weights=weights[used]))
 
 
-def _alone(data: Sample, view: int | np.integer[Any] | None) -> Array:
-    assert view is not None
+def _alone(data: Sample, view: Any) -> Array:
     return np.asarray(np.eye(data.n_views)[view])
-
-
-def _original(data: Sample) -> Array:
-    return _alone(data, data.identity)
 
 
 def _uniform(data: Sample) -> Array:
@@ -130,30 +125,15 @@ def entropy_pool(logits: Array, tau: float) -> Array:
     return linear_pool(logits, special.softmax(-entropy(special.softmax(logits, axis=2)) / tau, axis=1))
 
 
-def temperature(log_proba: Array, target: Array) -> float:
-    """The T that maximises the likelihood of label counts (N, C) under softmax(log_proba / T)."""
-    # The log-likelihood is concave in the slope 1/T; its derivative is sum_nc t_nc (l_nc - E_n l).
-    weight = target.sum(axis=1)
-
-    def derivative(log_slope: float) -> float:
-        p = special.softmax(np.exp(log_slope) * log_proba, axis=1)
-        return float((target * log_proba).sum() - weight @ (p * log_proba).sum(axis=1))
-
-    low, high = np.log(_SLOPE_RANGE)
-    if derivative(low) <= 0:
-        return TEMPERATURES[1]
-    if derivative(high) >= 0:
-        return TEMPERATURES[0]
-    return float(np.exp(-optimize.brentq(derivative, low, high, xtol=1e-10)))
-
-
-def calibrated_log_likelihood(log_proba: Array, target: Array, slope: float) -> tuple[float, float]:
-    """Log-likelihood after refitting the slope 1/T from a good start, and the slope."""
-    # Newton's method on the concave function of the slope: derivative as in :func:`temperature`, second derivative
-    # -sum_n t_n Var_n(l). Once a step is below a thousandth, its quadratic gain is right to some 1e-9 a label.
+def best_slope(
+    log_proba: Array, target: Array, slope: float = _SLOPE_RANGE[1], rtol: float = 1e-12
+) -> tuple[float, float]:
+    """Largest log-likelihood of label counts (N, C) under softmax(slope * log_proba), and the slope 1 / T."""
+    # Newton's method from a start: the function is concave in the slope, with derivative sum_nc t_nc (l_nc - E_n l) and
+    # second derivative -sum_n t_n Var_n(l). The last step's quadratic gain is right to the cube of its size.
     weight = target.sum(axis=1)
     linear = float(np.vdot(target, log_proba))
-    for _ in range(20):
+    for _ in range(50):
         p = np.exp(slope * log_proba)  # logarithms of probabilities do not overflow
         normaliser = p.sum(axis=1)
         p *= log_proba
@@ -162,14 +142,13 @@ def calibrated_log_likelihood(log_proba: Array, target: Array, slope: float) -> 
         gradient, curvature = linear - float(weight @ first), float(weight @ second)
         value = slope * linear - float(weight @ np.log(normaliser))
         step = gradient / max(curvature, 1e-300)
-        if abs(step) < 1e-3 * slope:
+        if abs(step) < rtol * slope:
             return value + 0.5 * gradient * step, slope + step
+        before = slope
         slope = float(np.clip(slope + step, max(0.5 * slope, _SLOPE_RANGE[0]), min(2 * slope, _SLOPE_RANGE[1])))
+        if slope == before:  # a limit
+            break
     return value, slope
-
-
-def _best_class_view(data: Sample) -> Array:
-    return _alone(data, np.einsum("nc,nkc->k", data.target, data.log_proba).argmax())
 
 
 def _aug_or_class_tta(data: Sample) -> Fitted:
@@ -202,7 +181,7 @@ def _greedy(data: Sample) -> Array:
         score = np.empty(data.n_views)
         for k in range(data.n_views):
             mean = np.log(np.maximum((total + proba[:, k]) / (step + 1), 1e-300))
-            score[k], slope[k] = calibrated_log_likelihood(mean, data.target, slope[k])
+            score[k], slope[k] = best_slope(mean, data.target, slope[k], rtol=1e-3)
         best = int(score.argmax())
         total += proba[:, best]
         times[best] += 1
@@ -257,32 +236,28 @@ def _mixture_mle(data: Sample) -> Array:
     return solvers.mixture_weights(data.log_proba[row, :, label], data.target[row, label])
 
 
-def _place(data: Sample) -> int:
-    assert data.identity is not None
-    return data.identity
-
-
-def _noisy(data: Sample, views: list[int]) -> Array:
+def _noisy(data: Sample, views: Any) -> Array:
     """Coefficients of some views, inferred together with the annotators' confusion matrices."""
     assert data.votes is not None
     coefficients = np.zeros(data.n_views)
-    coefficients[views] = noise.stacked_truth(data.votes, data.log_proba[:, views])
+    coefficients[views] = solvers.stacked_truth(data.votes, data.log_proba[:, views])
     return coefficients
 
 
 def _after_dawid_skene(data: Sample) -> Array:
-    """Stacking of the views on the truth that labels alone give."""
     assert data.votes is not None
-    truth = noise.dawid_skene(data.votes, data.outputs.shape[2])
+    truth = solvers.dawid_skene(data.votes, data.outputs.shape[2])
     return solvers.conditional_logit(data.log_proba, truth)[1]
 
 
 CLASSIFICATION: dict[str, Callable[[Sample], Fitted]] = {
-    "original": lambda data: pooled(_original(data), linear_pool),
+    "original": lambda data: pooled(_alone(data, data.identity), linear_pool),
     "uniform": lambda data: pooled(_uniform(data), linear_pool),
     "geometric": lambda data: pooled(_uniform(data), logit_pool),  # softmax of mean ln p_k = of mean z_k
     "max": lambda data: Fitted(None, list(range(data.n_views)), maximum_pool),
-    "best_view": lambda data: pooled(_best_class_view(data), linear_pool),
+    "best_view": lambda data: pooled(
+        _alone(data, np.einsum("nc,nkc->k", data.target, data.log_proba).argmax()), linear_pool
+    ),
     "aug_tta": lambda data: pooled(solvers.train_view_weights(data.outputs, data.target), logit_pool),
     "class_tta": lambda data: pooled(solvers.train_class_weights(data.outputs, data.target), logit_pool),
     "aug_or_class_tta": _aug_or_class_tta,
@@ -296,7 +271,7 @@ CLASSIFICATION: dict[str, Callable[[Sample], Fitted]] = {
     "selective_tta": lambda data: _stopped(data, [1, data.n_views - 1]),
     "bma": lambda data: pooled(solvers.average_logit(data.log_proba, data.target), logit_pool),
     "mixture_mle": lambda data: pooled(_mixture_mle(data), linear_pool),
-    "original_noise": lambda data: pooled(_noisy(data, [_place(data)]), logit_pool),
+    "original_noise": lambda data: pooled(_noisy(data, [data.identity]), logit_pool),
     "raykar": lambda data: pooled(_noisy(data, list(range(data.n_views))), logit_pool),
     "dawid_skene": lambda data: pooled(_after_dawid_skene(data), logit_pool),
 }
@@ -352,11 +327,11 @@ def _nnls_t(data: Sample) -> Fitted:
     """The same with a Student t whose scale depends on the prediction."""
     fitted = pooled(_by_output(data, _nnls), weighted_sum)
     mean = fitted.rule(data.outputs[:, fitted.used])
-    return fitted._replace(density=noise.student_density(mean, data.target, data.times))
+    return fitted._replace(density=solvers.student_density(mean, data.target, data.times))
 
 
 REGRESSION: dict[str, Callable[[Sample], Fitted]] = {
-    "original": lambda data: pooled(_original(data), weighted_sum),
+    "original": lambda data: pooled(_alone(data, data.identity), weighted_sum),
     "uniform": lambda data: pooled(_uniform(data), weighted_sum),
     "best_view": lambda data: pooled(_best_view(data), weighted_sum),
     "learning_loss": lambda data: _learning_loss(

@@ -1,29 +1,28 @@
-"""The optimisation problems of the baselines: SGD, mixture proportions, and Bayesian model averaging.
+"""The optimisation problems of the baselines: SGD, mixture proportions, BMA, conditional logits, noise of labels.
 
 **AugTTA and ClassTTA** (Shanmugam, Blalock, Balakrishnan, Guttag, "Better Aggregation in Test-Time Augmentation",
-2021), with the settings of the authors' code: cross entropy of the aggregated logits; learning rate 0.01, momentum
-0.9, weight decay 1e-4; start 1/K; weights clamped at 0 after every step; batches of 1,000 instances in the order given
-(one step an epoch where there are fewer). Labels of one instance share its batch, and a batch's loss is the mean over
-its labels.
+2021), with the settings of the authors' code: cross entropy of the aggregated logits, start 1/K, weights clamped at 0
+after every step, batches of 1,000 instances in the order given; a batch's loss is the mean over its labels.
 
-**BMA** (Sherkatghanad, Abdar, Bakhtyari, Plawiak, Makarenkov, "BayTTA: Uncertainty-aware medical image classification
-with optimized test-time augmentation using Bayesian model averaging", 2024): one regression without intercept on every
-subset of views, coefficients averaged with weights proportional to exp(-BIC/2). Their models are two-class logistic
-regressions on 0/1 votes. Here they are conditional logits, P(c) proportional to exp(sum_k b_k ln p_kc), which for two
-classes is logistic regression on the views' log odds: a vote carries no confidence, and there may be more than two
-classes. All subsets are fitted while there are at most 127 (the seven views of their code); with more views the
-subsets grow one view at a time from the best ones (their "window": weight at least 1/20 of the best so far, and here
-at most five a size), until none of a size is in the window.
+**BMA** (Sherkatghanad, Abdar, Bakhtyari, Plawiak, Makarenkov, "BayTTA", 2024): one regression without intercept on
+every subset of views, coefficients averaged with weights proportional to exp(-BIC/2). Their models are two-class
+logistic regressions on 0/1 votes; here conditional logits, P(c) proportional to exp(sum_k b_k ln p_kc), which know
+confidence and more classes. All subsets are fitted while there are at most 127 (the seven views of their code); with
+more views they grow one view at a time from the best (their "window": weight at least 1/20 of the best so far, and
+here at most five a size).
 """
 
-import warnings
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, special
 
+from vbtta.crossval import stacking_weights
 from vbtta.data.labels import Array
+from vbtta.distributions import ContinuousPrediction
 
 _LEARNING_RATE, _MOMENTUM, _WEIGHT_DECAY = 0.01, 0.9, 1e-4
 _BATCH = 1000
@@ -31,6 +30,9 @@ _VIEW_EPOCHS, _CLASS_EPOCHS = 20, 30
 _ALL_SUBSETS_UP_TO = 7  # views
 _LOG_WINDOW = np.log(20.0)
 _SUBSETS_PER_SIZE = 5
+_MAX_STEPS, _TOLERANCE = 100, 1e-5  # of the EM, and change of a probability at which it stops
+_LEAST = 1e-10  # probability in a confusion matrix
+_FAR = 3.0  # standard deviations to which the prediction counts in the scale
 
 Subset = tuple[int, ...]
 FitSubset = Callable[[Subset], tuple[float, Array]]  # subset -> maximised log-likelihood, coefficients
@@ -59,43 +61,10 @@ def train_class_weights(logits: Array, target: Array, epochs: int = _CLASS_EPOCH
     return _descend(np.full(logits.shape[1:], 1 / logits.shape[1]), logits, target, epochs, gradient)
 
 
-def mixture_weights(log_likelihood: Array, count: Array, *, gap: float = 1e-9, max_steps: int = 200) -> Array:
+def mixture_weights(log_likelihood: Array, count: Array) -> Array:
     """Weights w (K,) that maximise sum_j n_j ln sum_k w_k exp(log_likelihood_jk), with counts n (J,)."""
-    # Sequential quadratic programming as in mixsqp (Kim, Carbonetto, Stephens, Anitescu, "A fast algorithm for maximum
-    # likelihood estimation of mixture proportions using sequential quadratic programming", 2020): the simplex is
-    # replaced by w >= 0 and a term sum_k w_k in the objective, every quadratic problem is solved exactly by
-    # non-negative least squares, and steps are halved until the objective falls. With the gradient of the mean
-    # log-likelihood d_k = (1/n) sum_j n_j L_jk / (L w)_j, no weights are better than w by more than max_k d_k - 1: the
-    # iteration ends when that is below `gap`.
-    scaled = np.exp(log_likelihood - log_likelihood.max(axis=1, keepdims=True))  # a factor a row changes nothing
-    share = count / count.sum()
-
-    def objective(weights: Array) -> float:
-        mixed = scaled @ weights
-        return float(weights.sum() - share @ np.log(mixed)) if mixed.min() > 0 else np.inf
-
-    weights = np.full(scaled.shape[1], 1 / scaled.shape[1])
-    value = objective(weights)
-    for _ in range(max_steps):
-        ratio = scaled / (scaled @ weights)[:, None]  # (J, K)
-        slope = share @ ratio  # (K,)
-        if slope.max() - 1 <= gap:
-            break
-        hessian = (ratio * share[:, None]).T @ ratio
-        direction = _nonnegative_quadratic(hessian, hessian @ weights - (1 - slope)) - weights
-        step, trial = 1.0, weights + direction
-        while objective(trial) >= value and step > 1e-10:
-            step *= 0.5
-            trial = weights + step * direction
-        if objective(trial) >= value:
-            trial = weights * slope  # rounding stops the quadratic steps; an EM step never lowers the likelihood
-            if objective(trial) >= value:
-                break
-        weights = trial / trial.sum()  # the best of its multiples
-        value = objective(weights)
-    else:
-        warnings.warn(f"mixture weights did not converge in {max_steps} steps", RuntimeWarning, stacklevel=2)
-    weights = np.where(weights > 1e-12, weights, 0.0)
+    weights = stacking_weights(log_likelihood, count / count.sum(), 1e-10)[0]
+    weights = np.where(weights > 1e-7, weights, 0.0)
     return np.asarray(weights / weights.sum())
 
 
@@ -139,13 +108,6 @@ def _logit_gradient(pooled: Array, target: Array) -> Array:
     """Gradient of the mean cross entropy in the aggregated logits: (N, C)."""
     per_input = target.sum(axis=1, keepdims=True)
     return np.asarray((per_input * special.softmax(pooled, axis=1) - target) / target.sum())
-
-
-def _nonnegative_quadratic(hessian: Array, linear: Array) -> Array:
-    """Minimise 1/2 x'Hx - linear'x over x >= 0, as least squares with H = R'R."""
-    ridge = 1e-10 * np.trace(hessian) / len(hessian)
-    lower = np.linalg.cholesky(hessian + ridge * np.eye(len(hessian)))
-    return np.asarray(optimize.nnls(lower.T, np.linalg.solve(lower, linear))[0])
 
 
 def _average(fit: FitSubset, n_views: int, n_labels: float) -> Array:
@@ -211,3 +173,81 @@ def conditional_logit(features: Array, target: Array, max_steps: int = 50) -> tu
         if gain < 1e-10 * (1 + abs(value)):
             break
     return value, coefficient / unit
+
+
+class Votes(NamedTuple):
+    """Class labels, one entry each."""
+
+    row: Array  # (J,): instances, which count from 0
+    label: Array  # (J,)
+    annotator: Array  # (J,); zeros where annotators are not named
+    times: Array  # (J,): how often each was given
+
+
+def infer_truth(votes: Votes, n_classes: int, log_prior: Callable[[Array], Array]) -> Array:
+    """Posterior (N, C) of the true classes by EM, with a confusion matrix an annotator at its maximum likelihood.
+
+    `log_prior` gives the log prior (N, C), or (C,), at its own maximum for a posterior.
+    """
+    n_rows, people = int(votes.row.max()) + 1, int(votes.annotator.max()) + 1
+    truth = np.zeros((n_rows, n_classes))
+    np.add.at(truth, (votes.row, votes.label), votes.times)
+    truth /= truth.sum(axis=1, keepdims=True)
+    for _ in range(_MAX_STEPS):
+        counts = np.zeros((people, n_classes, n_classes))  # annotator, label, truth
+        np.add.at(counts, (votes.annotator, votes.label), truth[votes.row] * votes.times[:, None])
+        noise = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-300)
+        evidence = np.zeros_like(truth)
+        log_noise = np.log(np.maximum(noise, _LEAST))
+        np.add.at(evidence, votes.row, log_noise[votes.annotator, votes.label] * votes.times[:, None])
+        before, truth = truth, special.softmax(log_prior(truth) + evidence, axis=1)
+        if np.abs(truth - before).max() < _TOLERANCE:
+            break
+    return truth
+
+
+def dawid_skene(votes: Votes, n_classes: int) -> Array:
+    """Posterior of the true classes from labels alone (A. Dawid, A. Skene 1979)."""
+    return infer_truth(votes, n_classes, lambda truth: np.log(np.maximum(truth.mean(axis=0), _LEAST)))
+
+
+def stacked_truth(votes: Votes, log_proba: Array) -> Array:
+    """Coefficients (K,) of stacked log probabilities (N, K, C), inferred together with the annotators' matrices.
+
+    V. Raykar and others, "Learning from crowds" (2010), with a conditional logit of the views as the classifier.
+    """
+    coefficient = np.zeros(log_proba.shape[1])
+
+    def log_prior(truth: Array) -> Array:
+        coefficient[:] = conditional_logit(log_proba, truth)[1]
+        return np.asarray(special.log_softmax(np.einsum("k,nkc->nc", coefficient, log_proba), axis=1))
+
+    infer_truth(votes, log_proba.shape[2], log_prior)
+    return coefficient
+
+
+def student_density(mean: Array, y: Array, count: Array) -> Callable[[Array], ContinuousPrediction]:
+    """Student t around point predictions (N, C), whose log scale is linear in the prediction, by maximum likelihood."""
+    centre, unit, C = mean.mean(axis=0), np.maximum(mean.std(axis=0), 1e-300), mean.shape[1]
+    x, residual = _covariate(mean, centre, unit), y - mean
+    typical = np.sqrt(np.maximum(np.average(residual**2, axis=0, weights=count), 1e-12 * np.mean(y**2) + 1e-300))
+
+    def loss(parameters: Array) -> float:
+        log_scale, slope, dof = parameters[:C], parameters[C], 2 + np.exp(parameters[C + 1])
+        square = ((residual / (typical * np.exp(log_scale))) ** 2).sum(axis=1) * np.exp(-2 * slope * x)
+        norm = special.gammaln((dof + C) / 2) - special.gammaln(dof / 2) - C / 2 * np.log(dof)
+        return -float(count @ (norm - log_scale.sum() - C * slope * x - (dof + C) / 2 * np.log1p(square / dof)))
+
+    bounds = [(-5.0, 5.0)] * C + [(-2.0, 2.0), (-3.0, 6.0)]
+    best = optimize.minimize(loss, np.append(np.zeros(C + 1), 1.5), bounds=bounds).x
+    scale = np.diag((typical * np.exp(best[:C])) ** 2)
+    return partial(_student, centre=centre, unit=unit, scale=scale, slope=best[C], dof=2 + np.exp(best[C + 1]))
+
+
+def _covariate(mean: Array, centre: Array, unit: Array) -> Array:
+    return np.asarray(np.clip(((mean - centre) / unit).mean(axis=1), -_FAR, _FAR))
+
+
+def _student(mean: Array, centre: Array, unit: Array, scale: Array, slope: float, dof: float) -> ContinuousPrediction:
+    stretch = np.exp(2 * slope * _covariate(mean, centre, unit))[:, None, None, None]
+    return ContinuousPrediction(np.ones((len(mean), 1)), np.array([dof]), mean[:, None], stretch * scale)

@@ -3,6 +3,7 @@
 __all__ = ["app"]
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from vbtta.cli import running
-from vbtta.cli.running import Talk, UsageError, command, complain, existing, writable, write_json
+from vbtta.cli.running import Out, Talk, UsageError, command, complain, existing, needs, refuse, writable, write_json
 
 _SHOWN, _BAR = 8, 30  # views in the summary of a fit, and the width of a bar of weight 1
 
@@ -20,18 +21,15 @@ class _OneLineErrors(TyperGroup):
     """Wrong use is one line on the error stream and exit code 2, without a usage box around it."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command and, in standalone mode, end the process."""
-        standalone_mode = options.get("standalone_mode", True)
+        """Run the command and end the process."""
         try:
             code = super().main(*args, **{**options, "standalone_mode": False})
         except Exception as error:
-            if not standalone_mode or not hasattr(error, "format_message"):
+            if not hasattr(error, "format_message"):
                 raise
             name = getattr(getattr(error, "ctx", None), "command_path", "vbtta")
             complain(f"{error.format_message().rstrip('.')}; see {name} --help")
             sys.exit(int(getattr(error, "exit_code", 2)))
-        if not standalone_mode:
-            return code
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -54,18 +52,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = Option("--version", callback=_version, is_eager=True, help="Show the versions that matter and exit.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_version,
-            is_eager=True,
-            help="Show the versions that matter and exit.",
-        ),
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, _VERSION] = False) -> None:
     pass
 
 
@@ -73,7 +64,7 @@ def _options(
 @command
 def demo(
     talk: Talk,
-    out: Annotated[Path, Option("--out", "-o", help="Folder for the files of the run.")] = Path("vbtta-demo"),
+    out: Annotated[Path, Out(help="Folder for the files of the run.")] = Path("vbtta-demo"),
     seed: running.Seed = 0,
 ) -> None:
     """Train a small network to find cells, collect views, fit to three raters, compare, diagnose and write a report.
@@ -92,40 +83,27 @@ def demo(
 @command
 def views(
     talk: Talk,
-    predictor: Annotated[str, Option(metavar="PACKAGE.MODULE:FACTORY", help="Function that makes the predictor.")],
-    data: Annotated[
-        Path,
-        Option(
-            help="Inputs: .npy or .npz (array `inputs`), .parquet (images or numbers), .csv; a folder with --dense."
-        ),
-    ],
-    described: Annotated[Path, Option("--views", help="Views by name and parameters (.toml or .json).")],
-    out: Annotated[
-        Path, Option("--out", "-o", help="Where to write the predictions (.npz; a folder with --backend ray).")
-    ],
+    predictor: Annotated[str, running.Predictor(help="Function that makes the predictor.")],
+    data: Annotated[Path, Option(help="Inputs: .npy, .npz (array `inputs`), .parquet, .csv; a folder with --dense.")],
+    described: Annotated[Path, running.Described(help="Views by name and parameters (.toml or .json).")],
+    out: Annotated[Path, Out(help="Where to write the predictions (.npz; a folder with --backend ray).")],
     weights: Annotated[
-        Path | None, Option(help="Weights of a torch module (.pt), loaded without unpickling code.")
+        Path | None, Option(help="Weights of a torch module (.pt), loaded without running code.")
     ] = None,
     draws: Annotated[int, Option(min=1, help="Draws of every stochastic view.")] = 1,
     keep_draws: Annotated[int, Option(min=0, help="Keep the single draws of so many inputs.")] = 0,
     batch_size: Annotated[int, Option(min=1, help="Inputs worked on at once.")] = 256,
     seed: running.Seed = 0,
     backend: running.BackendOption = running.Backend.local,
-    key: Annotated[
-        str | None, Option(help="With --backend ray: a name for the network and its weights, for resuming.")
-    ] = None,
+    key: Annotated[str | None, Option(help="With --backend ray: name of network and weights, for resuming.")] = None,
     workers: running.Workers = None,
     address: running.Address = None,
     dense: Annotated[bool, Option("--dense", help="Maps: --data is a folder of images (PNG, TIFF, NIfTI).")] = False,
-    masks: Annotated[
-        list[Path] | None, Option(help="With --dense: folder of masks of the images' names; several: one a rater.")
-    ] = None,
+    masks: Annotated[list[Path] | None, Option(help="With --dense: folder of masks; several: one a rater.")] = None,
     labels: Annotated[Path | None, Option(help="With --dense: where to write the labels (.csv or .parquet).")] = None,
-    positions: Annotated[int, Option(min=1, help="With --dense: positions drawn per image.")] = 200,
+    positions: Annotated[int | None, Option(min=1, help="With --dense: positions drawn per image, 200.")] = None,
     ignore: Annotated[int | None, Option(help="With --dense: value of the masks that is no class.")] = None,
-    classes: Annotated[
-        list[int] | None, Option(help="With --dense: value of a class in the masks, if not 0, 1, ...; once a class.")
-    ] = None,
+    classes: Annotated[list[int] | None, Option(help="With --dense: values of the classes, if not 0, 1, ...")] = None,
 ) -> None:
     """Predict every input under every view; an interrupted run goes on at the view where it stopped.
 
@@ -140,47 +118,56 @@ def views(
     from vbtta.augment.serial import load_views
     from vbtta.cli.files import Parts, digest, fingerprint, load_predictor, read_inputs, side_by_side
 
-    options: dict[str, Any] = {"draws": draws, "batch_size": batch_size, "seed": seed}
+    on_ray = backend is running.Backend.ray
+    needs("--backend ray", on_ray, key=key, workers=workers, address=address)
+    needs("--dense", dense, masks=masks, labels=labels, positions=positions, ignore=ignore, classes=classes)
+    refuse(dense and (on_ray or not masks or labels is None), "--dense needs --masks, --labels and --backend local")
+    refuse(on_ray and keep_draws > 0, "--keep-draws is for --backend local; leave one of them out")
+    refuse(on_ray and out.suffix in (".npz", ".parquet"), "--backend ray writes many files; give the name of a folder")
+    reason = "a later run under the same key uses the parts that are finished"
+    refuse(
+        on_ray and not key,
+        f"--backend ray needs --key, a name for network and weights such as 'resnet50, May': {reason}",
+    )
+    listed = load_views(existing(described, "views (.toml or .json)"))
+    names = [view.name for view in listed]
+    options: dict[str, Any] = {"draws": draws, "seed": seed, "progress": talk.progress}
     if dense:
-        if backend is running.Backend.ray or not masks or labels is None:
-            raise UsageError("--dense needs --masks and --labels, and --backend local")
         writable(out, ".npz", ".parquet")
         writable(labels, ".csv", ".parquet")
         from vbtta.cli.dense import write_views
 
-        listed = load_views(existing(described, "views (.toml or .json)"))
-        options = {"draws": draws, "seed": seed, "positions": positions, "ignore": ignore, "progress": talk.progress}
-        options["classes"] = classes or None
-        network = load_predictor(predictor, weights)
-        return write_views(network, data, masks, listed, out, labels, talk, **options)
-    if backend is running.Backend.ray:
-        if keep_draws:
-            raise UsageError("--keep-draws is for --backend local; leave one of them out")
-        if not key:
-            raise UsageError(
-                "--backend ray needs --key, a name for the network and the version of its weights, such as "
-                "--key 'resnet50 of May': a later run under the same key uses the parts that are finished"
-            )
-        listed = load_views(existing(described, "views (.toml or .json)"))
-        content = "" if weights is None else digest(existing(weights, "weights (.pt)"))
-        options |= {"workers": workers, "address": address, "progress": talk.progress}
-        options["key"] = f"{key} {predictor} {content}"
-        return _views_on_cluster(predictor, weights, data, listed, out, talk, options)
+        assert masks is not None
+        assert labels is not None
+        options |= {"positions": positions or 200, "ignore": ignore, "classes": classes}
+        return write_views(load_predictor(predictor, weights), data, masks, listed, out, labels, talk, **options)
+    if on_ray:
+        from vbtta.ray import collect_views as collect_on_cluster
+
+        weights = None if weights is None else existing(weights, "weights (.pt)").resolve()
+        load_predictor(predictor, weights)  # raise errors here rather than on a worker
+        options |= {"batch_size": batch_size, "workers": workers, "address": address}
+        options["key"] = f"{key} {predictor} {'' if weights is None else digest(weights)}"
+        factory = partial(load_predictor, predictor, weights, str(Path.cwd()))
+        _, n_inputs, n_parts, n_reused = collect_on_cluster(factory, data, listed, out, **options)
+        document = {"written": str(out), "inputs": n_inputs, "views": names, "parts": n_parts, "parts_found": n_reused}
+        origin = f"{n_parts} parts, {n_reused} of them from an earlier run"
+        return talk.result(document, f"wrote {n_inputs:,} inputs x {len(names)} views to {out}: {origin}")
     writable(out, ".npz")
     from vbtta.collect import collect_views
 
-    listed = load_views(existing(described, "views (.toml or .json)"))
     inputs, ids = read_inputs(existing(data, "inputs"))
     function = load_predictor(predictor, weights)
     hashes = [digest(path) for path in (data, described, *([] if weights is None else [weights]))]
     parts = Parts(out, fingerprint(predictor, hashes, draws, keep_draws, seed))
-    names = [view.name for view in listed]
     talk.note(f"{len(inputs):,} inputs, {len(listed)} views: {', '.join(names)}")
     collected = []
     for view in talk.track(listed, "views"):
         members = parts.load(view.name)
         if members is None:
-            single = collect_views(function, inputs, [view], keep_draws=keep_draws, **options)
+            single = collect_views(
+                function, inputs, [view], draws=draws, keep_draws=keep_draws, batch_size=batch_size, seed=seed
+            )
             arrays = {key: getattr(single, key) for key in ("outputs", "variance", "classes", "draws")}
             arrays["fingerprint"] = single.fingerprints.get(view.name, "")
             members = {key: value for key, value in arrays.items() if value is not None}
@@ -193,31 +180,6 @@ def views(
     return talk.result(document, f"wrote {n_inputs:,} inputs x {len(names)} views x {n_outputs} outputs to {out}")
 
 
-def _views_on_cluster(
-    predictor: str, weights: Path | None, data: Path, listed: Any, out: Path, talk: Talk, options: dict[str, Any]
-) -> None:
-    """The same by Ray: parquet in, a folder of parquet out."""
-    from functools import partial
-
-    from vbtta.cli.files import load_predictor
-    from vbtta.ray import collect_views
-
-    if not data.exists():
-        raise UsageError(f"{data}: no such file; give the path of the inputs (.parquet, or a folder of them)")
-    if out.suffix in (".npz", ".parquet"):
-        raise UsageError(f"{out}: --backend ray writes many files; give the name of a folder")
-    weights = None if weights is None else weights.resolve()
-    load_predictor(predictor, weights)  # raise errors here rather than on a worker
-    factory = partial(load_predictor, predictor, weights, str(Path.cwd()))
-    _, n_inputs, n_parts, n_reused = collect_views(factory, data, listed, out, **options)
-    names = [view.name for view in listed]
-    talk.result(
-        {"written": str(out), "inputs": n_inputs, "views": names, "parts": n_parts, "parts_found": n_reused},
-        f"wrote {n_inputs:,} inputs x {len(names)} views to {out}: {n_parts} parts, {n_reused} of them from an earlier "
-        "run",
-    )
-
-
 @app.command()
 @command
 def fit(
@@ -225,19 +187,15 @@ def fit(
     predictions: running.PredictionsFile,
     labels: running.LabelsFile,
     task: Annotated[running.Task, Option(help="What the labels are.")],
-    out: Annotated[Path, Option("--out", "-o", help="Where to write the policy (.json).")],
+    out: Annotated[Path, Out(help="Where to write the policy (.json).")],
     report: Annotated[Path | None, Option(help="Write a page about the policy (.html) too.")] = None,
-    model: Annotated[
-        running.Model, Option(help="What is assumed; auto stacks the models by held-out scores.")
-    ] = running.Model.auto,
+    model: Annotated[running.Model, Option(help="What is assumed; auto stacks several.")] = running.Model.auto,
     engine: Annotated[running.Engine, Option(help="How it is inferred.")] = running.Engine.auto,
     guard: Annotated[bool, Option(help="Compare with the network alone on held-out inputs.")] = True,
     hard_guard: Annotated[bool, Option("--hard-guard", help="Do without the views where they do not help.")] = False,
     budget: Annotated[int | None, Option(min=1, help="Use at most so many views, the best ones.")] = None,
-    sequential: Annotated[
-        bool, Option("--sequential", help="Order the views in stages; an input stops when it needs no more.")
-    ] = False,
-    tolerance: Annotated[float, Option(min=1e-9, help="With --sequential: largest loss in nats an input.")] = 0.005,
+    sequential: Annotated[bool, Option("--sequential", help="Views in stages; an input stops when it can.")] = False,
+    tolerance: Annotated[float | None, Option(min=1e-9, help="With --sequential: largest loss, 0.005 nats.")] = None,
     sets: running.Sets = None,
     columns_are_annotators: running.Annotators = False,
     seed: running.Seed = 0,
@@ -247,7 +205,8 @@ def fit(
 ) -> None:
     """Infer how much weight each view deserves from predictions and labels.
 
-    With --sets the file has sets or intervals too, by cross-conformal prediction on the same labels.
+    With --task multilabel the labels have a column of 0 and 1 for every output, named by its class. With --sets the
+    file has sets or intervals too, by cross-conformal prediction on the same labels.
 
     Example:
 
@@ -255,26 +214,29 @@ def fit(
     """
     writable(out, ".json")
     writable(report, ".html")
-    options: dict[str, Any] = {
-        "task": task.value,
-        "model": model.value,
-        "guard": "hard" if hard_guard else guard,
-        "seed": seed,
-    }
-    if backend is running.Backend.ray:
-        if budget is not None or engine is running.Engine.advi or report is not None or sequential or sets:
-            raise UsageError(
-                "--budget, --sequential, --sets, --engine advi and --report need all data in memory; leave them out, "
-                "or use --backend local"
-            )
+    on_ray = backend is running.Backend.ray
+    needs("--backend ray", on_ray, workers=workers, address=address)
+    needs("--sequential", sequential, tolerance=tolerance)
+    advi, several_fits = engine is running.Engine.advi, budget is not None or sequential
+    refuse(hard_guard and not guard, "--hard-guard needs the guard; leave out --no-guard")
+    refuse(
+        several_fits and advi, "--budget and --sequential compare many fits, which ADVI is too slow for; leave it out"
+    )
+    refuse(budget is not None and sequential, "--sequential orders all views by their gain; leave out --budget")
+    refuse(
+        task is running.Task.multilabel and bool(on_ray or several_fits or sets),
+        "--task multilabel goes without --backend ray, --budget, --sequential and --sets",
+    )
+    refuse(
+        on_ray and bool(several_fits or sets or report or advi),
+        "--budget, --sequential, --sets, --engine advi and --report need all data in memory; leave out --backend ray",
+    )
+    options: dict[str, Any] = {"task": task.value, "model": model.value, "seed": seed}
+    options["guard"] = "hard" if hard_guard else guard
+    if on_ray:
         from vbtta.cli.files import read_labels
         from vbtta.ray import fit_policy as fit_on_cluster
 
-        for path, content in ((predictions, "predictions"), (labels, "labels")):
-            if not path.exists():
-                raise UsageError(
-                    f"{path}: no such file; give the path of the {content} (.parquet, or a folder of them)"
-                )
         read_by_workers = labels.is_dir() or labels.suffix == ".parquet"
         options |= {"columns_are_annotators": columns_are_annotators, "workers": workers, "address": address}
         given = labels if read_by_workers else read_labels(labels, columns_are_annotators=columns_are_annotators).sets
@@ -291,19 +253,15 @@ def fit(
     from vbtta.sequential import fit_sequential
 
     views, given = read_pair(predictions, labels, task.value, talk, columns_are_annotators=columns_are_annotators)
-    if (budget is not None or sequential) and engine is running.Engine.advi:
-        raise UsageError("--budget and --sequential compare many fits, which ADVI is too slow for; leave it out")
-    if budget is not None and sequential:
-        raise UsageError("--sequential orders all views by their gain; leave out --budget")
     talk.note("fitting ...")
-    chosen = {**options, "engine": engine.value, "progress": talk.progress} | (
-        {} if budget is None else {"budget": budget}
-    )
+    chosen = {**options, "engine": engine.value, "progress": talk.progress}
     if sequential:
-        kept = {key: value for key, value in chosen.items() if key != "guard"}
-        policy: Any = fit_sequential(views, given, tolerance=tolerance, **kept)
+        del chosen["guard"]
+        policy: Any = fit_sequential(views, given, tolerance=tolerance or 0.005, **chosen)
+    elif budget is not None:
+        policy = select_views(views, given, budget=budget, **chosen)
     else:
-        policy = (fit_policy if budget is None else select_views)(views, given, **chosen)
+        policy = fit_policy(views, given, **chosen)
     if sets:
         talk.note("refitting to five folds for the sets ...")
         policy = conformalize(policy, views, given, level=sets if len(sets) > 1 else sets[0], cross=True, seed=seed)
@@ -318,13 +276,15 @@ def fit(
 
 def _show(talk: Talk, policy: Any, out: Path, report: Path | None) -> None:
     """Print the policy: whether it helps, and a bar chart of the heaviest views."""
+    from vbtta._support.files import to_plain
     from vbtta.conformal import unwrapped
-    from vbtta.report.documents import headline, policy_document, stages_document, views_in_words
+    from vbtta.report.documents import headline, policy_document, views_in_words
 
     policy, sequential, conformal = unwrapped(policy)
     document = policy_document(policy)
     if sequential is not None:
-        document["sequential"] = stages_document(sequential)
+        names = ("stages", "rule", "threshold", "tolerance", "loss", "loss_upper")
+        document["sequential"] = to_plain({name: getattr(sequential, name) for name in names})
     if conformal is not None:
         document["sets"] = {"levels": conformal.levels.tolist(), "method": conformal.method, "covers": conformal.covers}
     wrapped = [f"{part!r}." for part in (sequential, conformal) if part is not None]
@@ -343,24 +303,17 @@ def predict(
     talk: Talk,
     predictions: running.PredictionsFile,
     policy: running.PolicyFile,
-    out: Annotated[
-        Path, Option("--out", "-o", help="Where to write the predictions (.parquet or .csv; a folder with --dense).")
-    ],
+    out: Annotated[Path, Out(help="Where to write the predictions (.parquet or .csv; a folder with --dense).")],
     level: Annotated[float, Option(min=0.01, max=0.999, help="Of the intervals of numbers.")] = 0.9,
     sets: running.Sets = None,
     calibration: Annotated[
-        tuple[Path, Path] | None,
-        Option(metavar="PREDICTIONS LABELS", help="With --sets: labelled rows that the policy was not fitted to."),
+        tuple[Path, Path] | None, running.Pair(help="With --sets: labelled rows that the policy was not fitted to.")
     ] = None,
-    method: Annotated[running.Method | None, Option(help="With --sets: the score.")] = None,
-    dense: Annotated[
-        bool, Option("--dense", help="PREDICTIONS is a folder of images (PNG, TIFF, NIfTI); write label maps.")
-    ] = False,
-    predictor: Annotated[
-        str | None, Option(metavar="PACKAGE.MODULE:FACTORY", help="With --dense: makes the torch module.")
-    ] = None,
+    method: Annotated[running.Method | None, Option(help="With --calibration: the score.")] = None,
+    dense: Annotated[bool, Option("--dense", help="PREDICTIONS is a folder of images; write label maps.")] = False,
+    predictor: Annotated[str | None, running.Predictor(help="With --dense: makes the torch module.")] = None,
     weights: Annotated[Path | None, Option(help="With --dense: weights of the module (.pt).")] = None,
-    described: Annotated[Path | None, Option("--views", help="With --dense: the views (.toml or .json).")] = None,
+    described: Annotated[Path | None, running.Described(help="With --dense: the views (.toml or .json).")] = None,
     entropy: Annotated[bool, Option("--entropy", help="With --dense: write entropy maps, in nats, too.")] = False,
 ) -> None:
     """Turn the views of new inputs into one predictive distribution each.
@@ -369,6 +322,10 @@ def predict(
 
         vbtta predict new_preds.npz --policy policy.json --out predictions.parquet
     """
+    needs("--dense", dense, predictor=predictor, weights=weights, views=described, entropy=entropy)
+    needs("--sets", sets, calibration=calibration)
+    needs("--calibration", calibration, method=method)
+    refuse(dense and bool(sets), "--sets is for rows of predictions; leave out --dense")
     if dense:
         if predictor is None or described is None:
             raise UsageError("--dense needs --predictor and --views")
@@ -377,24 +334,30 @@ def predict(
         from vbtta.cli.files import load_predictor
         from vbtta.policy import Policy
 
-        if sets:
-            raise UsageError("--sets is for rows of predictions; leave out --dense")
         listed = load_views(existing(described, "views (.toml or .json)"))
         fitted, network = Policy.load(existing(policy, "a policy (.json)")), load_predictor(predictor, weights)
         return predict_maps(network, predictions, listed, fitted, out, talk, entropy=entropy)
     writable(out, ".parquet", ".csv")
     import numpy as np
 
-    from vbtta.cli.files import read_predictions
-    from vbtta.conformal import load_policy
+    from vbtta.cli.files import read_pair, read_predictions
+    from vbtta.conformal import ConformalPolicy, conformalize, load_policy, unwrapped
     from vbtta.data.files import write_table
 
     views = read_predictions(predictions)
     rule: Any = load_policy(existing(policy, "a policy (.json)"))
-    if sets or calibration:
-        rule = _with_sets(rule, policy, sets, calibration, method, talk)
-    elif hasattr(rule, "levels"):  # fitted with sets
-        sets = rule.levels.tolist()
+    known = rule.levels.tolist() if isinstance(rule, ConformalPolicy) else []
+    if calibration is not None:
+        rule = rule.policy if known else rule
+        pair = read_pair(*calibration, unwrapped(rule)[0].task, talk)
+        asked: dict[str, Any] = {"level": sets, "method": None if method is None else method.value}
+        rule = conformalize(rule, *pair, **asked)
+    elif missing := [level for level in sets or () if level not in known]:
+        raise UsageError(
+            f"{policy} has no sets of level {missing[0]:g}; give labelled rows as --calibration PREDICTIONS LABELS, or "
+            f"fit with --sets {missing[0]:g}"
+        )
+    sets = sets or known
     try:
         ids = np.arange(len(views)) if views.ids is None else views.ids
         prediction = rule.predict(views)
@@ -411,47 +374,18 @@ def predict(
     return talk.result(document, f"wrote {len(views):,} predictions to {out}: {columns}")
 
 
-def _with_sets(rule: Any, policy: Path, sets: Any, calibration: Any, method: Any, talk: Talk) -> Any:
-    """The policy with thresholds for the levels, from its file or from a calibration sample."""
-    from vbtta.cli.files import read_pair
-    from vbtta.conformal import ConformalPolicy, conformalize, unwrapped
-
-    if not sets:
-        raise UsageError("--calibration is for sets; give their level too, as --sets 0.9")
-    if calibration is not None:
-        rule = rule.policy if isinstance(rule, ConformalPolicy) else rule
-        pair = read_pair(calibration[0], calibration[1], unwrapped(rule)[0].task, talk)
-        return conformalize(rule, *pair, level=sets, method=None if method is None else method.value)
-    known = rule.levels.tolist() if isinstance(rule, ConformalPolicy) else []
-    missing = [level for level in sets if level not in known]
-    if missing:
-        raise UsageError(
-            f"{policy} has no sets of level {missing[0]:g}; give labelled rows as --calibration PREDICTIONS LABELS, or "
-            f"fit with --sets {missing[0]:g}"
-        )
-    return rule
-
-
 @app.command()
 @command
 def compare(
     talk: Talk,
     predictions: running.PredictionsFile,
     labels: running.LabelsFile,
-    test: Annotated[
-        tuple[Path, Path], Option(metavar="PREDICTIONS LABELS", help="Predictions and labels to score on.")
-    ],
-    task: Annotated[
-        running.Task | None, Option(help="What the labels are; by default classification where C > 1.")
-    ] = None,
+    test: Annotated[tuple[Path, Path], running.Pair(help="Predictions and labels to score on.")],
+    task: Annotated[running.Task | None, Option(help="By default classification where C > 1.")] = None,
     methods: Annotated[str | None, Option(help="Names with commas between them; by default all.")] = None,
-    out: Annotated[
-        Path | None, Option("--out", "-o", help="Write the comparison (.json); an interrupted one goes on.")
-    ] = None,
+    out: Annotated[Path | None, Out(help="Write the comparison (.json); an interrupted one goes on.")] = None,
     resamples: Annotated[int, Option(min=1, help="Of the bootstrap.")] = 2000,
-    sets: Annotated[
-        float | None, Option(min=0.01, max=0.999, help="Compare sizes and coverage of sets of this level, too.")
-    ] = None,
+    sets: Annotated[float | None, Option(min=0.01, max=0.999, help="Compare sets of this level, too.")] = None,
     columns_are_annotators: running.Annotators = False,
     seed: running.Seed = 0,
 ) -> None:
@@ -468,22 +402,21 @@ def compare(
     from vbtta.report.documents import comparison_document, gain_in_words
 
     several = read_predictions(predictions).outputs.shape[2] > 1
-    kind = task.value if task is not None else "classification" if several else "regression"
+    given = task.value if task is not None else "classification" if several else "regression"
+    kind = "classification" if given == "multilabel" else given
     names = default_methods(kind) if methods is None else [name.strip() for name in methods.split(",")]
     try:
         entries(names, kind, seed)
     except ValueError as error:
         raise UsageError(f"--methods {methods}: {error}") from error
     pairs = [
-        read_pair(*paths, kind, talk, columns_are_annotators=columns_are_annotators)
+        read_pair(*paths, given, talk, columns_are_annotators=columns_are_annotators)
         for paths in ((predictions, labels), test)
     ]
+    if given == "multilabel":
+        pairs = [(views.as_binary(), sets) for views, sets in pairs]
     parts = Parts(out, fingerprint(kind, seed, sets, *(part for pair in pairs for part in content(*pair))))
-    store = ScoredParts(parts, names)
-    for place, name in enumerate(names, start=1):  # one at a time, to report progress
-        talk.note(f"{name} ({place} of {len(names)})" + (": kept from before" if name in store else ""))
-        if name not in store and not (name.startswith("original") and "identity" not in pairs[0][0].names):
-            run(*pairs[0], *pairs[1], task=kind, methods=[name], resamples=1, sets=sets, seed=seed, store=store)
+    store = ScoredParts(parts, names, talk)
     options: dict[str, Any] = {"resamples": resamples, "sets": sets, "seed": seed}
     outcome = run(*pairs[0], *pairs[1], task=kind, methods=names, store=store, **options)
     document = comparison_document(outcome)
@@ -506,7 +439,7 @@ def diagnose(
     ] = None,
     incoming: Annotated[Path | None, Option(help="Predictions for new inputs, to be compared with the others.")] = None,
     refit: Annotated[bool, Option(help="Fit again without each view and under other priors.")] = True,
-    out: Annotated[Path | None, Option("--out", "-o", help="Write the findings (.json).")] = None,
+    out: Annotated[Path | None, Out(help="Write the findings (.json).")] = None,
     columns_are_annotators: running.Annotators = False,
     seed: running.Seed = 0,
 ) -> None:
@@ -547,14 +480,12 @@ def diagnose(
 def report(
     talk: Talk,
     folder: Annotated[Path, Argument(metavar="RUN-FOLDER", help="The folder with the files of a run.")],
-    out: Annotated[
-        Path | None, Option("--out", "-o", help="Where to write the page; by default report.html in the folder.")
-    ] = None,
+    out: Annotated[Path | None, Out(help="Where to write the page; by default report.html in the folder.")] = None,
 ) -> None:
     """Make a self-contained HTML page from a folder with policy.json.
 
     What else is there goes in too: predictions.npz, labels.csv (or .parquet), test_predictions.npz, test_labels.csv,
-    comparison.json, diagnosis.json, examples.npz, run.json.
+    comparison.json, diagnosis.json, run.json.
 
     Example:
 

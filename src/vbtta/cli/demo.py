@@ -5,9 +5,10 @@ An illustration, not evidence: images, raters and views are made up, and were ch
 
 __all__ = ["run"]
 
+import textwrap
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import ndimage
@@ -17,24 +18,19 @@ from vbtta._support.checks import require
 from vbtta.augment.arrays import Identity
 from vbtta.augment.base import Augmentation
 from vbtta.augment.images import Blur, Brightness, Contrast, HorizontalFlip, Rotate, Rotate90, VerticalFlip, Zoom
-from vbtta.cli.files import comparison_table, write_arrays, write_run_report
+from vbtta.cli.files import comparison_table, digest
 from vbtta.cli.running import Talk, write_json
 from vbtta.comparison import compare
 from vbtta.data.files import write_table
-from vbtta.data.labels import Array, LabelSets
+from vbtta.data.labels import Array
 from vbtta.dense import collect_dense
 from vbtta.diagnostics import diagnose
+from vbtta.diagnostics.diagnosis import annotators_in_words
 from vbtta.fit import fit_policy
 from vbtta.module import TTAModule
-from vbtta.report.documents import (
-    annotators_in_words,
-    comparison_document,
-    diagnosis_document,
-    gain_in_words,
-    policy_document,
-    views_in_words,
-)
-from vbtta.report.maps import map_arrays, map_examples
+from vbtta.report import documents
+from vbtta.report.html import write_report
+from vbtta.report.maps import map_examples
 
 _METHODS = ("original", "original+t", "uniform", "uniform+t", "aug_tta", "greedy", "vbtta")
 _SIZE = 64  # pixels across an image
@@ -43,28 +39,25 @@ _LIGHT = (1.0, 0.8, 0.8)  # brightness of the three parts: the lamp got dimmer a
 RATERS = {"ann": "careful", "bob": "draws wide", "cleo": "misses cells"}
 
 
-class Cells(NamedTuple):
-    """Images of cells."""
-
-    images: Array  # (N, 1, H, W) float32
-    cells: Array  # (N, H, W): 0 background, else the number of the cell
-
-
 def run(out: Path, seed: int, talk: Talk) -> None:
     """Make the files of a run and its report, and print what came out."""
     started = time.perf_counter()
     torch = require("torch", "torch")
     with require("threadpoolctl", "cli").threadpool_limits(1):  # fastest for so little data
         document, findings = _fit_and_compare(torch, out, seed, talk)
-    talk.note("writing the report ...")
-    write_run_report(out, out / "report.html", Talk(False, True))
     seconds = time.perf_counter() - started
+    alerts = [line.removeprefix("! ") for line in document["diagnosis"] if line.startswith("! ")]
+    findings["diagnosis"] = alerts or ["Nothing needs attention; the report has all checks."]
+    gained, learned, checked = (
+        "\n".join([title, *(textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in lines)])
+        for title, lines in zip(("What was gained", "What was learned", "Diagnosis"), findings.values(), strict=True)
+    )
     texts = [
-        "\n  ".join(["What was gained", *findings["gained"]]),
+        gained,
         comparison_table(document["comparison"], talk),
-        "\n  ".join(["What was learned", *findings["learned"]]),
-        "\n  ".join(["Diagnosis", *document["diagnosis"]]),
-        "Images and raters are made up: the numbers illustrate, they are no evidence.",
+        learned,
+        checked,
+        "Images and raters are simulated: the numbers are an illustration, not evidence.",
         f"Done in {seconds:.0f} s. Open {out / 'report.html'}",
     ]
     talk.result(document | {"written": str(out / "report.html"), "seconds": seconds}, "\n\n".join(texts))
@@ -77,20 +70,24 @@ def _fit_and_compare(torch: Any, out: Path, seed: int, talk: Talk) -> tuple[dict
         for part, (n, light) in enumerate(zip((_N_TRAIN, _N_CALIBRATION, _N_TEST), _LIGHT, strict=True))
     )
     talk.note(f"training a small U-Net on {_N_TRAIN} images of cells ...")
-    network = train_network(torch, train, seed)
-    drawn, views = rate(calibration.cells, np.random.default_rng([seed, 3])), make_views()
+    network, views = train_network(torch, *train, seed), make_views()
+    (images, cells), (test_images, test_cells) = ((torch.from_numpy(part[0]), part[1]) for part in (calibration, test))
+    drawn, truth = rate(cells, np.random.default_rng([seed, 3])), (test_cells > 0).astype(int)
     talk.note(f"predicting {_N_CALIBRATION + _N_TEST} images under {len(views)} views ...")
-    tensors = [torch.from_numpy(part.images) for part in (calibration, test)]
-    classes, truth = ["background", "cell"], (test.cells > 0).astype(int)
-    collected = [
-        collect_dense(network, inputs, views, target, positions=n, seed=seed, classes=classes, raters=raters)
-        for inputs, target, n, raters in ((tensors[0], drawn, 50, list(RATERS)), (tensors[1], truth, 200, None))
-    ]
-    for prefix, (predictions, labels) in zip(("", "test_"), collected, strict=True):
-        predictions.save(out / f"{prefix}predictions.npz")
-        write_table(out / f"{prefix}labels.csv", _columns(labels, predictions.ids, classes))
-    (predictions, labels), (test_predictions, test_labels) = collected
-    skill = dict(zip(RATERS, (drawn == (calibration.cells > 0)[:, None]).mean(axis=(0, 2, 3)).tolist(), strict=True))
+    options: dict[str, Any] = {"seed": seed, "classes": ["background", "cell"]}
+    predictions, labels = collect_dense(network, images, views, drawn, positions=50, raters=list(RATERS), **options)
+    test_predictions, test_labels = collect_dense(network, test_images, views, truth, positions=200, **options)
+    for prefix, part, given in (("", predictions, labels), ("test_", test_predictions, test_labels)):
+        part.save(out / f"{prefix}predictions.npz")
+        assert part.ids is not None
+        columns = {
+            "instance": part.ids[given.instance],
+            "label": np.array(["background", "cell"])[given.value.astype(int)],
+        }
+        if given.annotator is not None:
+            columns["annotator"] = np.array(given.annotator_names)[given.annotator]
+        write_table(out / f"{prefix}labels.csv", columns)
+    skill = dict(zip(RATERS, (drawn == (cells > 0)[:, None]).mean(axis=(0, 2, 3)).tolist(), strict=True))
 
     talk.note(f"fitting to {len(labels):,} labels of three raters ...")
     policy = fit_policy(predictions, labels, task="classification", seed=seed)
@@ -99,49 +96,52 @@ def _fit_and_compare(torch: Any, out: Path, seed: int, talk: Talk) -> tuple[dict
     outcome = compare(
         predictions, labels, test_predictions, test_labels, task="classification", methods=_METHODS, seed=seed
     )
-    comparison = comparison_document(outcome)
+    comparison = documents.comparison_document(outcome)
     write_json(out / "comparison.json", comparison)
     diagnosis = diagnose(policy, predictions, labels, incoming=test_predictions, seed=seed)
-    write_json(out / "diagnosis.json", diagnosis_document(diagnosis))
+    findings = documents.diagnosis_document(diagnosis)
+    write_json(out / "diagnosis.json", findings)
 
     module = TTAModule(network, views, policy).eval()
-    examples = map_examples(module, list(tensors[1]), list(truth), background=0)
-    write_arrays(out / "maps.npz", map_arrays(examples))
+    examples = map_examples(module, list(test_images), list(truth), background=0)
     with torch.no_grad():
-        proba = {"network": network(tensors[1]).softmax(1).numpy(), "policy": module(tensors[1]).numpy()}
+        proba = {"network": network(test_images).softmax(1).numpy(), "policy": module(test_images).numpy()}
     dice = {name: metrics.dice(truth, maps, background=0) for name, maps in proba.items()}
     overlap = f"Overlap with the true cells (Dice): {dice['policy']:.3f}, by the network alone {dice['network']:.3f}."
-    gained = [overlap, *gain_in_words(comparison)]
-    learned = [*views_in_words(policy), *annotators_in_words(policy, skill)]
+    gained = [overlap, *documents.gain_in_words(comparison)]
+    learned = [*documents.views_in_words(policy), *annotators_in_words(policy.annotators, skill)]
     people = ", ".join(f"{name} {manner}" for name, manner in RATERS.items())
     text = [
-        f"A small network learned to find cells in {_N_TRAIN} made-up images. Three simulated raters outlined the "
-        f"cells of {_N_CALIBRATION} more ({people}); {_N_TEST} images with the true outlines are the test. The lamp is "
-        "dimmer there than in the training images, as it happens, so views with more contrast help.",
-        "An illustration: images and raters are made up so that views can help.",
+        f"A small network learned to find cells in {_N_TRAIN} simulated images. Three simulated raters outlined the "
+        f"cells of {_N_CALIBRATION} more ({people}); {_N_TEST} images with the true outlines are the test. The light "
+        "is dimmer there than in the training images, so views with more contrast help.",
+        "An illustration: images and raters are simulated so that views can help.",
         overlap,
     ]
     story = {"title": f"Finding cells: three raters, {len(views)} views", "text": text, "skill": skill}
     write_json(out / "run.json", {"story": story, "options": {"command": "vbtta demo", "seed": seed}})
-    summary = diagnosis.summary().splitlines()
-    document = {**policy_document(policy), "comparison": comparison, "diagnosis": summary, "skill": skill, "dice": dice}
+    talk.note("writing the report ...")
+    files = {path.name: digest(path) for path in sorted(out.iterdir()) if path.suffix in (".json", ".npz", ".csv")}
+    parts: dict[str, Any] = {"predictions": predictions, "labels": labels, "test": (test_predictions, test_labels)}
+    parts |= {"comparison": comparison, "diagnosis": findings, "maps": examples, "story": story}
+    circumstances = documents.provenance(policy, files, {"command": "vbtta demo", "seed": seed})
+    write_report(out / "report.html", policy, circumstances=circumstances, **parts)
+    summary = findings["summary"]
+    document = {
+        **documents.policy_document(policy),
+        "comparison": comparison,
+        "diagnosis": summary,
+        "skill": skill,
+        "dice": dice,
+    }
     return document, {"gained": gained, "learned": learned}
-
-
-def _columns(labels: LabelSets, ids: Array | None, classes: list[str]) -> dict[str, Array]:
-    """A long table of labels."""
-    assert ids is not None
-    columns = {"instance": ids[labels.instance], "label": np.array(classes)[labels.value.astype(int).ravel()]}
-    if labels.annotator is not None:
-        columns["annotator"] = np.array(labels.annotator_names)[labels.annotator]
-    return columns
 
 
 # -- cells, raters, views, network ----------------------------------------------------------------
 
 
-def draw_cells(n: int, light: float, rng: np.random.Generator) -> Cells:
-    """Bright ellipses on an uneven, noisy background."""
+def draw_cells(n: int, light: float, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Bright ellipses on an uneven, noisy background: images (N, 1, H, W), and numbers of the cells (N, H, W)."""
     rows, columns = np.mgrid[:_SIZE, :_SIZE]
     images, cells = np.zeros((n, 1, _SIZE, _SIZE), np.float32), np.zeros((n, _SIZE, _SIZE), np.int64)
     for image, numbers in zip(images[:, 0], cells, strict=True):
@@ -157,7 +157,7 @@ def draw_cells(n: int, light: float, rng: np.random.Generator) -> Cells:
             image += rng.uniform(0.25, 0.7) / (1 + np.exp(12 * (radius - 1)))
             numbers[radius < 1] = number
         image[:] = light * np.clip(ndimage.gaussian_filter(image, 0.7) + 0.15 * rng.normal(size=image.shape), 0, 1)
-    return Cells(images, cells)
+    return images, cells
 
 
 def rate(cells: Array, rng: np.random.Generator) -> Array:
@@ -177,20 +177,20 @@ def make_views() -> list[Augmentation]:
     return [Identity(), *turned, Contrast(1.3), Contrast(1.6), Zoom(1.2), Blur(1.5), Brightness(0.3), Rotate(30.0)]
 
 
-def train_network(torch: Any, data: Cells, seed: int) -> Any:
+def train_network(torch: Any, images: Array, cells: Array, seed: int) -> Any:
     """A U-Net of one level."""
     nn = torch.nn
+
+    def convolutions(n_in: int, n_out: int) -> list[Any]:
+        return [nn.Conv2d(n_in, n_out, 3, padding=1), nn.ReLU(), nn.Conv2d(n_out, n_out, 3, padding=1), nn.ReLU()]
 
     class UNet(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.top = nn.Sequential(
-                nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU()
-            )
+            self.top = nn.Sequential(*convolutions(1, 12))
             self.low = nn.Sequential(
-                nn.MaxPool2d(4), nn.Conv2d(12, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.ReLU(),
-                nn.Upsample(scale_factor=4, mode="bilinear"),
-            )  # fmt: skip
+                nn.MaxPool2d(4), *convolutions(12, 24), nn.Upsample(scale_factor=4, mode="bilinear")
+            )
             self.end = nn.Conv2d(36, 2, 3, padding=1)
 
         def forward(self, images: Any) -> Any:
@@ -201,10 +201,10 @@ def train_network(torch: Any, data: Cells, seed: int) -> Any:
         torch.manual_seed(seed)
         network = UNet()
         optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
-        images, masks = torch.from_numpy(data.images), torch.from_numpy((data.cells > 0).astype(np.int64))
+        inputs, masks = torch.from_numpy(images), torch.from_numpy((cells > 0).astype(np.int64))
         for _ in range(40):
-            for rows in torch.randperm(len(images)).split(8):
+            for rows in torch.randperm(len(inputs)).split(8):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(network(images[rows]), masks[rows]).backward()
+                nn.functional.cross_entropy(network(inputs[rows]), masks[rows]).backward()
                 optimizer.step()
     return network.eval()

@@ -45,7 +45,7 @@ def write_views(
         options["raters"] = [[rater for rater, _ in given[name]] for name in names]
     predictions, labels = collect_items(predictor, len(names), load, views, ids=names, **options)
     predictions.save(out)
-    labels.save(labels_file)
+    predictions.align(labels).save(labels_file)  # with the predictions' ids
     document = {"written": str(out), "labels": str(labels_file), "images": len(names), "positions": len(predictions)}
     text = f"wrote {len(predictions):,} positions of {len(names):,} images to {out} and their labels to {labels_file}"
     talk.result({**document, "views": list(predictions.names)}, text)

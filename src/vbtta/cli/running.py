@@ -1,6 +1,9 @@
 """Shared by all commands: options, output, files to write, and errors."""
 
-__all__ = ["Talk", "UsageError", "as_json_text", "command", "complain", "existing", "writable", "write_json"]
+__all__ = [
+    "Talk", "UsageError", "as_json_text", "command", "complain", "existing", "needs", "refuse", "writable",
+    "write_json",
+]  # fmt: skip
 
 import functools
 import inspect
@@ -10,6 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +25,7 @@ from vbtta._support.checks import printable
 
 _RESUMABLE = ("compare", "views")  # keep finished parts beside --out
 
-Task = StrEnum("Task", ["classification", "regression"])
+Task = StrEnum("Task", ["classification", "regression", "multilabel"])
 Model = StrEnum("Model", ["auto", "mixture", "latent"])
 Engine = StrEnum("Engine", ["auto", "em", "advi"])
 Method = StrEnum("Method", ["lac", "aps", "raps", "distributional"])
@@ -29,15 +33,18 @@ Backend = StrEnum("Backend", ["local", "ray"])
 
 _PREDICTIONS = "Predictions under all views: .npz, .parquet, or a folder that --backend ray wrote."
 _LABELS = "Labels: .csv or .parquet, wide (label_1, label_2, ...) or long (instance, annotator, label)."
-_PEOPLE = "Numbered label columns of a wide table are always the same people."
+_SETS = "Write sets of classes, or intervals, that cover with this probability."
+Out = functools.partial(Option, "--out", "-o")
 PredictionsFile = Annotated[Path, Argument(metavar="PREDICTIONS", help=_PREDICTIONS)]
 LabelsFile = Annotated[Path, Argument(metavar="LABELS", help=_LABELS)]
+Pair = functools.partial(Option, metavar="PREDICTIONS LABELS")
 PolicyFile = Annotated[Path, Option("--policy", "-p", help="The policy (.json) that vbtta fit wrote.")]
-Annotators = Annotated[bool, Option("--columns-are-annotators", help=_PEOPLE)]
-Sets = Annotated[
-    list[float] | None,
-    Option(min=0.01, max=0.999, help="Write sets of classes, or intervals, that cover with this probability."),
+Predictor = functools.partial(Option, metavar="PACKAGE.MODULE:FACTORY")
+Described = functools.partial(Option, "--views")
+Annotators = Annotated[
+    bool, Option("--columns-are-annotators", help="Numbered label columns are always the same people.")
 ]
+Sets = Annotated[list[float] | None, Option(min=0.01, max=0.999, help=_SETS)]
 Seed = Annotated[int, Option(min=0, help="Decides draws, folds and the bootstrap.")]
 BackendOption = Annotated[Backend, Option(help="Where the work is done: in this process, or by Ray on a cluster.")]
 Workers = Annotated[int | None, Option(min=1, help="Workers of --backend ray; by default one a core.")]
@@ -55,7 +62,7 @@ class Talk:
     """Results go to standard output, as text or one JSON document; remarks, unless quiet, to the error stream."""
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
-        self.as_json, self.quiet = as_json, quiet
+        self.as_json, self.quiet, self._output = as_json, quiet, sys.stdout
 
     @property
     def progress(self) -> bool:
@@ -69,7 +76,8 @@ class Talk:
 
     def result(self, document: dict[str, Any], text: str = "") -> None:
         """Print the result: the document with --json, else the text."""
-        print(as_json_text(document) if self.as_json else printable(text.rstrip("\n"), "\n\t"))
+        text = as_json_text(document) if self.as_json else printable(text.rstrip("\n"), "\n\t")
+        print(text, file=self._output, flush=True)
 
     def track(self, items: Sequence[Any], title: str) -> Any:
         """Iterate with a progress bar on the error stream."""
@@ -97,11 +105,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(as_json: bool = False, quiet: bool = False, debug: bool = False, **options: Any) -> None:
         try:
-            with warnings.catch_warnings():
+            talk = Talk(as_json, quiet)
+            with warnings.catch_warnings(), redirect_stdout(sys.stderr):  # predictors print, and Ray does
                 warnings.simplefilter("default")
                 warnings.showwarning = functools.partial(_show_warning, quiet)
-                function(Talk(as_json, quiet), **options)
-            sys.stdout.flush()
+                function(talk, **options)
         except typer.Exit:
             raise
         except KeyboardInterrupt:
@@ -143,17 +151,30 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
         temporary.write_text(as_json_text(document) + "\n", encoding="utf-8")
 
 
-def complain(message: str) -> None:
+def complain(message: str, kind: str = "error") -> None:
     """One line on the error stream."""
-    print("vbtta: error:", printable(" ".join(message.split())), file=sys.stderr, flush=True)
+    print(f"vbtta: {kind}:", printable(" ".join(message.split())), file=sys.stderr, flush=True)
+
+
+def needs(partner: str, present: object, **options: object) -> None:
+    """Refuse options that mean nothing without their partner."""
+    for name, value in options.items():
+        if not present and value not in (None, False):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} goes with {partner}; give both, or leave out {option}")
+
+
+def refuse(problem: bool, message: str) -> None:
+    """Raise where there is a problem with the options."""
+    if problem:
+        raise UsageError(message)
 
 
 def existing(path: Path, content: str) -> Path:
     """A file that was named and must be there."""
-    if not path.exists():
-        raise UsageError(f"{path}: no such file; give the path of {content}")
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; give the path of {content}")
+    if path.is_dir() or not path.exists():
+        problem = " is a folder" if path.is_dir() else ": no such file"
+        raise UsageError(f"{path}{problem}; give the path of {content}")
     return path
 
 
@@ -161,7 +182,7 @@ def writable(path: Path | None, *suffixes: str) -> None:
     """Refuse an output that cannot be written before the work is done, not after."""
     if path is None:
         return
-    if suffixes and path.suffix not in suffixes:
+    if path.suffix not in suffixes:
         raise UsageError(f"{path}: the name must end in {' or '.join(suffixes)}")
     if not path.parent.is_dir():
         raise OSError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
@@ -183,4 +204,4 @@ def _message(error: Exception) -> str:
 
 def _show_warning(quiet: bool, message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
     if not quiet and issubclass(category, UserWarning):
-        print("vbtta: warning:", printable(" ".join(str(message).split())), file=sys.stderr, flush=True)
+        complain(str(message), "warning")

@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -18,19 +17,20 @@ import numpy as np
 
 from vbtta._support.checks import require, shown
 from vbtta._support.files import atomic_path
-from vbtta.data.labels import ID_COLUMNS, Array, LabelSets, LongLabels, long_labels
+from vbtta.data.labels import Array, LabelSets, long_labels
 from vbtta.data.predictions import ViewPredictions
 
 _METADATA = b"vbtta"  # key of a parquet file's metadata
-_ROWS = 1 << 16  # of an .npz file read at once
+_REMEDIES = {  # for files that are not parquet
+    "labels": ". Write one, as pyarrow.parquet.write_table(pyarrow.csv.read_csv(path), ...), or give LabelSets",
+    "dataset": ". Predictions of other files: ViewPredictions.load(path).save('views.parquet')",
+}
 _MAX_INFLATION = 200  # times that a compressed array may be larger than its bytes in the file
-_COLUMNS = ("instance", "outputs", "variance", "group")  # of a parquet file with one row an instance
-_LABEL_COLUMN = re.compile("instance|id|item|task|label(_.+)?|annotator|worker|count|instance_weight")
 
 # -- predictions ----------------------------------------------------------------------------------
 
 
-def read_predictions(path: Any, *, mmap: bool = False, names: Sequence[str] | None = None) -> ViewPredictions:
+def read_predictions(path: Any, *, mmap: bool = False) -> ViewPredictions:
     """Read predictions from an .npz file, a parquet file, or a folder or list of parquet files.
 
     Parquet files have one row an instance, as :func:`write_predictions` writes them, or one row an instance and view:
@@ -42,14 +42,11 @@ def read_predictions(path: Any, *, mmap: bool = False, names: Sequence[str] | No
             raise FileNotFoundError(f"no predictions file at {path}; write one with ViewPredictions.save")
         if Path(path).suffix == ".npz":
             return _read_predictions_npz(path, mmap)
-        if Path(path).suffix == ".parquet" and "outputs" not in (columns := _schema(path, "predictions").names):
-            if "view" in columns or "mean" not in columns:
-                return one_row_a_view(read_table(path), path)
-        elif Path(path).suffix != ".parquet" and not os.path.isdir(path):
-            raise ValueError(
-                f"{path}: predictions are read from .npz or .parquet files; write one with ViewPredictions.save"
-            )
-    first, *others = [chunk.read() for chunk in open_chunks(path, names)]
+        if Path(path).suffix == ".parquet" and "outputs" not in _schema(path, "predictions").names:
+            return one_row_a_view(read_table(path), path)
+        if Path(path).suffix != ".parquet" and not os.path.isdir(path):
+            raise ValueError(f"{path}: predictions are read from .npz or .parquet; write one with ViewPredictions.save")
+    first, *others = [chunk.read() for chunk in open_chunks(path)]
     try:
         return first.concat(others) if others else first
     except ValueError as error:
@@ -62,34 +59,28 @@ def write_predictions(path: str | os.PathLike[str], predictions: ViewPredictions
         with atomic_path(path) as temporary:
             write_arrow(prediction_table(predictions), temporary)
         return
-    members = {"outputs": np.asarray(predictions.outputs)}
-    if not predictions.generated_names:
-        members["names"] = np.array(predictions.names)
-    for key in ("variance", "ids", "classes", "groups", "draws", "features"):
-        if getattr(predictions, key) is not None:
-            members[key] = np.asarray(getattr(predictions, key))
-    if predictions.feature_names:
-        members["feature_names"] = np.array(predictions.feature_names)
+    keys = ("outputs", "variance", "ids", "classes", "groups", "draws", "features")
+    members = {key: getattr(predictions, key) for key in keys}
+    members["names"] = None if predictions.generated_names else predictions.names
+    members["feature_names"] = predictions.feature_names or None
     if predictions.fingerprints:
-        members["fingerprints"] = np.array([predictions.fingerprints.get(name, "") for name in predictions.names])
+        members["fingerprints"] = [predictions.fingerprints.get(name, "") for name in predictions.names]
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, allow_pickle=False, **members)
+        arrays = {key: np.asarray(values) for key, values in members.items() if values is not None}
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def _read_predictions_npz(path: str | os.PathLike[str], mmap: bool) -> ViewPredictions:
     members = read_npz(path, mapped=("outputs", "variance") if mmap else ())
     if "outputs" not in members:
-        hint = "; rename 'mean', as it was called, to 'outputs'" if "mean" in members else ""
-        raise ValueError(f"{path} has no array 'outputs' of shape (N, K, C); it has {sorted(members)}{hint}")
+        raise ValueError(f"{path} has no array 'outputs' of shape (N, K, C); it has {sorted(members)}")
     names = [str(name) for name in members["names"]] if "names" in members else None
     prints = zip(names or (), members.get("fingerprints", ()), strict=False)
+    fingerprints = {name: str(text) for name, text in prints if str(text)}
+    rest = {key: members.get(key) for key in ("ids", "classes", "groups", "draws", "features", "feature_names")}
     try:
         return ViewPredictions(
-            members["outputs"],
-            members.get("variance"),
-            names=names,
-            fingerprints={name: str(text) for name, text in prints if str(text)},
-            **{key: members.get(key) for key in ("ids", "classes", "groups", "draws", "features", "feature_names")},
+            members["outputs"], members.get("variance"), names=names, fingerprints=fingerprints, **rest
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -125,73 +116,47 @@ def prediction_table(predictions: ViewPredictions) -> Any:
 
 
 class Chunk(NamedTuple):
-    """Consecutive rows of predictions that can be read on their own.
+    """Consecutive rows of predictions that can be read on their own: a row group of a parquet file."""
 
-    They are a row group of a parquet file, a range of an .npz file, or a block of a Ray data set.
-    """
-
-    kind: str  # "parquet", "npz" or "block"
-    where: Any  # path, or reference to an Arrow table
-    place: int  # row group, or first row in the file
+    where: Any  # path
+    place: int  # row group
     first: int  # row of the whole data set
     n_rows: int
     empty: ViewPredictions  # no rows: views, outputs and classes
 
     def read(self) -> ViewPredictions:
         """All rows."""
-        if self.kind == "npz":
-            rows = ViewPredictions.load(self.where, mmap=True).take(slice(self.place, self.place + self.n_rows))
-            variance = None if rows.variance is None else np.array(rows.variance)
-            return self.empty.like(np.array(rows.outputs), variance, rows.ids, rows.groups)
-        table = self._table(_COLUMNS)
+        table = self.table(("instance", "outputs", "variance", "group"))
         shape = (len(table), *self.empty.outputs.shape[1:])
-        with reading(self.where if self.kind == "parquet" else "dataset"):
+        with reading(self.where):
             arrays = {name: _lists(table[name], name).reshape(shape) for name in ("outputs", "variance")
                       if name in table.column_names}  # fmt: skip
-            ids, groups = (columns_of(table, [name]).get(name) for name in ("instance", "group"))
-            return self.empty.like(arrays["outputs"], arrays.get("variance"), ids, groups)
+            keys = columns_of(table, ["instance", "group"])
+            return self.empty.like(arrays["outputs"], arrays.get("variance"), keys.get("instance"), keys.get("group"))
 
     def ids(self) -> Array | None:
         """The rows' identifiers alone."""
-        if self.kind == "npz":
-            ids = ViewPredictions.load(self.where, mmap=True).ids
-            return None if ids is None else ids[self.place : self.place + self.n_rows]
-        return columns_of(self._table(("instance",))).get("instance")
+        return columns_of(self.table(("instance",))).get("instance")
 
     def has_groups(self) -> bool:
         """Whether the rows belong to groups."""
-        if self.kind == "npz":
-            return ViewPredictions.load(self.where, mmap=True).groups is not None
-        return bool(self._table(("group",)).column_names)
+        return bool(self.table(("group",)).column_names)
 
-    def _table(self, columns: Iterable[str]) -> Any:
-        if self.kind == "block":
-            table = require("ray", "ray").get(self.where)
-            return table.select([name for name in columns if name in table.column_names])
+    def table(self, columns: Iterable[str]) -> Any:
+        """Some columns of a row group, as far as they are there."""
         parquet = require("pyarrow.parquet", "data")
         with reading(self.where), parquet.ParquetFile(self.where, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
             return file.read_row_group(self.place, columns=[name for name in columns if name in names])
 
 
-def open_chunks(dataset: Any, names: Sequence[str] | None = None) -> list[Chunk]:
-    """The chunks of one .npz file, or of parquet files with one row an instance, in order; only footers are read.
-
-    `names` are the names of the views, where the files do not say.
-    """
-    if isinstance(dataset, str | os.PathLike) and str(dataset).endswith(".npz"):
-        mapped = ViewPredictions.load(dataset, mmap=True)
-        empty = renamed(mapped.take(slice(0, 0)), names, str(dataset))
-        where = str(Path(dataset).resolve())
-        return [
-            Chunk("npz", where, first, first, min(_ROWS, len(mapped) - first), empty)
-            for first in range(0, len(mapped), _ROWS)
-        ]
+def open_chunks(dataset: Any) -> list[Chunk]:
+    """The row groups of parquet files with one row an instance, in order; only footers are read."""
     paths = parquet_files(dataset)
     files = footers(paths, "dataset")
     with reading(dataset):
         schemas = [footer.schema.to_arrow_schema() for footer in files]
-    empty = views_of_schema(schemas[0], names, paths[0])
+    empty = _views_of_schema(schemas[0], paths[0])
     chunks, first = [], 0
     for path, footer, schema in zip(paths, files, schemas, strict=True):
         if _views_of(schema) != _views_of(schemas[0]):
@@ -199,7 +164,7 @@ def open_chunks(dataset: Any, names: Sequence[str] | None = None) -> list[Chunk]
         for group in range(footer.num_row_groups):
             size = footer.row_group(group).num_rows
             if size:
-                chunks.append(Chunk("parquet", path, group, first, size, empty))
+                chunks.append(Chunk(path, group, first, size, empty))
                 first += size
     if not chunks:
         raise ValueError(f"dataset: {dataset} holds no rows")
@@ -216,50 +181,27 @@ def reading(where: Any) -> Iterator[None]:
         raise ValueError(f"{where} cannot be read: {reason}; write it again") from None
 
 
-def views_of_schema(schema: Any, names: Sequence[str] | None, where: str) -> ViewPredictions:
-    """Predictions without rows, of the views that a table's schema describes."""
-    if "outputs" not in schema.names:
-        hint = "; rename 'mean', as it was called, to 'outputs'" if "mean" in schema.names else ""
+def _views_of_schema(schema: Any, where: str) -> ViewPredictions:
+    """Predictions without rows, of the views that a file's schema describes."""
+    if "outputs" not in schema.names or _METADATA not in (schema.metadata or {}):
+        columns = ", ".join(schema.names)
         raise ValueError(
-            f"dataset: {where} has no column 'outputs' (K*C numbers a row); it has {', '.join(schema.names)}{hint}"
+            f"dataset: {where} does not say which views it holds: save it with ViewPredictions.save, or give a row an "
+            f"instance and view; it has the columns {columns}"
         )
-    variance = "variance" in schema.names
-    if schema.metadata and _METADATA in schema.metadata:
-        with reading(where):
-            known = json.loads(schema.metadata[_METADATA])
-            zeros = np.zeros((0, *known["shape"]))
-            empty = ViewPredictions(
-                zeros,
-                zeros if variance else None,
-                names=known["names"],
-                classes=known["classes"],
-                fingerprints=known["fingerprints"],
-            )
-            return renamed(empty, names, where)
-    if names is None:
-        raise ValueError(f"dataset: {where} does not say which views its columns hold; give names=[...]")
-    size = getattr(schema.field("outputs").type, "list_size", None)
-    if size is None or size % len(names):
-        raise ValueError(
-            f"dataset: 'outputs' of {where} must be lists of a fixed size, K*C numbers with K = {len(names)}; got "
-            f"{schema.field('outputs').type}. Lists of one length can be cast: "
-            "column.cast(pyarrow.list_(pyarrow.float64(), size))"
-        )
-    zeros = np.zeros((0, len(names), size // len(names)))
-    return ViewPredictions(zeros, zeros if variance else None, names=names)
-
-
-def renamed(predictions: ViewPredictions, names: Sequence[str] | None, where: str) -> ViewPredictions:
-    """Predictions with the caller's names of the views, unless they have names of their own."""
-    if names is None or tuple(names) == predictions.names:
-        return predictions
-    if not predictions.generated_names or len(names) != len(predictions.names):
-        raise ValueError(f"names: {where} holds the views {', '.join(predictions.names)}; leave names out")
-    return ViewPredictions(predictions.outputs, predictions.variance, names=names, classes=predictions.classes)
+    with reading(where):
+        known = json.loads(schema.metadata[_METADATA])
+        zeros = np.zeros((0, *known.pop("shape")))
+        return ViewPredictions(zeros, zeros if "variance" in schema.names else None, **known)
 
 
 def parquet_files(dataset: Any, name: str = "dataset") -> list[str]:
     """Paths of the parquet files that a path, a folder or a list of paths stands for, in order."""
+    if hasattr(dataset, "write_parquet"):
+        raise ValueError(
+            f"{name} must be paths of parquet files, which a ray.data.Dataset does not tell: write it once, "
+            "dataset.write_parquet(folder), and give the folder"
+        )
     entries = [dataset] if isinstance(dataset, str | os.PathLike) else dataset
     if not isinstance(entries, Sequence) or not entries or not all(isinstance(p, str | os.PathLike) for p in entries):
         raise TypeError(f"{name} must be a path or a list of paths; got {dataset!r}")
@@ -296,24 +238,33 @@ def one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
             f"{path}: instance {ids[where // len(names)]} has {times[where]} rows of view "
             f"{str(names[where % len(names)])!r}; every instance needs one row of every view"
         )
+
+    def by_view(columns: list[str]) -> Array:
+        values = np.empty((len(ids), len(names), len(columns)))
+        for c, name in enumerate(columns):
+            try:
+                values[row, view, c] = table[name].astype(np.float64)
+            except (TypeError, ValueError):
+                raise ValueError(f"{path}: column {name!r} must be numbers; it has {shown(table[name][0])}") from None
+        return values
+
     spread = [f"variance_{name.partition('_')[2]}" if "_" in name else "variance" for name in columns]
-    shape = (len(ids), len(names), len(columns))
-    outputs, variance = np.empty(shape), np.empty(shape) if all(name in table for name in spread) else None
-    for c, (output, width) in enumerate(zip(columns, spread, strict=True)):
-        outputs[row, view, c] = _numbers(table[output], output, path)
-        if variance is not None:
-            variance[row, view, c] = _numbers(table[width], width, path)
+    features = [name for name in table if name.startswith("feature_")]
     groups = None
     if "group" in table:
         groups = table["group"][np.unique(row, return_index=True)[1]]
         if (groups[row] != table["group"]).any():
             raise ValueError(f"{path}: 'group' differs between the views of an instance; give every instance one group")
     endings = [name.removeprefix("logit_") for name in columns]
-    classes = _typed(endings) if all(name.startswith("logit_") for name in columns) else None
     try:
-        return ViewPredictions(outputs, variance, names=list(names), ids=ids, classes=classes, groups=groups)
+        return ViewPredictions(
+            by_view(columns), by_view(spread) if all(name in table for name in spread) else None, names=list(names),
+            ids=ids, groups=groups, classes=_typed(endings) if columns[0].startswith("logit_") else None,
+            features=by_view(features) if features else None,
+            feature_names=[name.removeprefix("feature_") for name in features] or None,
+        )  # fmt: skip
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
 # -- labels ---------------------------------------------------------------------------------------
@@ -329,10 +280,10 @@ class Labels(NamedTuple):
 def read_labels(path: str | os.PathLike[str], *, columns_are_annotators: bool = False) -> Labels:
     """Read labels from a CSV or parquet file, in either layout.
 
-    Long: `instance` (or `id`, `item`, `task`), `label`, optionally `annotator` (or `worker`), `count` and
-    `instance_weight`, one row a label. Wide: `label_1`, `label_2`, ... (or just `label`), one row an instance, empty
-    where there is none, optionally with `instance`. Columns such as `label_ann` name their annotators; numbered ones
-    are anonymous unless they are said to be annotators.
+    Long: `instance` (or `id`, `item`, `task`), `label`, optionally `annotator` (or `worker`, `rater`, `user`), `count`
+    and `instance_weight`, one row a label. Wide: `label_1`, `label_2`, ... (or just `label`), one row an instance,
+    empty where there is none, optionally with `instance`. Columns such as `label_ann` name their annotators; numbered
+    ones are anonymous unless they are said to be annotators.
     """
     try:
         long = long_labels(read_table(path), str(path), columns_are_annotators=columns_are_annotators)
@@ -348,79 +299,12 @@ def write_labels(path: str | os.PathLike[str], labels: LabelSets) -> None:
     """Write labels in the long layout to a CSV or parquet file."""
     if labels.by_position or labels.value.ndim > 1:
         raise ValueError("labels of counts, rankings and vectors are not written; keep the arrays they were made of")
-    instance = labels.instance if labels.ids is None else labels.ids[labels.instance]
-    columns = {"instance": instance, "label": labels.value}
-    if labels.annotator is not None:
-        columns["annotator"] = np.array(labels.annotator_names)[labels.annotator]
-    weights = 1.0 if labels.instance_weights is None else labels.instance_weights[labels.instance]
+    columns, weights = labels.table(), np.ones(len(labels))
+    if labels.instance_weights is not None:
+        weights = columns["instance_weight"] = labels.instance_weights[labels.instance]
     if (labels.count != weights).any():
         columns["count"] = labels.count / weights
-    if labels.instance_weights is not None:
-        columns["instance_weight"] = labels.instance_weights[labels.instance]
     write_table(path, columns)
-
-
-@dataclass(frozen=True)
-class LabelFiles:
-    """Labels in parquet files with a column of ids, of which a reader takes its share."""
-
-    paths: tuple[str, ...]
-    columns_are_annotators: bool = False
-
-    def __post_init__(self) -> None:
-        columns = [self._check(footer.schema.to_arrow_schema().names, path)
-                   for path, footer in zip(self.paths, footers(self.paths, "labels"), strict=True)]  # fmt: skip
-        for path, names in zip(self.paths, columns, strict=True):
-            if names != columns[0]:
-                raise ValueError(
-                    f"labels: {path} has the columns {', '.join(sorted(names))}, but {self.paths[0]} has "
-                    f"{', '.join(sorted(columns[0]))}; give all files the same"
-                )
-
-    def n_labels(self, path: str) -> int:
-        """Number of labels in one of the files; raises where one lacks its instance, annotator or count."""
-        total, first = 0, 0
-        with require("pyarrow.parquet", "ray").ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=self._columns(path))
-                labels = self._long(table, path, first)
-                total += len(labels.label) if labels.count is None else int((labels.count > 0).sum())
-                first += len(table)
-        return total
-
-    def share(self, ids: Array) -> LongLabels:
-        """The labels of the instances between the first and the last of some ids."""
-        arrow = require("pyarrow.compute", "ray")
-        files = require("pyarrow.dataset", "ray").dataset(list(self.paths))
-        columns = self._columns(self.paths[0])
-        key = next(name for name in ID_COLUMNS if name in columns)
-        bounds = None
-        if len(ids) and (str(files.schema.field(key).type) in ("string", "large_string")) == (ids.dtype.kind in "US"):
-            low, high = np.sort(ids)[[0, -1]].tolist()
-            bounds = (arrow.field(key) >= low) & (arrow.field(key) <= high)
-        return self._long(files.to_table(columns=columns, filter=bounds), ", ".join(self.paths), 0)
-
-    def _long(self, table: Any, where: str, first_row: int) -> LongLabels:
-        return long_labels(
-            columns_of(table),
-            f"labels: {where}",
-            columns_are_annotators=self.columns_are_annotators,
-            first_row=first_row,
-        )
-
-    def _columns(self, path: str) -> list[str]:
-        return sorted(self._check(_schema(path, "labels").names, path))
-
-    def _check(self, names: list[str], path: str) -> set[str]:
-        """The columns that labels are made of, which must be there."""
-        known = {name for name in names if _LABEL_COLUMN.fullmatch(name)}
-        wide = {name for name in known if name.startswith("label_")}
-        if not known & set(ID_COLUMNS) or ("label" in known) == bool(wide):
-            raise ValueError(
-                f"labels: {path} must have the columns instance and label, or instance and label_1, label_2, ...; it "
-                f"has {', '.join(names)}"
-            )
-        return known
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -510,8 +394,7 @@ def footers(paths: Sequence[str], name: str) -> list[Any]:
         try:
             return parquet.read_metadata(path)
         except (OSError, ValueError, NotImplementedError) as error:
-            remedy = ". Write one, as pyarrow.parquet.write_table(pyarrow.csv.read_csv(path), ...), or give LabelSets"
-            reason = f"{str(error).splitlines()[0]}{remedy if name == 'labels' else ''}"
+            reason = f"{str(error).splitlines()[0]}{_REMEDIES.get(name, '')}"
             raise ValueError(f"{name}{': ' if name else ''}{path} is not a parquet file: {reason}") from None
 
     with ThreadPoolExecutor(16) as pool:
@@ -524,13 +407,6 @@ def _schema(path: Any, name: str) -> Any:
         return footer.schema.to_arrow_schema()
 
 
-def _numbers(column: Array, name: str, path: Any) -> Array:
-    try:
-        return column.astype(np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{path}: column {name!r} must hold numbers; it has {shown(column[0])}") from None
-
-
 def _first_seen(values: Array) -> tuple[Array, Array]:
     """Distinct values in the order of their first row, and every row's place among them."""
     distinct, first, inverse = np.unique(values, return_index=True, return_inverse=True)
@@ -541,7 +417,7 @@ def _first_seen(values: Array) -> tuple[Array, Array]:
 
 
 def _typed(cells: list[str]) -> Array:
-    """Cells of a CSV column: whole numbers, numbers or text ("007" and "1_000" are text); empty ones are None."""
+    """Cells of a CSV column: whole numbers, numbers or text ("007", "1_000" and "٣" are text); empty ones are None."""
     given = [cell for cell in cells if cell]
     digits = all(cell.isdigit() for cell in given)
     for kind in (int, float):
@@ -551,7 +427,8 @@ def _typed(cells: list[str]) -> Array:
             continue
         if kind is int and any(str(number) != cell for number, cell in zip(numbers, given, strict=True)):
             continue
-        if given and not any("_" in cell for cell in given) and (kind is int or not digits):
+        plain = all(cell.isascii() and "_" not in cell for cell in given)
+        if given and plain and (kind is int or not digits):
             return _from_list([kind(cell) if cell else None for cell in cells])
     return _from_list([_without_quote(cell) or None for cell in cells])
 
@@ -605,12 +482,10 @@ def _read_member(
     try:
         size = os.fstat(file.fileno()).st_size
         if info.compress_size > size or (stored and info.file_size != info.compress_size):
-            raise ValueError(
-                f"it claims {info.compress_size} of the file's {size} bytes; the file is cut off or damaged"
-            )
+            raise ValueError(f"it claims {info.compress_size} of the file's {size} bytes; the file is cut or damaged")
         if info.file_size > max(_MAX_INFLATION * info.compress_size, 1 << 26):
             raise ValueError(
-                f"it would inflate {info.compress_size} bytes to {info.file_size}; save it uncompressed (numpy.savez)"
+                f"{info.compress_size} bytes would inflate to {info.file_size}; save uncompressed (numpy.savez)"
             )
         with archive.open(info) as member:
             version = np.lib.format.read_magic(member)

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 __all__ = [
-    "ID_COLUMNS",
-    "Array",
-    "LabelSets",
-    "LongLabels",
-    "as_table",
-    "by_id",
-    "class_positions",
-    "frame_of",
-    "has_default_index",
-    "is_absent",
-    "long_labels",
-    "look_up",
-    "pair_ids",
-]
+    "ID_COLUMNS", "Array", "LabelSets", "LongLabels", "as_table", "by_id", "class_positions", "frame_of",
+    "has_default_index", "is_absent", "long_labels", "look_up", "pair_ids",
+]  # fmt: skip
 
 import os
 import re
@@ -34,7 +23,7 @@ Array = NDArray[Any]
 
 _ID_LIKE = re.compile(r"(^|[_\s-])(id|index)$", re.IGNORECASE)
 ID_COLUMNS = ("instance", "id", "item", "task")
-_SYNONYMS = {"instance": ID_COLUMNS, "annotator": ("annotator", "worker")}  # names of columns
+_ANNOTATOR_COLUMNS = ("annotator", "worker", "rater", "user")
 _UNKNOWN = "unknown"  # all annotators without a name
 _WIDE = re.compile(r"label_(.+)")
 _MOST_WEIGHTS = 1 << 27  # a gigabyte
@@ -49,31 +38,10 @@ class LabelSets:
     fields are validated there and never change. The index of a pandas object becomes the instances' `ids`, which must
     be ids of the predictions; an index that counts the rows from 0 does not.
 
-    Attributes
-    ----------
-    instance : (J,) int array
-        Row of the labelled instance, ascending.
-    value : (J,) or (J, C) array
-        The labels as given: numbers or strings, or vectors for several outputs.
-    count : (J,) float array
-        How often each label was given, times the weight of its instance.
-    annotator : (J,) int array or None
-        Index into `annotator_names`.
-    n_instances : int
-        Number of instances, labelled or not.
-    ids : (n_instances,) array or None
-        Identifiers of the instances, where labels came with them.
-    by_position : bool
-        Whether values are positions among the classes (from counts) or items (from rankings).
-    open_ended : bool
-        Whether instances are integers from a table without `n_instances`: row numbers, or ids where the
-        predictions have integer ids; there may be more instances than the largest of them.
-    columns : int or None
-        Number of columns of the array the labels came from.
-    instance_weights : (n_instances,) float array or None
-        Weights of the instances; they are part of `count`.
-    soft : bool
-        Whether counts are probabilities of classes, which need no noise model.
+    `instance` (J,) are rows of the labelled instances, ascending; `value` (J,) or (J, C) the labels, numbers or
+    strings; `count` (J,) how often each was given, times the weight of its instance; `annotator` (J,) indices into
+    `annotator_names`, or None. `n_instances` counts labelled and unlabelled instances; `ids` and `instance_weights`
+    (n_instances,) are theirs, where given.
 
     Examples
     --------
@@ -91,11 +59,11 @@ class LabelSets:
     annotator_names: tuple[str, ...]
     n_instances: int
     ids: Array | None = None
-    by_position: bool = False
-    open_ended: bool = False
-    columns: int | None = None
+    by_position: bool = False  # values are positions among the classes (from counts) or items (from rankings)
+    open_ended: bool = False  # integers of a table without `n_instances`: rows, or ids where predictions have such
+    columns: int | None = None  # of the array the labels came from
     instance_weights: Array | None = None
-    soft: bool = False
+    soft: bool = False  # counts are probabilities of classes, which need no noise model
 
     # -- building -----------------------------------------------------------------------------
 
@@ -129,37 +97,27 @@ class LabelSets:
                     f"labels.set_index({reserved[0]!r}), or name it 'instance' and use LabelSets.from_table"
                 )
             annotators = _people_of(names) if annotators is None else annotators
-        index = _index_of(Y, "Y")
         table = np.ma.getdata(Y) if isinstance(Y, np.ma.MaskedArray) else _as_array(Y, "Y")
-        if table.ndim not in (1, 2, 3):
-            raise ValueError(f"Y must be (N,), (N, M) or (N, M, C); got shape {table.shape}")
+        if table.ndim not in (1, 2, 3) or 0 in table.shape[2:]:
+            raise ValueError(f"Y must be (N,), (N, M) or (N, M, C) with C at least 1; got shape {table.shape}")
         absent = is_absent(table, missing)
         if isinstance(Y, np.ma.MaskedArray):
             absent |= np.ma.getmaskarray(Y)
         if table.ndim == 1:
             table, absent = table[:, None], absent[:, None]
         if table.ndim == 3:
-            if table.shape[2] == 0:
-                raise ValueError(f"Y has no outputs (shape {table.shape}); its last axis must be at least 1")
             partial = absent.any(axis=2) & ~absent.all(axis=2)
             if partial.any():
-                where = tuple(int(place) for place in np.argwhere(partial)[0])
-                raise ValueError(
-                    f"Y[{where[0]}, {where[1]}] is a vector label with gaps; give all its outputs or none of them"
-                )
+                row, column = np.argwhere(partial)[0]
+                raise ValueError(f"Y[{row}, {column}] is a vector label with gaps; give all its outputs or none")
             absent = np.asarray(absent.any(axis=2))
         rows, column = np.nonzero(~absent)
         people = () if annotators is None else _names_of_columns(annotators, table.shape[1])
-        ids, instance, n_instances = _by_id(index, rows, len(table))
+        ids, instance, size = _by_id(_index_of(Y, "Y"), rows, len(table))
         return cls._build(
-            instance=instance,
-            value=table[rows, column],
-            annotator=column if people else None,
-            annotator_names=people,
-            n_instances=n_instances,
-            ids=ids,
-            columns=table.shape[1] if n_instances == len(table) else None,
-        )
+            instance, table[rows, column], annotator=column if people else None, annotator_names=people,
+            n_instances=size, ids=ids, columns=table.shape[1] if size == len(table) else None,
+        )  # fmt: skip
 
     @classmethod
     def from_table(
@@ -177,7 +135,7 @@ class LabelSets:
         instance : (J,) array, or DataFrame
             Row number of the instance, or its id (paired with the predictions' `ids`). A DataFrame or a dict of
             columns is the whole table, with the columns `instance` (or `id`, `item`, `task`), `label` (or `label_1`,
-            `label_2`, ..., one row an instance) and optionally `annotator` (or `worker`), `count` and
+            `label_2`, ..., one row an instance) and optionally `annotator` (or `worker`, `rater`, `user`), `count` and
             `instance_weight`; without a column of ids its index has them. Any dataframe library will do.
         label : (J,) or (J, C) array
         annotator : (J,) array, optional
@@ -195,16 +153,13 @@ class LabelSets:
         _check_one_table(instance=instance, label=label, annotator=annotator, count=count)
         key, value = _as_array(instance, "instance"), _as_array(label, "label")
         if key.ndim != 1 or value.ndim not in (1, 2) or len(value) != len(key):
-            raise ValueError(
-                f"instance must be (J,) and label (J,) or (J, C) of the same length; "
-                f"got shapes {key.shape} and {value.shape}"
-            )
-        gaps = is_absent(value)
-        gaps = np.asarray(gaps.any(axis=1)) if gaps.ndim == 2 else gaps
+            shapes = f"{key.shape} and {value.shape}"
+            raise ValueError(f"instance must be (J,) and label (J,) or (J, C) of the same length; got shapes {shapes}")
+        gaps = is_absent(value).any(axis=tuple(range(1, value.ndim)))
         if gaps.any():
             raise ValueError(f"label is missing in row {int(np.argmax(gaps))}; leave such rows out")
         code, names = (None, ()) if annotator is None else _annotator_codes(annotator, len(key))
-        times = np.ones(len(key)) if count is None else _checked_counts(count, (len(key),))
+        times = None if count is None else _checked_counts(count, (len(key),))
         key, ids = _id_values(key, "instance"), None
         if key.dtype.kind in "iu":
             rows, size = key.astype(np.int64), int(key.max()) + 1 if key.size else 0
@@ -216,26 +171,15 @@ class LabelSets:
                 raise ValueError(f"instance {size - 1} does not exist: n_instances is {n_instances}")
             size = size if n_instances is None else int(n_instances)
         elif n_instances is not None:
-            raise ValueError(
-                f"instance must be row numbers where n_instances is given; got dtype {key.dtype}. Leave n_instances "
-                "out to pair by id"
-            )
+            raise ValueError(f"instance must be row numbers where n_instances is given; got {key.dtype}")
         else:
             ids, rows = np.unique(key, return_inverse=True)
             size = len(ids)
-        if code is not None and count is None:
-            _warn_repeats(rows if ids is None else ids[rows], code, names)
-        keep = times > 0
+        keep = slice(None) if times is None else times > 0
         return cls._build(
-            instance=rows[keep],
-            value=value[keep],
-            count=times[keep],
-            annotator=None if code is None else code[keep],
-            annotator_names=names,
-            n_instances=size,
-            ids=ids,
-            open_ended=ids is None and n_instances is None,
-        )
+            rows[keep], value[keep], None if times is None else times[keep], None if code is None else code[keep],
+            names, n_instances=size, ids=ids, open_ended=ids is None and n_instances is None,
+        )  # fmt: skip
 
     @classmethod
     def _from_frame(cls, frame: Any, n_instances: int | None) -> Self:
@@ -244,9 +188,8 @@ class LabelSets:
         if len(set(map(str, names))) < len(names):
             raise ValueError(f"the table names a column twice: {', '.join(map(str, names))}")
         table = {str(name): _as_array(frame[name], str(name)) for name in names}
-        has_ids = any(name in table for name in ID_COLUMNS)
         labels = cls.from_long(long_labels(table, "the table"), n_instances)
-        index = None if has_ids else _index_of(frame, "the table")
+        index = None if any(name.lower() in ID_COLUMNS for name in table) else _index_of(frame, "table")
         if index is None:
             return labels
         ids, rows, size = _by_id(index, labels.instance, labels.n_instances)
@@ -282,19 +225,13 @@ class LabelSets:
         return cls._from_counts(_checked_counts(table, table.shape), counts)
 
     @classmethod
-    def _from_counts(cls, table: Array, counts: Any) -> Self:
+    def _from_counts(cls, table: Array, counts: Any, *, soft: bool = False) -> Self:
         rows, classes = np.nonzero(table)
-        ids, instance, n_instances = _by_id(_index_of(counts, "counts"), rows, len(table))
+        ids, instance, size = _by_id(_index_of(counts, "counts"), rows, len(table))
         named = _is_frame(counts)
         value = np.asarray(counts.columns)[classes] if named else classes
-        return cls._build(
-            instance=instance,
-            value=value,
-            count=table[rows, classes],
-            n_instances=n_instances,
-            ids=ids,
-            by_position=not named,
-        )
+        times = table[rows, classes]
+        return cls._build(instance, value, times, n_instances=size, ids=ids, by_position=not named, soft=soft)
 
     @classmethod
     def from_probabilities(cls, proba: Any) -> Self:
@@ -309,12 +246,11 @@ class LabelSets:
         array([0.8, 0.2, 1. ])
         """
         table = as_table(proba)
-        values = np.nan_to_num(np.asarray(table, dtype=np.float64), nan=0.0)
+        values = np.nan_to_num(real_array("proba", table), nan=0.0)
         sums = values.sum(axis=-1)
         if values.ndim != 2 or (values < 0).any() or not np.all((np.abs(sums - 1) < 1e-3) | (sums == 0)):
             raise ValueError("proba must be (N, C), not negative, with rows that sum to 1; from_counts takes counts")
-        labels = cls._from_counts(values / np.where(sums > 0, sums, 1)[:, None], table)
-        return replace(labels, soft=True)
+        return cls._from_counts(values / np.where(sums > 0, sums, 1)[:, None], table, soft=True)
 
     @classmethod
     def from_multilabel(cls, Y: Any) -> Self:
@@ -329,14 +265,14 @@ class LabelSets:
         LabelSets(5 labels of 6 instances)
         """
         table = as_table(Y)
-        values = np.asarray(table, dtype=np.float64)
+        values: Array = real_array("Y", table)
         if values.ndim != 2 or not np.isin(values[~np.isnan(values)], (0, 1)).all():
             raise ValueError(f"Y must be (N, C) of 0 and 1, NaN where it is not known; got shape {values.shape}")
         index, flat = _index_of(table, "Y"), values.ravel()
         rows = np.flatnonzero(~np.isnan(flat))
         pairs = None if index is None else pair_ids(index, table.columns)
         ids, instance, size = _by_id(pairs, rows, flat.size)
-        return cls._build(instance=instance, value=flat[rows].astype(np.int64), n_instances=size, ids=ids)
+        return cls._build(instance, flat[rows].astype(np.int64), n_instances=size, ids=ids)
 
     @classmethod
     def from_rankings(cls, orders: Sequence[ArrayLike | None], instance: ArrayLike | None = None) -> Self:
@@ -359,9 +295,7 @@ class LabelSets:
         rows = [np.zeros(0) if order is None else _as_array(order, "orders") for order in orders]
         for place, row in enumerate(rows):
             if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
-                raise ValueError(
-                    f"orders[{place}] must be positions of items, the best first; got {shown(row.tolist())}"
-                )
+                raise ValueError(f"orders[{place}] must be positions of items, best first; got {shown(row.tolist())}")
             if len(np.unique(row)) < len(row):
                 raise ValueError(f"orders[{place}] names an item twice: {shown(row.tolist())}")
         key = np.arange(len(rows)) if instance is None else _as_array(instance, "instance")
@@ -371,45 +305,30 @@ class LabelSets:
         value = np.full((len(kept), max((len(rows[place]) for place in kept), default=1)), -1, dtype=np.int64)
         for line, place in enumerate(kept):
             value[line, : len(rows[place])] = rows[place]
-        return cls._build(
-            instance=key[kept],
-            value=value,
-            n_instances=int(key.max()) + 1 if key.size else 0,
-            by_position=True,
-            open_ended=instance is not None,
-        )
+        size = int(key.max()) + 1 if key.size else 0
+        return cls._build(key[kept], value, n_instances=size, by_position=True, open_ended=instance is not None)
 
     @classmethod
     def _build(
-        cls,
-        *,
-        instance: Array,
-        value: Array,
-        count: Array | None = None,
-        annotator: Array | None = None,
-        annotator_names: tuple[str, ...] = (),
-        **rest: Any,
-    ) -> Self:
+        cls, instance: Array, value: Array, count: Array | None = None, annotator: Array | None = None,
+        annotator_names: tuple[str, ...] = (), **rest: Any,
+    ) -> Self:  # fmt: skip
         order = np.argsort(instance, kind="stable")
-        count = np.ones(len(instance)) if count is None else count
-        value = value[order]
+        instance, value = instance[order].astype(np.intp), value[order]
+        annotator = None if annotator is None else annotator[order].astype(np.intp)
+        if annotator is not None and count is None:
+            _warn_repeats(instance, annotator, annotator_names, rest.get("ids"))
+        count = np.ones(len(instance)) if count is None else count[order]
         if value.dtype == object:
             value = _plain_values(value)
         if value.dtype.kind in "cmM":
             raise ValueError(f"labels must be real numbers or strings; got {value.dtype}")
         if value.dtype.kind == "f" and not np.all(np.isfinite(value)):
-            row = int(instance[order][np.argwhere(~np.isfinite(value))[0][0]])
+            row = instance[np.argwhere(~np.isfinite(value))[0][0]]
             raise ValueError(f"labels must be finite; instance {row} has an infinite one; NaN means no label")
         if len(count) and count.max() > _LARGEST_TOTAL / len(count):
             raise ValueError(f"counts are too large ({count.max():.3g}); divide them by a common factor")
-        return cls(
-            instance=instance[order].astype(np.intp),
-            value=value,
-            count=count[order],
-            annotator=None if annotator is None else annotator[order].astype(np.intp),
-            annotator_names=annotator_names,
-            **rest,
-        )
+        return cls(instance, value, count, annotator, annotator_names, **rest)
 
     def with_weights(self, weights: ArrayLike) -> Self:
         """The same labels with weights of the instances, in place of earlier ones.
@@ -446,13 +365,16 @@ class LabelSets:
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row a label: instance, label, annotator and count, as :meth:`from_table` reads."""
-        values = self.value.reshape(len(self), -1)
+        return frame_of(self.table() | {"count": self.count})
+
+    def table(self) -> dict[str, Array]:
+        """Columns with a row a label: instance, label (or label_0, ... of vectors) and annotator."""
+        values = self._columns()
         names = ["label"] if values.shape[1] == 1 else [f"label_{c}" for c in range(values.shape[1])]
         columns = {"instance": self.instance if self.ids is None else self.ids[self.instance]}
-        columns |= dict(zip(names, values.T, strict=True))
         if self.annotator is not None:
             columns["annotator"] = np.array(self.annotator_names)[self.annotator]
-        return frame_of(columns | {"count": self.count})
+        return columns | dict(zip(names, values.T, strict=True))
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -489,6 +411,9 @@ class LabelSets:
         """How often each of the different labels was given, on average."""
         return float(self._unweighted.sum()) / max(1, len(np.unique(self.value, axis=0)))
 
+    def _columns(self) -> Array:
+        return self.value if self.value.ndim == 2 else self.value[:, None]
+
     @property
     def _unweighted(self) -> Array:
         return self.count if self.instance_weights is None else self.count / self.instance_weights[self.instance]
@@ -496,20 +421,17 @@ class LabelSets:
     def continuous(self, n_outputs: int) -> Array:
         """The labels as (J, C) floats."""
         if self.by_position:
-            raise ValueError(
-                "labels from counts or rankings are no numbers; a regression takes from_array or from_table"
-            )
+            raise ValueError("labels of counts or rankings are no numbers; a regression takes from_array or from_table")
         try:
-            value = self.value.astype(np.float64)
+            value = self._columns().astype(np.float64)
         except (TypeError, ValueError):
-            raise ValueError(f"labels must be numbers in a regression; got {shown(_no_number(self.value))}") from None
+            word = next(each for each in self._columns().ravel() if not _is_number(each))
+            raise ValueError(f"labels must be numbers in a regression; got {shown(word)}") from None
         if not np.isfinite(value).all():
             raise ValueError("labels must be finite numbers in a regression; got text such as 'nan' or 'inf'")
-        value = value[:, None] if value.ndim == 1 else value
         if value.shape[1] != n_outputs:
             raise ValueError(
-                f"labels have {value.shape[1]} output(s) but the predictions {n_outputs}; "
-                "vector labels go in as (N, M, C)"
+                f"labels have {value.shape[1]} output(s), the predictions {n_outputs}; vector labels go in as (N, M, C)"
             )
         return value
 
@@ -518,9 +440,7 @@ class LabelSets:
         if self.value.ndim == 2 and self.value.shape[1] != 1:
             raise ValueError("labels are vectors; a classification takes one class a label (from_counts for counts)")
         if self.columns == n_classes > 1 and self._looks_one_hot():
-            raise ValueError(
-                f"labels look one-hot: {n_classes} columns of 0 and 1, one 1 a row; use LabelSets.from_counts(Y)"
-            )
+            raise ValueError(f"labels look one-hot: {n_classes} columns, one 1 a row; use LabelSets.from_counts(Y)")
         return class_positions(self.value.reshape(len(self)), n_classes, None if self.by_position else classes)
 
     def rankings(self, n_items: int) -> Array:
@@ -545,7 +465,7 @@ class LabelSets:
             )
         if self.ids is not None or ids is None:
             return self.ids is not None
-        return self.open_ended and (ids.dtype.kind in "iu" or not look_up(self.instance, ids)[1].all())
+        return self.open_ended
 
     def locate(self, ids: Array) -> tuple[Array, Array]:
         """Every label's place among some ids, and which labels belong to none of them: (J,) each."""
@@ -567,38 +487,29 @@ class LabelSets:
                 first = self.instance[unknown][0]
                 raise ValueError(
                     f"labels name instance {str(first if self.ids is None else self.ids[first])!r}, which is not among "
-                    f"the predictions' ids ({int(unknown.sum())} of {len(unknown)} labels are not)"
+                    f"the predictions' ids, such as {str(ids[0])!r} ({int(unknown.sum())} of {len(unknown)} labels are "
+                    "not); to pair by row leave that column out, or give from_table(n_instances=...)"
                 )
         elif len(rows) and rows[-1] >= n_instances:
             remedy = "; where these are ids, give ViewPredictions(ids=...)" if ids is None and self.open_ended else ""
-            raise ValueError(
-                f"labels name instance {int(rows[-1])} but the predictions have {n_instances} instances{remedy}"
-            )
+            raise ValueError(f"labels name instance {rows[-1]} but the predictions have {n_instances} inputs{remedy}")
         elif not self.open_ended and self.n_instances != n_instances:
             raise ValueError(
-                f"labels are for {self.n_instances} instances but the predictions for {n_instances}; "
-                "they are paired by row"
+                f"labels are for {self.n_instances} instances but the predictions for {n_instances}; they are paired "
+                "by row"
             )
         return self.place(rows, n_instances, ids)
 
     def place(self, rows: Array, n_instances: int, ids: Array | None = None, kept: Array | None = None) -> Self:
         """The same labels, or those `kept`, with other rows as their instances."""
+        kept = np.arange(len(self)) if kept is None else kept
+        order = kept[np.argsort(rows[kept], kind="stable")]
         weights = None
         if self.instance_weights is not None:
             weights = np.ones(n_instances)
-            chosen = slice(None) if kept is None else kept
-            weights[rows[chosen]] = self.instance_weights[self.instance[chosen]]
-        kept = np.arange(len(self)) if kept is None else kept
-        order = kept[np.argsort(rows[kept], kind="stable")]
-        return replace(
-            self,
-            **self._entries(order),
-            instance=rows[order],
-            n_instances=n_instances,
-            ids=ids,
-            open_ended=False,
-            instance_weights=weights,
-        )
+            weights[rows[order]] = self.instance_weights[self.instance[order]]
+        changes: dict[str, Any] = {"n_instances": n_instances, "ids": ids, "instance_weights": weights}
+        return replace(self, **self._entries(order), instance=rows[order], open_ended=False, **changes)
 
     def take(self, rows: Array) -> Self:
         """The labels of some instances; the k-th of `rows` becomes instance k."""
@@ -606,15 +517,10 @@ class LabelSets:
         length = np.searchsorted(self.instance, rows, side="right") - start
         instance = np.repeat(np.arange(len(rows)), length)
         offset = np.arange(len(instance)) - np.repeat(np.cumsum(length) - length, length)
-        return replace(
-            self,
-            **self._entries(np.repeat(start, length) + offset),
-            instance=instance,
-            n_instances=len(rows),
-            ids=None if self.ids is None else self.ids[rows],
-            columns=None,
-            instance_weights=None if self.instance_weights is None else self.instance_weights[rows],
-        )
+        entries = self._entries(np.repeat(start, length) + offset)
+        for name in ("ids", "instance_weights"):
+            entries[name] = None if getattr(self, name) is None else getattr(self, name)[rows]
+        return replace(self, **entries, instance=instance, n_instances=len(rows), columns=None)
 
     def _entries(self, order: Array) -> dict[str, Any]:
         """What labels have besides their instances, in an order."""
@@ -623,12 +529,10 @@ class LabelSets:
 
     def _looks_one_hot(self) -> bool:
         """Whether the labels are a table of 0 and 1 with one 1 a row, too large for that to be chance."""
-        # Two anonymous annotators of two classes may well disagree on a few instances.
         columns = self.columns or 0
-        fewest = 20 if columns == 2 else 5
-        if self.value.dtype.kind not in "iufb" or self.annotator is not None or self.n_instances < fewest:
-            return False
-        if len(self) != self.n_instances * columns:
+        fewest = 20 if columns == 2 else 5  # two annotators of two classes may well disagree on a few instances
+        whole = len(self) == self.n_instances * columns and self.n_instances >= fewest
+        if not whole or self.value.dtype.kind not in "iufb" or self.annotator is not None:
             return False
         table = self.value.reshape(self.n_instances, -1)
         return bool(np.isin(table, (0, 1)).all() and (table.sum(axis=1) == 1).all())
@@ -658,19 +562,17 @@ def long_labels(
     A long table has the column `label` and one row a label; a wide one has `label_1`, `label_2`, ... and one row an
     instance. `where` names the table in errors, `first_row` is the number of its first row there.
     """
-    reserved = {"label", "count", "instance_weight", *ID_COLUMNS, *_SYNONYMS["annotator"]}
+    reserved = {"label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS}
     lower = [name.lower() for name in table]
     table = {small if small in reserved and lower.count(small) == 1 else name: column
              for small, (name, column) in zip(lower, table.items(), strict=True)}  # fmt: skip
-    key, person = (_one_column(table, name, where) for name in ("instance", "annotator"))
+    key, person = (_one_column(table, names, where) for names in (ID_COLUMNS, _ANNOTATOR_COLUMNS))
     endings = {name: match.group(1) for name in table if (match := _WIDE.fullmatch(name))}
     if endings and "label" in table:
         raise ValueError(f"{where} has both columns 'label' (long) and {next(iter(endings))!r} (wide); keep one layout")
     if not endings and "label" not in table:
-        raise ValueError(
-            f"{where} has no labels: give columns label_1, label_2, ... (wide) or instance, annotator, label (long); "
-            f"it has {', '.join(printable(name) for name in list(table)[:8])}"
-        )
+        names = ", ".join(printable(name) for name in list(table)[:8])
+        raise ValueError(f"{where} has no labels: give columns label_1, ... or instance and label; it has {names}")
     if key is None and (unused := [name for name in table if name not in reserved and name not in endings]):
         raise ValueError(
             f"{where} has no column of ids (instance, id, item or task), and its column {unused[0]!r} is not used: "
@@ -687,8 +589,8 @@ def long_labels(
     label = np.stack(cells, axis=1)[rows, column]
     named = bool(endings) and (columns_are_annotators or not all(ending.isdigit() for ending in endings.values()))
 
-    def given(name: str | None) -> Array | None:
-        if name is None or name not in table:
+    def given(name: str | None) -> Any:
+        if name not in table:
             return None
         gaps = is_absent(table[name])[rows]
         if gaps.any() and name != person:
@@ -697,21 +599,20 @@ def long_labels(
         values = table[name][rows]
         return np.array(values.tolist()) if values.dtype == object and not gaps.any() else values
 
-    instance = given(key)
     return LongLabels(
-        rows if instance is None else instance,
-        _plain_values(label) if label.dtype == object else label,
-        np.array(list(endings.values()))[column] if named else given(person),
-        given("count"),
-        given("instance_weight"),
-        len(absent) if key is None else None,
-        "long" if key is not None and not endings else "wide",
+        instance=rows if key is None else given(key),
+        label=_plain_values(label) if label.dtype == object else label,
+        annotator=np.array(list(endings.values()))[column] if named else given(person),
+        count=given("count"),
+        weight=given("instance_weight"),
+        n_rows=len(absent) if key is None else None,
+        layout="long" if key is not None and not endings else "wide",
     )
 
 
-def _one_column(table: Mapping[str, Array], meaning: str, where: str) -> str | None:
+def _one_column(table: Mapping[str, Array], synonyms: Sequence[str], where: str) -> str | None:
     """The column of a table that has one of the names for a thing."""
-    names = [name for name in _SYNONYMS[meaning] if name in table]
+    names = [name for name in synonyms if name in table]
     if len(names) > 1:
         raise ValueError(f"{where} has the columns {names[0]!r} and {names[1]!r}, which mean the same; keep one")
     return names[0] if names else None
@@ -757,27 +658,25 @@ def by_id(values: Any, ids: Array | None, name: str, owner: str) -> Any:
     index = _index_of(values, name)
     if _is_frame(values):
         columns = list(values.columns)
-        key = next((column for column in columns if column in ID_COLUMNS), None)
+        key = next((column for column in columns if str(column).lower() in ID_COLUMNS), None)
         index = index if key is None else _id_values(_as_array(values[key], str(key)), str(key))
-        array = np.stack([np.asarray(values[column]) for column in columns if column != key], axis=1)
-        array = array[:, 0] if array.shape[1] == 1 else array
+        arrays = [np.asarray(values[column]) for column in columns if column != key]
+        if not arrays:
+            raise ValueError(f"{name} is a table of ids alone; add a column with what belongs to them")
+        array = np.stack(arrays, axis=1) if len(arrays) > 1 else arrays[0]
     else:
         array = values.to_numpy()
-    if index is None:
-        if ids is not None and not np.array_equal(ids, np.arange(len(array))):
-            raise ValueError(
-                f"{name} has a default index but {owner} have ids; give it the ids as index, or pass an array in their "
-                f"order: {name}.to_numpy()"
-            )
+    if index is None and (ids is None or np.array_equal(ids, np.arange(len(array)))):
         return array
-    if ids is None:
-        raise ValueError(
-            f"{name} has a pandas index (such as {str(next(iter(index), ''))!r}) but {owner} have no ids; give ids, or "
-            f"pair by row: {name}.to_numpy()"
-        )
+    if index is None or ids is None:
+        kind = "a default index" if index is None else f"a pandas index (such as {str(next(iter(index), ''))!r})"
+        lack = "ids" if index is None else "no ids"
+        raise ValueError(f"{name} has {kind} but {owner} have {lack}; give both, or pair by row: {name}.to_numpy()")
     rows, unknown = look_up(ids, index)
-    if unknown.any() or len(np.unique(index)) < len(index):
-        raise ValueError(f"{name} must have one entry an id; {str(ids[np.argmax(unknown)])!r} has none or several")
+    known, times = np.unique(index, return_counts=True)
+    wrong = [*ids[unknown], *known[times > 1]]
+    if wrong:
+        raise ValueError(f"{name} must have one entry an id; {str(wrong[0])!r} has none or several")
     return array[rows]
 
 
@@ -820,12 +719,11 @@ def _check_one_table(**columns: Any) -> None:
     """Series that are read side by side have one index."""
     indices = {name: np.asarray(values.index) for name, values in columns.items()
                if hasattr(values, "to_numpy") and hasattr(values, "index")}  # fmt: skip
-    first = next(iter(indices), "")
     for name, index in indices.items():
-        if not np.array_equal(index, indices[first]):
+        if not np.array_equal(index, next(iter(indices.values()))):
             raise ValueError(
-                f"{first} and {name} have different pandas indices: take them from one table, or pair them by row with "
-                ".to_numpy()"
+                f"{next(iter(indices))} and {name} have different pandas indices: take them from one table, or pair "
+                "them by row with .to_numpy()"
             )
 
 
@@ -834,20 +732,21 @@ def _check_one_table(**columns: Any) -> None:
 
 def is_absent(values: Array, missing: object = None) -> Array:
     """Where an array says "no label": NaN, None, NA, and one more value."""
+    absent = np.zeros(values.shape, dtype=bool)
     if values.dtype.kind in "fc":
         absent = np.isnan(values)
     elif values.dtype.kind in "mM":
         absent = np.isnat(values)
     elif values.dtype == object:
-        flags = [entry is None or _not_equal_to_itself(entry) for entry in values.ravel()]
-        absent = np.array(flags, dtype=bool).reshape(values.shape)
-    else:
-        absent = np.zeros(values.shape, dtype=bool)
+        absent.ravel()[:] = [entry is None or _not_equal_to_itself(entry) for entry in values.ravel()]
     try:
         with np.errstate(over="ignore"):
-            return absent if missing is None else absent | np.asarray(values == missing, dtype=bool)
+            matches = np.asarray(False if missing is None else values == missing, dtype=bool)
     except OverflowError:  # an integer that no float can hold
         return absent
+    if matches.shape not in ((), values.shape):
+        raise ValueError(f"missing must be one value; got {shown(missing)}")
+    return np.asarray(absent | matches)
 
 
 def _not_equal_to_itself(entry: object) -> bool:
@@ -856,6 +755,8 @@ def _not_equal_to_itself(entry: object) -> bool:
         return bool(entry != entry)
     except TypeError:
         return True
+    except ValueError:  # an array in the place of a number
+        return False
 
 
 def _as_array(values: ArrayLike, name: str) -> Array:
@@ -863,9 +764,7 @@ def _as_array(values: ArrayLike, name: str) -> Array:
     try:
         array = np.asarray(values)
     except ValueError:
-        raise ValueError(
-            f"{name} has rows of different lengths; fill the gaps with NaN or None, or use LabelSets.from_table"
-        ) from None
+        raise ValueError(f"{name} has rows of different lengths; fill gaps with NaN, or use from_table") from None
     if array.dtype.kind in "cV":
         raise ValueError(f"{name} must hold real numbers or strings; got {array.dtype}")
     return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
@@ -899,8 +798,7 @@ def _id_values(values: Array, name: str) -> Array:
         raise ValueError(f"{name} has gaps; every label needs the row or id of its instance")
     if values.dtype == object and all(isinstance(entry, int | float | np.number) for entry in values):
         values = _number_array(values.tolist())
-    if values.dtype.kind == "f" and np.all((values == np.floor(values)) & (np.abs(values.astype(float)) < 2**53)):
-        values = values.astype(np.int64)
+    values = _whole(values)
     return values if values.dtype.kind in "iu" else values.astype(str)
 
 
@@ -911,9 +809,7 @@ def _checked_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
         raise ValueError(f"counts must have shape {shape}; got {values.shape}")
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
-        raise ValueError(
-            f"counts must be finite and not negative; got {values[wrong][0]}. Leave out labels that were not given"
-        )
+        raise ValueError(f"counts must be finite and not negative; got {values[wrong][0]}. Leave out labels not given")
     return values
 
 
@@ -929,17 +825,18 @@ def _names_of_columns(annotators: str | Sequence[Hashable], columns: int) -> tup
     return names
 
 
-def _warn_repeats(instance: Array, annotator: Array, names: tuple[str, ...]) -> None:
-    """Warn where an annotator labels an instance twice."""
+def _warn_repeats(instance: Array, annotator: Array, names: tuple[str, ...], ids: Array | None) -> None:
+    """Warn where an annotator labels an instance twice; instances are in order."""
     order = np.lexsort((annotator, instance))
-    again = (np.diff(annotator[order]) == 0) & (instance[order][1:] == instance[order][:-1])
+    again = (np.diff(annotator[order]) == 0) & (np.diff(instance[order]) == 0)
     again &= annotator[order][1:] != (names.index(_UNKNOWN) if _UNKNOWN in names else -1)
     if again.any():
         first = order[int(np.argmax(again))]
+        name = printable(instance[first] if ids is None else ids[instance[first]])
         warnings.warn(
-            f"annotator {names[annotator[first]]!r} labels instance {instance[first]} twice ({int(again.sum())} such "
-            "repeats in all), and every label counts; keep one of them, or pass count= where repeats are meant",
-            stacklevel=3,
+            f"annotator {names[annotator[first]]!r} labels instance {name} twice ({int(again.sum())} such repeats in "
+            "all), and every label counts; keep one of them, or pass count= where repeats are meant",
+            stacklevel=4,
         )
 
 
@@ -952,7 +849,7 @@ def _annotator_codes(annotator: ArrayLike, n_labels: int) -> tuple[Array, tuple[
     if unnamed.any():
         if unnamed.all():
             raise ValueError("annotator has only gaps; name the annotators, or leave the argument out")
-        values = np.where(unnamed, _UNKNOWN, _words(np.where(unnamed, values[~unnamed][0], values)))
+        values = np.where(unnamed, _UNKNOWN, _whole(np.where(unnamed, values[~unnamed][0], values)).astype(str))
     names, codes = np.unique(values.astype(str), return_inverse=True)
     return codes, tuple(str(name) for name in names)
 
@@ -986,7 +883,7 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
 def look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
     """Positions of wanted values among the known ones, and which of them are unknown."""
     if (wanted.dtype.kind in "US") != (known.dtype.kind in "US"):
-        wanted, known = _words(wanted), _words(known)
+        wanted, known = (_whole(values).astype(str) for values in (wanted, known))
     if not len(known):
         return np.zeros(len(wanted), dtype=np.intp), np.ones(len(wanted), dtype=bool)
     order = np.argsort(known, kind="stable")
@@ -994,18 +891,16 @@ def look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
     return position, np.asarray(known[position] != wanted)
 
 
-def _words(values: Array) -> Array:
-    """Values as strings, whole floats without a decimal point."""
+def _whole(values: Array) -> Array:
+    """Floats that are all whole numbers as integers; others as they are."""
     if values.dtype.kind == "f" and np.all((values == np.floor(values)) & (np.abs(values.astype(float)) < 2**53)):
-        values = values.astype(np.int64)
-    return values.astype(str)
+        return values.astype(np.int64)
+    return values
 
 
-def _no_number(values: Array) -> object:
-    """The first of the values that is no number."""
-    for value in values.flat:
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            return value
-    return values.flat[0]
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-__all__ = ["ViewPredictions"]
+__all__ = ["Rows", "ViewPredictions", "conflict", "draws_of", "row_hashes"]
 
 import copy
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from itertools import combinations
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import printable, shown
-from vbtta._support.fingerprints import conflict
-from vbtta.data.labels import (
-    ID_COLUMNS,
-    Array,
-    LabelSets,
-    as_table,
-    by_id,
-    frame_of,
-    has_default_index,
-    is_absent,
-    look_up,
-    pair_ids,
-)
+from vbtta._support.checks import printable, real_array, shown
+from vbtta._support.fingerprints import UNKNOWN
+from vbtta.data import labels as tables
+from vbtta.data.labels import Array, LabelSets
 
 _ROWS_AT_A_TIME = 1 << 14
 _LARGEST = 1e100  # a prediction, so that its square is a number too
+
+
+class Rows(NamedTuple):
+    """Hashes of the rows that a policy was fitted to; of 2,048 evenly spaced ones where there are more."""
+
+    views: tuple[str, ...] = ()  # whose outputs were hashed
+    hashes: tuple[str, ...] = ()
 
 
 class ViewPredictions:
@@ -86,10 +85,8 @@ class ViewPredictions:
     ) -> None:
         self.outputs = _floats(outputs, "outputs")
         if self.outputs.ndim != 3:
-            raise ValueError(
-                f"outputs must be (N, K, C); got shape {self.outputs.shape}. A single output "
-                "needs a last axis of length 1"
-            )
+            shape = self.outputs.shape
+            raise ValueError(f"outputs must be (N, K, C); got shape {shape}. A single output needs a last axis of 1")
         n_inputs, n_views, n_outputs = self.outputs.shape
         if n_views == 0 or n_outputs == 0:
             raise ValueError(f"outputs must have at least one view and one output; got shape {self.outputs.shape}")
@@ -101,14 +98,14 @@ class ViewPredictions:
         self.ids = None if ids is None else _keys(ids, n_inputs, "ids")
         self.classes = None if classes is None else _keys(classes, n_outputs, "classes")
         if not _same_table(ids, groups):
-            groups = by_id(groups, self.ids, "groups", "the predictions")
+            groups = tables.by_id(groups, self.ids, "groups", "the predictions")
         self.groups = None if groups is None else _keys(groups, n_inputs, "groups", distinct=False)
         self.draws = None if draws is None else _floats(draws, "draws")
         if self.draws is not None:
             shape = self.draws.shape
             if len(shape) != 4 or shape[1::2] != (n_views, n_outputs) or shape[0] > n_inputs:
                 raise ValueError(f"draws must be (n, {n_views}, M, {n_outputs}) with n at most {n_inputs}; got {shape}")
-        if hasattr(features := as_table(features), "columns"):
+        if hasattr(features := tables.as_table(features), "columns"):
             features, feature_names = _by_view(features, self.ids, self.names)
         self.features, self.feature_names = _features(features, feature_names, self.outputs.shape)
         known = fingerprints or {}
@@ -121,8 +118,8 @@ class ViewPredictions:
 
     def __repr__(self) -> str:
         n_inputs, n_views, n_outputs = self.outputs.shape
-        shown = printable(", ".join(self.names[:6])) + (", ..." if n_views > 6 else "")
-        return f"ViewPredictions(N={n_inputs}, K={n_views}, C={n_outputs}: {shown})"
+        names = printable(", ".join(self.names[:6])) + (", ..." if n_views > 6 else "")
+        return f"ViewPredictions(N={n_inputs}, K={n_views}, C={n_outputs}: {names})"
 
     def check_finite(self) -> None:
         """Raise where a prediction is not finite or a variance is negative."""
@@ -134,7 +131,11 @@ class ViewPredictions:
 
     def align(self, labels: LabelSets | ArrayLike) -> LabelSets:
         """Labels of these inputs, or an array or table of them, by id where both sides have ids, else by row."""
-        if self.ids is not None and has_default_index(labels) and not np.array_equal(self.ids, np.arange(len(self))):
+        if (
+            self.ids is not None
+            and tables.has_default_index(labels)
+            and not np.array_equal(self.ids, np.arange(len(self)))
+        ):
             raise ValueError(
                 "labels are a table without ids, but the predictions have ids: give labels the ids as index or column "
                 "'id', or pair them by row: labels.to_numpy()"
@@ -144,29 +145,24 @@ class ViewPredictions:
 
     def take(self, rows: Array | slice) -> Self:
         """Some of the inputs."""
-        parts = {
-            name: None if (values := getattr(self, name)) is None else values[rows]
-            for name in ("outputs", "variance", "ids", "groups", "features")
-        }
-        return self._part(**parts, draws=None)
+        parts = {name: getattr(self, name) for name in ("outputs", "variance", "ids", "groups", "features")}
+        kept = {name: None if values is None else values[rows] for name, values in parts.items()}
+        return self._part(**kept, draws=None)
 
     def select(self, names: Iterable[str]) -> Self:
         """Some of the views, in the order given; views that are selected by name have names from then on."""
         wanted = [names] if isinstance(names, str) else list(names)
         unknown = [name for name in wanted if name not in self.names]
-        if unknown:
-            raise ValueError(f"views {shown(unknown)} are not among the predictions' views {list(self.names)}")
-        if not wanted:
-            raise ValueError("names must be at least one of the views; got none")
+        if unknown or not wanted:
+            reason = f"views {shown(unknown)} are not among" if unknown else "names must be at least one of"
+            raise ValueError(f"{reason} the predictions' views {list(self.names)}")
         if tuple(wanted) == self.names:
             return self._part(generated_names=False) if self.generated_names else self
         columns = [self.names.index(name) for name in _names(wanted, len(wanted))]
-        parts = {
-            name: None if (values := getattr(self, name)) is None else values[:, columns]
-            for name in ("outputs", "variance", "draws", "features")
-        }
+        parts = {name: getattr(self, name) for name in ("outputs", "variance", "draws", "features")}
+        kept = {name: None if values is None else values[:, columns] for name, values in parts.items()}
         prints = {name: text for name, text in self.fingerprints.items() if name in wanted}
-        return self._part(**parts, names=tuple(wanted), generated_names=False, fingerprints=prints)
+        return self._part(**kept, names=tuple(wanted), generated_names=False, fingerprints=prints)
 
     def group_numbers(self, rows: Array) -> Array | None:
         """Groups of some rows, numbered from 0; None where there are no groups."""
@@ -174,7 +170,7 @@ class ViewPredictions:
 
     def with_groups(self, groups: ArrayLike) -> Self:
         """The same predictions with other groups: (N,) integers or strings, or a Series by id."""
-        values = by_id(groups, self.ids, "groups", "the predictions")
+        values = tables.by_id(groups, self.ids, "groups", "the predictions")
         return self._part(groups=_keys(values, len(self), "groups", distinct=False))
 
     def as_binary(self) -> Self:
@@ -197,7 +193,7 @@ class ViewPredictions:
         features = None if self.features is None else np.repeat(self.features, n_outputs, axis=0)
         return self._part(
             outputs=paired(self.outputs), variance=paired(self.variance), classes=None, groups=groups,
-            ids=None if self.ids is None else pair_ids(own, names), features=features, draws=None,
+            ids=None if self.ids is None else tables.pair_ids(own, names), features=features, draws=None,
         )  # fmt: skip
 
     def _part(self, **changes: Any) -> Self:
@@ -221,60 +217,34 @@ class ViewPredictions:
             raise ValueError("parts have different classes; predictions of different models cannot be joined")
         if len({part.feature_names for part in parts}) > 1:
             raise ValueError(f"parts have different features: {[list(part.feature_names) for part in parts]}")
-        along = 0 if axis == "inputs" else 1
+        if len({part.outputs.shape[2] for part in parts}) > 1:
+            raise ValueError(f"parts have different numbers of outputs: {[part.outputs.shape[2] for part in parts]}")
+        ids, groups, names = self.ids, self.groups, list(self.names)
         if axis == "inputs":
             parts = [self, *(part.select(self.names) for part in parts[1:])]
             _check_same_views(parts)
             if len({part.groups is None for part in parts}) > 1:
                 raise ValueError("some parts have groups and some not; give all of them groups or none")
             ids, groups = (_joined([getattr(part, key) for part in parts]) for key in ("ids", "groups"))
-            names: Sequence[str] | None = None if self.generated_names else self.names
         else:
-            if any(
-                len(part) != len(self) or not _same(part.ids, self.ids) or not _same(part.groups, self.groups)
-                for part in parts
-            ):
-                raise ValueError(
-                    "parts are of different inputs; axis='views' joins views of the same inputs in one order"
-                )
-            ids, groups = self.ids, self.groups
-            generated = all(part.generated_names for part in parts)
-            names = None if generated else [name for part in parts for name in part.names]
-        if len({part.outputs.shape[2] for part in parts}) > 1:
-            raise ValueError(f"parts have different numbers of outputs: {[part.outputs.shape[2] for part in parts]}")
+            for part in parts:
+                if len(part) != len(self) or not _same(part.ids, ids) or not _same(part.groups, groups):
+                    raise ValueError("parts are of different inputs; axis='views' joins views of the same in one order")
+            names = [name for part in parts for name in part.names]
         outputs, variance, features = (
-            None if getattr(self, key) is None else np.concatenate([getattr(part, key) for part in parts], axis=along)
+            _joined([getattr(part, key) for part in parts], axis=("inputs", "views").index(axis))
             for key in ("outputs", "variance", "features")
         )
-        assert outputs is not None
-        return self.like(
-            outputs,
-            variance,
-            ids,
-            groups,
-            names=names,
-            features=features,
-            fingerprints={name: text for part in reversed(parts) for name, text in part.fingerprints.items()},
-        )
+        generated = self.generated_names if axis == "inputs" else all(part.generated_names for part in parts)
+        prints = {name: text for part in reversed(parts) for name, text in part.fingerprints.items()}
+        names_given = None if generated else names
+        return self.like(outputs, variance, ids, groups, names=names_given, features=features, fingerprints=prints)
 
-    def like(
-        self,
-        outputs: Array,
-        variance: Array | None,
-        ids: Array | None,
-        groups: Array | None,
-        *,
-        names: Sequence[str] | None = None,
-        draws: Array | None = None,
-        features: Array | None = None,
-        fingerprints: Mapping[str, str] | None = None,
-    ) -> Self:
-        """Predictions of other inputs by the same network, and of the same views unless others are named."""
-        names = None if names is None and self.generated_names else names or self.names
-        prints = self.fingerprints if fingerprints is None else fingerprints
-        known = None if features is None else self.feature_names
-        rows = {"variance": variance, "ids": ids, "groups": groups, "draws": draws, "features": features}
-        return type(self)(outputs, names=names, classes=self.classes, feature_names=known, fingerprints=prints, **rows)
+    def like(self, outputs: Any, variance: Array | None, ids: Array | None, groups: Array | None, **rest: Any) -> Self:
+        """Predictions of other inputs by the same network, and of the same views unless `rest` names others."""
+        options = {"names": None if self.generated_names else self.names, "fingerprints": self.fingerprints, **rest}
+        options["feature_names"] = None if options.get("features") is None else self.feature_names
+        return type(self)(outputs, variance, ids=ids, groups=groups, classes=self.classes, **options)
 
     @classmethod
     def from_table(cls, frame: Any) -> ViewPredictions:
@@ -285,15 +255,11 @@ class ViewPredictions:
         """
         from vbtta.data.files import one_row_a_view
 
-        frame = as_table(frame)
-        table = {"instance" if name in ID_COLUMNS else str(name): np.asarray(frame[name]) for name in frame.columns}
-        features = [name for name in table if name.startswith("feature_")]
-        predictions = one_row_a_view(table, "the table")
-        if not features:
-            return predictions
-        known = {name.removeprefix("feature_"): table[name] for name in features}
-        values, names = _by_view(table | known, predictions.ids, predictions.names, list(known))
-        return predictions._part(features=values, feature_names=tuple(names))
+        frame = tables.as_table(frame)
+        table = {
+            "instance" if name in tables.ID_COLUMNS else str(name): np.asarray(frame[name]) for name in frame.columns
+        }
+        return one_row_a_view(table, "the table")
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with one row an instance and view, as :meth:`from_table` reads it."""
@@ -309,7 +275,7 @@ class ViewPredictions:
             columns["group"] = np.repeat(self.groups, n_views)
         if self.features is not None:
             columns |= {f"feature_{name}": self.features[:, :, f].ravel() for f, name in enumerate(self.feature_names)}
-        return frame_of(columns)
+        return tables.frame_of(columns)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an `.npz` file of plain arrays that can be mapped, or a `.parquet` file, atomically."""
@@ -344,21 +310,23 @@ def _same_table(ids: Any, values: Any) -> bool:
     return all(hasattr(index, "equals") for index in indices) and bool(indices[0].equals(indices[1]))
 
 
-def _by_view(
-    table: Any, ids: Array | None, names: tuple[str, ...], columns: list[str] | None = None
-) -> tuple[Array, list[str]]:
+def _by_view(table: Any, ids: Array | None, names: tuple[str, ...]) -> tuple[Array, list[str]]:
     """Columns (N, K, F) of a long table with one row an instance and view, and their names."""
-    present = list(getattr(table, "columns", table))
-    key = next((name for name in present if name in ID_COLUMNS), None)
+    present = list(table.columns)
+    key = next((name for name in present if name in tables.ID_COLUMNS), None)
     if key is None or "view" not in present:
         raise ValueError(f"features need the columns instance (or id) and view; the table has {shown(present)}")
-    columns = [name for name in present if name not in (key, "view")] if columns is None else columns
-    rows, unknown = look_up(np.asarray(table[key]), np.arange(len(np.unique(table[key]))) if ids is None else ids)
-    views, strange = look_up(np.asarray(table["view"]).astype(str), np.array(names))
+    columns = [name for name in present if name not in (key, "view")]
+    rows, unknown = tables.look_up(
+        np.asarray(table[key]), np.arange(len(np.unique(table[key]))) if ids is None else ids
+    )
+    views, strange = tables.look_up(np.asarray(table["view"]).astype(str), np.array(names))
     kept = ~(unknown | strange)
+    if len(np.unique(rows[kept] * len(names) + views[kept])) < kept.sum():
+        raise ValueError("features have several rows of one instance and view; give one of each")
     values = np.full((int(rows.max()) + 1 if ids is None else len(ids), len(names), len(columns)), np.nan)
     for place, name in enumerate(columns):
-        values[rows[kept], views[kept], place] = np.asarray(table[name])[kept]
+        values[rows[kept], views[kept], place] = real_array(f"features: column {name!r}", table[name])[kept]
     return values, [str(name) for name in columns]
 
 
@@ -380,7 +348,7 @@ def _features(
 def _names(names: Sequence[str] | Array, size: int, argument: str = "names") -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(f"{argument} must be a list of {size} strings; got {shown(names)}")
-    texts = tuple(str(name) for name in names)
+    texts = tuple(str(name).rstrip("\x00") for name in names)  # which arrays do not keep
     if len(texts) != size:
         raise ValueError(f"{argument} must be {size} strings, one a view or feature; got {len(texts)}")
     twice = sorted({name for name in texts if texts.count(name) > 1})
@@ -392,7 +360,7 @@ def _names(names: Sequence[str] | Array, size: int, argument: str = "names") -> 
 def _keys(values: ArrayLike, length: int, name: str, *, distinct: bool = True) -> Array:
     """Identifiers as integers or strings, never objects (which could only be saved as pickles)."""
     keys = np.asarray(values)
-    if keys.dtype == object and is_absent(keys).any():
+    if keys.dtype == object and tables.is_absent(keys).any():
         raise ValueError(f"{name} must be integers or strings; it has gaps")
     if keys.dtype.kind in "OS":
         keys = keys.astype(str)
@@ -406,10 +374,10 @@ def _keys(values: ArrayLike, length: int, name: str, *, distinct: bool = True) -
     return keys
 
 
-def _joined(arrays: Sequence[Array | None]) -> Array | None:
+def _joined(arrays: Sequence[Array | None], axis: int = 0) -> Array | None:
     """Arrays one after the other; None where one is missing."""
     present = [array for array in arrays if array is not None]
-    return np.concatenate(present) if len(present) == len(arrays) else None
+    return np.concatenate(present, axis=axis) if len(present) == len(arrays) else None
 
 
 def _check_rows(block: Array, start: int, name: str, names: tuple[str, ...], smallest: float) -> None:
@@ -429,18 +397,42 @@ def _check_rows(block: Array, start: int, name: str, names: tuple[str, ...], sma
 
 def _check_same_views(parts: Sequence[ViewPredictions]) -> None:
     """Views of one name are one view, as far as their fingerprints tell."""
-    known: dict[str, list[str]] = {}
-    for part in parts:
-        for name, text in part.fingerprints.items():
-            for earlier in known.setdefault(name, []):
-                difference = conflict(earlier, text)
-                if difference is not None:
-                    raise ValueError(f"view {name!r} of a part is not that of the parts before: it {difference}")
-            if text not in known[name]:
-                known[name].append(text)
+    for name in parts[0].names:
+        texts = list(dict.fromkeys(part.fingerprints.get(name, "") for part in parts))
+        for earlier, text in combinations(texts, 2):
+            if (difference := conflict(earlier, text)) is not None:
+                raise ValueError(f"view {name!r} of a part is not that of the parts before: it {difference}")
 
 
 def _same(first: Array | None, second: Array | None) -> bool:
-    if first is None or second is None:
-        return first is second
-    return np.array_equal(first, second)
+    return first is second if first is None or second is None else np.array_equal(first, second)
+
+
+def conflict(known: str, other: str) -> str | None:
+    """The difference between two fingerprints in words; None if they agree or one is unknown.
+
+    Examples
+    --------
+    >>> conflict("3f2a/raw", "77b1/raw"), conflict("-/raw", "3f2a/raw")
+    ('has other parameters', None)
+    """
+    known_view, known_output = (*known.split("/"), "")[:2]
+    other_view, other_output = (*other.split("/"), "")[:2]
+    if known_output and other_output and known_output != other_output:
+        return f"has {other_output!r} outputs instead of {known_output!r}"
+    if known_view in ("", UNKNOWN) or other_view in ("", UNKNOWN) or known_view == other_view:
+        return None
+    return "has other parameters"
+
+
+def draws_of(text: str) -> int | None:
+    """Number of draws of a stochastic view's predictions, as in "3f2a/raw/16"; None if the fingerprint has none."""
+    parts = text.split("/")
+    return int(parts[2]) if len(parts) > 2 and parts[2].isdigit() else None
+
+
+def row_hashes(outputs: Any) -> tuple[str, ...]:
+    """Twelve hexadecimal digits for the outputs of every row, rounded to single precision."""
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(outputs, dtype="<f4")
+    return tuple(hashlib.blake2b(row.tobytes(), digest_size=6).hexdigest() for row in single)

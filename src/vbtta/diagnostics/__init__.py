@@ -1,21 +1,9 @@
 """Whether the assumptions are met, which views matter, and whether incoming views still look the same."""
 
 __all__ = [
-    "Diagnosis",
-    "anderson_darling",
-    "copying_of",
-    "diagnose",
-    "drift_of",
-    "effective_views",
-    "henze_zirkler",
-    "holm",
-    "influence_of",
-    "normality_of",
-    "overlap_of",
-    "predictive_checks",
-    "prior_sensitivity",
-    "shapiro_wilk",
-]
+    "Diagnosis", "anderson_darling", "copying_of", "diagnose", "drift_of", "effective_views", "henze_zirkler", "holm",
+    "influence_of", "normality_of", "overlap_of", "predictive_checks", "prior_sensitivity", "shapiro_wilk",
+]  # fmt: skip
 
 from vbtta.diagnostics.checks import (
     copying_of,

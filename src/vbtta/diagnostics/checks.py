@@ -15,9 +15,10 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics.normality import holm
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction
-from vbtta.fit import fit_model, quick_fit
+from vbtta.fit import quick_fit
 from vbtta.inference.em import EM
 from vbtta.metrics import entropy
+from vbtta.models.base import InMemory
 from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import ConvergenceWarning, Policy
@@ -29,8 +30,8 @@ _FACTOR = 3.0  # by which every prior is multiplied and divided
 _PRIORS = ("beta", "gamma", "nu", "shrinkage", "kappa_scale", "xi_scale", "offset_scale", "confusion_prior")
 _OF_NOISE = {"gamma": "annotator", "confusion_prior": "confusion"}  # priors of one noise model only
 
-Draw = Callable[[np.random.Generator], Array]
-Statistic = Callable[["_Sets"], float]
+Draw = Callable[[np.random.Generator], Array]  # new labels: (J,) class positions or (J, C) numbers
+Statistic = Callable[[Array], float]  # of labels
 
 
 class Overlap(NamedTuple):
@@ -64,8 +65,7 @@ class Influence(NamedTuple):
     """Changes when one view is left out; zero for views without weight."""
 
     names: tuple[str, ...]
-    bound: Array  # (K,): bound without the view minus the bound with it
-    score: Array  # (K,): the same of the cross-validated log score of an instance, on average
+    score: Array  # (K,): of the cross-validated log score of an instance, on average
     standard_error: Array  # (K,): of `score`
 
 
@@ -117,30 +117,17 @@ class Sensitivity(NamedTuple):
     distance: float  # total variation between the two sets of weights, 0 to 1
 
 
-class _Sets(NamedTuple):
-    """Label sets and their predictions."""
-
-    value: Array  # (J,) class positions or (J, C) numbers
-    instance: Array  # (J,)
-    repeats: Array  # (J,)
-    n_instances: int
-    centre: Array  # (J,) predicted class or (J, C) predicted mean
-    spread: Array  # (J, C) predicted standard deviation; ones for classes
-
-    def mean(self, scores: Array) -> float:
-        """Mean over labels of one score each, (J,), or several, (J, C)."""
-        each = scores if scores.ndim == 1 else scores.mean(axis=1)
-        return float((self.repeats * each).sum() / self.repeats.sum())
-
-    @property
-    def residual(self) -> Array:
-        """Residuals in predicted standard deviations: (J, C)."""
-        return np.asarray((self.value - self.centre) / self.spread)
+def two_class(policy: Policy, predictions: ViewPredictions | None) -> tuple[Policy, Any]:
+    """A multi-label policy and its views as two-class problems, one an output; others as they are."""
+    if not policy.multilabel:
+        return policy, predictions
+    policy = replace(policy, multilabel=False, n_outputs=2, classes=None)
+    return policy, None if predictions is None else predictions.as_binary()
 
 
-def gate_of(policy: Policy, predictions: ViewPredictions, most: int = 4) -> GateUse | None:
+def gate_of(policy: Policy, predictions: ViewPredictions) -> GateUse | None:
     """For which inputs which views are heavy; None where the weights are constant."""
-    member = next((part for part in policy.members or (policy,) if part.gate is not None), None)
+    member = next((part for part in policy.members if part.gate is not None), None)
     if member is None or member.gate is None:
         return None
     gate, used = member.gate, predictions.select(member.used_names)
@@ -151,24 +138,17 @@ def gate_of(policy: Policy, predictions: ViewPredictions, most: int = 4) -> Gate
         here = heaviest == k
         if not here.any():
             break
-        elsewhere = raw[~here, k].mean(axis=0) if not here.all() else raw[here, k].mean(axis=0)
-        spread = np.where(gate.scale > 0, gate.scale, np.inf)
-        top = np.argsort(-weights[:, k], kind="stable")[:most]
+        elsewhere = raw[here if here.all() else ~here, k].mean(axis=0)
+        top = np.argsort(-weights[:, k], kind="stable")[:4]
         names = tuple(str(row if predictions.ids is None else predictions.ids[row]) for row in top if here[row])
-        contrast = (raw[here, k].mean(axis=0) - elsewhere) / spread
+        contrast = (raw[here, k].mean(axis=0) - elsewhere) / np.where(gate.scale > 0, gate.scale, np.inf)
         views.append(HeavyView(used.names[k], float(here.mean()), contrast, names))
-    pooled = gate.features.choice == "pooled"
-    return GateUse(gate.names, pooled, gate.coefficients, gate.interval(0.9), tuple(views))
+    interval = gate.interval(0.9)
+    return GateUse(gate.names, gate.features.choice == "pooled", gate.coefficients, interval, tuple(views))
 
 
 def effective_views(weights: Array) -> float:
-    """Exponential of the weights' entropy: K where all are equal, 1 where one has all the weight.
-
-    Examples
-    --------
-    >>> effective_views(np.array([0.5, 0.5, 0.0]))
-    2.0
-    """
+    """Exponential of the weights' entropy: K where all are equal, 1 where one has all the weight."""
     return float(np.exp(entropy(weights)))
 
 
@@ -187,56 +167,49 @@ def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
     scores = [policy.restrict([k]).score(predictions, labels) for k in used.tolist()]
     share = special.softmax(np.stack(scores, axis=1) + np.log(np.maximum(weights, 1e-300)), axis=1)  # (N+, K)
     gram = share.T @ share
-    size = np.sqrt(np.diagonal(gram))
-    size = np.where(size > 0, size, 1.0)
+    size = np.sqrt(np.maximum(np.diagonal(gram), np.finfo(np.float64).tiny))
     return Overlap(tuple(names[k] for k in used), share.mean(axis=0), gram / np.outer(size, size))
 
 
-def labelled_sample(labels: LabelSets, seed: int, size: int) -> Array:
-    """Rows of labelled instances, all or a random choice of so many, ascending."""
-    return np.sort(np.random.default_rng(seed).permutation(labels.labelled)[:size])
-
-
 def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets, *, seed: int = 0) -> Influence:
-    """Fit without each view of positive weight in turn: change of the bound and of held-out scores.
+    """Fit without each view of positive weight in turn: change of held-out scores.
 
     Negative changes speak for a view. Only models that EM fits; from 1,000 labelled instances at most. Of a stack, its
     heaviest member is fitted.
     """
-    policy = policy.heaviest_member
-    if not isinstance(policy.engine, EM):
-        raise ValueError(f"influence refits by EM; the policy was fitted by {type(policy.engine).__name__}")
-    engine = replace(policy.engine, keep_states=False)
-    labels = labels.align(len(predictions), predictions.ids)
-    rows = labelled_sample(labels, seed, _MAX_REFITTED)
-    views, given = predictions.select(policy.names).take(rows), labels.take(rows)
+    policy, engine, views, given = _refitted_sample(policy, predictions, labels, seed)
     fitted, folds = policy.fitted or policy.names, folds_of(views, given, seed)
+    fit = quick_fit(policy.model, None, False, engine, seed)
 
-    def bound_and_scores(names: list[str]) -> tuple[float, CrossValidated]:
-        part = views.select(names)
-        bound = fit_model(part, given, policy.model, engine).elbo
-        return bound, cross_validate(quick_fit(policy.model, engine, seed), part, given, folds)
+    def scores(names: Sequence[str]) -> CrossValidated:
+        return cross_validate([fit], InMemory(views.select(names), given), folds)[0]
 
-    bound, score, error = np.zeros((3, len(policy.names)))
+    score, error = np.zeros((2, len(policy.names)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # only differences matter
-        full_bound, full_scores = bound_and_scores(list(fitted))
+        full_scores = scores(fitted)
         for k, name in enumerate(policy.names):
-            if policy.weights[k] == 0 or len(fitted) == 1:
-                continue
-            reduced_bound, scores = bound_and_scores([other for other in fitted if other != name])
-            bound[k] = reduced_bound - full_bound
-            score[k], error[k] = compare_scores(scores, full_scores)
-    return Influence(policy.names, bound, score, error)
+            if policy.weights[k] > 0 and len(fitted) > 1:
+                others = scores([other for other in fitted if other != name])
+                score[k], error[k] = compare_scores(others, full_scores)
+    return Influence(policy.names, score, error)
+
+
+def _refitted_sample(
+    policy: Policy, predictions: ViewPredictions, labels: LabelSets, seed: int
+) -> tuple[Policy, EM, ViewPredictions, LabelSets]:
+    """The heaviest member, its engine, and the data of some labelled instances to refit it to."""
+    policy = policy.heaviest_member
+    if not isinstance(policy.engine, EM):
+        raise ValueError(f"only EM refits; the policy was fitted by {type(policy.engine).__name__}")
+    labels = labels.align(len(predictions), predictions.ids)
+    rows = np.sort(np.random.default_rng(seed).permutation(labels.labelled)[:_MAX_REFITTED])
+    views = predictions.select(policy.names).take(rows)
+    return policy, replace(policy.engine, keep_states=False), views, labels.take(rows)
 
 
 def view_signals(policy: Policy, predictions: ViewPredictions) -> dict[str, Array]:
-    """Signals of every input that need no label: by name, (N,) each.
-
-    Classes: confidence of the prediction, weight of the views that vote for the predicted class, mutual information
-    of label and view. Numbers: predicted standard deviation, and the views' disagreement (weighted standard deviation
-    of their outputs), both on average over outputs, and the prediction itself.
-    """
+    """Signals of every input that need no label, such as confidence and the views' agreement: by name, (N,) each."""
     prediction = policy.predict(predictions)
     used = np.flatnonzero(policy.weights > 0)
     outputs = np.asarray(predictions.select([policy.names[k] for k in used]).outputs, dtype=np.float64)  # (N, K, C)
@@ -287,41 +260,44 @@ def predictive_checks(
     one of each is drawn.
     """
     labels = labels.align(len(predictions), predictions.ids)
-    rows = labelled_sample(labels, seed, _MAX_CHECKED)
+    rows = np.random.default_rng(seed).permutation(labels.labelled)
     if predictions.groups is not None:
-        shuffled = np.random.default_rng(seed).permutation(labels.labelled)
-        rows = np.sort(shuffled[np.unique(predictions.groups[shuffled], return_index=True)[1]])[:_MAX_CHECKED]
-    given = labels.take(rows)
-    prediction = policy.predict(predictions.take(rows))
+        rows = rows[np.unique(predictions.groups[rows], return_index=True)[1]]
+    rows = np.sort(rows[:_MAX_CHECKED])
+    given, part = labels.take(rows), predictions.take(rows)
+    prediction = policy.predict(part)
+
+    def mean(scores: Array) -> float:
+        return float(np.average(scores if scores.ndim == 1 else scores.mean(axis=1), weights=given.count))
+
+    def frequency(c: int, value: Array) -> float:
+        return mean(value == c)
+
     statistics: dict[str, Statistic]
     if isinstance(prediction, CategoricalPrediction):
         n_classes = prediction.proba.shape[1]
-        value = given.categorical(n_classes, predictions.classes)
-        centre, spread = prediction.proba.argmax(axis=1)[given.instance], np.ones((len(given), 1))
-        statistics = {"share of labels that are the predicted class": lambda sets: sets.mean(sets.value == sets.centre)}
-        repeated: dict[str, Statistic] = {"share of pairs of labels that agree": _agreement}
-        frequencies: dict[str, Statistic] = {
-            f"frequency of class {prediction.classes[c]}": partial(_frequency, c) for c in range(n_classes)
-        }
+        observed = given.categorical(n_classes, predictions.classes)
+        predicted = prediction.proba.argmax(axis=1)[given.instance]
+        statistics = {"share of labels that are the predicted class": lambda value: mean(value == predicted)}
+        repeated: dict[str, Statistic] = {"share of pairs of labels that agree": partial(_agreement, given, n_classes)}
+        if n_classes <= 20:
+            for c in range(n_classes):
+                statistics[f"frequency of class {prediction.classes[c]}"] = partial(frequency, c)
     else:
-        value = given.continuous(prediction.mean.shape[1])
+        observed = given.continuous(prediction.mean.shape[1])
         centre, spread = prediction.mean[given.instance], np.sqrt(prediction.variance)[given.instance]
         statistics = {
-            "mean residual, in predicted deviations": lambda sets: sets.mean(sets.residual),
-            "mean squared residual, in predicted variances": lambda sets: sets.mean(sets.residual**2),
-            "share of residuals beyond 2 deviations": lambda sets: sets.mean(np.abs(sets.residual) > 2),
-            "share of residuals beyond 4 deviations": lambda sets: sets.mean(np.abs(sets.residual) > 4),
-            "mean cubed residual, in predicted deviations": lambda sets: sets.mean(sets.residual**3),
+            "mean residual, in predicted deviations": lambda value: mean((value - centre) / spread),
+            "mean squared residual, in predicted variances": lambda value: mean(((value - centre) / spread) ** 2),
+            "share of residuals beyond 4 deviations": lambda value: mean(np.abs(value - centre) > 4 * spread),
+            "mean cubed residual, in predicted deviations": lambda value: mean(((value - centre) / spread) ** 3),
         }
-        repeated, frequencies = {"spread among the labels of an instance": _within}, {}
+        repeated = {"spread among the labels of an instance": partial(_within, given)}
     if (given.labels_per_instance >= 2).any():
         statistics |= repeated
-    if len(frequencies) <= 20:
-        statistics |= frequencies
-    sets = _Sets(value, given.instance, given.count, given.n_instances, centre, spread)
-    draw, generator = _simulator(policy, predictions.take(rows), prediction, given), np.random.default_rng(seed)
-    simulated = [sets._replace(value=draw(generator)) for _ in range(simulations)]
-    return tuple(_check(name, statistic, sets, simulated) for name, statistic in statistics.items())
+    draw, generator = _simulator(policy, part, prediction, given), np.random.default_rng(seed)
+    simulated = [draw(generator) for _ in range(simulations)]
+    return tuple(_check(name, statistic, observed, simulated) for name, statistic in statistics.items())
 
 
 def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> tuple[Sensitivity, ...]:
@@ -329,19 +305,15 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
 
     Of a stack, its heaviest member is fitted.
     """
-    policy = policy.heaviest_member
-    if not isinstance(policy.engine, EM):
-        raise ValueError(f"sensitivity refits by EM; the policy was fitted by {type(policy.engine).__name__}")
-    labels = labels.align(len(predictions), predictions.ids)
-    rows = labelled_sample(labels, 0, _MAX_REFITTED)
-    views, given = predictions.select(policy.fitted or policy.names).take(rows), labels.take(rows)
+    policy, engine, views, given = _refitted_sample(policy, predictions, labels, 0)
+    views = views.select(policy.fitted or policy.names)
     if len(views.names) == 1:
         return ()
 
     def weights(model: Any) -> Array:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            return quick_fit(model, policy.engine, 0)(views, given).weights
+            return quick_fit(model, None, False, engine, 0)(InMemory(views, given)).weights
 
     reference, noise = weights(policy.model), getattr(policy.model, "noise", None)
     changes = []
@@ -363,19 +335,6 @@ def copying_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
     that annotator repeats the first one's label. If a share s of the labels is copied, the probability is
     s + (1 - s) p. Shares are at their maximum likelihood. Hard instances make all pairs agree on errors: the
     likelihood ratio tests whether a share exceeds the median of all pairs. It needs three annotators.
-
-    Examples
-    --------
-    >>> from vbtta.fit import fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> truth = rng.integers(0, 3, size=300)
-    >>> given = np.where(rng.random((300, 4)) < 0.7, truth[:, None], rng.integers(0, 3, size=(300, 4)))
-    >>> given[:, 3] = np.where(rng.random(300) < 0.5, given[:, 2], given[:, 3])
-    >>> views = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(300, 1, 3)))
-    >>> labels = LabelSets.from_array(given, annotators=["ann", "bob", "cleo", "dan"])
-    >>> policy = fit_policy(views, labels, task="classification", model="mixture", guard=False)
-    >>> [(pair.first, pair.second) for pair in copying_of(policy, views, labels) if pair.p_value < 0.01]
-    [('cleo', 'dan')]
     """
     people = policy.annotators
     if not isinstance(people, AnnotatorAccuracy) or labels.annotator is None or len(labels.annotator_names) < 3:
@@ -440,31 +399,26 @@ def annotator_places(names: Sequence[str], labels: LabelSets) -> Array:
     return np.array([known.get(name, len(names)) for name in labels.annotator_names])[labels.annotator]
 
 
-def _frequency(c: int, sets: _Sets) -> float:
-    return sets.mean(sets.value == c)
-
-
-def _agreement(sets: _Sets) -> float:
+def _agreement(labels: LabelSets, n_classes: int, value: Array) -> float:
     """Of all pairs of labels of one instance, those that are equal."""
-    C = int(sets.value.max()) + 1
-    counts = np.bincount(sets.instance * C + sets.value, sets.repeats, sets.n_instances * C).reshape(-1, C)
+    n_cells = labels.n_instances * n_classes
+    counts = np.bincount(labels.instance * n_classes + value, labels.count, n_cells).reshape(-1, n_classes)
     total = counts.sum(axis=1)
     return float((counts * (counts - 1)).sum() / max((total * (total - 1)).sum(), 1e-300))
 
 
-def _within(sets: _Sets) -> float:
+def _within(labels: LabelSets, value: Array) -> float:
     """Standard deviation of labels around the mean of their instance, pooled over instances and outputs."""
-    weight = np.bincount(sets.instance, sets.repeats, sets.n_instances)
-    degrees = np.maximum(weight - 1, 0).sum()
+    weight = np.bincount(labels.instance, labels.count, labels.n_instances)
     total = 0.0
-    for column in sets.value.T:
-        mean = np.bincount(sets.instance, sets.repeats * column, sets.n_instances) / np.where(weight > 0, weight, 1)
-        total += float((sets.repeats * (column - mean[sets.instance]) ** 2).sum())
-    return float(np.sqrt(total / max(degrees * sets.value.shape[1], 1e-300)))
+    for column in value.T:
+        mean = np.bincount(labels.instance, labels.count * column, labels.n_instances) / np.where(weight > 0, weight, 1)
+        total += float((labels.count * (column - mean[labels.instance]) ** 2).sum())
+    return float(np.sqrt(total / max(np.maximum(weight - 1, 0).sum() * value.shape[1], 1e-300)))
 
 
-def _check(name: str, statistic: Statistic, observed: _Sets, simulated: list[_Sets]) -> PredictiveCheck:
-    value, values = statistic(observed), np.array([statistic(sets) for sets in simulated])
+def _check(name: str, statistic: Statistic, observed: Array, simulated: list[Array]) -> PredictiveCheck:
+    value, values = statistic(observed), np.array([statistic(drawn) for drawn in simulated])
     low, high = np.quantile(values, [0.025, 0.975])
     tail = min(1 + (values <= value).sum(), 1 + (values >= value).sum())
     p_value = min(1.0, 2 * tail / (1 + len(values)))

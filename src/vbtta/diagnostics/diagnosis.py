@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -28,51 +28,24 @@ _MAX_HEAVY = 6  # views whose inputs are described
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """The findings of :func:`diagnose`; print it, or look at the parts. Parts that lacked their data are None.
-
-    Attributes
-    ----------
-    names : K strings
-    weights : (K,) array
-    weight_interval : (K, 2) array
-        90 %.
-    effective_views : float
-        Exponential of the weights' entropy.
-    converged : bool
-    guard : Guard
-        How the views compare with the raw network.
-    annotators : AnnotatorAccuracy, AnnotatorNoise or None
-        Estimates of the label noise.
-    copying : tuple of Copying, or None
-        Pairs of annotators of class labels, most suspicious first.
-    gate : GateUse or None
-        Weights that depend on the input: on which features, and for which inputs which views are heavy.
-    overlap : Overlap or None
-    influence : Influence or None
-    predictive : tuple of PredictiveCheck, or None
-    sensitivity : tuple of Sensitivity, or None
-    normality : Normality or None
-        Of the draws of stochastic views.
-    drift : Drift or None
-        Of incoming views.
-    """
+    """The findings of :func:`diagnose`; print it, or look at the parts. Parts that lacked their data are None."""
 
     task: str
     names: tuple[str, ...]
     weights: Array
-    weight_interval: Array
-    effective_views: float
+    weight_interval: Array  # 90 %
+    effective_views: float  # exponential of the weights' entropy
     converged: bool
     guard: Guard
     annotators: Any
-    copying: tuple[checks.Copying, ...] | None
-    overlap: checks.Overlap | None
-    influence: checks.Influence | None
-    predictive: tuple[checks.PredictiveCheck, ...] | None
-    sensitivity: tuple[checks.Sensitivity, ...] | None
-    normality: Normality | None
-    drift: checks.Drift | None
-    gate: checks.GateUse | None = None
+    copying: tuple[checks.Copying, ...] | None = None  # pairs of annotators of class labels, most suspicious first
+    overlap: checks.Overlap | None = None  # views that explain the same labels
+    influence: checks.Influence | None = None  # changes when one view is left out
+    predictive: tuple[checks.PredictiveCheck, ...] | None = None  # statistics of the labels, observed and simulated
+    sensitivity: tuple[checks.Sensitivity, ...] | None = None  # changes of the weights under other priors
+    normality: Normality | None = None  # of the draws of stochastic views
+    drift: checks.Drift | None = None  # of incoming views
+    gate: checks.GateUse | None = None  # weights that depend on the input: on what, and for which inputs
 
     def __str__(self) -> str:
         return self.summary()
@@ -90,20 +63,16 @@ class Diagnosis:
         return {field.name: finite(to_plain(getattr(self, field.name))) for field in fields(self)}
 
     def plot(self) -> Any:
-        """A matplotlib Figure: QQ plots of the stochastic views' draws; needs draws."""
+        """A matplotlib Figure: QQ plots of the stochastic views' draws."""
         part = self.normality
         if part is None or not part.tested.any():
-            raise ValueError(
-                "there are no draws of stochastic views; pass draws= to diagnose, or collect_views(keep_draws=...)"
-            )
+            raise ValueError("there are no draws of stochastic views; pass draws=, or collect_views(keep_draws=...)")
         shown = np.flatnonzero(part.tested)
         figure = require("matplotlib.figure", "cli").Figure(figsize=(2.6 * len(shown), 2.8), layout="constrained")
         for place, k in enumerate(shown):
-            axes = figure.add_subplot(1, len(shown), place + 1)
+            axes = figure.add_subplot(1, len(shown), place + 1, title=part.names[k], xlabel="normal quantile")
             axes.plot(part.qq_normal, part.qq_normal, color="0.6", linewidth=0.8)
             axes.plot(part.qq_normal, part.qq_draws[k], ".", markersize=3)
-            axes.set_title(part.names[k], fontsize=9)
-            axes.set_xlabel("normal quantile", fontsize=8)
         return figure
 
 
@@ -149,29 +118,24 @@ def diagnose(
     2 of 2 views are kept; they count as 2.0 equal ones.
     """
     drawn = predictions.draws if draws is None else np.asarray(draws)
-    copying = overlap = influence = predictive = sensitivity = None
+    read = LabelSets.from_multilabel if policy.multilabel else LabelSets.from_array
+    incoming = checks.two_class(policy, incoming)[1]
+    policy, predictions = checks.two_class(policy, predictions)
+    findings: dict[str, Any] = {}
     if labels is not None:
-        sets = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
-        copying = checks.copying_of(policy, predictions, sets)
-        overlap = checks.overlap_of(policy, predictions, sets)
-        predictive = checks.predictive_checks(policy, predictions, sets, seed=seed)
+        data = predictions, labels if isinstance(labels, LabelSets) else read(labels)
+        findings["copying"] = checks.copying_of(policy, *data)
+        findings["overlap"] = checks.overlap_of(policy, *data)
+        findings["predictive"] = checks.predictive_checks(policy, *data, seed=seed)
         if refit and isinstance(policy.engine, EM):
-            influence = checks.influence_of(policy, predictions, sets, seed=seed)
-            sensitivity = checks.prior_sensitivity(policy, predictions, sets)
+            findings["influence"] = checks.influence_of(policy, *data, seed=seed)
+            findings["sensitivity"] = checks.prior_sensitivity(policy, *data)
+    names = ("task", "names", "weights", "converged", "guard", "annotators")
     return Diagnosis(
-        task=policy.task,
-        names=policy.names,
-        weights=policy.weights,
+        **{name: getattr(policy, name) for name in names},
         weight_interval=policy.weight_interval(0.9),
         effective_views=checks.effective_views(policy.weights),
-        converged=policy.converged,
-        guard=policy.guard,
-        annotators=policy.annotators,
-        copying=copying,
-        overlap=overlap,
-        influence=influence,
-        predictive=predictive,
-        sensitivity=sensitivity,
+        **findings,
         normality=None if drawn is None else normality_of(drawn, predictions.names, seed=seed),
         drift=None if incoming is None else checks.drift_of(policy, predictions, incoming),
         gate=checks.gate_of(policy, predictions),
@@ -217,23 +181,28 @@ def _gate(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def _noise(diagnosis: Diagnosis) -> list[str]:
-    annotators = diagnosis.annotators
-    if annotators is None:
-        return ["Label noise is not modelled."]
+def annotators_in_words(annotators: Any, truth: Mapping[str, float] | None = None) -> list[str]:
+    """Estimated quality of the annotators, next to the true accuracy where it is known."""
+    if annotators is None or not annotators.names:
+        return []
+    known = truth or {}
     if hasattr(annotators, "accuracy"):
-        accuracies = [
-            f"{name} {value:.2f} ({low:.2f} to {high:.2f})"
-            for name, value, (low, high) in zip(
-                annotators.names, annotators.accuracy, annotators.accuracy_interval, strict=True
-            )
+        rows = zip(annotators.names, annotators.accuracy, annotators.accuracy_interval, strict=True)
+        estimates = [
+            f"{name} {100 * value:.0f} % right ({100 * low:.0f} to {100 * high:.0f} %"
+            + (f"; in truth {100 * known[name]:.0f} %)" if name in known else ")")
+            for name, value, (low, high) in rows
         ]
-        return [f"Estimated accuracy of the labels: {listing(accuracies)}."]
-    deviations = [
-        f"{name} {np.mean(noise):.3g} (bias {np.mean(bias):+.3g})"
-        for name, noise, bias in zip(annotators.names, annotators.noise, annotators.bias, strict=True)
-    ]
-    return [f"Estimated standard deviation of the annotators: {listing(deviations)}."]
+    else:
+        estimates = [
+            f"{name} errs by {np.mean(noise):.3g} with a bias of {np.mean(bias):+.3g}"
+            for name, noise, bias in zip(annotators.names, annotators.noise, annotators.bias, strict=True)
+        ]
+    return [f"Annotators: {listing(estimates, 8)}."]
+
+
+def _noise(diagnosis: Diagnosis) -> list[str]:
+    return annotators_in_words(diagnosis.annotators) or ["Label noise is not modelled."]
 
 
 def _copying(diagnosis: Diagnosis) -> list[str]:
@@ -244,9 +213,8 @@ def _copying(diagnosis: Diagnosis) -> list[str]:
         for pair in diagnosis.copying
         if pair.p_value < _SMALL_P
     ]
-    if suspects:
-        return [f"! Annotators who seem to copy each other: {listing(suspects)}."]
-    return [f"None of {len(diagnosis.copying)} pairs of annotators seems to copy."]
+    none = f"None of {len(diagnosis.copying)} pairs of annotators seems to copy."
+    return [f"! Annotators who seem to copy each other: {listing(suspects)}." if suspects else none]
 
 
 def _overlap(diagnosis: Diagnosis) -> list[str]:
@@ -264,7 +232,7 @@ def _overlap(diagnosis: Diagnosis) -> list[str]:
 def _influence(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.influence is None:
         return []
-    names, _, score, error = diagnosis.influence
+    names, score, error = diagnosis.influence
     text = [f"{names[k]} ({score[k]:+.4f} per input)" for k in range(len(names))]
     missed = [text[k] for k in np.argsort(score, kind="stable") if score[k] < -2 * error[k]]
     harmful = [text[k] for k in np.flatnonzero(diagnosis.weights > 0) if score[k] > 2 * error[k] > 0]
@@ -298,11 +266,7 @@ def _normality(diagnosis: Diagnosis) -> list[str]:
     part = diagnosis.normality
     if part is None:
         return ["Normality of the draws was not tested: there are none (collect_views(keep_draws=...))."]
-    tests = {
-        "Henze-Zirkler": part.henze_zirkler,
-        "Anderson-Darling": part.anderson_darling,
-        "Shapiro-Wilk": part.shapiro_wilk,
-    }
+    tests = {"Henze-Zirkler": part[1], "Anderson-Darling": part[2], "Shapiro-Wilk": part[3]}
     lines = []
     for k in np.flatnonzero(part.tested):
         n = int(part.tested[k])
@@ -322,11 +286,8 @@ def _drift(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.drift is None:
         return []
     drifted = diagnosis.drift.drifted
-    return [
-        "! Incoming views differ from calibration time:" if drifted else "Incoming views look as before:",
-        *(
-            f"  {check.signal}: {check.reference:.4g} then, {check.incoming:.4g} now ({check.shift:+.2f} standard "
-            f"deviations, p = {check.p_value:.2g})"
-            for check in diagnosis.drift.checks
-        ),
+    changes = [
+        f"  {signal}: {then:.4g} then, {now:.4g} now ({shift:+.2f} standard deviations, p = {p_value:.2g})"
+        for signal, then, now, shift, p_value in diagnosis.drift.checks
     ]
+    return ["! Incoming views differ from calibration time:" if drifted else "Incoming views look as before:", *changes]

@@ -1,4 +1,4 @@
-"""Are the draws of a stochastic view Gaussian around their mean? Tests, shares of rejections, QQ data."""
+"""Are the draws of a stochastic view Gaussian around their mean? Tests and shares of rejections."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,17 +11,15 @@ from scipy import special
 
 from vbtta.data.labels import Array
 
-# Range of the number of simulations of a null distribution. All samples of a size share one: with 3999 simulations the
-# standard error of a level of 0.05 is 0.0034, with 999 it is 0.007.
-_SIMULATIONS = (999, 3999)
+_SIMULATIONS = (999, 3999)  # of a null distribution: the standard error of a level of 0.05 is 0.007 or 0.0034
 _MAX_PAIRS = 1e8  # of points in all simulations, above the smallest number of simulations
 _MAX_NULL_SIZE = 400  # points: with the smoothing held fixed, the null distribution hardly changes beyond
 _ROUNDING = 1e-12  # relative, of a statistic: in very many dimensions all samples agree up to that
 _ENTRIES = 1 << 22  # of the largest temporary
 _MAX_INSTANCES = 200  # whose draws are tested
 _MAX_DRAWS = 200  # of an instance, for the multivariate test, whose cost grows with their square
-_MIN_VARIANCE = 1e-10  # relative to the largest; directions with less are constant
 _QQ_LEVELS = np.concatenate([[0.001, 0.005], np.linspace(0.01, 0.99, 99), [0.995, 0.999]])
+_MIN_VARIANCE = 1e-10  # relative to the largest; directions with less are constant
 
 
 class HenzeZirkler(NamedTuple):
@@ -46,11 +44,11 @@ class Normality(NamedTuple):
     n_draws: int
     level: float
     qq_normal: Array  # (Q,): quantiles of the standard normal
-    qq_draws: Array  # (K, Q): quantiles of the standardised draws
+    qq_draws: Array  # (K, Q): those of the standardised draws
 
 
 def henze_zirkler(sample: ArrayLike, *, simulations: int | None = None, seed: int = 0) -> HenzeZirkler:
-    """Henze and Zirkler's test of multivariate normality.
+    """Henze and Zirkler's test of multivariate normality of a sample (n, d) or (n,).
 
     With D_j the squared Mahalanobis distance of x_j from the mean, D_jk that between x_j and x_k, and
     b = ((2d + 1)/4)^(1/(d+4)) n^(1/(d+4)) / sqrt(2), the statistic
@@ -58,16 +56,9 @@ def henze_zirkler(sample: ArrayLike, *, simulations: int | None = None, seed: in
         1/n sum_jk exp(-b^2 D_jk / 2) - 2 (1 + b^2)^(-d/2) sum_j exp(-b^2 D_j / (2 (1 + b^2))) + n (1 + 2 b^2)^(-d/2)
 
     is the weighted distance between the empirical characteristic function and the normal one. Its null distribution
-    is approximately log-normal, which is used for d = 2 and n >= 100 (for d = 1 it rejects 5.7 instead of 5 %).
-    Otherwise it is simulated, which is exact, as the statistic does not depend on location and scale; for n > 400 with
-    400 points and the smoothing b of n. Directions without variance are left out.
-
-    Parameters
-    ----------
-    sample : (n, d) or (n,) array
-    simulations : int, optional
-        Of the null distribution, where it is simulated; by default 999 to 3999, fewer for larger samples.
-    seed : int
+    is simulated, which is exact, as the statistic does not depend on location and scale; for n > 400 with 400 points
+    and the smoothing b of n; by default 999 to 3999 times, fewer for larger samples. Directions without variance are
+    left out.
 
     Examples
     --------
@@ -88,12 +79,12 @@ def henze_zirkler(sample: ArrayLike, *, simulations: int | None = None, seed: in
             f"sample must vary and have at least {points.shape[1] + 2} points in {points.shape[1]} dimensions; got {n} "
             f"points that vary in {d}"
         )
-    statistic = float(_statistics(white[None], _smoothing(n, d))[0])
-    if d == 2 and n >= 100:
-        return HenzeZirkler(statistic, _asymptotic(statistic, n, d), d)
+    smoothing = float(((2 * d + 1) / 4) ** (1 / (d + 4)) * n ** (1 / (d + 4)) / np.sqrt(2))
+    statistic = float(_statistics(white[None], smoothing)[0])
+    n_null = min(n, max(_MAX_NULL_SIZE, 4 * d))
     if simulations is None:
-        simulations = int(np.clip(_MAX_PAIRS / _null_size(n, d) ** 2, *_SIMULATIONS))
-    null = _null_distribution(n, d, simulations, seed)
+        simulations = int(np.clip(_MAX_PAIRS / n_null**2, *_SIMULATIONS))
+    null = _null_distribution(n_null, d, smoothing, simulations, (seed, n, d))
     above = simulations - np.searchsorted(null, statistic - _ROUNDING * abs(statistic))
     return HenzeZirkler(statistic, float((1 + above) / (1 + simulations)), d)
 
@@ -103,12 +94,6 @@ def anderson_darling(sample: ArrayLike) -> tuple[Array, Array]:
 
     The statistic A^2 is SciPy's; its p-values end at 0.01 and 0.15, which is too coarse to correct for many outputs.
     P-values here are D'Agostino and Stephens' approximation for A^2 (1 + 0.75/n + 2.25/n^2).
-
-    Examples
-    --------
-    >>> statistic, p_value = anderson_darling(np.random.default_rng(0).exponential(size=(100, 2)))
-    >>> (p_value < 0.001).all()
-    np.True_
     """
     from scipy import stats
 
@@ -158,36 +143,20 @@ def holm(p_values: ArrayLike) -> Array:
 def normality_of(
     draws: ArrayLike, names: Sequence[str] | None = None, *, level: float = 0.05, seed: int = 0
 ) -> Normality:
-    """Test every view's draws of every instance: outputs of a model, or the augmented inputs themselves.
+    """Test M draws of K views for n instances (n, K, M, C): outputs of a model, or the augmented inputs themselves.
 
-    Parameters
-    ----------
-    draws : (n, K, M, C) array
-        M draws of K views for n instances; at most 200 of these are tested.
-    names : K strings, optional
-    level : float
-        Of the tests.
-    seed : int
-        For simulated null distributions.
-
-    Examples
-    --------
-    >>> draws = np.random.default_rng(0).normal(size=(20, 1, 50, 2))
-    >>> normality_of(draws, ["noise"]).henze_zirkler[0] < 0.2
-    np.True_
+    At most 200 instances are tested, at the level; the seed is that of simulated null distributions.
     """
     values = np.asarray(draws, dtype=np.float64)
-    if values.ndim != 4:
-        raise ValueError(f"draws must be (n, K, M, C), M draws of K views for n instances; got shape {values.shape}")
-    if values.shape[2] < 8:
-        raise ValueError(f"draws must have at least 8 draws of a view; got {values.shape[2]}")
-    values = values[:_MAX_INSTANCES]
-    _, K, M, _ = values.shape
+    if values.ndim != 4 or values.shape[2] < 8:
+        raise ValueError(
+            f"draws must be (n, K, M, C), at least 8 draws of K views for n instances; got shape {values.shape}"
+        )
+    values, (_, K, M, _) = values[:_MAX_INSTANCES], values.shape
     views = tuple(f"view_{k}" for k in range(K)) if names is None else tuple(names)
     if len(views) != K:
         raise ValueError(f"names must be {K} strings, one a view; got {len(views)}")
-    rejected = np.full((3, K), np.nan)
-    tested = np.zeros(K, dtype=np.intp)
+    rejected, tested = np.full((3, K), np.nan), np.zeros(K, dtype=np.intp)
     quantiles = np.full((K, len(_QQ_LEVELS)), np.nan)
     for k in range(K):
         samples = [sample for sample in values[:, k] if _varies(sample).any()]
@@ -196,8 +165,8 @@ def normality_of(
             rejected[:, k] = np.mean([_rejections(sample, level, seed) for sample in samples], axis=0)
             scores = np.concatenate([qq_points(sample[:, _varies(sample)]).ravel() for sample in samples])
             quantiles[k] = np.quantile(scores, _QQ_LEVELS)
-    together, anderson, shapiro = rejected
-    return Normality(views, together, anderson, shapiro, tested, M, level, special.ndtri(_QQ_LEVELS), quantiles)
+    shares = rejected[0], rejected[1], rejected[2]
+    return Normality(views, *shares, tested, M, level, special.ndtri(_QQ_LEVELS), quantiles)
 
 
 def qq_points(sample: ArrayLike) -> Array:
@@ -208,8 +177,7 @@ def qq_points(sample: ArrayLike) -> Array:
     """
     points = np.asarray(sample, dtype=np.float64)
     M = len(points)
-    spread = points.std(axis=0, ddof=1) * np.sqrt((M - 1) / M)
-    r = (points - points.mean(axis=0)) / spread
+    r = (points - points.mean(axis=0)) / points.std(axis=0)
     student = r * np.sqrt((M - 2) / np.maximum(M - 1 - r**2, 1e-12))
     lower = special.stdtr(M - 2, -np.abs(student))  # the small tail keeps its digits
     return np.asarray(-np.sign(student) * special.ndtri(lower))
@@ -252,36 +220,10 @@ def _statistics(white: Array, smoothing: float) -> Array:
     return np.asarray(pairs - single + n * (1 + 2 * b2) ** (-d / 2))
 
 
-def _smoothing(n: int, d: int) -> float:
-    return float(((2 * d + 1) / 4) ** (1 / (d + 4)) * n ** (1 / (d + 4)) / np.sqrt(2))
-
-
-def _asymptotic(statistic: float, n: int, d: int) -> float:
-    """P-value of the log-normal distribution with the statistic's asymptotic mean and variance."""
-    b2 = _smoothing(n, d) ** 2
-    a, w = 1 + 2 * b2, (1 + b2) * (1 + 3 * b2)
-    mean = 1 - a ** (-d / 2) * (1 + d * b2 / a + d * (d + 2) * b2**2 / (2 * a**2))
-    variance = (
-        2 * (1 + 4 * b2) ** (-d / 2)
-        + 2 * a**-d * (1 + 2 * d * b2**2 / a**2 + 3 * d * (d + 2) * b2**4 / (4 * a**4))
-        - 4 * w ** (-d / 2) * (1 + 3 * d * b2**2 / (2 * w) + d * (d + 2) * b2**4 / (2 * w**2))
-    )
-    log_variance = np.log1p(variance / mean**2)
-    centre = np.log(mean) - 0.5 * log_variance
-    return float(special.ndtr(-(np.log(max(statistic, 1e-300)) - centre) / np.sqrt(log_variance)))
-
-
-def _null_size(n: int, d: int) -> int:
-    """Points of the simulated samples."""
-    return min(n, max(_MAX_NULL_SIZE, 4 * d))
-
-
 @lru_cache(maxsize=64)
-def _null_distribution(n: int, d: int, simulations: int, seed: int) -> Array:
+def _null_distribution(n: int, d: int, smoothing: float, simulations: int, seed: tuple[int, ...]) -> Array:
     """Sorted statistics of simulated normal samples: (simulations,)."""
-    generator = np.random.default_rng([seed, n, d])
-    smoothing, n = _smoothing(n, d), _null_size(n, d)
-    at_once = max(1, _ENTRIES // n**2)
+    generator, at_once = np.random.default_rng(seed), max(1, _ENTRIES // n**2)
     statistics = []
     for first in range(0, simulations, at_once):
         sample = generator.standard_normal((min(at_once, simulations - first), n, d))

@@ -1,11 +1,20 @@
-"""Automatic differentiation variational inference: the engine's options, the stochastic ascent, and a whole fit."""
+"""Automatic differentiation variational inference: the engine's options, its family Q, the ascent, and a whole fit.
+
+Q is a full-rank normal on the unconstrained space:
+
+    u = m + L e,   e ~ Normal(0, I),   parameters = T(u)
+
+T is site by site: the identity, exp, the logistic function or stick-breaking. Densities use torch's transforms; here
+are the same functions in NumPy, so that a saved policy predicts and has intervals without torch.
+"""
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from scipy import linalg, special
@@ -13,10 +22,9 @@ from scipy import linalg, special
 from vbtta._support.checks import between, one_of, positive, require, whole_number
 from vbtta.data.labels import Array
 from vbtta.inference.em import Fit
-from vbtta.inference.guide import Guide, constrain, weights_of
 
 if TYPE_CHECKING:
-    from vbtta.inference.unconstrained import Density
+    from vbtta.inference.unconstrained import Density, UnconstrainedDensity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +58,6 @@ class ADVI:
     --------
     >>> import numpy as np
     >>> from vbtta import ADVI, ViewPredictions, fit_policy
-    >>> ADVI(bound="renyi").order, ADVI(bound="iwae").order
-    (0.5, 0.0)
     >>> rng = np.random.default_rng(0)
     >>> views = rng.normal(size=(400, 2, 1))  # (N, K, C)
     >>> labels = views[np.arange(400), rng.choice(2, size=400, p=[0.7, 0.3])] + 0.1 * rng.normal(size=(400, 1))
@@ -84,9 +90,8 @@ class ADVI:
     @property
     def unconverged(self) -> str:
         """The warning about a fit that did not converge."""
-        return (
-            f": the bound still moved at the end of {self.steps} steps of ADVI; raise ADVI(steps=...) or learning_rate"
-        )
+        advice = "raise ADVI(steps=...) or learning_rate"
+        return f": the bound still moved at the end of {self.steps} steps of ADVI; {advice}"
 
     @property
     def order(self) -> float:
@@ -96,6 +101,9 @@ class ADVI:
         return 1.0 if self.bound == "elbo" else 0.0
 
 
+N_DRAWS = 4000  # for moments
+_INTERVAL_DRAWS = 20_000  # of the weights alone: quantiles need more than means
+_MAX_DOF = 1e9  # of a matched Wishart or gamma distribution
 _LOG_2PI = math.log(2 * math.pi)
 _MAX_PARAMETERS = 2000  # of a full-rank normal
 _MAX_START_SCALE = 0.1  # of Q
@@ -130,22 +138,6 @@ class DivergenceError(RuntimeError):
     """
 
 
-class LogDensity(Protocol):
-    """A log density on the unconstrained space."""
-
-    start: Array  # (D,)
-
-    @property
-    def n_units(self) -> int:
-        """Number of independent units of data."""
-
-    def value_and_gradient(self, vectors: Array, units: Array | None = None) -> tuple[Array, Array]:
-        """Values (M,) and gradients (M, D), from some units or all."""
-
-    def value(self, vectors: Array) -> Array:
-        """Values (M,)."""
-
-
 class AdviAscent(NamedTuple):
     """The result of an ascent and its history."""
 
@@ -155,6 +147,52 @@ class AdviAscent(NamedTuple):
     means: Array  # (T, D): of Q, before each step
     factors: list[Array]  # likewise, or empty
     converged: bool
+
+
+class Site(NamedTuple):
+    """One named parameter of a model."""
+
+    name: str
+    kind: str  # "real", "positive", "unit_interval" or "simplex", the latter along the last axis
+    shape: tuple[int, ...]
+
+    @property
+    def unconstrained_shape(self) -> tuple[int, ...]:
+        """A simplex of n entries has n - 1 free ones."""
+        return (*self.shape[:-1], self.shape[-1] - 1) if self.kind == "simplex" else self.shape
+
+    @property
+    def size(self) -> int:
+        """Number of entries of u that a site takes."""
+        return math.prod(self.unconstrained_shape)
+
+
+class Guide(NamedTuple):
+    """Q(u) = Normal(m, L L^T) and the sites that u consists of."""
+
+    sites: tuple[Site, ...]
+    mean: Annotated[Array, "Q"]  # m
+    factor: Annotated[Array, "Q Q"]  # L, lower triangular
+
+    def draw(self, size: int, seed: int = 0) -> dict[str, Array]:
+        """Draws (size, *shape) of every site; the same for the same seed."""
+        # Each entry of e takes the midpoints of `size` equally likely intervals, in random order (a Latin hypercube).
+        # With independent draws, the sampling error of one seed would bias all intervals the same way.
+        noise = np.empty((size, len(self.mean)))
+        noise[:] = special.ndtri((np.arange(size) + 0.5) / size)[:, None]
+        noise = np.random.default_rng(seed).permuted(noise, axis=0)
+        return constrain(self.sites, self.mean + noise @ self.factor.T)
+
+    def only(self, name: str) -> "Guide":
+        """Q of one site alone."""
+        place = site_slices(self.sites)[name]
+        upper: Array = linalg.qr(self.factor[place].T, mode="r")[0][: place.stop - place.start]
+        return Guide(tuple(site for site in self.sites if site.name == name), self.mean[place], upper.T)
+
+    def marginal(self, name: str) -> tuple[Array, Array]:
+        """Mean (n,) and covariance (n, n) of a site's unconstrained entries."""
+        place = site_slices(self.sites)[name]
+        return self.mean[place], np.asarray(self.factor[place] @ self.factor[place].T)
 
 
 class AdviTask(NamedTuple, Generic[P]):
@@ -198,8 +236,7 @@ def _threads(entries: int) -> Iterator[None]:
     """One thread for small arrays, where starting several takes longer than the computation."""
     torch = require("torch", "advi")
     before = torch.get_num_threads()
-    if entries < _SINGLE_THREAD_ENTRIES:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1 if entries < _SINGLE_THREAD_ENTRIES else before)
     try:
         yield
     finally:
@@ -207,7 +244,7 @@ def _threads(entries: int) -> Iterator[None]:
 
 
 def ascend_draws(
-    density: LogDensity, engine: ADVI, seed: int, n_labels: float, *, progress: bool = False
+    density: "UnconstrainedDensity", engine: ADVI, seed: int, n_labels: float, *, progress: bool = False
 ) -> AdviAscent:
     """Maximise the bound; if it is not finite, retry once with a tenth of the step length."""
     # Written here for batches, Renyi bounds and gradients without the score of Q, whose noise does not vanish at the
@@ -233,7 +270,7 @@ def _diverged(place: str) -> DivergenceError:
 
 
 def _ascend(
-    density: LogDensity, engine: ADVI, learning_rate: float, seed: int, n_labels: float, progress: bool
+    density: "UnconstrainedDensity", engine: ADVI, learning_rate: float, seed: int, n_labels: float, progress: bool
 ) -> AdviAscent | int:
     """The ascent, or the number of the step in which the bound was not finite."""
     torch = require("torch", "advi")
@@ -246,6 +283,7 @@ def _ascend(
     adam = torch.optim.Adam([change], betas=_BETAS, maximize=True, fused=True)
     below, diagonal = np.tril(np.ones((D, D)), -1), np.arange(D)
     bounds, means, factors = np.empty(engine.steps), np.empty((engine.steps, D)), []
+    started = time.monotonic()
     with np.errstate(all="ignore"):
         for step in range(engine.steps):
             means[step] = mean
@@ -271,7 +309,10 @@ def _ascend(
             factor = factor + below * moves[1:] * np.sqrt((factor**2).sum(axis=1, keepdims=True))
             factor[diagonal, diagonal] = old * np.exp(moves[1:][diagonal, diagonal])
             if progress and (step % max(1, engine.steps // 20) == 0 or step == engine.steps - 1):
-                line = f"vbtta: ADVI step {step + 1} of {engine.steps}, bound {bounds[step]:.1f}"
+                left = (time.monotonic() - started) * (engine.steps / (step + 1) - 1)
+                line = (
+                    f"vbtta: ADVI step {step + 1} of {engine.steps}, bound {bounds[step]:.1f}, about {left:.0f} s left"
+                )
                 print(line, file=sys.stderr, flush=True)
         if not np.isfinite(factor).all():
             return engine.steps
@@ -282,7 +323,7 @@ def _ascend(
 
 
 def _log_ratio(
-    density: LogDensity, mean: Array, factor: Array, noise: Array, units: Array | None
+    density: "UnconstrainedDensity", mean: Array, factor: Array, noise: Array, units: Array | None
 ) -> tuple[Array, Array]:
     """Log importance weights ln P - ln Q (M,) of draws, and their gradients (M, D) in the draws."""
     value, slope = density.value_and_gradient(mean + noise @ factor.T, units)
@@ -290,7 +331,7 @@ def _log_ratio(
     return value - _log_q(noise, factor), slope + slope_of_q.T
 
 
-def _predicted_gain(density: LogDensity, mean: Array, factor: Array, engine: ADVI, seed: int) -> float:
+def _predicted_gain(density: "UnconstrainedDensity", mean: Array, factor: Array, engine: ADVI, seed: int) -> float:
     """The gain of the bound by a Newton step of Q's mean, g^T L L^T g / 2, less two standard errors."""
     # The bound of a run that never moved is steady too; its gradient shows that it has not converged. Draws come in
     # pairs of opposite sign, and the variance of their mean is subtracted from its square.
@@ -306,7 +347,7 @@ def _predicted_gain(density: LogDensity, mean: Array, factor: Array, engine: ADV
     return float(0.5 * (average @ average - variance.sum() - 2 * math.sqrt(2 * (variance @ variance))))
 
 
-def _batch(density: LogDensity, engine: ADVI, rng: np.random.Generator) -> Array | None:
+def _batch(density: "UnconstrainedDensity", engine: ADVI, rng: np.random.Generator) -> Array | None:
     """Units of a step; None for all of them."""
     if engine.batch_size is None or engine.batch_size >= density.n_units:
         return None
@@ -322,19 +363,17 @@ def bound_of(log_ratio: Array, order: float) -> float:
 
 
 def estimate_bound(
-    density: LogDensity, mean: Array, factor: Array, engine: ADVI, seed: int
+    density: "UnconstrainedDensity", mean: Array, factor: Array, engine: ADVI, seed: int
 ) -> tuple[float, dict[str, float]]:
     """The bound from many draws and all data, and its terms: J (plus) and Pi (minus)."""
     rng = np.random.default_rng([seed, 1])
     repeats = max(1, _BOUND_DRAWS // engine.particles)
-    joint, log_q = np.empty((repeats, engine.particles)), np.empty((repeats, engine.particles))
-    at_once = max(1, _DRAWS_AT_ONCE // engine.particles)
-    for row in range(0, repeats, at_once):
-        rows = slice(row, min(row + at_once, repeats))
-        noise = rng.standard_normal(((rows.stop - rows.start) * engine.particles, len(mean)))
-        joint[rows] = density.value(mean + noise @ factor.T).reshape(-1, engine.particles)
-        log_q[rows] = _log_q(noise, factor).reshape(-1, engine.particles)
-    bound = float(np.mean([bound_of(log_ratio, engine.order) for log_ratio in joint - log_q]))
+    noise = rng.standard_normal((repeats * engine.particles, len(mean)))
+    draws, log_q = mean + noise @ factor.T, _log_q(noise, factor)
+    starts = range(0, len(draws), _DRAWS_AT_ONCE)
+    joint = np.concatenate([density.value(draws[first : first + _DRAWS_AT_ONCE]) for first in starts])
+    ratios = (joint - log_q).reshape(repeats, engine.particles)
+    bound = float(np.mean([bound_of(log_ratio, engine.order) for log_ratio in ratios]))
     terms = {"J_joint": float(joint.mean()), "Pi_q": float(log_q.mean())}
     if engine.order != 1:
         terms["J_tightening"] = bound - terms["J_joint"] + terms["Pi_q"]
@@ -371,3 +410,115 @@ def _is_steady(bounds: Array, n_labels: float) -> bool:
     change = abs(last.mean() - before.mean())
     error = math.sqrt((last.var() + before.var()) / window)
     return bool(change <= _CHANGE_TOLERANCE * n_labels + 2 * error and error <= _NOISE_TOLERANCE * n_labels)
+
+
+def site_slices(sites: tuple[Site, ...]) -> dict[str, slice]:
+    """The entries of u that belong to each site."""
+    slices, first = {}, 0
+    for site in sites:
+        slices[site.name] = slice(first, first + site.size)
+        first = slices[site.name].stop
+    return slices
+
+
+def constrain(sites: tuple[Site, ...], vectors: Array) -> dict[str, Array]:
+    """Parameters (..., *shape) of unconstrained vectors (..., D)."""
+    values = {}
+    for site, place in zip(sites, site_slices(sites).values(), strict=True):
+        free = vectors[..., place].reshape(*vectors.shape[:-1], *site.unconstrained_shape)
+        values[site.name] = _TRANSFORMS[site.kind](free)
+    return values
+
+
+def _stick_breaking(values: Array) -> Array:
+    """Simplices of n entries from n - 1 real numbers; zeros give 1/n."""
+    remaining = values.shape[-1] - np.arange(values.shape[-1])
+    fraction = special.expit(values - np.log(remaining))
+    rest = np.cumprod(1 - fraction, axis=-1)
+    ones = np.ones((*values.shape[:-1], 1))
+    return np.asarray(np.concatenate([fraction, ones], axis=-1) * np.concatenate([ones, rest], axis=-1))
+
+
+_TRANSFORMS = {"real": np.asarray, "positive": np.exp, "unit_interval": special.expit, "simplex": _stick_breaking}
+
+
+def precision_draws(draws: dict[str, Array], inverse_scale: Array) -> Array:
+    """Lambda = T T^T from the sites of Bartlett's decomposition: (M, K, C, C); `inverse_scale` is the prior's V."""
+    root = np.sqrt(draws["chi_squared"])  # (M, K, C)
+    C = root.shape[-1]
+    factor = root[..., None] * np.eye(C)
+    if C > 1:
+        factor[(Ellipsis, *np.tril_indices(C, -1))] = draws["lower"]
+    factor = factor / np.sqrt(np.diagonal(inverse_scale))[:, None]  # V is diagonal
+    return np.asarray(factor @ np.swapaxes(factor, -1, -2))
+
+
+def match_wishart(draws: Array, least: float = 0.1) -> tuple[Array, Array]:
+    """Degrees of freedom (K,) and inverse scales (K, C, C) with the mean and the mean log determinant of draws."""
+    # ln|E Lambda| - E ln|Lambda| depends on the degrees of freedom alone and falls with them: bisection. They are at
+    # least C + 1 + `least`; a positive `least` keeps the predictive variance finite.
+    C = draws.shape[-1]
+    mean = draws.mean(axis=0)
+    gap = np.linalg.slogdet(mean)[1] - np.linalg.slogdet(draws)[1].mean(axis=0)  # (K,)
+    low, high = np.full(len(gap), np.log(C + 1 + least)), np.full(len(gap), np.log(_MAX_DOF))
+    for _ in range(80):
+        middle = 0.5 * (low + high)
+        dof = np.exp(middle)
+        digammas = special.digamma(0.5 * (dof[:, None] - np.arange(C)))
+        too_small = C * np.log(0.5 * dof) - digammas.sum(axis=1) > gap
+        low, high = np.where(too_small, middle, low), np.where(too_small, high, middle)
+    dof = np.exp(0.5 * (low + high))
+    return dof, np.asarray(dof[:, None, None] * np.linalg.inv(mean))
+
+
+def match_gamma(draws: Array) -> tuple[Array, Array]:
+    """Shapes and rates (U,) with the mean and the mean logarithm of draws (M, U): a Wishart distribution of C = 1."""
+    dof, inverse_scale = match_wishart(draws[..., None, None], least=0.01 - 2)
+    return 0.5 * dof, 0.5 * inverse_scale[:, 0, 0]
+
+
+def match_dirichlet(draws: Array) -> Array:
+    """Counts (..., n) of Dirichlets with the means and the total variance of draws (M, ..., n)."""
+    mean, variance = draws.mean(axis=0), draws.var(axis=0)
+    total = (mean * (1 - mean)).sum(axis=-1) / np.maximum(variance.sum(axis=-1), 1e-300) - 1
+    return np.asarray(mean * np.maximum(total, 1e-3)[..., None])
+
+
+def weights_of(values: dict[str, Array]) -> Array:
+    """The weights of the views (..., K) as a function of a model's parameters."""
+    name = _weight_site(values)
+    value = values[name].mean(axis=-2) if name == "class_weights" else values[name]  # of (..., C, K)
+    return np.asarray(value / value.sum(axis=-1, keepdims=True)) if name == "pool" else value
+
+
+def _weight_site(names: Collection[str]) -> str:
+    """The site that decides the weights; a `pool` does only where there are no `weights`."""
+    return next(name for name in ("class_weights", "weights", "pool") if name in names)
+
+
+@dataclass(frozen=True)
+class WeightDraws:
+    """A posterior by ADVI: Q, and which of its views are kept; others enter predictions by their moments under Q."""
+
+    guide: Guide
+    kept: Annotated[Array, "K"]  # positions among the views of the fit
+
+    def draws(self, size: int = N_DRAWS, seed: int = 0) -> dict[str, Array]:
+        """Draws (size, ...) of all parameters by name, in the model's standard units."""
+        return self.guide.draw(size, seed)
+
+    def weight_interval(self, level: float) -> Array:
+        """Equal-tailed intervals (K, 2) of the weights of the kept views: quantiles of draws; normal with a gate."""
+        if getattr(self, "gate", None) is not None:
+            return super().weight_interval(level)  # type: ignore[misc, no-any-return]
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
+        name = _weight_site([site.name for site in self.guide.sites])
+        weights = weights_of(self.guide.only(name).draw(_INTERVAL_DRAWS))[:, self.kept.astype(int)]
+        weights = weights / weights.sum(axis=1, keepdims=True)
+        return np.asarray(np.quantile(weights, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0).T)
+
+    def keep(self, views: Array) -> Self:
+        """The same with only some of the views."""
+        rest: Self = super().keep(views)  # type: ignore[misc]
+        return replace(rest, kept=self.kept[views])

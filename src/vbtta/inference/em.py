@@ -6,11 +6,20 @@ ahead of its view's calibration can end at zero where it should not.
 
 R. Varadhan and C. Roland, "Simple and globally convergent methods for accelerating the convergence
 of any EM algorithm", Scandinavian Journal of Statistics 35 (2008).
+
+A pass is a map over cache-sized blocks of instances and a sum in pairs, in an order that depends on their number alone:
+whoever holds some of the blocks (a thread, another machine) can add what belongs together, equal to the last bit.
 """
 
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from itertools import pairwise
+from time import thread_time
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -66,12 +75,23 @@ _MAX_STRETCH = 1e6  # of an extrapolation, in updates
 _FAST = 0.1  # share of the last Newton step's gain, or of the tolerance, below which a step needs no extrapolation
 _FLAT, _FLAT_CYCLES = 1e-3, 5  # share of the tolerance, and cycles below it: weights of equal views may go on moving
 _SLOW_CHANGE = 3e-3  # change of every weight below which vanishing ones are extrapolated
+_COARSE_GAIN = 0.05  # nats that the last cycle of a short ascent may gain
+_COMPARABLE = 1.0  # nats below the highest optimum, down to which others are reported
+_SAME_WEIGHTS = 0.02  # difference of every weight between two ascents to the same optimum
 _SMALL_SHARE = 0.5  # of an equal share, below which a shrinking weight counts as vanishing
-_EXTRA_UPDATES = 4
+_EXTRA_UPDATES, _MAX_GROWTH = 4, 1e3  # of updates, and a factor that none of them exceeds: powers stay finite
+_ENTRIES = 1 << 15  # of one (K, labels) array in a block: a few of them fit a core's second-level cache
+_LONGEST = 1 << 13  # labels of a block: BLAS takes longer sums on threads of its own, and ours would wait for them
+_ALONE = 1 << 18  # multiplications of a product of matrices that BLAS does not spread over threads
+_SHORTEST = 64  # labels: with fewer in a piece, the product is large and threads are worth it
+_TASKS = 32  # a thread: enough to keep all of them busy to the end
+_MIN_THREADED_SECONDS = 2e-2  # of processor time, below which starting threads costs more than they gain
 S = TypeVar("S")
 T = TypeVar("T")
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
+BlockT = TypeVar("BlockT")
+ResultT = TypeVar("ResultT")
 
 
 class _Labels(Protocol):
@@ -88,7 +108,7 @@ class Problem(ABC, Generic[S, T, P_co]):
     @property
     def unit_change(self) -> float:
         """Difference between the bound in the labels' units and in standard units; classes have none."""
-        return 0.0
+        return float(getattr(self.data, "unit_change", 0.0))
 
     @abstractmethod
     def evaluate(self, state: S) -> tuple[float, T]:
@@ -114,6 +134,14 @@ class Problem(ABC, Generic[S, T, P_co]):
         """States with vanishing weights set to zero, boldest first; none where updates put weights at zero."""
         return []
 
+    def started_at(self, state: S, weights: Array) -> S | None:
+        """A first state with other weights, from which another optimum may be found; None where there is only one."""
+        return None
+
+    def quick(self) -> Self:
+        """A cheaper problem, exact enough for held-out scores."""
+        return self
+
     @abstractmethod
     def weights(self, state: S) -> Array:
         """The weights of the views: (K,)."""
@@ -131,6 +159,13 @@ class Problem(ABC, Generic[S, T, P_co]):
         """The posterior at the end of an ascent, with what intervals need unless they are unwanted."""
 
 
+class Optimum(NamedTuple):
+    """An optimum of the bound that was found and not taken."""
+
+    elbo: float
+    weights: Annotated[Array, "V"]
+
+
 class Fit(NamedTuple, Generic[P]):
     """What a policy needs of a fit, by either engine."""
 
@@ -141,6 +176,7 @@ class Fit(NamedTuple, Generic[P]):
     terms: dict[str, float]
     converged: bool
     steps: tuple[P, ...]
+    other_optima: tuple[Optimum, ...] = ()
 
 
 class Ascent(NamedTuple):
@@ -155,9 +191,12 @@ class Ascent(NamedTuple):
     passes: int  # evaluations of the bound, rejected ones included
 
 
-def fit_problem(problem: Problem[S, T, P], start: S, engine: EM, *, intervals: bool = True) -> Fit[P]:
-    """Climb from a starting state to a posterior."""
-    ascent = ascend(problem, start, engine)
+def fit_problem(
+    problem: Problem[S, T, P], start: S, engine: EM, *, intervals: bool = True, weights: Sequence[Array] = ()
+) -> Fit[P]:
+    """Climb from a starting state, and from it with other weights (K,), to the posterior at the highest optimum."""
+    ascent = ascend(problem if intervals else problem.quick(), start, engine)
+    ascent, others = _best_ascent(problem, start, ascent, engine, weights)
     bounds = np.array(ascent.bounds) + problem.unit_change
     return Fit(
         posterior=problem.finish(ascent, intervals=intervals),
@@ -167,7 +206,38 @@ def fit_problem(problem: Problem[S, T, P], start: S, engine: EM, *, intervals: b
         terms=problem.bound_terms(ascent.state, ascent.statistics),
         converged=ascent.converged,
         steps=tuple(problem.posterior(state) for state in ascent.states),
+        other_optima=tuple(Optimum(end.bounds[-1] + problem.unit_change, end.weights[-1]) for end in others),
     )
+
+
+def _best_ascent(
+    problem: Problem[S, T, Any], start: S, first: Ascent, engine: EM, weights: Sequence[Array]
+) -> tuple[Ascent, list[Ascent]]:
+    """The ascent to the highest optimum, and those to others that are about as high, highest first."""
+    # A short ascent tells which optimum another start leads to; only one that is new and about as high is climbed.
+    ends, coarse = [first], EM(tol=max(engine.tol, _COARSE_GAIN / problem.data.n_labels), max_steps=engine.max_steps)
+    starts = [problem.started_at(start, each) for each in weights] if first.converged and engine.tol > 0 else []
+    for state in starts:
+        if state is None:
+            continue
+        near = ascend(problem.quick(), state, coarse)
+        lowest = max(end.bounds[-1] for end in ends) - _COMPARABLE
+        if near.bounds[-1] > lowest and _is_new(near, ends):
+            end = ascend(problem, near.state, engine)
+            ends += [end] if end.bounds[-1] > lowest and _is_new(end, ends) else []
+    best, *others = sorted(ends, key=lambda end: -end.bounds[-1])
+    others = [end for end in others if end.bounds[-1] > best.bounds[-1] - _COMPARABLE]
+    if best is first:
+        return best, others
+    # the history begins where all ascents do, and does not fall
+    begin = sum(bound < first.bounds[0] for bound in best.bounds)
+    joined = {name: getattr(first, name)[:1] + getattr(best, name)[begin:] for name in ("bounds", "weights", "states")}
+    return best._replace(**joined), others
+
+
+def _is_new(ascent: Ascent, ends: Sequence[Ascent]) -> bool:
+    """Whether an ascent ends at other weights than all others."""
+    return all(np.abs(ascent.weights[-1] - end.weights[-1]).max() > _SAME_WEIGHTS for end in ends)
 
 
 def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent:
@@ -176,35 +246,34 @@ def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent:
     # u = x2 - 2 x1 + x0, a = |r|/|u|, or at a shorter step. x' is accepted if its bound is at least x1's, else x2 is
     # taken, which EM guarantees; one more plain update steadies it. So no accepted update falls.
     # Newton steps go on without extrapolation as long as each gains far less than the one before.
-    ascender, flat_cycles, last_gain = _Ascender(problem, start, engine), 0, np.inf
-    while not (ascender.full or ascender.converged):
+    ascender, flat_cycles, last_gain, converged = _Ascender(problem, start, engine), 0, np.inf, False
+    while not (ascender.full or converged):
         before, origin, origin_state = ascender.bound, problem.weights(ascender.state), ascender.state
         allowed = engine.tol * problem.data.n_labels
         ascender.step()
         gain = ascender.bound - before
-        fast = problem.newton and gain <= _FAST * max(last_gain, allowed)
-        last_gain = gain
+        fast, last_gain = problem.newton and gain <= _FAST * max(last_gain, allowed), gain
         if engine.accelerate and not (fast or ascender.full):
             ascender.squarem(origin_state)
         if engine.accelerate and not (fast or ascender.full):
             ascender.step()
         allowed *= _FAST if fast and engine.accelerate else 1
-        moved = float(np.abs(problem.weights(ascender.state) - origin).max())
-        gain = ascender.bound - before
+        moved, gain = float(np.abs(problem.weights(ascender.state) - origin).max()), ascender.bound - before
         flat_cycles = flat_cycles + 1 if gain <= _FLAT * allowed else 0
         still = moved <= np.sqrt(engine.tol) or flat_cycles >= _FLAT_CYCLES
         if engine.tol > 0 and gain <= allowed and still:
-            ascender.converged = not ascender.trim()
-    return ascender.summary()
+            converged = not ascender.trim()
+    bounds, weights, states = map(list, zip(*ascender.history, strict=True))
+    end = ascender.state, ascender.statistics
+    kept = states if engine.keep_states else []
+    return Ascent(*end, bounds, weights, kept, converged or engine.tol == 0, ascender.passes)
 
 
 class _Ascender(Generic[S, T]):
     """The current state of an ascent and its moves."""
 
     def __init__(self, problem: Problem[S, T, Any], start: S, engine: EM) -> None:
-        self.problem, self.engine = problem, engine
-        self.converged = False
-        self.passes = 0
+        self.problem, self.engine, self.passes = problem, engine, 0
         self.history: list[tuple[float, Array, Any]] = []
         self._accept(start, *self._evaluate(start))
 
@@ -244,19 +313,6 @@ class _Ascender(Generic[S, T]):
                 return True
         return False
 
-    def summary(self) -> Ascent:
-        """End and history so far."""
-        bounds, weights, states = zip(*self.history, strict=True)
-        return Ascent(
-            state=self.state,
-            statistics=self.statistics,
-            bounds=list(bounds),
-            weights=list(weights),
-            states=list(states) if self.engine.keep_states else [],
-            converged=self.converged or self.engine.tol == 0,
-            passes=self.passes,
-        )
-
     def _next(self) -> tuple[S, S]:
         """The plain update and the one to try first."""
         plain = self.problem.update(self.state, self.statistics)
@@ -266,8 +322,7 @@ class _Ascender(Generic[S, T]):
         """Accept a state if its bound is not lower, else the plain update, whose bound never is."""
         value, sums = self._evaluate(state)
         if state is not plain and not value >= self.bound:
-            state = plain
-            value, sums = self._evaluate(plain)
+            state, (value, sums) = plain, self._evaluate(plain)
         self._accept(state, value, sums)
 
     def _evaluate(self, state: S) -> tuple[float, T]:
@@ -285,9 +340,9 @@ def extrapolated_weights(before: Array, after: Array, overlap: Array) -> Array:
     # and at w_k a_k, to first order, (2 m - S a)_k / w_k with S = sum_j p_j p_j^T. An update multiplies weights by
     # their gradient over J: the first takes a_k from 1 to m_k / (J w_k), which `after` says, the next ones follow.
     vanishing = (before > 0) & (after < _SMALL_SHARE / len(after))
-    if not vanishing.any() or np.abs(after - before).max() > _SLOW_CHANGE:
+    if np.abs(after - before).max() > _SLOW_CHANGE or not vanishing.any():
         return after
-    first = after / np.maximum(before, 1e-300)  # (K,): m / (J w)
+    first = np.minimum(after / np.maximum(before, 1e-300), _MAX_GROWTH)  # (K,): m / (J w)
     shares = overlap / np.maximum(overlap.sum(axis=1, keepdims=True), 1e-300)  # S / m
     relative = first
     for _ in range(_EXTRA_UPDATES):
@@ -305,3 +360,111 @@ def vanishing_weights(weights: Array) -> list[Array]:
         if np.count_nonzero(kept) < np.count_nonzero(weights) and not any(np.array_equal(kept, c) for c in candidates):
             candidates.append(kept)
     return candidates
+
+
+# A pass allocates and frees many arrays of a few hundred kilobytes. Once glibc's malloc has freed one larger than that,
+# it keeps such memory for reuse instead of returning it to the system: passes over small data take half the time.
+bytearray(1 << 24)
+
+
+class Block(NamedTuple):
+    """Some labelled instances with their labels. Views come first: inner loops run over instances."""
+
+    mean: Array  # (C, K, n) standardised predictions
+    variance: Array | None  # (C, K, n) their variances over draws
+    instance: Array | None  # (j,): sorted, from 0 within the block; None where every instance has one label
+    value: Array  # (C, j) standardised labels
+    repeats: Array  # (j,): how often each label was given
+    annotator: Array  # (j,); zeros where nobody is named
+    group: Array | None = None  # (n,): numbers of the instances' groups, where they come in groups
+    first: int = 0  # labelled instances before the block
+
+
+class Node(NamedTuple):
+    """The sum over blocks `place << level` up to `(place + 1) << level`, or to the last one."""
+
+    level: int
+    place: int
+    value: Any
+
+
+def block_size(n_views: int, n_labels: int, n_instances: int) -> int:
+    """Instances of a block: as many as have labels, on average, for cache-sized arrays."""
+    labels_each = -(-n_labels // max(n_instances, 1))
+    return max(64, min(_ENTRIES // n_views, _LONGEST) // max(labels_each, 1))
+
+
+def total(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> ResultT:
+    """The sum of a function over blocks, on several threads (NumPy releases the lock)."""
+    if len(blocks) == 1:
+        return function(blocks[0])
+    edges = np.linspace(0, len(blocks), min(_TASKS * _cores(), len(blocks)) + 1).astype(int).tolist()
+    ranges = list(pairwise(edges))
+    parts = map_blocks(lambda part: nodes(function, blocks[part[0] : part[1]], part[0]), ranges)
+    result: ResultT = join(node for part in parts for node in part)
+    return result
+
+
+def nodes(function: Callable[[BlockT], Any], blocks: Iterable[BlockT], first: int = 0) -> list[Node]:
+    """The sums that consecutive blocks, from number `first`, allow without any other: a few, in order."""
+    return _merged(Node(0, place, function(block)) for place, block in enumerate(blocks, first))
+
+
+def join(parts: Iterable[Node]) -> Any:
+    """The sum over all blocks, from the nodes of all of them in order."""
+    stack = _merged(parts)
+    value = stack.pop().value
+    while stack:
+        value = plus(stack.pop().value, value)
+    return value
+
+
+def plus(first: Any, second: Any) -> Any:
+    """Statistics, nested tuples of arrays, added field by field; a field that is None stays None."""
+    if first is None:
+        return None
+    if not isinstance(first, tuple):
+        return first + second
+    fields = (plus(one, other) for one, other in zip(first, second, strict=True))
+    return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)
+
+
+def map_blocks(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> list[ResultT]:
+    """Apply a function to every block, in order; on threads where, by the first one's time, they are worth starting."""
+    start = thread_time()
+    first, others = function(blocks[0]), blocks[1:]
+    threads = min(_cores(), len(others))
+    if threads <= 1 or (thread_time() - start) * len(others) < _MIN_THREADED_SECONDS:
+        return [first, *map(function, others)]
+    contexts = [copy_context() for _ in others]  # NumPy's error state would not reach the threads otherwise
+    with ThreadPoolExecutor(threads) as pool:
+        return [first, *pool.map(lambda context, block: context.run(function, block), contexts, others)]
+
+
+def _merged(parts: Iterable[Node]) -> list[Node]:
+    """Nodes in order, with brothers replaced by their parent as long as there are any."""
+    stack: list[Node] = []
+    for node in parts:
+        while stack and node.place % 2 and stack[-1][:2] == (node.level, node.place - 1):
+            node = Node(node.level + 1, node.place // 2, plus(stack.pop().value, node.value))
+        stack.append(node)
+    return stack
+
+
+def products(one: Array, other: Array) -> Array:
+    """Sums over the last axis of products of rows, one @ other.T, in pieces that BLAS takes on the calling thread."""
+    # Threads share the blocks already. BLAS would wake others for each of these products, and where the cores are busy
+    # waiting for them takes far longer than multiplying.
+    piece = _ALONE // max(len(one) * len(other), 1)
+    if piece < _SHORTEST:
+        return np.asarray(one @ other.T)
+    total = one[:, :piece] @ other[:, :piece].T
+    for first in range(piece, one.shape[1], piece):
+        total += one[:, first : first + piece] @ other[:, first : first + piece].T
+    return np.asarray(total)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

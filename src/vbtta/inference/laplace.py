@@ -5,9 +5,9 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from scipy import special
 
-from vbtta._support.matrices import cholesky
-from vbtta._support.matrices import inverse as inverse_of
 from vbtta.data.labels import Array
+from vbtta.inference.linalg import cholesky
+from vbtta.inference.linalg import inverse as inverse_of
 
 PROFILE_GRID = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 40)])  # weights at which a dropped view is tried
 
@@ -17,18 +17,13 @@ class WeightInformation(NamedTuple):
 
     centre: Annotated[Array, "K"]  # the maximum
     information: Annotated[Array, "K K"]  # sum_j rho_j rho_j^T less what the nuisance parameters take away
-    profile: Annotated[
-        Array, "K G"
-    ]  # (K, G): log likelihood where view k takes a weight of the grid from all the others
-    clustered: Annotated[Array, "K K"] | None = (
-        None  # (K, K): variance of the score where units come in groups; None: the information
-    )
+    profile: Annotated[Array, "K G"]  # log likelihood where view k takes a weight of the grid from all the others
+    clustered: Annotated[Array, "K K"] | None = None  # variance of the score where units come in groups
     n_groups: int = 0  # 0 where units are independent
 
     def take(self, views: Array) -> "WeightInformation":
         """Some of the views, whose weights sum to one again."""
-        centre = self.centre[views] / max(self.centre[views].sum(), 1e-300)
-        square = np.ix_(views, views)
+        centre, square = self.centre[views] / max(self.centre[views].sum(), 1e-300), np.ix_(views, views)
         clustered = None if self.clustered is None else self.clustered[square]
         return WeightInformation(centre, self.information[square], self.profile[views], clustered, self.n_groups)
 
@@ -144,9 +139,7 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
         bounds[k] = 0, max(bounds[k, 1], _upper_limit(known.profile[k], level))
     if len(dropped):
         bounds[:, 0] *= 1 - bounds[dropped, 1].max()
-    bounds[:, 0] = np.minimum(bounds[:, 0], estimate)
-    bounds[:, 1] = np.maximum(bounds[:, 1], estimate)
-    return np.asarray(np.clip(bounds, 0, 1))
+    return _with_estimate(bounds, estimate)
 
 
 def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) -> Array:
@@ -163,11 +156,14 @@ def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) 
     root = np.sqrt(uncertainty.stiffness[pinned])
     scaled_slope = uncertainty.slope[pinned] / root  # the energy s v + h v^2 / 2 is a normal's tail beyond this
     limit = -special.ndtri_exp(np.log1p(-level) + special.log_ndtr(-scaled_slope)) - scaled_slope
-    bounds[pinned, 0] = 0
-    bounds[pinned, 1] = limit / root / gain
-    bounds[:, 0] = np.minimum(bounds[:, 0], estimate)
-    bounds[:, 1] = np.maximum(bounds[:, 1], estimate)
-    return np.asarray(np.clip(bounds, 0, 1))
+    bounds[pinned] = np.stack([np.zeros_like(limit), limit / root / gain], axis=1)
+    return _with_estimate(bounds, estimate)
+
+
+def _with_estimate(bounds: Array, estimate: Array) -> Array:
+    """Intervals (K, 2) of weights that hold the estimate too."""
+    lower, upper = np.minimum(bounds[:, 0], estimate), np.maximum(bounds[:, 1], estimate)
+    return np.asarray(np.clip(np.stack([lower, upper], axis=1), 0, 1))
 
 
 def reach_of(level: float, n_groups: int) -> float:
@@ -204,9 +200,7 @@ def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:
         target = linear[:K] - cross @ np.linalg.solve(inner, linear[K:])
         reduced = 0.5 * (reduced + reduced.T)
     if not (np.isfinite(reduced).all() and np.isfinite(target).all()):
-        raise ValueError(
-            "predictions, labels or priors differ by too many orders of magnitude for a latent pool; rescale"
-        )
+        raise ValueError("predictions, labels or priors differ too much in size for a latent pool; rescale them")
     factor = cholesky(reduced)
     pool = nnls(factor.T, np.linalg.solve(factor, target), maxiter=100 * K)[0]
     return pool, np.linalg.solve(inner, linear[K:] - cross.T @ pool)
@@ -257,7 +251,7 @@ def log_volume(quadratic: Array, linear: Array, u: Array, n_views: int) -> float
     free = np.concatenate([u[:n_views] > 0, np.ones(len(u) - n_views, dtype=bool)])
     slope, stiffness = pinned_forces(quadratic, linear, u, free)
     half_lines = 0.5 * np.log(0.5 * np.pi / stiffness) + np.log(special.erfcx(slope / np.sqrt(2 * stiffness)))
-    log_det = np.linalg.slogdet(quadratic[np.ix_(free, free)])[1]
+    log_det = 2 * np.log(np.diagonal(cholesky(quadratic[np.ix_(free, free)]))).sum()
     return float(0.5 * free.sum() * np.log(2 * np.pi) - 0.5 * log_det + half_lines.sum())
 
 

@@ -1,17 +1,45 @@
 """Stacks of small symmetric matrices, and the divergences between the distributions they describe."""
 
+import math
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 from scipy import special
 
-from vbtta._support.matrices import cholesky
-from vbtta._support.matrices import inverse as inverse_of
 from vbtta.data.labels import Array
 
 TAIL_DOF = 2.0  # degrees of freedom of Student t priors
-_LN2, _LNPI = np.log(2.0), np.log(np.pi)
+_TOO_LARGE = "numbers beyond the range of a float came up in the fit: rescale predictions and labels to sizes near 1"
+
+
+def cholesky(matrix: Array) -> Array:
+    """Cholesky factors (..., C, C); of matrices that rounding made indefinite, with the smallest ridge that helps."""
+    if not np.isfinite(matrix).all():
+        raise ValueError(_TOO_LARGE)
+    try:
+        return np.asarray(np.linalg.cholesky(matrix))
+    except np.linalg.LinAlgError:
+        diagonal = np.diagonal(matrix, axis1=-2, axis2=-1)  # (..., C)
+        size = np.sqrt(np.maximum(diagonal, np.maximum(1e-24 * diagonal.max(axis=-1, keepdims=True), 1e-300)))
+    unit = matrix / size[..., :, None] / size[..., None, :]
+    for ridge in (1e-14, 1e-12, 1e-10, 1e-8, 1e-6):
+        with suppress(np.linalg.LinAlgError):
+            return np.asarray(size[..., :, None] * np.linalg.cholesky(unit + ridge * np.eye(matrix.shape[-1])))
+    raise ValueError(_TOO_LARGE)
+
+
+def inverse(matrix: Array) -> Array:
+    """Inverses of positive definite matrices (..., C, C), which rounding may have made singular."""
+    try:
+        inverted = np.asarray(np.linalg.inv(matrix))
+        if np.isfinite(inverted).all():
+            return inverted
+    except np.linalg.LinAlgError:
+        pass
+    root = np.linalg.inv(cholesky(matrix))
+    return np.asarray(np.swapaxes(root, -1, -2) @ root)
 
 
 def inverse_and_log_det(matrix: Array) -> tuple[Array, Array]:
@@ -23,14 +51,15 @@ def inverse_and_log_det(matrix: Array) -> tuple[Array, Array]:
         size = np.sqrt(first) * np.sqrt(second)  # entries may be so large or small that their product is not finite
         correlation = matrix[..., 0, 1] / size
         left = np.maximum((1 - correlation) * (1 + correlation), 1e-16)
-        inverse = np.empty(matrix.shape)
-        inverse[..., 0, 0], inverse[..., 1, 1] = 1 / (first * left), 1 / (second * left)
-        inverse[..., 0, 1] = inverse[..., 1, 0] = -correlation / (size * left)
-        return inverse, np.log(first) + np.log(second) + np.log(left)
-    inverse, log_det = inverse_of(matrix), np.linalg.slogdet(matrix)[1]
+        inverted = np.empty(matrix.shape)
+        inverted[..., 0, 0], inverted[..., 1, 1] = 1 / (first * left), 1 / (second * left)
+        inverted[..., 0, 1] = inverted[..., 1, 0] = -correlation / (size * left)
+        return inverted, np.log(first) + np.log(second) + np.log(left)
+    with np.errstate(divide="ignore"):
+        inverted, log_det = inverse(matrix), np.linalg.slogdet(matrix)[1]
     if not np.isfinite(log_det).all():  # singular by rounding
-        log_det = -np.linalg.slogdet(inverse)[1]
-    return 0.5 * (inverse + np.swapaxes(inverse, -1, -2)), log_det
+        log_det = -np.linalg.slogdet(inverted)[1]
+    return 0.5 * (inverted + np.swapaxes(inverted, -1, -2)), log_det
 
 
 def log_cholesky(matrix: Array) -> Array:
@@ -57,17 +86,15 @@ def from_log_cholesky(vector: Array, size: int) -> Array:
 
 def wishart_log_det(dof: Array, log_det_inverse_scale: Array, size: int) -> Array:
     """E ln|Lambda| of Wishart(nu, V), V the inverse scale: sum_c digamma((nu + 1 - c)/2) + C ln 2 - ln|V|."""
-    c = np.arange(size)
-    return np.asarray(
-        special.digamma(0.5 * (np.asarray(dof)[..., None] - c)).sum(axis=-1) + size * _LN2 - log_det_inverse_scale
-    )
+    digammas = special.digamma(0.5 * (np.asarray(dof)[..., None] - np.arange(size)))
+    return np.asarray(digammas.sum(axis=-1) + size * math.log(2) - log_det_inverse_scale)
 
 
 def wishart_log_normaliser(dof: Array, log_det_inverse_scale: Array, size: int) -> Array:
     """Logarithm of what stands before |Lambda|^((nu-C-1)/2) exp(-tr(V Lambda)/2) in the density."""
-    dof = np.asarray(dof)
-    gamma = special.gammaln(0.5 * (dof[..., None] - np.arange(size))).sum(axis=-1)
-    return np.asarray(0.5 * dof * (log_det_inverse_scale - size * _LN2) - 0.25 * size * (size - 1) * _LNPI - gamma)
+    gamma = special.gammaln(0.5 * (np.asarray(dof)[..., None] - np.arange(size))).sum(axis=-1)
+    constant = 0.25 * size * (size - 1) * math.log(math.pi)
+    return np.asarray(0.5 * dof * (log_det_inverse_scale - size * math.log(2)) - constant - gamma)
 
 
 def kl_wishart(dof: Array, inverse_scale: Array, prior_dof: float, prior_inverse_scale: Array) -> Array:
@@ -75,7 +102,7 @@ def kl_wishart(dof: Array, inverse_scale: Array, prior_dof: float, prior_inverse
     size = inverse_scale.shape[-1]
     inverse, log_det = inverse_and_log_det(inverse_scale)
     prior_log_det = inverse_and_log_det(prior_inverse_scale)[1]
-    trace = dof * (np.einsum("kcd,cd->k", inverse, prior_inverse_scale) - size)
+    trace = dof * ((inverse * prior_inverse_scale).sum(axis=(1, 2)) - size)
     return np.asarray(
         wishart_log_normaliser(dof, log_det, size)
         - wishart_log_normaliser(np.asarray(prior_dof), prior_log_det, size)
@@ -84,23 +111,12 @@ def kl_wishart(dof: Array, inverse_scale: Array, prior_dof: float, prior_inverse
     )
 
 
-def kl_normal(mean: Array, covariance: Array, precision: float) -> Array:
-    """KL(Normal(m, S) || Normal(0, I/precision)) for stacks (..., D) and (..., D, D)."""
-    size = mean.shape[-1]
-    trace = np.trace(covariance, axis1=-2, axis2=-1) + (mean**2).sum(axis=-1)
-    log_det = inverse_and_log_det(covariance)[1] + size * np.log(precision)
-    return np.asarray(0.5 * (precision * trace - size - log_det))
-
-
 def student_log_density(square: Any, scale: float) -> Any:
     """Lower bound on E ln t(x) where E x^2 = square, elementwise; the t is a normal of unknown precision."""
     degrees = TAIL_DOF
     constant = special.gammaln(0.5 * (degrees + 1)) - special.gammaln(0.5 * degrees)
-    return np.asarray(
-        constant
-        - 0.5 * np.log(degrees * np.pi * scale**2)
-        - 0.5 * (degrees + 1) * np.log1p(square / (degrees * scale**2))
-    )
+    constant = constant - 0.5 * np.log(degrees * np.pi * scale**2)
+    return np.asarray(constant - 0.5 * (degrees + 1) * np.log1p(square / (degrees * scale**2)))
 
 
 def student_precision(square: Any, scale: float) -> Any:
@@ -110,21 +126,17 @@ def student_precision(square: Any, scale: float) -> Any:
 
 def kl_gamma(shape: Array, rate: Array, prior_shape: float, prior_rate: float) -> Array:
     """KL(Gamma(a, b) || Gamma(a0, b0)), elementwise, with rates."""
-    return np.asarray(
-        (shape - prior_shape) * special.digamma(shape)
-        - special.gammaln(shape)
-        + special.gammaln(prior_shape)
-        + prior_shape * (np.log(rate) - np.log(prior_rate))
-        + shape * (prior_rate / rate - 1)
-    )
+    normalisers = special.gammaln(prior_shape) - special.gammaln(shape)
+    tilt = (shape - prior_shape) * special.digamma(shape) + shape * (prior_rate / rate - 1)
+    return np.asarray(normalisers + tilt + prior_shape * (np.log(rate) - np.log(prior_rate)))
 
 
 def kl_dirichlet(counts: Array, prior: Array) -> Array:
     """KL(Dirichlet(a) || Dirichlet(b)) along the last axis."""
-    total = counts.sum(axis=-1, keepdims=True)
-    expected_log = special.digamma(counts) - special.digamma(total)
-    log_normaliser = special.gammaln(total[..., 0]) - special.gammaln(counts).sum(axis=-1)
-    log_prior_normaliser = special.gammaln(prior.sum(axis=-1)) - special.gammaln(prior).sum(axis=-1)
+    expected_log = special.digamma(counts) - special.digamma(counts.sum(axis=-1, keepdims=True))
+    log_normaliser, log_prior_normaliser = (
+        special.gammaln(table.sum(axis=-1)) - special.gammaln(table).sum(axis=-1) for table in (counts, prior)
+    )
     return np.asarray(log_normaliser - log_prior_normaliser + ((counts - prior) * expected_log).sum(axis=-1))
 
 
@@ -139,11 +151,10 @@ class Reader:
     """Takes a vector apart, piece by piece."""
 
     def __init__(self, vector: Array) -> None:
-        self._vector = vector
-        self._place = 0
+        self._rest = vector
 
     def __call__(self, *shape: int) -> Array:
         """The next piece, in a shape."""
-        size = int(np.prod(shape))
-        self._place += size
-        return self._vector[self._place - size : self._place].reshape(shape)
+        size = math.prod(shape)
+        part, self._rest = self._rest[:size], self._rest[size:]
+        return part.reshape(shape)

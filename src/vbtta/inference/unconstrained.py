@@ -1,7 +1,7 @@
 """Joint log densities on the unconstrained space: a prior over named sites, and a likelihood with z summed out.
 
-A prior is a function of `sample(name, distribution)`. With `pyro.sample` it is a Pyro model; with a `_PriorScorer` it
-gives the log prior of many parameter vectors at once. These are the particles, the first axis of every tensor.
+A prior is a function of `sample(name, distribution)`. With `pyro.sample` it is a Pyro model; with a function that looks
+values up it gives the log prior of many parameter vectors at once: the particles, the first axis of every tensor.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import biject_to, constraints
 
 from vbtta.data.labels import Array
-from vbtta.inference.guide import Site, site_slices
+from vbtta.inference.advi import Site, site_slices
 
 Values = dict[str, Tensor]  # parameters by site name
 Units = slice | Tensor  # labels or instances, by position
@@ -46,49 +46,40 @@ class UnconstrainedDensity:
     """ln P(data, parameters(u)) + ln |d parameters / du|, and its gradient, for many u at once."""
 
     def __init__(self, density: Density) -> None:
-        self.density = density
-        recorder = _SiteRecorder()
-        with torch.no_grad():
-            density.prior(recorder)
-        self.sites = tuple(recorder.sites)
-        self.start = _start(recorder, density.start())
-        self.slices = site_slices(self.sites)
-        self._transforms = {site.name: _transform(site) for site in self.sites}
+        self.density, self.n_units = density, density.n_units
+        start, known, sites = [np.zeros(0)], density.start(), []
 
-    @property
-    def n_units(self) -> int:
-        """Number of independent units of data."""
-        return self.density.n_units
+        def record(name: str, distribution: Any) -> Tensor:
+            shape = tuple(int(n) for n in (*distribution.batch_shape, *distribution.event_shape))
+            site, mean = Site(name, _kind(name, distribution.support), shape), distribution.mean
+            sites.append(site)
+            value = tensor(known[name]) if name in known else mean
+            free = _transform(site).inv(value.expand(shape).to(torch.float64)) if torch.isfinite(value).all() else None
+            start.append(np.zeros(site.size) if free is None else np.nan_to_num(free.numpy().ravel()))
+            return mean  # type: ignore[no-any-return]
+
+        with torch.no_grad():
+            density.prior(record)
+        self.sites, self.start = tuple(sites), np.concatenate(start)
+        self.slices = site_slices(self.sites)
 
     def value_and_gradient(self, vectors: Array, units: Array | None = None) -> tuple[Array, Array]:
         """Values (M,) and gradients (M, D) at vectors (M, D); `units` estimate the sum over all of them."""
-        # Large data are processed in chunks, whose gradients with respect to the parameters are added. If a matrix
-        # cannot be factored, the values are NaN, which the ascent treats as divergence.
+        # Large data are processed in chunks, whose gradients are added. If a matrix cannot be factored, the values are
+        # NaN, which the ascent treats as divergence.
+        u = tensor(vectors).requires_grad_()
+        total = np.zeros(len(u))
+        scale, chunks = 1.0 if units is None else self.n_units / len(units), self._chunks(len(u), units)
         try:
-            return self._value_and_gradient(tensor(vectors).requires_grad_(), units)
+            for chunk in chunks:
+                values, log_prior = self._prior(u)
+                part = log_prior / len(chunks) + scale * self.density.log_likelihood(values, chunk)
+                part.sum().backward()  # type: ignore[no-untyped-call]
+                total += part.detach().numpy()
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             return np.full(len(vectors), np.nan), np.zeros_like(vectors)
-
-    def _value_and_gradient(self, u: Tensor, units: Array | None) -> tuple[Array, Array]:
-        values, total = self._prior(u)
-        scale = 1.0 if units is None else self.n_units / len(units)
-        chunks = self._chunks(len(u), units)
-        if len(chunks) == 1:
-            total = total + scale * self.density.log_likelihood(values, chunks[0])
-            (gradient,) = torch.autograd.grad(total.sum(), u)
-            return total.detach().numpy(), gradient.numpy()
-        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-        likelihood = torch.zeros(len(u), dtype=torch.float64)
-        for chunk in chunks:
-            part = self.density.log_likelihood(leaves, chunk)
-            part.sum().backward()  # type: ignore[no-untyped-call]
-            likelihood += part.detach()
-        objective = total.sum()  # whose gradient is that of the whole density
-        for name, leaf in leaves.items():
-            if leaf.grad is not None:
-                objective = objective + scale * (values[name] * leaf.grad).sum()
-        (gradient,) = torch.autograd.grad(objective, u)
-        return (total.detach() + scale * likelihood).numpy(), gradient.numpy()
+        assert u.grad is not None
+        return total, u.grad.numpy()
 
     def value(self, vectors: Array) -> Array:
         """Values (M,) at vectors (M, D), all data."""
@@ -101,55 +92,31 @@ class UnconstrainedDensity:
     def _prior(self, u: Tensor) -> tuple[Values, Tensor]:
         """The parameters, and their log prior plus the log Jacobian of the transforms: (M,)."""
         values: Values = {}
-        total = torch.zeros(len(u), dtype=torch.float64)
+        parts: list[Tensor] = []
         for site in self.sites:
             free = u[..., self.slices[site.name]].reshape(*u.shape[:-1], *site.unconstrained_shape)
-            transform = self._transforms[site.name]
+            transform = _transform(site)
             values[site.name] = transform(free)
             if site.kind != "real":
-                volume = transform.log_abs_det_jacobian(free, values[site.name])
-                total = total + volume.reshape(len(u), -1).sum(dim=1)
-        scorer = _PriorScorer(values, total)
-        self.density.prior(scorer)
-        return values, scorer.total
+                parts.append(transform.log_abs_det_jacobian(free, values[site.name]))
+
+        def look_up(name: str, distribution: Any) -> Tensor:
+            parts.append(distribution.log_prob(values[name]))
+            return values[name]
+
+        self.density.prior(look_up)
+        total = torch.zeros(len(u), dtype=torch.float64)
+        for part in parts:
+            total = total + part.reshape(len(u), -1).sum(dim=1)
+        return values, total
 
     def _chunks(self, particles: int, units: Array | None) -> list[Units]:
         size = max(1, CHUNK_ENTRIES // (particles * self.density.width))
         if units is not None:
-            positions = torch.from_numpy(units)
-            return [positions[first : first + size] for first in range(0, len(units), size)]
+            return list(torch.split(torch.from_numpy(units), size))
         if size >= self.n_units:
             return [slice(None)]
         return [slice(first, min(first + size, self.n_units)) for first in range(0, self.n_units, size)]
-
-
-class _SiteRecorder:
-    """A `sample` function that records the sites of a prior and their prior means."""
-
-    def __init__(self) -> None:
-        self.sites: list[Site] = []
-        self.means: dict[str, Tensor] = {}  # the finite ones
-
-    def __call__(self, name: str, distribution: Any) -> Tensor:
-        shape = tuple(int(n) for n in (*distribution.batch_shape, *distribution.event_shape))
-        self.sites.append(Site(name, _kind(name, distribution.support), shape))
-        mean: Tensor = distribution.mean
-        if torch.isfinite(mean).all():
-            self.means[name] = mean
-        return mean
-
-
-class _PriorScorer:
-    """A `sample` function that returns given values and adds up their log prior."""
-
-    def __init__(self, values: Values, total: Tensor) -> None:
-        self.values, self.total = values, total
-
-    def __call__(self, name: str, distribution: Any) -> Tensor:
-        value = self.values[name]
-        log_prior = distribution.log_prob(value)
-        self.total = self.total + (log_prior if log_prior.ndim == 1 else log_prior.reshape(len(value), -1).sum(dim=1))
-        return value
 
 
 def _kind(name: str, support: Any) -> str:
@@ -175,16 +142,3 @@ def _transform(site: Site) -> Any:
 def tensor(values: Array) -> Tensor:
     """An array as a tensor of doubles, or of 64-bit integers if it has integers."""
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64 if values.dtype.kind == "i" else np.float64))
-
-
-def _start(recorder: _SiteRecorder, known: dict[str, Array]) -> Array:
-    """The unconstrained start vector, from start values or prior means; zeros for sites without either."""
-    parts = [np.zeros(0)]
-    for site in recorder.sites:
-        value = tensor(known[site.name]) if site.name in known else recorder.means.get(site.name)
-        if value is None:
-            parts.append(np.zeros(site.size))
-        else:
-            free = _transform(site).inv(value.expand(site.shape).to(torch.float64))
-            parts.append(np.nan_to_num(free.numpy().ravel()))
-    return np.concatenate(parts)

@@ -16,14 +16,7 @@ def collect_items(
 ) -> tuple[ViewPredictions, LabelSets]:
     """Collect maps as :func:`vbtta.collect_dense`, with one item of the data in memory at a time.
 
-    Parameters
-    ----------
-    predictor, views, options
-        As in :func:`vbtta.collect_dense`.
-    n_items : int
-        Number of items.
-    load : function
-        From an item's number to its input (channels, H, W) or (channels, D, H, W) and its target.
+    `load` takes an item's number, and returns its input (channels, H, W) or (channels, D, H, W) and its target.
 
     Examples
     --------

@@ -29,14 +29,9 @@ _FILE, _FIGURE = "policy.json", "calibration.svg"
 class ProcessedPredictor(Adapter):
     """A model of transformers behind its processor: rows are PIL images, texts or signals, and views see those.
 
-    Parameters
-    ----------
-    model, processor : transformers model, and its image processor, tokenizer or feature extractor
-    key : str, optional
-        The column of a data set that it takes; by default the only one that holds no numbers.
-    output, options
-        As in :func:`vbtta.adapters.as_predictor` (by default the logits), and those
-        of the processor, as ``sampling_rate=16000``; tokenizers pad and truncate by default.
+    The processor is an image processor, tokenizer or feature extractor, and `options` are its options, such as
+    ``sampling_rate=16000``; tokenizers pad and truncate by default. `key` is the column of a data set that it takes, by
+    default the only one that holds no numbers; `output` as in :func:`vbtta.adapters.as_predictor`.
 
     Examples
     --------
@@ -138,13 +133,13 @@ def model_card(policy: Policy, measured: str | None = None, *, data: str = "Not 
 def calibration(policy: Policy, predictions: ViewPredictions, labels: Any) -> tuple[Any, str]:
     """A figure of calibration on held-out labels, and its numbers in words."""
     aligned = predictions.align(labels)
-    found: Any = policy.predict(predictions).take(aligned.instance)
+    predicted: Any = policy.predict(predictions).take(aligned.instance)
     if policy.task == "regression":
-        levels, y = np.arange(0.1, 1.0, 0.1), aligned.continuous(found.mean.shape[1])
-        limits = (found.interval(level) for level in levels)
+        levels, y = np.arange(0.1, 1.0, 0.1), aligned.continuous(predicted.mean.shape[1])
+        limits = (predicted.interval(level) for level in levels)
         covered = np.array([metrics.interval_coverage(y, low, high, aligned.count) for low, high in limits])
         return plotting.coverage(levels, covered), f"90 % intervals cover {100 * covered[-1]:.1f} %"
-    y = aligned.categorical(found.proba.shape[1], found.classes)
-    hit, error = metrics.hits(y, found.proba), metrics.ece(y, found.proba, aligned.count)
-    figure = plotting.reliability(found.proba.max(axis=1), hit, aligned.count)
+    y = aligned.categorical(predicted.proba.shape[1], predicted.classes)
+    hit, error = metrics.hits(y, predicted.proba), metrics.ece(y, predicted.proba, aligned.count)
+    figure = plotting.reliability(predicted.proba.max(axis=1), hit, aligned.count)
     return figure, f"accuracy {np.average(hit, weights=aligned.count):.3f}, calibration error {error:.3f}"

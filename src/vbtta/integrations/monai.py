@@ -24,9 +24,7 @@ class PolicyInferer:
     ----------
     inferer : MONAI inferer
         Such as ``SlidingWindowInferer(roi_size)``; every window is predicted under the views.
-    views : list of views
-    policy : Policy
-    options
+    views, policy, options
         Of :class:`vbtta.TTAModule`, such as ``output="probability"``.
 
     Examples
@@ -59,29 +57,19 @@ class PolicyInferer:
 
 
 def collect_dataset(
-    network: Any,
-    dataset: Any,
-    views: Any,
-    *,
-    image: str = "image",
-    label: str = "label",
-    inferer: Callable[..., Any] | None = None,
-    **options: Any,
-) -> tuple[ViewPredictions, LabelSets]:
+    network: Any, dataset: Any, views: Any, *,
+    image: str = "image", label: str = "label", inferer: Callable[..., Any] | None = None, **options: Any,
+) -> tuple[ViewPredictions, LabelSets]:  # fmt: skip
     """Collect from a MONAI data set of dictionaries, one item in memory at a time.
 
     Parameters
     ----------
-    network : torch.nn.Module
     dataset : MONAI Dataset
         Its items hold an image (channels, H, W) or (channels, D, H, W) and a label map (1, H, W) or (1, D, H, W),
-        or one channel a rater. Its transforms must not draw random numbers.
-    views : list of views
-    image, label : str
-        Keys of the items.
+        or one channel a rater, under the keys `image` and `label`. Its transforms must not draw random numbers.
     inferer : MONAI inferer, optional
         By which the network is applied, such as ``SlidingWindowInferer(roi_size)``; by default to whole inputs.
-    options
+    network, views, options
         Of :func:`vbtta.collect_dense`, such as `positions` and `ignore`.
 
     Examples

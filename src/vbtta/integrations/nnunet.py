@@ -20,14 +20,9 @@ from vbtta.policy import Policy
 
 
 def mirror_views(axes: Sequence[int], swap: Mapping[int, Sequence[tuple[int, int]]] | None = None) -> list[BuiltIn]:
-    """List the identity and all mirror images along some axes, as nnU-Net's mirroring.
+    """List the identity and all mirror images along some axes, as nnU-Net's `allowed_mirroring_axes`.
 
-    Parameters
-    ----------
-    axes : sequence of int
-        As nnU-Net's `allowed_mirroring_axes`: 0, 1 and 2 of volumes, 0 and 1 of slices.
-    swap : mapping, optional
-        Pairs of classes, such as left and right kidney, that a mirror along an axis exchanges, by axis.
+    `swap` are pairs of classes, such as left and right kidney, that a mirror along an axis exchanges, by axis.
 
     Examples
     --------
@@ -45,13 +40,8 @@ def mirror_views(axes: Sequence[int], swap: Mapping[int, Sequence[tuple[int, int
 class PolicyMirroring:
     """Mixin of nnU-Net predictors: the mirroring step returns the log pooled probabilities of a policy.
 
-    Windows, ensembles of folds, resampling and export stay as they are. `use_mirroring=False` turns the policy off.
-
-    Parameters
-    ----------
-    policy : Policy
-    views : list of views, optional
-        By default all mirror images, of which the policy takes its own.
+    Windows, ensembles of folds, resampling and export stay as they are. `use_mirroring=False` turns the policy off. By
+    default `views` are all mirror images, of which the policy takes its own.
 
     Examples
     --------
@@ -99,16 +89,13 @@ def collect_cases(
 
     Parameters
     ----------
-    predictor : nnUNetPredictor
-        Initialised with the fold whose validation cases these are. Its mirroring is off meanwhile.
+    predictor, cases : nnUNetPredictor, sequence of str
+        A predictor of a fold, and its validation cases: ``load_json("splits_final.json")[fold]["val"]``.
     folder : str
         Of the preprocessed configuration, such as ``nnUNet_preprocessed/Dataset001/nnUNetPlans_3d_fullres``.
-    cases : sequence of str
-        Validation cases: ``load_json("splits_final.json")[fold]["val"]``.
-    views : list of views, optional
-        By default all mirror images, the axes that nnU-Net does not mirror included.
-    options
-        Of :func:`vbtta.collect_dense`; `positions` are drawn per case, or per slice for 2-D configurations.
+    views, options
+        By default all mirror images, the axes that nnU-Net does not mirror included; options of
+        :func:`vbtta.collect_dense`, whose `positions` are drawn per case, or per slice for 2-D configurations.
 
     Examples
     --------

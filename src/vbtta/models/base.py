@@ -1,18 +1,19 @@
-"""What every statistical model has in common: the typed bases and the one registry.
+"""What every statistical model has in common: the typed bases and the one registry; and stacks of models.
 
-A model is a folder: `spec.py` (the record that users write), `em.py` (a problem for the EM ascent), `posterior.py`
-(what remains when the data are gone), `intervals.py` (of the weights) and `density.py` (the log density for ADVI, which
-needs torch and loads on use). Models without a closed form have no `em.py`.
+A model is a folder: `spec.py` (the record that users write), `em.py` (a problem for the EM ascent, where there is a
+closed form), `posterior.py` (what remains when the data are gone), `intervals.py` (of the weights) and `density.py`
+(the log density for ADVI, which needs torch and loads on use).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from vbtta._support.checks import positive
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import Prediction
@@ -23,9 +24,6 @@ from vbtta.models.parts.class_data import CategoricalBlocks, categorical_data
 from vbtta.models.parts.gate import FeatureChoice, Gate, GateData
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.models.parts.standard import ContinuousBlocks, continuous_data
-
-if TYPE_CHECKING:
-    from vbtta.models.stack.spec import Stack
 
 Engine = EM | ADVI
 
@@ -54,7 +52,7 @@ MODELS = {
     "OrdinalMixture": Entry("ordinal", "mixture", "ordinal", "", "OrdinalPosterior"),
     "RankingMixture": Entry("ranking", "mixture", "ranking", "", "RankingPosterior"),
     "PyroModel": Entry("", "", "pyro", "", ""),  # task and posterior are those of its `views`
-    "Stack": Entry("", "", "stack", "", ""),  # task and posteriors are those of its members
+    "Stack": Entry("", "", "", "", ""),  # task and posteriors are those of its members
 }
 
 
@@ -156,6 +154,73 @@ class LatentModel(Model):
         return self if self.shrinkage is None else replace(self, shrinkage=self.shrinkage * share**2)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stack(Model):
+    """Several models, fitted one by one; the weights of their predictions are inferred from held-out scores.
+
+    Stacking of predictive distributions (Yao, Vehtari, Simpson and Gelman 2018; docs/method, "Stacking").
+
+    Parameters
+    ----------
+    members : models of one task
+        Each is fitted to all views. One with ``weights="input"`` beside the same with constant weights is left out
+        unless the evidence for it is decisive (docs/method, eq. 27).
+    raw : model, optional
+        Fitted to the identity view alone: the network as it is, with one temperature or scale. Where labels are single,
+        the accuracy that it infers is the prior of the members'.
+    prior_count : float
+        Dirichlet prior of the members' weights, as instances per member beyond a flat prior; for the raw network as
+        many as for all the others together. The larger it is, the more instances it takes to move the weights away from
+        these shares. The raw network also takes the probability that the others do not help, which begins high and
+        falls with the number of instances.
+
+    Examples
+    --------
+    >>> from vbtta import CategoricalLatent, CategoricalMixture, Stack, ViewPredictions, fit_policy
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.integers(0, 3, size=300)
+    >>> logits = np.eye(3)[truth][:, None] + rng.normal(size=(300, 4, 3))
+    >>> model = Stack(members=(CategoricalMixture(), CategoricalLatent()))
+    >>> policy = fit_policy(ViewPredictions(logits), truth, task="classification", model=model)
+    >>> [type(member.model).__name__ for member in policy.members], bool(policy.member_weights[1] > 0.9)
+    (['CategoricalMixture', 'CategoricalLatent'], True)
+    """
+
+    members: tuple[Model, ...]
+    raw: Model | None = None
+    prior_count: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.members or not all(isinstance(member, Model) and not member.as_stack() for member in self.members):
+            raise ValueError(f"members must be model records, such as (CategoricalMixture(),); got {self.members!r}")
+        positive(prior_count=self.prior_count)
+
+    def as_stack(self) -> "Stack":
+        """Itself."""
+        return self
+
+    @property
+    def obstacle(self) -> str:
+        """That of the first model that has one."""
+        return next((model.obstacle for model in (*self.members, self.raw) if model and model.obstacle), "")
+
+    @property
+    def views_model(self) -> Model:
+        """The first member's."""
+        return self.members[0].views_model
+
+    def for_task(self, task: str) -> Self:
+        """All members, completed for a task."""
+        return self._each(lambda model: model.for_task(task))
+
+    def resolve(self, labels: LabelFacts) -> Self:
+        """All members with the options that labels decide."""
+        return self._each(lambda model: model.resolve(labels))
+
+    def _each(self, change: Callable[[Model], Model]) -> Self:
+        return replace(self, members=tuple(map(change, self.members)), raw=self.raw and change(self.raw))
+
+
 class Source(Protocol):
     """Predictions and labels, in memory or on a cluster, as models read them: in blocks."""
 
@@ -177,11 +242,16 @@ class Source(Protocol):
         """Labelled instances with their features, as :meth:`GateData.of` takes them."""
 
 
-class InMemory(NamedTuple):
-    """Aligned predictions and labels."""
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """Aligned predictions and labels, as a :class:`Source`; data are laid out once for all models that read them."""
 
     predictions: ViewPredictions
     labels: LabelSets
+    _layouts: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.predictions, self.labels))
 
     @property
     def has_variance(self) -> bool:
@@ -193,19 +263,32 @@ class InMemory(NamedTuple):
         """Whether labels name their annotators."""
         return self.labels.annotator is not None
 
-    def continuous(self, *, with_variance: bool) -> ContinuousBlocks:
+    def continuous(self, **layout: Any) -> ContinuousBlocks:
         """Labelled instances in standard units."""
-        return continuous_data(self.predictions, self.labels, with_variance=with_variance)
+        return self._laid_out(continuous_data, layout)  # type: ignore[no-any-return]
 
-    def categorical(self, *, noise: str, with_variance: bool, classes_last: bool) -> CategoricalBlocks:
+    def categorical(self, **layout: Any) -> CategoricalBlocks:
         """Labelled instances with their logits and classes."""
-        return categorical_data(
-            self.predictions, self.labels, noise=noise, with_variance=with_variance, classes_last=classes_last
-        )
+        return self._laid_out(categorical_data, layout)  # type: ignore[no-any-return]
 
     def gate(self, features: FeatureChoice, weights: Array, *, shared: bool, unit: Array | None) -> GateData:
         """Labelled instances with their features."""
         return GateData.of(self.predictions, self.labels, features, weights, shared=shared, unit=unit)
+
+    def select(self, names: Sequence[str]) -> "InMemory":
+        """Some of the views."""
+        same = tuple(names) == self.predictions.names
+        return self if same else InMemory(self.predictions.select(names), self.labels)
+
+    def take(self, rows: Array) -> "InMemory":
+        """Some of the rows."""
+        return InMemory(self.predictions.take(rows), self.labels.take(rows))
+
+    def _laid_out(self, lay_out: Callable[..., Any], layout: dict[str, Any]) -> Any:
+        key = tuple(layout.items())
+        if key not in self._layouts:
+            self._layouts[key] = lay_out(self.predictions, self.labels, **layout)
+        return self._layouts[key]
 
 
 class Pooling(NamedTuple):
@@ -283,11 +366,11 @@ def task_of(model: Model) -> str:
 
 def models_of(task: str) -> dict[str, type[Model]]:
     """The models of a task by their short names."""
-    found = {entry.short_name: _type(name) for name, entry in MODELS.items() if entry.task == task}
-    if not found:
+    models = {entry.short_name: _type(name) for name, entry in MODELS.items() if entry.task == task}
+    if not models:
         known = sorted({entry.task for entry in MODELS.values() if entry.task} | {"multilabel"})
         raise ValueError(f"task must be one of {known}; got {task!r}")
-    return found
+    return models
 
 
 def pose(model: Model, source: Source, start: Posterior | None = None) -> tuple[Problem[Any, Any, Posterior], Any]:
@@ -339,6 +422,8 @@ _ENGINES: dict[str, type[Any]] = {"EM": EM, "ADVI": ADVI}
 
 
 def _type(name: str) -> type[Model]:
+    if name == "Stack":
+        return Stack
     return getattr(import_module(f"vbtta.models.{MODELS[name].folder}.spec"), name)  # type: ignore[no-any-return]
 
 

@@ -5,9 +5,9 @@ __all__ = ["Collected", "Collector", "Job", "Piece", "collect_views", "pieces_of
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.batches import Progress
 from vbtta._support.checks import require, whole_number
 from vbtta._support.files import atomic_path, set_aside
 from vbtta._support.fingerprints import prediction_fingerprint, view_fingerprint
+from vbtta._support.tensors import Progress
 from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.base import Augmentation
 from vbtta.augment.foreign import as_views
@@ -30,8 +30,10 @@ from vbtta.data.files import columns_of, footers, parquet_files, prediction_tabl
 from vbtta.data.images import decode_images
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
-from vbtta.ray.cluster import Failure, Fleet, WorkerError, blame, check_workers, connect
+from vbtta.ray import cluster
+from vbtta.ray.cluster import LostWorkerError, answer, connect, explained, remote
 
+_MAX_LOST = 3  # workers that one piece may cost
 _PIECES = 8  # of a row group, at most: each is read from the group's start
 _BUFFER = 1 << 18  # bytes of a column read at once; a whole group's columns may be larger than memory
 _ROW_GROUP = 1 << 25  # bytes that are written at once; twice that while they are put together
@@ -46,11 +48,6 @@ class Piece(NamedTuple):
     stop: int
     first: int  # row of the whole data set
     stamp: str  # changes with the file
-
-    @property
-    def name(self) -> str:
-        """Of its result; names sort as the rows do."""
-        return f"part-{self.file:07d}-{self.start:012d}"
 
 
 class Collected(NamedTuple):
@@ -88,16 +85,15 @@ def collect_views(
 ) -> Collected:
     """Predict every input under every view, on a cluster: :func:`vbtta.collect_views` for inputs of any number.
 
-    Input files are cut into parts of consecutive rows. Every worker of the pool makes the predictor once and then works
-    on one part after another, batch by batch, so that its memory does not depend on the number of inputs. A part's
-    file is written whole or not at all. A part that is there already is not computed again, so the same call continues
-    an earlier one that stopped, and the part of a worker that is lost is given to another. Draws are keyed by
-    the row's number in the whole data set: the result does not depend on parts, batches or workers.
+    Input files are cut into parts of consecutive rows, each of which gives one file, whole or not at all. A part that
+    is there already is not computed again, so the same call continues an earlier one that stopped, and the part of a
+    worker that is lost is given to another. Draws are keyed by the row's number in the whole data set: the result does
+    not depend on parts, batches or workers. The page "A cluster" (docs/cluster.md) runs it twice.
 
     Parameters
     ----------
     predictor_factory : callable
-        Makes the predictor, as :func:`vbtta.collect_views` takes it. It is called on the workers.
+        Makes the predictor, as :func:`vbtta.collect_views` takes it. It is called once on every worker.
     dataset : path or list of paths
         Parquet files, or folders of them, with a column `image` (image files; the predictor sees numbers from 0 to 1 of
         shape (n, 3, H, W)), a column `inputs` (lists of lists ..., tensors), or only numbers; and
@@ -114,10 +110,9 @@ def collect_views(
     read : callable, optional
         Makes inputs of a `pyarrow.Table`, where the columns are others than those above.
     rows_per_part : int
-        Rows of a part, which is what is lost with a worker; more where a file has row groups of more than eight times
-        as many, as a part is read from its group's start.
+        Rows of a part; more where a file has row groups of more than eight times as many.
     workers : int, optional
-        Predictors at work at a time; by default one a core of the cluster.
+        How many work at a time; by default one a core of the cluster.
     worker_options : dict, optional
         What every worker needs, as `ray.remote` takes it, for instance ``{"num_gpus": 1}``.
     address : str, optional
@@ -127,10 +122,6 @@ def collect_views(
     -------
     Collected
         Its `folder` is what :func:`vbtta.ray.fit_policy` takes.
-
-    Examples
-    --------
-    The page "A cluster" (docs/cluster.md) runs it on three files, twice, and fits weights to what it wrote.
     """
     if not isinstance(key, str) or not key:
         raise ValueError(
@@ -141,12 +132,8 @@ def collect_views(
     seed = whole_number("seed", seed, 0)
     batch_size = whole_number("batch_size", batch_size, 1)
     rows_per_part = whole_number("rows_per_part", rows_per_part, 1)
-    workers, worker_options = check_workers(workers, worker_options)
-    if not callable(predictor_factory):
-        raise TypeError(
-            f"predictor_factory must be a function that makes the predictor, called on every worker; got "
-            f"{type(predictor_factory).__name__}. Wrap it: lambda: predictor"
-        )
+    workers, worker_options = cluster.check_workers(workers, worker_options)
+    cluster.check_factory(predictor_factory)
     if read is not None and not callable(read):
         raise TypeError(f"read must be a function that makes inputs of a pyarrow.Table; got {type(read).__name__}")
     view_list = as_views(views)
@@ -155,8 +142,7 @@ def collect_views(
     folder.mkdir(parents=True, exist_ok=True)
     prints = [(view.name, view_fingerprint(view)) for view in view_list]
     named = None if classes is None else tuple(np.asarray(classes).tolist())
-    kind = None if callable(output) else output
-    described = [key, prints, draws, variance, kind, seed, named]
+    described = [key, prints, draws, variance, None if callable(output) else output, seed, named]
     mark = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     job = Job(
         predictor_factory, view_list, draws, batch_size, variance == "delta", output, seed, named, read,
@@ -197,14 +183,39 @@ def _found(path: Path, n_rows: int) -> bool:
 def _run(
     job: "Job", pieces: list[Piece], workers: int | None, options: dict[str, Any], address: str | None, bar: Progress
 ) -> None:
-    """Have workers collect the pieces; lost workers are replaced while there is room for new ones."""
-    size = workers or max(int(connect(address).cluster_resources().get("CPU", 0)), 1)
-    fleet = Fleet(Collector, (_packed(job),), min(size, len(pieces)), options, replacements=len(pieces))
-    with closing(fleet):
-        for number, failure in fleet.finished([("collect", (piece,)) for piece in pieces]):
-            if failure is not None:
-                raise failure.error() from WorkerError(failure.trace)
-            bar.advance(pieces[number].stop - pieces[number].start)
+    """Have workers collect the pieces; a lost worker is replaced, and its piece collected again."""
+    ray = connect(address)
+    size = workers or max(int(ray.cluster_resources().get("CPU", 0)), 1)
+    pool, packed = remote(Collector, {"scheduling_strategy": "SPREAD", **options}), _packed(job)
+    actors = [pool.remote(packed) for _ in range(min(size, len(pieces)))]
+    waiting, idle, busy = pieces[::-1], actors.copy(), dict[Any, tuple[Any, Piece]]()
+    n_lost: Counter[Piece] = Counter()
+    try:
+        while waiting or busy:
+            while waiting and idle:
+                actor, piece = idle.pop(), waiting.pop()
+                busy[actor.collect.remote(piece)] = actor, piece
+            finished, _ = ray.wait(list(busy), num_returns=1, timeout=cluster.patience())
+            if not finished:
+                raise cluster.silence()
+            actor, piece = busy.pop(finished[0])
+            try:
+                answer(finished[0])
+                bar.advance(piece.stop - piece.start)
+            except LostWorkerError:
+                n_lost[piece] += 1
+                if n_lost[piece] > _MAX_LOST:
+                    raise
+                waiting.append(piece)
+                ray.kill(actor)
+                actors.append(actor := pool.remote(packed))
+            if waiting:
+                idle.append(actor)
+            else:
+                ray.kill(actor)  # the replacement of a lost worker may have to start in its place
+    finally:
+        for actor in actors:
+            ray.kill(actor)
 
 
 def _packed(job: "Job") -> bytes:
@@ -238,9 +249,10 @@ class Job:
     mark: str  # digest of all that the predictions depend on, besides the inputs
 
     def target(self, piece: Piece) -> Path:
-        """File of a piece's predictions; another key, seed or input has another name."""
+        """File of a piece's predictions, sorted as the rows are; another key, seed or input has another name."""
         text = f"{self.mark} {piece.stamp} {piece.first} {piece.start} {piece.stop}"
-        return Path(self.folder) / f"{piece.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.parquet"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return Path(self.folder) / f"part-{piece.file:07d}-{piece.start:012d}-{digest}.parquet"
 
 
 class Collector:
@@ -249,32 +261,19 @@ class Collector:
     def __init__(self, packed: bytes) -> None:
         self.packed = packed
 
-    def ready(self) -> bool:
-        """Whether it has started."""
-        return True
-
-    def collect(self, piece: Piece) -> Failure | None:
-        """Write the predictions of a piece unless they are there; what failed, if anything."""
-        where = ""
-        try:
-            job, predictor = self._job, self._predictor
-            where = f"{piece.path}, rows {piece.start} to {piece.stop}"
+    def collect(self, piece: Piece) -> None:
+        """Write the predictions of a piece unless they are there."""
+        job, predictor = self._made
+        with explained("reading or writing", f"{piece.path}, rows {piece.start} to {piece.stop}: "):
             if not job.target(piece).exists():
                 _write(job, predictor, piece)
-        except Exception as error:  # it would fail on another worker, too; a worker that is lost raises nothing
-            return Failure.of(error, where, "reading or writing")
-        return None
 
     @cached_property
-    def _job(self) -> Job:
-        with blame("unpacking predictor_factory, read and views"):
+    def _made(self) -> tuple[Job, Predictor]:
+        with explained("unpacking predictor_factory, read and views"):
             job: Job = require("ray.cloudpickle", "ray").loads(self.packed)
-        return job
-
-    @cached_property
-    def _predictor(self) -> Predictor:
-        with blame("predictor_factory"):
-            return as_predictor(self._job.factory(), self._job.output)
+        with explained("predictor_factory"):
+            return job, as_predictor(job.factory(), job.output)
 
 
 def _write(job: Job, predictor: Predictor, piece: Piece) -> None:
@@ -294,38 +293,17 @@ def _row_groups(job: Job, predictor: Predictor, piece: Piece) -> Iterator[ViewPr
     names = [view.name for view in job.views]
     prints = {view.name: prediction_fingerprint(view, predictor.output_kind, job.draws) for view in job.views}
     classes = predictor.classes if job.classes is None else job.classes
-    all_ids: list[Array] = []
+    options: dict[str, Any] = {"draws": job.draws, "delta": job.delta, "seed": job.seed}
     batches: list[ViewPredictions] = []
-    n_outputs: int | None = None
-
-    def joined() -> ViewPredictions:
-        rows = batches[0].concat(batches[1:])
-        ids = np.concatenate(all_ids[-len(batches) :])
-        batches.clear()
-        return rows.like(rows.outputs, rows.variance, ids, None)
-
     for first, ids, inputs in read_batches(piece, job.batch_size, job.read):
-        with blame("the predictor or a view"):
-            outputs, variance = collect_rows(
-                predictor, inputs, job.views, first, draws=job.draws, delta=job.delta, seed=job.seed
-            )
-        if len(outputs) != len(ids):
-            raise ValueError(f"{len(ids)} rows gave {len(outputs)} predictions")
-        if n_outputs not in (None, outputs.shape[2]):
-            raise ValueError(
-                f"the predictor returned {outputs.shape[2]} outputs from input {first} on and {n_outputs} before; it "
-                "must always return the same number"
-            )
-        n_outputs = outputs.shape[2]
-        all_ids.append(ids)
-        batches.append(ViewPredictions(outputs, variance, names=names, classes=classes, fingerprints=prints))
+        with explained("the predictor or a view"):
+            outputs, variance = collect_rows(predictor, inputs, job.views, first, **options)
+        batches.append(ViewPredictions(outputs, variance, names=names, ids=ids, classes=classes, fingerprints=prints))
         if sum(batch.outputs.nbytes * (1 if batch.variance is None else 2) for batch in batches) > _ROW_GROUP:
-            yield joined()
-    values, times = np.unique(np.concatenate(all_ids), return_counts=True)
-    if (times > 1).any():
-        raise ValueError(f"instance {values[times > 1][0]} occurs more than once; number the instances anew")
+            yield batches[0].concat(batches[1:])
+            batches.clear()
     if batches:
-        yield joined()
+        yield batches[0].concat(batches[1:])
 
 
 # -- inputs: images, arrays, or plain columns of numbers -------------------------------------------
@@ -336,17 +314,20 @@ def pieces_of(dataset: Any, rows: int, *, alike: bool = True) -> list[Piece]:
 
     Where the files must be `alike`, the columns that inputs are made of are the same in all.
     """
-    if hasattr(dataset, "write_parquet"):
-        raise ValueError(
-            "dataset must be paths of parquet files, by which finished parts are known again; a ray.data.Dataset does "
-            "not tell its files: write it once, dataset.write_parquet(folder), and give the folder"
-        )
     paths = parquet_files(dataset)
     files = footers(paths, "dataset")
-    _check_columns(paths, [file.schema.to_arrow_schema().names for file in files], alike)
+    names = [file.schema.to_arrow_schema().names for file in files]
     pieces: list[Piece] = []
     first = 0
-    for number, (path, file) in enumerate(zip(paths, files, strict=True)):
+    for number, (path, file, columns) in enumerate(zip(paths, files, names, strict=True)):
+        if ("instance" in columns) != ("instance" in names[0]):
+            having, lacking = (path, paths[0]) if "instance" in columns else (paths[0], path)
+            raise ValueError(f"dataset: {having} has a column 'instance' and {lacking} has none; give all files one")
+        if alike and _of_inputs(columns) != _of_inputs(names[0]):
+            raise ValueError(
+                f"dataset: {path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}; give "
+                "all files the same ones in the same order, or read=..."
+            )
         largest = max((file.row_group(group).num_rows for group in range(file.num_row_groups)), default=0)
         size = max(rows, -(-largest // _PIECES))
         state = os.stat(path)
@@ -371,7 +352,7 @@ def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | Non
         while (table := coming.result()) is not None:
             coming = pool.submit(next, tables, None)
             ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
-            with blame("read"):
+            with explained("read"):
                 inputs = make(table)
             yield first, ids, inputs
             first += len(table)
@@ -406,25 +387,10 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
         ) from None
 
 
-def _check_columns(paths: list[str], names: list[list[str]], alike: bool) -> None:
-    """The first file's columns are those of all: ids everywhere or nowhere, and inputs of the same columns."""
-    for path, columns in zip(paths, names, strict=True):
-        if ("instance" in columns) != ("instance" in names[0]):
-            having, lacking = (path, paths[0]) if "instance" in columns else (paths[0], path)
-            raise ValueError(f"dataset: {having} has a column 'instance' and {lacking} has none; give all files one")
-        if alike and _of_inputs(columns) != _of_inputs(names[0]):
-            raise ValueError(
-                f"dataset: {path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}; give "
-                "all files the same ones in the same order, or read=..."
-            )
-
-
 def _of_inputs(names: list[str]) -> list[str]:
     """The columns that :func:`read_inputs` looks at."""
-    for name in ("image", "inputs"):
-        if name in names:
-            return [name]
-    return [name for name in names if name != "instance"]
+    special = next((name for name in ("image", "inputs") if name in names), None)
+    return [name for name in names if name != "instance"] if special is None else [special]
 
 
 def _tables(piece: Piece, batch_size: int) -> Iterator[Any]:

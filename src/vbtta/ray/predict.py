@@ -18,7 +18,7 @@ from vbtta.data.files import columns_of, parquet_files
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
 from vbtta.policy import Policy
-from vbtta.ray.cluster import check_workers, connect
+from vbtta.ray.cluster import check_factory, check_workers, connect
 from vbtta.ray.collect import read_inputs
 
 
@@ -52,11 +52,9 @@ def predict(
     views : list of views
         Those that the policy uses must be among them; no others are computed.
     policy : Policy
-        The policy.
     draws, output, seed
         As in :func:`vbtta.collect_views`, and as in the fit.
     batch_size : int
-        Rows of a batch.
     level : float
         Of the intervals of a regression.
     read : callable, optional
@@ -69,19 +67,11 @@ def predict(
     ray.data.Dataset
         The rows without `image` or `inputs`, with the columns of the command `vbtta predict`: `label`, `proba_<class>`,
         `entropy` and `mutual_information`, or `mean`, `std`, `lower` and `upper`.
-
-    Examples
-    --------
-    The page "A cluster" (docs/cluster.md) predicts a data set.
     """
     check_options(draws, 0, None)
     batch_size, seed = whole_number("batch_size", batch_size, 1), whole_number("seed", seed, 0)
     workers, options = check_workers(workers, worker_options)
-    if not callable(predictor_factory):
-        kind = type(predictor_factory).__name__
-        raise TypeError(
-            f"predictor_factory must be a function that makes the predictor; got {kind}. Wrap it: lambda: predictor"
-        )
+    check_factory(predictor_factory)
     by_name = {view.name: view for view in as_views(views)}
     missing = [name for name in policy.used_names if name not in by_name]
     if missing:
@@ -109,7 +99,8 @@ class Worker:
         level: float, seed: int, read: Callable[[Any], Any] | None,
     ) -> None:  # fmt: skip
         self.predictor, self.views, self.policy = as_predictor(factory(), output), views, policy
-        self.draws, self.level, self.seed, self.read = draws, level, seed, read or read_inputs
+        self.options: dict[str, Any] = {"draws": draws, "delta": False, "seed": seed}
+        self.level, self.read = level, read or read_inputs
         kind = self.predictor.output_kind
         self.fingerprints = {view.name: prediction_fingerprint(view, kind, draws) for view in views}
 
@@ -117,15 +108,8 @@ class Worker:
         """The rows of a batch with the policy's prediction."""
         ids = columns_of(table, ["instance"]).get("instance", np.arange(len(table)))
         with self.predictor.ready():
-            outputs, variance = collect_rows(
-                self.predictor,
-                self.read(table),
-                self.views,
-                _numbers(ids),
-                draws=self.draws,
-                delta=False,
-                seed=self.seed,
-            )
+            inputs = self.read(table)
+            outputs, variance = collect_rows(self.predictor, inputs, self.views, _numbers(ids), **self.options)
         names, classes = [view.name for view in self.views], self.predictor.classes
         predictions = ViewPredictions(outputs, variance, names=names, classes=classes, fingerprints=self.fingerprints)
         arrow = require("pyarrow", "ray")

@@ -1,7 +1,7 @@
 """Policies, comparisons and diagnoses as plain data for JSON files, and as sentences."""
 
 __all__ = [
-    "comparison_document", "diagnosis_document", "headline", "policy_document", "provenance", "stages_document",
+    "comparison_document", "diagnosis_document", "headline", "policy_document", "provenance",
 ]  # fmt: skip
 
 import platform
@@ -19,9 +19,7 @@ from vbtta.comparison import Comparison
 from vbtta.diagnostics import Diagnosis
 from vbtta.diagnostics.diagnosis import listing
 from vbtta.models.base import record_to_dict
-from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import KEPT, Policy
-from vbtta.sequential import SequentialPolicy
 
 _UNKNOWN = {"options": "not recorded", "seed": "not recorded"}
 _METRICS = {"nll": "negative log-likelihood", "mse": "squared error"}
@@ -56,7 +54,7 @@ def policy_document(policy: Policy) -> dict[str, Any]:
         "engine": type(policy.engine).__name__,
         "converged": policy.converged,
         "n_steps": policy.n_steps,
-        "elbo": None if policy.members else policy.elbo,
+        "elbo": None if policy.stacked else policy.elbo,
         "guard": policy.guard.reason,
         "views": [
             {"name": name, "weight": float(weight), "low": float(low), "high": float(high)}
@@ -75,29 +73,20 @@ def versions() -> dict[str, str]:
     return known
 
 
-def stages_document(sequential: SequentialPolicy) -> dict[str, Any]:
-    """A sequential policy, in short: stages, rule and what early stops cost."""
-    point = next((p for p in sequential.curve if p.threshold == sequential.threshold), None)
-    names = ("rule", "threshold", "undecided", "tolerance", "loss", "loss_upper")
-    return {
-        "stages": [list(stage) for stage in sequential.stages],
-        **{name: getattr(sequential, name) for name in names},
-        "mean_passes": float(len(sequential.names)) if point is None else point.passes,
-        "curve": [point._asdict() for point in sequential.curve],
-    }
-
-
 def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Versions, options, hashes of the data and time: what it takes to get the same result again.
 
     Without options these and the seed are marked as not recorded.
     """
+    records: dict[str, Any] = {"model": record_to_dict(policy.model), "engine": record_to_dict(policy.engine)}
+    for name, spec in records.items():
+        if isinstance(spec, Mapping):
+            records[name] = ", ".join(f"{key}={value}" for key, value in spec.items() if value is not None)
     return {
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": f"{platform.system()} {platform.machine()}",
         "versions": versions(),
-        "model": _short(record_to_dict(policy.model)),
-        "engine": _short(record_to_dict(policy.engine)),
+        **records,
         "options": {key: str(value) for key, value in (options or _UNKNOWN).items()},
         "files": dict(files),
     }
@@ -175,7 +164,8 @@ def gain_in_words(comparison: Mapping[str, Any], method: str = "vbtta") -> list[
         text = f"Test {title}: {_value(metric, record[metric])} with the policy, {against}"
         if record.get(f"{metric}_minus_original") is not None:
             ends = [record[f"{metric}_minus_original{end}"] for end in ("", "_low", "_high")]
-            change, low, high = (f"{100 * end:+.1f} points" if metric == "accuracy" else f"{end:+.3g}" for end in ends)
+            change, low, high = (f"{100 * end:+.1f}" if metric == "accuracy" else f"{end:+.3g}" for end in ends)
+            change += " points" if metric == "accuracy" else ""
             text += (
                 f"; the change against no augmentation is {change} ({100 * comparison['level']:g} % interval {low} to "
                 f"{high}, {'beyond chance' if ends[1] > 0 or ends[2] < 0 else 'which may be chance'})"
@@ -184,32 +174,5 @@ def gain_in_words(comparison: Mapping[str, Any], method: str = "vbtta") -> list[
     return sentences
 
 
-def annotators_in_words(policy: Policy, truth: Mapping[str, float] | None = None) -> list[str]:
-    """Estimated quality of the annotators, next to the truth where it is known."""
-    annotators = policy.annotators
-    if annotators is None or not annotators.names:
-        return []
-    if isinstance(annotators, AnnotatorAccuracy):
-        shown = [
-            f"{name} {100 * value:.0f} % right ({100 * low:.0f} to {100 * high:.0f} %"
-            + (f"; in truth {100 * truth[name]:.0f} %)" if truth and name in truth else ")")
-            for name, value, (low, high) in zip(
-                annotators.names, annotators.accuracy, annotators.accuracy_interval, strict=True
-            )
-        ]
-    else:
-        shown = [
-            f"{name} errs by {np.mean(noise):.3g} with a bias of {np.mean(bias):+.3g}"
-            for name, noise, bias in zip(annotators.names, annotators.noise, annotators.bias, strict=True)
-        ]
-    return [f"Annotators: {listing(shown, 8)}."]
-
-
 def _value(metric: str, value: float) -> str:
     return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
-
-
-def _short(spec: Any) -> str:
-    if not isinstance(spec, Mapping):
-        return str(spec)
-    return ", ".join(f"{key}={value}" for key, value in spec.items() if value is not None)

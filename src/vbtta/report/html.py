@@ -11,28 +11,22 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from vbtta import metrics, plotting
 from vbtta._support.checks import printable, require
 from vbtta._support.files import atomic_path
-from vbtta.comparison import best_methods, by_label, change_text, metric_title
+from vbtta.comparison import best_methods, change_text, metric_title
 from vbtta.conformal import ConformalPolicy, unwrapped
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.diagnostics.checks import annotator_places
+from vbtta.diagnostics.checks import annotator_places, two_class
+from vbtta.diagnostics.diagnosis import annotators_in_words
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, variance_factor
-from vbtta.inference.em import EM
 from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import KEPT, Policy
-from vbtta.report.documents import (
-    advice,
-    annotators_in_words,
-    headline,
-    passes_in_words,
-    provenance,
-    views_in_words,
-)
+from vbtta.report.documents import advice, headline, passes_in_words, provenance, views_in_words
 from vbtta.report.maps import MapExample
 from vbtta.sequential import SequentialPolicy
 
@@ -68,14 +62,13 @@ def render_report(
     ----------
     policy : Policy, SequentialPolicy or ConformalPolicy
     predictions, labels : optional
-        Of the calibration sample.
+        Of the calibration sample; of multi-label tasks, labels of :meth:`LabelSets.from_multilabel`.
     test : (ViewPredictions, LabelSets), optional
         Where reliability and examples are shown; else the calibration sample.
     comparison, diagnosis : mappings, optional
         From :func:`comparison_document` and :func:`diagnosis_document`.
     examples : Examples, optional
-        Inputs to show, rows of `test` where it is given; by default those the views disagree most about, without
-        images.
+        Rows of the sample that is shown, with images; by default those the views disagree most about, without images.
     maps : sequence of MapExample
         From :func:`vbtta.report.maps.map_examples`, for segmentations.
     story : mapping, optional
@@ -85,20 +78,20 @@ def render_report(
     """
     jinja2 = require("jinja2", "cli")
     story = story or {}
-    policy, sequential, conformal = unwrapped(policy)
-    shown, where = (test, "test labels") if test is not None else ((predictions, labels), "calibration labels")
-    drawings = fit_figures(policy)
+    inner, sequential, conformal = unwrapped(policy)
+    (views, given), where = (test, "test labels") if test is not None else ((predictions, labels), "calibration labels")
+    policy, views = two_class(inner, views)
+    drawings = fit_figures(policy) | annotator_figures(policy, story.get("skill"))
     if comparison is not None:
         drawings |= comparison_figures(comparison)
-    if shown[0] is not None and shown[1] is not None:
-        drawings |= quality_figures(policy, shown[0], shown[1], where)
-    drawings |= annotator_figures(policy, story.get("skill"))
-    if policy.gate is not None and shown[0] is not None:
-        drawings |= gate_figures(policy, shown[0])
+    if views is not None and given is not None:
+        drawings |= quality_figures(policy, views, given, where)
+    if policy.gate is not None and views is not None:
+        drawings |= gate_figures(policy, views)
     guarantees = []
     if sequential is not None:
         drawings |= _stopping_figure(sequential)
-        guarantees += stops_in_words(sequential, shown[0])
+        guarantees += stops_in_words(sequential, views)
     if conformal is not None:
         guarantees.append(f"{conformal!r}.")
         if test is not None and (conformal.strata is None or conformal.by_class):
@@ -107,38 +100,27 @@ def render_report(
         ("views kept", f"{np.count_nonzero(policy.weights)} of {len(policy.names)}"),
         ("model", policy.model_name),
         ("engine", f"{type(policy.engine).__name__}, {policy.n_steps} updates"),
+        *([] if policy.stacked else [("bound", f"{policy.elbo:.5g}")]),
     ]
-    if not policy.members:
-        facts.append(("bound", f"{policy.elbo:.5g}"))
-    loader, strict = jinja2.PackageLoader("vbtta.report"), jinja2.StrictUndefined
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
+        loader=jinja2.PackageLoader("vbtta.report"), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, finalize=_shown,
+    )  # fmt: skip
     text: str = environment.get_template("report.html").render(
         title=story.get("title", "Test-time augmentation policy"),
         story=story.get("text", ()),
         headline=headline(policy, comparison),
         views=views_in_words(policy),
-        people=annotators_in_words(policy, story.get("skill")),
+        people=annotators_in_words(policy.annotators, story.get("skill")),
         passes=passes_in_words(policy),
         advice=advice(policy, comparison),
-        policy=policy,
         facts=facts,
         drawings=drawings,
         guarantees=guarantees,
         comparison=None if comparison is None else _table(comparison),
-        examples=[] if shown[0] is None or maps else _examples(policy, shown[0], examples),
-        maps=[
-            {
-                "title": f"{example.name}: Dice {example.dice:.3f}",
-                "panels": [(title, _png(panel)) for title, panel in example.panels.items()],
-            }
-            for example in maps
-        ],
-        findings=[
-            {"text": line.removeprefix("! ").strip(), "alert": line.startswith("! ")}
-            for line in map(str, (diagnosis or {}).get("summary", ()))
-        ],
+        examples=[] if views is None or maps else _examples(policy, views, examples),
+        maps=[(f"{name}: Dice {dice:.3f}", [(t, _png(p)) for t, p in panels.items()]) for name, dice, panels in maps],
+        findings=[str(line) for line in (diagnosis or {}).get("summary", ())],
         provenance=provenance(policy, {}) if circumstances is None else circumstances,
     )
     script = text.rpartition("<script>")[2].partition("</script>")[0]  # the only one that the page allows
@@ -147,8 +129,8 @@ def render_report(
 
 
 def _shown(value: Any) -> Any:
-    """Text in the page without control characters and lone surrogates; drawings are as they are."""
-    return printable(value, "\n\t") if type(value) is str else value
+    """Text without control characters, percent signs not parted from their numbers; drawings are as they are."""
+    return printable(value, "\n\t").replace(" %", "\u00a0%").replace(" +- ", " ± ") if type(value) is str else value
 
 
 def write_report(
@@ -161,23 +143,19 @@ def write_report(
 
 
 def _table(comparison: Mapping[str, Any]) -> dict[str, Any]:
-    """Cells of the sortable table: text, sort key, and the interval against no augmentation."""
+    """Cells of the sortable table: value, text, whether it is the best, and the change from no augmentation."""
     scores, records, references = comparison["metrics"], comparison["methods"], comparison["references"]
     best = {metric: best_methods(records, metric) for metric in scores}
     against = next((name for name in ("original", "best") if name in references), "")
     rows = []
-    for record in records:
-        method, changed = record["method"], against and record["method"] != references[against]
-        cells = [
-            {
-                "value": "" if record[metric] is None else repr(float(record[metric])),
-                "text": "–" if record[metric] is None else f"{record[metric]:.4f}",
-                "best": method in best[metric],
-                "change": change_text(record, metric, against) if changed else "",
-            }
-            for metric in scores
-        ]
-        rows.append({"method": method, "cells": cells, **{k: record[k] for k in ("views_used", "fit_seconds")}})
+    for record in sorted(records, key=lambda record: (record["nll"] is None, record["nll"])):
+        method, cells = record["method"], []
+        for metric in scores:
+            value = record[metric]
+            change = change_text(record, metric, against) if against and method != references[against] else ""
+            text = ("", "–") if value is None else (repr(float(value)), f"{value:.4f}")
+            cells.append((*text, method in best[metric], change))
+        rows.append((method, cells, record["views_used"], record["fit_seconds"]))
     return {
         "titles": [metric_title(metric) for metric in scores],
         "rows": rows,
@@ -188,7 +166,7 @@ def _table(comparison: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _examples(policy: Policy, views: ViewPredictions, chosen: Examples | None) -> list[dict[str, Any]]:
+def _examples(policy: Policy, views: ViewPredictions, chosen: Examples | None) -> list[tuple[str, str, list[Any]]]:
     """Outputs of every view for a few inputs, and the policy's prediction."""
     rows = _disputed(policy, views) if chosen is None else np.asarray(chosen.rows)
     if not len(rows) or rows.max() >= len(views):
@@ -196,36 +174,25 @@ def _examples(policy: Policy, views: ViewPredictions, chosen: Examples | None) -
     part = views.take(rows)
     prediction, by_input = policy.predict(part), policy.weights_for(part)
     order = np.argsort(-policy.weights, kind="stable")[:_MAX_VIEWS]
-    shown = [(policy.names[k], k) for k in order if policy.names[k] in views.names]
     examples = []
     for e, row in enumerate(rows):
         entries = []
-        for name, k in shown:
-            image, weight = None, by_input[e, k]
+        for name, k in [(policy.names[k], k) for k in order if policy.names[k] in views.names]:
+            image, weight, outputs = None, by_input[e, k], part.outputs[e, part.names.index(name)]
             if chosen is not None and chosen.images is not None and name in chosen.names:
                 image = _png(chosen.images[e, chosen.names.index(name)])
-            output = _output_text(part.outputs[e, part.names.index(name)], policy)
-            entries.append(
-                {"name": name, "weight": f"{weight:.3f}", "output": output, "image": image, "grey": weight < KEPT}
-            )
+            text = ", ".join(f"{value:.4g}" for value in outputs[:4])
+            if isinstance(prediction, CategoricalPrediction):
+                best = int(outputs.argmax())
+                text = f"{prediction.classes[best]} ({100 * special.softmax(outputs)[best]:.0f} %)"
+            entries.append((name, f"{weight:.3f}", text, image, weight < KEPT))
         if isinstance(prediction, CategoricalPrediction):
             verdict = f"{prediction.label[e]} ({100 * prediction.proba[e].max():.0f} %)"
         else:
             spread = np.sqrt(prediction.variance[e])
             verdict = ", ".join(f"{m:.4g} ± {s:.2g}" for m, s in zip(prediction.mean[e], spread, strict=True))
-        name = str(row if views.ids is None else views.ids[row])
-        examples.append({"name": name, "verdict": verdict, "views": entries})
+        examples.append((str(row if views.ids is None else views.ids[row]), verdict, entries))
     return examples
-
-
-def _output_text(outputs: Array, policy: Policy) -> str:
-    """The outputs of one view: the most probable class, or the first numbers."""
-    if policy.task != "classification":
-        return ", ".join(f"{value:.4g}" for value in outputs[:4])
-    proba = np.exp(outputs - outputs.max())
-    best = int(outputs.argmax())
-    label = best if policy.classes is None else policy.classes[best]
-    return f"{label} ({100 * proba[best] / proba.sum():.0f} %)"
 
 
 def _disputed(policy: Policy, views: ViewPredictions, most: int = 4) -> Array:
@@ -259,49 +226,36 @@ class Drawing(NamedTuple):
     caption: str
 
 
-def _drawing(
-    name: str, figure: Any, alt: str, caption: str, titles: Mapping[str, str] | None = None
-) -> dict[str, Drawing]:
+def _drawing(name: str, figure: Any, alt: str, caption: str, titles: Any = None) -> dict[str, Drawing]:
     """A figure by its name in the page, with a text alternative and tooltips."""
     return {name: Drawing(plotting.to_svg(figure, alt, name.replace("_", "-"), titles), caption)}
 
 
 def fit_figures(policy: Policy) -> dict[str, Drawing]:
-    """Weights, their history, the bound's history, and the cost-quality curve where views were selected."""
-    names, weights, interval, n_steps = policy.names, policy.weights, policy.weight_interval(0.9), policy.n_steps
+    """Weights and, where views were selected, the cost-quality curve."""
+    names, weights, interval = policy.names, policy.weights, policy.weight_interval(0.9)
     titles = {
         f"view-{k}": f"{names[k]}: {weights[k]:.4f} (90 % interval {interval[k, 0]:.4f} to {interval[k, 1]:.4f})"
         for k in range(len(names))
     }
-    heaviest = np.argsort(-weights, kind="stable")[:10]
-    alt = "Weights: " + ", ".join(f"{names[k]} {weights[k]:.3f}" for k in heaviest)
+    alt = ", ".join(f"{names[k]} {weights[k]:.3f}" for k in np.argsort(-weights, kind="stable")[:10])
     caption = "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a bar "
     figure = plotting.weights(names, weights, interval)
-    drawings = _drawing("weights", figure, alt, f"{caption}for its numbers.", titles)
-    if n_steps > 1 and not policy.members:
-        bound, history = policy.history
-        caption = "Weights after every update of the fit, from equal weights on."
-        figure = plotting.weight_history(names, history)
-        drawings |= _drawing("weight_history", figure, f"Weights over {n_steps} updates", caption)
-        alt = f"The bound over {n_steps} updates, from {bound[0]:.4g} to {bound[-1]:.4g}"
-        modes = isinstance(policy.engine, EM) and policy.task == "classification"
-        what = "penalised likelihood of the labels, with temperatures and class offsets at their modes"
-        caption = f"The bound on the {what if modes else 'log evidence'} after every update; it never falls."
-        drawings |= _drawing("bound_history", plotting.bound_history(bound), alt, caption)
-    if policy.selection is not None:
-        curve = policy.selection.curve
-        chosen = [point.views for point in curve].index(policy.selection.chosen.views)
-        cost, score, error = np.array([(point.cost, point.score, point.standard_error) for point in curve]).T
-        alt = f"Cost and quality of {len(curve)} sets of views; the chosen one costs {curve[chosen].cost:g}"
-        caption = "Held-out score against cost. Bars are standard errors of the difference from all views; budget "
-        caption += f"{policy.selection.budget:g}."
-        drawings |= _drawing("cost_curve", plotting.cost_curve(cost, score, error, chosen), alt, caption)
-    return drawings
+    drawings = _drawing("weights", figure, f"Weights: {alt}", f"{caption}for its numbers.", titles)
+    if policy.selection is None:
+        return drawings
+    curve, budget = policy.selection.curve, policy.selection.budget
+    chosen = [point.views for point in curve].index(policy.selection.chosen.views)
+    alt = f"Cost and quality of {len(curve)} sets of views; the chosen one costs {curve[chosen].cost:g}"
+    caption = "Held-out score against cost. Bars are standard errors of the difference from all views; budget "
+    cost, score, error = np.array([(point.cost, point.score, point.difference_error) for point in curve]).T
+    figure = plotting.cost_curve(cost, score, error, chosen)
+    return drawings | _drawing("cost_curve", figure, alt, f"{caption}{budget:g}.")
 
 
 def gate_figures(policy: Policy, views: ViewPredictions) -> dict[str, Drawing]:
     """Weights against the features that they depend on."""
-    member = next(part for part in policy.members or (policy,) if part.gate is not None)
+    member = next(part for part in policy.members if part.gate is not None)
     gate, used = member.gate, views.select(member.used_names)
     assert gate is not None
     figure = plotting.gate(gate.names, gate.features.raw(used), used.names, gate.weights_for(used))
@@ -326,35 +280,32 @@ def _stopping_figure(sequential: SequentialPolicy) -> dict[str, Drawing]:
     if not curve:
         return {}
     chosen = [point.threshold for point in curve].index(sequential.threshold)
-    cost, score, error = np.array([(point.cost, point.score, point.standard_error) for point in curve]).T
-    alt = f"Cost and quality of {len(curve)} thresholds; the chosen one costs {cost[chosen]:.3g} an input"
+    alt = f"Cost and quality of {len(curve)} thresholds; the chosen one costs {curve[chosen].cost:.3g} an input"
     caption = "Held-out score against the mean cost of an input, for other thresholds of the rule that stops early. "
     caption += "Bars are standard errors of the difference from all views."
+    cost, score, error = np.array([(point.cost, point.score, point.standard_error) for point in curve]).T
     return _drawing("stopping", plotting.cost_curve(cost, score, error, chosen), alt, caption)
 
 
 def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: LabelSets) -> dict[str, Drawing]:
-    """Sizes of the sets and coverage by class at the first level, or coverage of the intervals at all levels."""
+    """Sizes of the sets at the first level, or coverage of the intervals at all levels."""
     conformal, labels = replace(conformal, one_level=False), views.align(labels)
     level = f"{100 * conformal.levels[0]:g} %"
     if unwrapped(conformal)[0].task == "classification":
         sets = conformal.predict_set(views)[:, :, 0]
-        n_classes = sets.shape[1]
-        mean, share = sets.sum(axis=1).mean(), np.bincount(sets.sum(axis=1), minlength=2) / len(sets)
-        caption = f"Sizes of the sets of {level}, {mean:.2f} classes on average."
-        drawings = _drawing("set_sizes", plotting.set_sizes(share), caption, caption)
-        position = labels.categorical(n_classes, views.classes)
-        times, hits = (
-            np.bincount(position, weight, minlength=n_classes)
-            for weight in (labels.count, labels.count * sets[labels.instance, position])
+        size, position = sets.sum(axis=1), labels.categorical(sets.shape[1], views.classes)
+        inside, count = sets[labels.instance, position], np.bincount(position, labels.count)
+        held = 100 * np.average(inside, weights=labels.count)
+        caption = (
+            f"Sizes of the sets of {level}: {size.mean():.2f} classes on average, {held:.1f} % of test labels inside"
         )
-        smooth = (hits + 1) / (times + 2)
-        error = np.sqrt(smooth * (1 - smooth) / np.maximum(times, 1))
-        names = [str(name) for name in (range(n_classes) if views.classes is None else views.classes)]
-        covered = np.where(times > 0, hits / np.maximum(times, 1), np.nan)
-        figure = plotting.class_coverage(names, covered, error, float(conformal.levels[0]))
-        caption = f"Share of every class's test labels in the sets, {100 * hits.sum() / times.sum():.1f} % of all."
-        return drawings | _drawing("class_coverage", figure, caption, f"{caption} Bars are standard errors.")
+        known = np.flatnonzero(count)  # classes that have labels
+        by_class = 100 * np.bincount(position, inside * labels.count)[known] / count[known]
+        names = np.arange(sets.shape[1]) if views.classes is None else views.classes
+        ends = [f"{by_class[place]:.1f} % ({names[known[place]]})" for place in (by_class.argmin(), by_class.argmax())]
+        caption += f"; by class from {ends[0]} to {ends[1]}."
+        share = np.bincount(size, minlength=2) / len(size)
+        return _drawing("set_sizes", plotting.set_sizes(share), caption, caption)
     lower, upper = conformal.predict_interval(views)  # (N, C, L) each
     y = labels.continuous(lower.shape[1])[:, :, None]
     inside = (lower[labels.instance] <= y) & (y <= upper[labels.instance])
@@ -411,7 +362,7 @@ def _expected_labels(policy: Policy, truth: Prediction, labels: LabelSets) -> Pr
 
 
 def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, where: str) -> dict[str, Drawing]:
-    """Reliability of class probabilities, or residuals and interval coverage of numbers.
+    """Reliability of class probabilities, or interval coverage of numbers.
 
     Where noise is modelled, labels are compared with the predicted labels of their annotators, not with the predicted
     truth; test labels without annotators are taken as the truth.
@@ -426,7 +377,7 @@ def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, w
         where = f"{where} of {_MAX_INPUTS:,} inputs"
     where += ", taken as the truth" if policy.annotators is not None and not noisy else ""
     labels = labels.take(rows)
-    prediction = by_label(policy.predict(views.take(rows)), labels.instance)
+    prediction = policy.predict(views.take(rows)).take(labels.instance)
     if noisy:
         prediction = _expected_labels(policy, prediction, labels)
     if isinstance(prediction, CategoricalPrediction):
@@ -438,20 +389,15 @@ def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, w
         caption = f"Reliability on {where}: how often the most probable label was given, against its probability"
         caption += f"{through}. Points on the dashed line mean calibrated confidence."
         return _drawing("reliability", plotting.reliability(confidence, hit, labels.count), alt, caption)
-    mean = prediction.mean
-    y = labels.continuous(mean.shape[1])
+    y = labels.continuous(prediction.mean.shape[1])
     covered = [metrics.interval_coverage(y, *prediction.interval(float(q)), labels.count) for q in _LEVELS]
-    through = bias = ""
-    if noisy:
-        through = ": those of the truth, moved by the annotator's bias and widened by the annotator's noise"
-        bias = " and the annotator's bias"
-    alt = f"Residuals: root mean square {np.sqrt(np.mean((y - mean) ** 2)):.4g}"
-    figure = plotting.residuals(mean.ravel(), (y - mean).ravel())
-    drawings = _drawing("residuals", figure, alt, f"Residuals on {where}: label minus prediction{bias}.")
+    through = (
+        ": those of the truth, moved by the annotator's bias and widened by the annotator's noise" if noisy else ""
+    )
     alt = f"Coverage: intervals of 90 % hold {100 * covered[8]:.1f} % of the labels"
     caption = f"Interval coverage on {where}: how many lie in the intervals predicted for them{through}. "
     caption += "Points on the dashed line mean calibrated intervals."
-    return drawings | _drawing("coverage", plotting.coverage(_LEVELS, np.array(covered)), alt, caption)
+    return _drawing("coverage", plotting.coverage(_LEVELS, np.array(covered)), alt, caption)
 
 
 def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) -> dict[str, Drawing]:

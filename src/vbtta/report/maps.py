@@ -1,8 +1,8 @@
 """Images of a segmentation for the report: input, truth, prediction, entropy and the views' maps."""
 
-__all__ = ["MapExample", "map_arrays", "map_examples", "maps_of"]
+__all__ = ["MapExample", "map_examples"]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,10 +38,8 @@ def map_examples(
     ----------
     module : TTAModule
         Of a classification; its network and the views of its policy are shown.
-    inputs : sequence of tensors
-        (channels, H, W) or (channels, D, H, W).
-    masks : sequence of arrays
-        Classes (H, W) or (D, H, W).
+    inputs, masks : sequences of tensors and of arrays
+        (channels, H, W) or (channels, D, H, W), and classes without the channels.
     names : sequence, optional
         Of the images; their numbers by default.
     count : int
@@ -57,38 +55,14 @@ def map_examples(
     names = list(range(len(inputs))) if names is None else names
     with torch.no_grad():
         maps = [module(single[None])[0].cpu().numpy() for single in inputs]
-        scores = np.array(
-            [
-                metrics.dice(np.asarray(mask)[None], proba[None], ignore=ignore, background=background)
-                for mask, proba in zip(masks, maps, strict=True)
-            ]
-        )
+        options: dict[str, Any] = {"ignore": ignore, "background": background}
+        truth = [np.asarray(mask) for mask in masks]
+        scores = [metrics.dice(y[None], p[None], **options) for y, p in zip(truth, maps, strict=True)]
         order = np.argsort(scores, kind="stable").tolist()
         return [
-            MapExample(str(names[i]), float(scores[i]), _panels(module, inputs[i], np.asarray(masks[i]), maps[i]))
+            MapExample(str(names[i]), float(scores[i]), _panels(module, inputs[i], truth[i], maps[i]))
             for i in dict.fromkeys(order[:count] + order[-count:])
         ]
-
-
-def map_arrays(examples: Sequence[MapExample]) -> dict[str, Array]:
-    """Examples of one size as arrays, for a file: names (E,), dice (E,), titles (P,) and panels (E, P, H, W, 3)."""
-    panels = [
-        [np.broadcast_to(p[..., None] if p.ndim == 2 else p, (*p.shape[:2], 3)) for p in e.panels.values()]
-        for e in examples
-    ]
-    return {
-        "names": np.array([example.name for example in examples]),
-        "dice": np.array([example.dice for example in examples]),
-        "titles": np.array(list(examples[0].panels)),
-        "panels": np.array(panels),
-    }
-
-
-def maps_of(arrays: Mapping[str, Array]) -> list[MapExample]:
-    """The examples of :func:`map_arrays`."""
-    titles = [str(title) for title in arrays["titles"]]
-    rows = zip(arrays["names"], arrays["dice"], arrays["panels"], strict=True)
-    return [MapExample(str(name), float(dice), dict(zip(titles, panels, strict=True))) for name, dice, panels in rows]
 
 
 def _panels(module: Any, single: Any, mask: Array, proba: Array) -> dict[str, Array]:
@@ -105,8 +79,8 @@ def _panels(module: Any, single: Any, mask: Array, proba: Array) -> dict[str, Ar
     }
     with evaluating(module.network):
         for (view,), outputs, seen in module._outputs(module._in_precision(single[None]), False):
-            classes = outputs[0, 0].argmax(-1)
-            classes = classes if seen is None else classes.where(seen[0, ..., 0], -1)
+            classes = outputs[0, 0].argmax(0)
+            classes = classes if seen is None else classes.where(seen[0, 0], -1)
             panels[module.views[view].name] = _colours(classes.cpu().numpy(), len(proba))
     return {title: panel if mask.ndim == 2 else panel[len(panel) // 2] for title, panel in panels.items()}
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from vbtta.data.labels import Array
-from vbtta.inference.advi import AdviTask
-from vbtta.inference.guide import N_DRAWS, Guide
+from vbtta.inference.advi import N_DRAWS, AdviTask, Guide
 from vbtta.inference.laplace import PoolUncertainty
 from vbtta.inference.unconstrained import Sample, Units, Values
 from vbtta.models.base import InMemory, Posterior

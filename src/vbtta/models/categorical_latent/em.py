@@ -1,30 +1,148 @@
-"""EM for the latent pool of class labels: a closed form for the noise, Newton steps for pool and offsets."""
+"""EM for the latent pool of class labels: a closed form for the noise, Newton steps for pool and offsets.
 
+The utility is pooled, sum_k v_k f_ik + o. With q the truth's posterior and F = (f, 1_c) the gradient of a canonical
+link is sum_i E_q F - E_P F, and the curvature of the log evidence sum_i Cov_P F - Cov_q F: that of complete data, less
+that of the missing truths. Without noise nothing is missing, and every label counts.
+"""
+
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
 
 from vbtta.data.labels import Array
 from vbtta.inference import laplace
-from vbtta.inference.em import EM, Ascent, ascend
+from vbtta.inference.em import EM, Ascent, ascend, join, nodes, products
 from vbtta.inference.laplace import PoolUncertainty, pool_weights
 from vbtta.inference.linalg import Reader, student_log_density, student_precision
 from vbtta.models.base import InMemory, Posterior, Source
-from vbtta.models.categorical_latent.posterior import LatentClassPosterior
+from vbtta.models.categorical_latent.posterior import LatentClassPosterior, pooled_utility
 from vbtta.models.categorical_latent.spec import CategoricalLatent
-from vbtta.models.categorical_latent.steps import PoolSums, minus, run_pool_pass
-from vbtta.models.parts import calibration
-from vbtta.models.parts.calibration import CalibrationPrior
-from vbtta.models.parts.class_data import CategoricalBlock
-from vbtta.models.parts.class_model import BlockPass, ClassProblem, Statistics
+from vbtta.models.parts import class_data, links
+from vbtta.models.parts.class_data import CategoricalBlock, ClassProblem, Statistics
 from vbtta.models.parts.label_noise import FittedNoise
-from vbtta.models.parts.links import LINKS
 
-_FRACTIONS = 0.5 ** np.arange(11)  # of a Newton step, tried in turn
+_FRACTIONS = tuple((0.5 ** np.arange(11)).tolist())  # of a Newton step, tried in turn
 _SPREADS = (30.0, 10.0, 5.0, 3.0, 2.0, 1.0, 0.5, 0.3, 0.2, 0.1, 0.03, 0.01)  # candidates for K / sqrt(lambda)
 _MAX_SHRINKAGE_INSTANCES = 4_000  # on which lambda is chosen
+
+
+class PoolCurvature(NamedTuple):
+    """A curvature in (v, o)."""
+
+    pool: Array  # (K, K)
+    cross: Array  # (C, K)
+    offset: Array  # (C, C), or its diagonal (C,) where classes are many
+
+    def minus(self, other: "PoolCurvature") -> "PoolCurvature":
+        """The difference of two curvatures."""
+        return PoolCurvature(*(first - second for first, second in zip(self, other, strict=True)))
+
+    def offset_eigenvalues(self) -> Array:
+        """Of the offsets' part: (C,)."""
+        return self.offset if self.offset.ndim == 1 else np.linalg.eigvalsh(self.offset)
+
+
+class PoolSums(NamedTuple):
+    """Additive statistics; derivatives are with respect to (v, o)."""
+
+    log_evidence: Array  # ()
+    gradient: Array  # (K + C,); zeros for offsets that are not inferred, in the curvatures too
+    complete: PoolCurvature  # if the truth were known
+    missing: PoolCurvature  # of the missing truths
+
+
+def run_pool_pass(
+    block: CategoricalBlock,
+    link: links.Link,
+    pool: Array,
+    offset: Array,
+    evidence: Array | None,
+    *,
+    offsets: bool,
+    scores: Array | None = None,
+) -> tuple[PoolSums, Array | None]:
+    """Statistics of a block's instances and, with a noise model, the truth's posterior (n, C).
+
+    `offsets` says whether class offsets are inferred; `scores` (K + C, n) takes the gradients of the instances.
+    """
+    truth = None if evidence is None else np.empty_like(evidence)
+
+    def part_sums(part: slice) -> PoolSums:
+        logits, variance = block.logits(part), block.variances(part)
+        utility, spread = pooled_utility(logits, variance, pool, offset)
+        proba, inverse = link.proba(utility.copy(order="K"), spread)
+        proba = proba * inverse  # in double precision, as all arrays (C, n) are
+        if evidence is not None and truth is not None:
+            size = block.table.importance[part]
+            posterior, log_norm = class_data.truth_posterior(evidence[part], proba)
+            truth[part] = posterior.T
+            total = (size * log_norm).sum()
+            posterior = posterior * size
+        else:
+            assert block.mass is not None
+            posterior = np.ascontiguousarray(block.mass[part].T)
+            size, total = posterior.sum(axis=0), (posterior * np.log(proba)).sum()
+        in_variance = None
+        if link.canonical:
+            by_utility = posterior - proba * size  # (C, n)
+        else:
+            by_utility, in_variance = link.gradient(utility.T, None if spread is None else spread.T, posterior.T)
+            by_utility = by_utility.T
+        by_pool = links.contract("ckn,cn->kn", logits, by_utility)
+        if in_variance is not None and variance is not None:
+            by_pool += 2 * pool[:, None] * np.einsum("nc,ckn->kn", in_variance, variance)
+        complete = _covariance(logits, proba * size, size, offsets=offsets)
+        missing = PoolCurvature(*map(np.zeros_like, complete))
+        if not link.canonical:  # the mean of a softmax's curvature and the gradients' outer products
+            complete = _averaged(complete, by_pool, by_utility, size, link.information, offsets=offsets)
+        elif truth is not None:
+            missing = _covariance(logits, posterior, size, offsets=offsets)
+            if missing.offset.ndim == 1:  # the offsets' complete curvature is bounded by its diagonal
+                missing = PoolCurvature(missing.pool, *map(np.zeros_like, missing[1:]))
+        gradients = np.concatenate([by_pool, offsets * by_utility])
+        if scores is not None:
+            scores[:, part] = gradients
+        return PoolSums(np.asarray(total), gradients.sum(axis=1), complete, missing)
+
+    sums: PoolSums = join(nodes(part_sums, block.parts))
+    return sums, truth
+
+
+def _covariance(logits: Array, proba: Array, size: Array, *, offsets: bool) -> PoolCurvature:
+    """Sum over instances of the covariances of (f, 1_c) under proba / size, times size."""
+    C, K, n = logits.shape
+    mean = links.contract("ckn,cn->kn", logits, proba)  # (K, n), times size
+    inverse, root = 1 / np.maximum(size, 1e-300), np.sqrt(proba).astype(logits.dtype, copy=False)
+    if logits.strides[0] < logits.strides[2]:  # classes are last in memory
+        rows = np.multiply(logits.transpose(1, 2, 0), root.T, out=links.buffer("rows", (K, n, C), logits.dtype))
+    else:
+        rows = np.multiply(logits.transpose(1, 0, 2), root, out=links.buffer("rows", (K, C, n), logits.dtype))
+    rows = rows.reshape(K, -1)
+    pool = products(rows, rows) - products(mean * inverse, mean)
+    if not offsets:
+        return PoolCurvature(pool, np.zeros((C, K)), np.zeros(C))
+    cross = links.contract("ckn,cn->ck", logits, proba) - products(proba * inverse, mean)
+    offset = proba.sum(axis=1)
+    if C <= links.MAX_CURVATURE_CLASSES:
+        offset = np.diag(offset) - products(proba * inverse, proba)
+    return PoolCurvature(pool, cross, offset)
+
+
+def _averaged(
+    softmax: PoolCurvature, by_pool: Array, by_utility: Array, size: Array, information: float, *, offsets: bool
+) -> PoolCurvature:
+    """The mean of the softmax's curvature times the link's relative information and the gradients' outer products."""
+    inverse = 0.5 / np.maximum(size, 1e-300)
+    pool, cross, offset = (0.5 * information * part for part in softmax)
+    pool = pool + products(by_pool * inverse, by_pool)
+    if offsets:
+        cross = cross + products(by_utility * inverse, by_pool)
+        of_offsets = products(by_utility * inverse, by_utility)
+        offset = offset + (of_offsets if offset.ndim == 2 else np.diagonal(of_offsets))
+    return PoolCurvature(pool, cross, offset)
 
 
 class LatentClassState(NamedTuple):
@@ -72,10 +190,15 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
             after = plain._replace(pool=new, offset=state.offset + fraction * (offset - state.offset))
             return after._replace(centre=self._best_centre(after))
 
-        accepted = None
-        if np.abs(np.concatenate([pool - state.pool, offset - state.offset])).max() > 1e-12:
-            accepted = self.first_acceptable((moved(fraction) for fraction in _FRACTIONS), statistics)
-        return plain._replace(centre=self._best_centre(plain)) if accepted is None else accepted
+        def candidates() -> Iterator[LatentClassState]:
+            noise = statistics.faster_noise(state.noise)
+            if noise is not None:
+                yield moved(1.0)._replace(noise=noise)
+            if np.abs(np.concatenate([pool - state.pool, offset - state.offset])).max() > 1e-12:
+                yield from map(moved, _FRACTIONS)
+            yield plain._replace(centre=self._best_centre(plain))
+
+        return self.first_acceptable(candidates(), statistics)
 
     def pack(self, state: LatentClassState) -> Array:
         """(sqrt v, ln g, o, ln of the noise's counts)."""
@@ -103,8 +226,10 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         return LatentClassPosterior(self.spec.link, state.pool, state.offset, state.noise, uncertainty)
 
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> LatentClassPosterior:
-        """The posterior at the end of an ascent, with what intervals for the weights need, at hardly any cost."""
+        """The posterior at the end of an ascent, with what intervals for the weights need."""
         state: LatentClassState = ascent.state
+        if not intervals:
+            return self.posterior(state)
         weak = min(self.shrinkage, 1 / state.centre**2)  # prior precision that remains
         expansion = self._expansion(state, ascent.statistics.sums, weak=weak)
         quadratic, linear = expansion.quadratic, expansion.linear
@@ -118,14 +243,15 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         n_groups, K, C = self.data.n_groups, self.data.n_views, self.data.n_classes
         if not n_groups:
             return None
-        evidence_of = None if state.noise is None else state.noise.evidence()
-        difficulty = self.noise is not None and self.noise.difficulty
-        link, offsets = LINKS[self.spec.link], self.spec.offset_scale > 0
+        read, link, offsets = (
+            class_data.label_reader(state.noise),
+            links.LINKS[self.spec.link],
+            self.spec.offset_scale > 0,
+        )
 
         def block_sums(block: CategoricalBlock) -> Array:
             assert block.group is not None
-            evidence = None if evidence_of is None else evidence_of(block.looked_at if difficulty else block.table)
-            scores = np.empty((K + C, block.n_instances))
+            evidence, scores = read(block).log_evidence, np.empty((K + C, block.n_instances))
             run_pool_pass(block, link, state.pool, state.offset, evidence, offsets=offsets, scores=scores)
             size = block.table.importance if block.mass is None else block.mass.sum(axis=1)
             return laplace.group_sums(scores, size, block.group, n_groups)
@@ -156,32 +282,33 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
             prior -= stiffness**2 / (stiffness + own)
             pull = self.shrinkage * (state.pool - state.pool.mean()) + self._centre_slope(state.centre)
         least = prior if weak is None else weak * np.eye(K)
-        for curvature in (minus(sums.complete, sums.missing), sums.complete):
-            response = calibration.solve_tail(curvature.offset, of_offset, curvature.cross)
-            reduced = curvature.pool - curvature.cross.T @ response
-            definite = np.linalg.eigvalsh(reduced + least)[0] >= 0.1 * np.linalg.eigvalsh(least)[0]
-            if curvature is sums.complete or (definite and curvature.offset_eigenvalues().min() >= -0.9 * of_offset):
-                break
         by_offset = sums.gradient[K:] - of_offset * state.offset
-        step = calibration.solve_tail(curvature.offset, of_offset, by_offset[:, None])[:, 0]
+        for curvature in (sums.complete.minus(sums.missing), sums.complete):
+            right = np.column_stack([curvature.cross, by_offset])
+            solved = links.solve_offsets(curvature.offset, of_offset, right)
+            response, step = solved[:, :-1], solved[:, -1]
+            reduced, of_offsets = curvature.pool - curvature.cross.T @ response, curvature.offset_eigenvalues()
+            definite = np.linalg.eigvalsh(reduced + least)[0] >= 0.1 * np.linalg.eigvalsh(least)[0]
+            if curvature is sums.complete or (definite and of_offsets.min() >= -0.9 * of_offset):
+                break
         linear = sums.gradient[:K] - pull - curvature.cross.T @ step
-        log_det = np.log(curvature.offset_eigenvalues() + of_offset).sum()
+        log_det = np.log(of_offsets + of_offset).sum()
         quadratic = reduced + prior
         anchor = state.offset + step + response @ state.pool
         return PoolExpansion(quadratic, quadratic @ state.pool + linear, anchor, response, float(log_det))
 
     @property
     def _offset_precision(self) -> float:
-        return CalibrationPrior(self.spec.kappa_scale, 1.0, self.spec.offset_scale).offset_precision
+        return 1 / self.spec.offset_scale**2 if self.spec.offset_scale else 1.0  # unused without offsets
 
-    def _block_pass(self, state: LatentClassState) -> BlockPass[PoolSums]:
-        link, pool, offset, offsets = LINKS[self.spec.link], state.pool, state.offset, self.spec.offset_scale > 0
+    def _block_pass(self, state: LatentClassState) -> class_data.BlockPass[PoolSums]:
+        link, pool, offset, offsets = links.LINKS[self.spec.link], state.pool, state.offset, self.spec.offset_scale > 0
         return lambda block, evidence: run_pool_pass(block, link, pool, offset, evidence, offsets=offsets)
 
     def _penalties(self, state: LatentClassState) -> dict[str, float]:
         terms = {
             "penalty_pool": self._pool_penalty(state.pool, state.centre),
-            "penalty_offset": -calibration.log_normal(state.offset, self.spec.offset_scale),
+            "penalty_offset": -links.log_normal(state.offset, self.spec.offset_scale),
         }
         if state.noise is not None:
             terms["KL_noise"] = state.noise.divergence()
@@ -194,26 +321,28 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
 
     def _centre_slope(self, centre: float) -> float:
         """Slope of g's own part of the penalty, which at its mode is lambda times (the mean of v - g / K)."""
-        place = np.sqrt(self.shrinkage) * centre / self.data.n_views
-        hazard = np.exp(-0.5 * place**2 - special.log_ndtr(place)) / np.sqrt(2 * np.pi)  # phi / Phi
-        precision = student_precision(np.log(centre) ** 2, self.spec.kappa_scale)
-        return float(precision * np.log(centre) / centre + np.sqrt(self.shrinkage) * hazard)
+        root, log_centre = math.sqrt(self.shrinkage), math.log(centre)
+        place = root * centre / self.data.n_views / math.sqrt(2)
+        hazard = math.sqrt(2 / math.pi) * math.exp(-(place**2)) / math.erfc(-place)  # phi / Phi
+        return float(student_precision(log_centre**2, self.spec.kappa_scale) * log_centre / centre + root * hazard)
 
     def _best_centre(self, state: LatentClassState) -> float:
         """A mode of g given v, or the present one where the search finds none better."""
         from scipy.optimize import brentq
 
-        def slope(log_centre: float) -> float:
-            centre = float(np.exp(log_centre))
-            return self._centre_slope(centre) - self.shrinkage * float(state.pool.mean() - centre / len(state.pool))
+        total, stiffness = float(state.pool.sum()), self.shrinkage / self.data.n_views
 
-        ends = np.log([max(state.pool.sum(), 1e-6), 1.0, state.centre])
-        low, high = ends.min() - 1, ends.max() + 1
+        def slope(log_centre: float) -> float:
+            centre = math.exp(log_centre)
+            return self._centre_slope(centre) + stiffness * (centre - total)
+
+        ends = [math.log(end) for end in (max(total, 1e-6), 1.0, state.centre)]
+        low, high = min(ends) - 1, max(ends) + 1
         while slope(low) > 0:
             low -= 1
-        centre = float(np.exp(brentq(slope, low, high, xtol=1e-14)))
-        better = self._pool_penalty(state.pool, centre) < self._pool_penalty(state.pool, state.centre)
-        return centre if better else state.centre
+        centre = math.exp(brentq(slope, low, high, xtol=1e-12))
+        before = self._pool_penalty(state.pool, state.centre)
+        return centre if self._pool_penalty(state.pool, centre) <= before + 1e-13 * abs(before) else state.centre
 
     def resume(self, first: LatentClassState, posterior: Any) -> LatentClassState:
         """The first state with what another fit found: all of it if it is a pool, else gain and noise."""
@@ -222,7 +351,8 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         gain = max(float((pooling.weights * pooling.scale).sum(axis=0).mean()), 1e-10)
         alike = pooling.kind == "latent" and len(posterior.weights) == self.data.n_views
         weights = posterior.weights if alike else first.pool
-        state = LatentClassState(gain * weights, gain, pooling.offset[0], noise)
+        offset = pooling.offset[0] if self.spec.offset_scale > 0 else first.offset
+        state = LatentClassState(gain * weights, gain, offset, noise)
         return state._replace(centre=self._best_centre(state))
 
     def _on_subsample(self, places: Array) -> tuple["LatentClassProblem", LatentClassState]:
@@ -262,6 +392,7 @@ def _choose_shrinkage(
     if n_instances > _MAX_SHRINKAGE_INSTANCES:
         places = np.linspace(0, n_instances - 1, _MAX_SHRINKAGE_INSTANCES).astype(int)
         problem = _posed(InMemory(*whole.data.take(places)), whole.spec, 1.0)[0]
+    problem = problem.quick()
     evidences: dict[int, float] = {}
 
     def evidence(place: int) -> float:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from vbtta._support.checks import positive
 from vbtta.models.base import LatentModel
-from vbtta.models.parts.class_model import ClassModel
+from vbtta.models.categorical_mixture.spec import ClassModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,19 +9,18 @@ from torch import Tensor
 
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
-from vbtta.inference.advi import AdviTask
-from vbtta.inference.guide import N_DRAWS, Guide, weights_of
+from vbtta.inference.advi import N_DRAWS, AdviTask, Guide, weights_of
 from vbtta.inference.unconstrained import Sample, Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.categorical_mixture import em
 from vbtta.models.categorical_mixture.em import CategoricalProblem
 from vbtta.models.categorical_mixture.posterior import SampledCategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
-from vbtta.models.parts.calibration import Calibration
 from vbtta.models.parts.class_data import check_logits, refuse_probabilities
 from vbtta.models.parts.gate import GateData
 from vbtta.models.parts.label_noise import NoiseModel
 from vbtta.models.parts.link_densities import log_probabilities
+from vbtta.models.parts.links import Calibration
 from vbtta.models.parts.tensors import (
     ClassDensity,
     PriorTable,

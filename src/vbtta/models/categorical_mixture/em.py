@@ -1,4 +1,19 @@
-"""EM for the categorical mixture: closed forms for weights and noise, Newton steps for calibration and weights."""
+"""EM for the categorical mixture: closed forms for weights and noise, Newton steps for calibration and weights.
+
+    P(c | x_i) = sum_k w_k P_k(c | x_i),   P_k the link of kappa_k f_ik + o
+
+Without noise an instance's labels are independent: sum_c n_ic ln P(c | x_i), n_ic how often class c was given. With a
+noise model they share a truth: ln sum_c e_ic P(c | x_i), e_ic the evidence of all labels for class c. Either way the
+joint responsibility of view k and class c is q_ic w_k P_k(c) / P(c), with q_ic = n_ic or the truth's posterior.
+With class weights w_kc, drawn towards common ones, the mixture is divided by its sum Z_i over the classes:
+
+    ln prior = a sum_c sum_k w_k ln(w_kc / w_k),   w_kc and w at their mode
+
+For a given w this is the Dirichlet(1 + a w) of each class, relative to its peak, which is at w itself; a is its
+strength, in labels. (Were the density not divided by its peak, the joint mode would have all classes on one view: the
+peak is highest there.) ln Z_i lies below its tangent in the weights, so each class's weights maximise
+sum_k R_kc ln w_kc - B_kc w_kc, R the responsibilities and B the tangent's slopes: the bound cannot fall.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,25 +24,357 @@ from scipy import special
 
 from vbtta.data.labels import Array
 from vbtta.inference import laplace
-from vbtta.inference.em import Ascent, ascend, vanishing_weights
-from vbtta.inference.laplace import WeightInformation
-from vbtta.inference.linalg import Reader, kl_dirichlet
+from vbtta.inference.em import Ascent, ascend, join, nodes, products, vanishing_weights
+from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, group_sums
+from vbtta.inference.linalg import Reader, kl_dirichlet, student_precision
 from vbtta.models.base import InMemory, Posterior, Source
-from vbtta.models.categorical_mixture import steps
-from vbtta.models.categorical_mixture.intervals import gate_score, weight_information
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
-from vbtta.models.categorical_mixture.steps import Likelihood, ViewSums
-from vbtta.models.parts import calibration
-from vbtta.models.parts.calibration import Calibration, CalibrationPrior
-from vbtta.models.parts.class_model import BlockPass, ClassProblem, Statistics
-from vbtta.models.parts.gate import PRELIMINARY, Gate, GateData
+from vbtta.models.parts import class_data, links
+from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks, ClassProblem, Statistics
+from vbtta.models.parts.gate import PRELIMINARY, Gate, GateData, Lookup, weight_scores
 from vbtta.models.parts.label_noise import FittedNoise
-from vbtta.models.parts.links import LINKS
+from vbtta.models.parts.links import Calibration
 
-NO_LINE_SEARCH_ABOVE = 0.5  # safe fraction of the Newton step
+_MIN_SINGLE = 1e-35  # a probability in single precision
+_MIN_NUMERATOR = 1e-150  # whose inverse's square is finite
+_MAX_RATIO = 1e15  # of rho: a dropped view may explain a label that no other does
+_NO_LINE_SEARCH_ABOVE = 0.5  # safe fraction of the Newton step
 _FRACTIONS = (1.0, 0.5, 0.25, 0.05)  # of a step without a guaranteed gain
+_PARTIAL = 0.3  # of Newton's step for the weights, where all of it would lower the bound
 _SETTLED = 0.2  # change of temperatures and offsets below which the weights take Newton steps
+_MAX_UNITS = 100_000  # labels, or instances with a noise model, from which the information is estimated
+_MAX_OFFSET_CLASSES = 128  # up to which offsets are eliminated: with more the prior decides about each
+
+
+class Likelihood(NamedTuple):
+    """What turns logits into responsibilities."""
+
+    link: links.Link
+    calibrate: bool
+    offsets: bool  # whether class offsets are inferred
+    calibration: Calibration
+    weights: Array  # (K,): w, or exp E ln w; base weights where there is a gate
+    class_weights: Array | None  # (K, C)
+    gate: Lookup | None = None
+
+    def gate_rows(self, block: CategoricalBlock, part: slice) -> Lookup | None:
+        """The gate of a part of a block."""
+        return None if self.gate is None else self.gate.rows(slice(block.first + part.start, block.first + part.stop))
+
+
+class ViewSums(NamedTuple):
+    """Additive statistics."""
+
+    log_evidence: Array  # ()
+    size: Array  # (): units, which are labels or, with a noise model, instances; (K,) with a gate, times exp(b . phi)/Z
+    share: Array  # (K,): responsibilities of the views
+    slope: Array  # (K,): sum of rho, rho_k a unit's probability under view k over that under the mixture
+    information: Array  # (2K + F, 2K + F): outer products of a unit's slopes in (w, kappa, b); zeros with class weights
+    class_count: Array  # (C, K): responsibilities by class; (0, 0) without class weights
+    class_load: Array  # (C, K): sum of P_k(c)/Z, the slope of ln Z; likewise
+    feature_mass: Array  # (F,): sum of responsibilities times features; (0,) without a gate
+    feature_slope: Array  # (F,): slope of the log evidence in b
+    kappa_excess: Array  # (K,): curvature in kappa beyond outer products, 0 in expectation under the model
+    feature_excess: Array  # (F, F): in b, likewise
+    calibration: links.CalibrationSums
+
+
+class ViewShares(NamedTuple):
+    """Responsibilities of a block."""
+
+    views: links.MixedViews
+    total: Array  # (n,): Z, 1 without class weights
+    target: Array  # (C, n): q
+    size: Array  # (n,): number of labels or, with a noise model, the instance's weight
+    log_evidence: Array  # (n,)
+
+
+def run_pass(block: CategoricalBlock, likelihood: Likelihood, evidence: Array | None) -> tuple[ViewSums, Array | None]:
+    """Statistics of a block's instances and, with a noise model, the truth's posterior (n, C)."""
+    truth = None if evidence is None else np.empty_like(evidence)
+    target = block.mass if evidence is None else evidence
+    assert target is not None
+
+    def part_sums(part: slice) -> ViewSums:
+        noisy = truth is not None
+        importance, gate = block.table.importance[part] if noisy else None, likelihood.gate_rows(block, part)
+        shares = view_shares(block.logits(part), block.variances(part), likelihood, target[part].T, importance, gate)
+        if truth is not None:
+            truth[part] = shares.target.T
+        return _sums(shares, likelihood, gate, noisy=noisy)
+
+    sums: ViewSums = join(nodes(part_sums, block.parts))
+    return sums, truth
+
+
+def view_shares(
+    logits: Array,
+    variance: Array | None,
+    likelihood: Likelihood,
+    target: Array,
+    importance: Array | None,
+    gate: Lookup | None,
+) -> ViewShares:
+    """Responsibilities of a block: `target` (C, n) counts labels or, given weights (n,), holds their log evidence."""
+    proba, inverse = links.view_proba(likelihood.link, logits, variance, likelihood.calibration)
+    if likelihood.class_weights is None:
+        joint, scale = proba, likelihood.weights[:, None] * inverse
+        if gate is not None:
+            scale *= np.exp(gate.offset)
+    else:
+        joint, scale = proba * likelihood.class_weights.T[:, :, None], inverse
+    mixture = links.contract("ckn,kn->cn", joint, scale)
+    if proba.itemsize == 4:
+        np.maximum(mixture, _MIN_SINGLE, out=mixture)
+    total = mixture.sum(axis=0) if likelihood.class_weights is not None else np.ones(mixture.shape[1])
+    views = links.MixedViews(logits, variance, likelihood.calibration, proba, inverse, joint, scale, mixture)
+    if importance is not None:
+        posterior, log_norm = class_data.truth_posterior(target.T, mixture)
+        return ViewShares(views, total, posterior, importance, importance * (log_norm - np.log(total)))
+    size = target.sum(axis=0)
+    log_evidence = (target * np.log(mixture)).sum(axis=0) - size * np.log(total)
+    return ViewShares(views, total, target, size, log_evidence)
+
+
+def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, noisy: bool) -> ViewSums:
+    views, link = shares.views, likelihood.link
+    (K, C), by_class = (len(views.proba[0]), len(views.proba)), likelihood.class_weights is not None
+    ratio = (shares.target * shares.size if noisy else shares.target) / views.mixture  # (C, n)
+    relative = links.contract("ckn,cn->kn", views.joint, ratio)
+    share = views.scale * relative  # (K, n)
+    class_count = class_load = np.zeros((0, 0))
+    net_ratio, net, gross = ratio, share, share  # net of the normaliser's derivative, and the two's absolute sum
+    if by_class:
+        load = shares.size / shares.total
+        class_count = np.einsum("ckn,kn,cn->ck", views.joint, views.scale, ratio)
+        class_load = links.contract("ckn,kn->ck", views.proba, views.inverse * load)
+        net_ratio = ratio - load
+        net = views.scale * links.contract("ckn,cn->kn", views.joint, net_ratio)
+        gross = 2 * share - net
+    calibration = links.CalibrationSums.zeros(K, C)
+    by_kappa = None
+    if likelihood.calibrate:
+        scores = link.scores(views, net_ratio, net)
+        calibration = _softmax_curvature(shares, share, scores, offsets=likelihood.offsets)
+        if scores.by_utility is None:
+            by_kappa = scores.by_kappa
+        else:
+            calibration = _averaged_curvature(calibration, scores.by_kappa, scores.by_utility, gross, link.information)
+    F = 0 if gate is None else len(gate.values)
+    slope, information, kappa_excess = np.zeros(K), np.zeros((2 * K + F, 2 * K + F)), np.zeros(K)
+    size, feature_mass, feature_slope, feature_excess = shares.size.sum(), np.zeros(F), np.zeros(F), np.zeros((F, F))
+    if not by_class:
+        relative *= views.inverse  # rho, summed over an instance's labels
+        by_feature = np.zeros((0, len(shares.size)))
+        if gate is not None:  # base weights: rho times exp(b . phi) / Z
+            factor = np.exp(gate.offset)
+            relative *= factor
+            size = factor @ shares.size
+            weights = likelihood.weights[:, None] * factor
+            excess, feature_mass = share - weights * shares.size, np.einsum("kn,fkn->f", share, gate.values)
+            by_feature = np.einsum("kn,fkn->fn", excess, gate.values)
+            centred = (gate.values - np.einsum("kn,fkn->fn", weights, gate.values)[:, None]).reshape(F, -1)
+            feature_slope, feature_excess = by_feature.sum(axis=1), -products(centred * excess.ravel(), centred)
+        np.minimum(relative, _MAX_RATIO, out=relative)
+        slope = relative.sum(axis=1)
+        if gate is not None:  # less the normaliser's; a term in the sum of the base weights keeps it at one
+            relative -= factor * shares.size
+            information[:K, :K] = shares.size.sum()
+        if noisy:
+            kappas = np.zeros_like(relative) if by_kappa is None else by_kappa
+            slopes = np.concatenate([relative, kappas, by_feature]) / np.sqrt(shares.size)
+        else:
+            slopes = _label_slopes(shares, likelihood.weights, gate, with_kappa=by_kappa is not None)
+        information += products(slopes, slopes)
+        if by_kappa is not None:
+            square = views.scale * links.contract("ckn,cn->kn", views.squared, ratio)
+            square -= views.mean * (2 * by_kappa + views.mean * share)
+            kappa_excess = calibration.kappa_curvature - square.sum(axis=1)
+    return ViewSums(
+        shares.log_evidence.sum(), size, share.sum(axis=1), slope, information, class_count, class_load,
+        feature_mass, feature_slope, kappa_excess, feature_excess, calibration,
+    )  # fmt: skip
+
+
+def _label_slopes(shares: ViewShares, weights: Array, gate: Lookup | None, *, with_kappa: bool) -> Array:
+    """Slopes of every label's log probability in (w, kappa, b), times the root of its count: (2K + F, j)."""
+    views = shares.views
+    label, instance = np.nonzero(shares.target)
+    rho = views.proba[label, :, instance] * views.inverse[:, instance].T  # (j, K)
+    rho /= views.mixture[label, instance][:, None]
+    by_feature = np.zeros((len(label), 0))
+    if gate is not None:
+        factor = np.exp(gate.offset[:, instance].T)
+        by_feature = np.einsum("jk,fkj->jf", weights * factor * (rho - 1), gate.values[:, :, instance])
+        rho *= factor
+    np.minimum(rho, _MAX_RATIO, out=rho)
+    by_kappa = np.zeros_like(rho)
+    if with_kappa:  # of a canonical link
+        by_kappa = weights * rho * (views.logits[label, :, instance] - views.mean[:, instance].T)
+    slopes = np.concatenate([rho if gate is None else rho - factor, by_kappa, by_feature], axis=1)
+    return np.asarray((slopes * np.sqrt(shares.target[label, instance])[:, None]).T)
+
+
+def _softmax_curvature(
+    shares: ViewShares, share: Array, scores: links.ViewScores, *, offsets: bool
+) -> links.CalibrationSums:
+    """The gradient, and as curvature sums of share times the covariance of (f, 1_c) under P_k."""
+    # Offsets: of P_k's covariances over an instance's views the mixed one is taken, which is no smaller.
+    views = shares.views
+    square = links.class_sum(views.squared) * views.inverse
+    by_kappa, kappa = scores.by_kappa.sum(axis=1), (share * (square - views.mean**2)).sum(axis=1)
+    if not offsets:
+        C, K = views.proba.shape[:2]
+        return links.CalibrationSums(by_kappa, np.zeros(C), kappa, np.zeros((C, K)), np.zeros(C))
+    per_view = share * views.inverse
+    mixed = views.expected(share)  # (C, n): sum_k share P_k
+    cross = links.contract("ckn,kn->ck", views.weighted, per_view)
+    cross -= links.contract("ckn,kn->ck", views.proba, per_view * views.mean)
+    offset = mixed.sum(axis=1)
+    if len(mixed) <= links.MAX_CURVATURE_CLASSES:
+        offset = np.diag(offset) - products(mixed / np.maximum(shares.size, 1e-300), mixed)
+    return links.CalibrationSums(by_kappa, scores.by_offset.sum(axis=1), kappa, cross, offset)
+
+
+def _averaged_curvature(
+    softmax: links.CalibrationSums, by_kappa: Array, by_utility: Array, gross: Array, information: float
+) -> links.CalibrationSums:
+    """The mean of the softmax's curvature times the link's relative information and the gradients' outer products."""
+    factor, inverse = 0.5 * information, 1 / np.maximum(gross, 1e-300)  # (K, n)
+    offset = factor * softmax.offset_curvature
+    spread = 0.5 * np.einsum("ckn,kn->c", by_utility**2, inverse)
+    return softmax._replace(
+        kappa_curvature=factor * softmax.kappa_curvature + 0.5 * (by_kappa**2 * inverse).sum(axis=1),
+        cross_curvature=factor * softmax.cross_curvature,
+        offset_curvature=offset + (spread if offset.ndim == 1 else np.diag(spread)),
+    )
+
+
+def log_class_prior(class_weights: Array, common: Array, strength: float) -> float:
+    """Log prior of the class weights (K, C) and the common ones (K,)."""
+    inside = common > 0
+    with np.errstate(divide="ignore"):
+        ratio = np.log(class_weights[inside]) - np.log(common[inside])[:, None]
+    return float(strength * common[inside] @ ratio.sum(axis=1))
+
+
+def update_class_weights(count: Array, load: Array, common: Array, strength: float) -> Array:
+    """Class weights (K, C) from responsibilities and slopes, (C, K) each."""
+    # w_kc = (R_kc + a w_k) / (B_kc + m_c), where m_c makes them sum to one: a root that Newton reaches from the left.
+    # Denominators are kept as differences from the view's that starts at weight 1: where it has next to no
+    # responsibility, B_kc + m_c would cancel to nothing.
+    top = np.maximum(count + strength * common, 0)  # (C, K)
+    top[top < _MIN_NUMERATOR] = 0
+    positive = top > 0
+    first = np.where(positive, top - load, -np.inf).argmax(axis=1)[:, None]
+    gap = load - np.take_along_axis(load, first, axis=1) + np.take_along_axis(top, first, axis=1)
+    base = np.where(positive, np.maximum(gap, top), 1.0)  # B_kc + m_c at the start; no less than the numerator
+    shift = np.zeros((len(top), 1))
+    for _ in range(200):
+        weights = top / (base + shift)
+        excess = weights.sum(axis=1, keepdims=True) - 1
+        shift = shift + np.maximum(excess, 0) / (weights / (base + shift)).sum(axis=1, keepdims=True)
+        if np.abs(excess).max() < 1e-14:
+            break
+    weights = top / (base + shift)
+    return np.asarray((weights / weights.sum(axis=1, keepdims=True)).T)
+
+
+def update_common_weights(class_weights: Array) -> Array:
+    """Common weights (K,) at their mode given the class weights: proportional to the geometric means over classes."""
+    inside = np.asarray((class_weights > 0).all(axis=1))
+    level = np.where(inside, np.log(np.where(inside[:, None], class_weights, 1)).mean(axis=1), -np.inf)
+    return np.asarray(special.softmax(level))
+
+
+def weight_information(
+    data: CategoricalBlocks,
+    likelihood: Likelihood,
+    noise: FittedNoise | None,
+    weights: Array,
+    prior: links.CalibrationPrior,
+) -> WeightInformation:
+    """Outer products of the scores of (w, ln kappa, xi, o), the latter three eliminated under their priors."""
+    # With a gate (ln v, b) are in place of w. A unit is a label or, with a noise model, an instance; the noise is held
+    # at its posterior.
+    free = weights > 0
+    n_kept = len(weights) + (0 if likelihood.gate is None else len(likelihood.gate.values))
+    n_units = data.n_rows if noise is None else data.n_instances
+    read, n_groups = class_data.label_reader(noise), data.n_groups
+
+    def block_products(block: CategoricalBlock) -> tuple[Array, Array, Array, Array | None]:
+        evidence = read(block).log_evidence
+
+        def part_products(part: slice) -> tuple[Array, Array, Array, Array | None]:
+            rho, scores, size, instance = _scores(block, likelihood, evidence, part, free)
+            weighted, grouped = scores * size, None
+            if block.group is not None:
+                grouped = group_sums(weighted, size, block.group[part][instance], n_groups)
+            return products(weighted, scores), _profile(rho, free, size), size.sum(), grouped
+
+        sums: tuple[Array, Array, Array, Array | None] = join(nodes(part_products, block.parts))
+        return sums
+
+    every = max(1, n_units // _MAX_UNITS) if not n_groups else 1
+    outer, profile, seen, grouped = data.total(block_products, every=every)
+    scale = (data.n_labels if noise is None else data.n_instances) / float(seen) if every > 1 else 1.0
+    nuisance = np.zeros(0)
+    if likelihood.calibrate:
+        F = int(free.sum())
+        common = prior.common(likelihood.calibration.log_kappa)
+        of_kappa = student_precision(common**2, prior.kappa_scale)
+        precisions = (of_kappa, 1 / prior.xi_scale**2, prior.offset_precision)
+        nuisance = np.repeat(precisions, (1, F, len(outer) - n_kept - 1 - F))
+    return laplace.weight_information(weights, scale * outer, np.diag(nuisance), scale * profile, grouped, n_kept)
+
+
+def _scores(
+    block: CategoricalBlock, likelihood: Likelihood, evidence: Array | None, part: slice, free: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Ratios rho (K, units), scores (K + 1 + F + C, units) of units, how often each counts, and its instance."""
+    logits, variance = block.logits(part), block.variances(part)
+    gate, instance = likelihood.gate_rows(block, part), np.arange(logits.shape[2])
+    if evidence is not None:
+        shares = view_shares(logits, variance, likelihood, evidence[part].T, block.table.importance[part], gate)
+        size = shares.size
+    else:
+        assert block.mass is not None
+        mass = block.mass[part]
+        instance, label = np.nonzero(mass)
+        one_hot = np.zeros((mass.shape[1], len(label)))
+        one_hot[label, np.arange(len(label))] = 1
+        size = mass[instance, label]
+        logits = logits[:, :, instance]
+        variance = None if variance is None else variance[:, :, instance]
+        gate = None if gate is None else gate.rows(instance)
+        shares = view_shares(logits, variance, likelihood, one_hot, None, gate)
+    views = shares.views
+    ratio = shares.target / views.mixture
+    by_weight = views.inverse * links.contract("ckn,cn->kn", views.proba, ratio)  # (K, n): rho
+    if likelihood.class_weights is not None:
+        load = 1 / shares.total
+        by_weight += 1 - load
+        ratio = ratio - load
+    share = views.scale * links.contract("ckn,cn->kn", views.joint, ratio)
+    first = by_weight if gate is None else weight_scores(gate, likelihood.weights, share)
+    if not likelihood.calibrate:
+        return by_weight, first, size, instance
+    scores = likelihood.link.scores(views, ratio, share)
+    by_log_kappa = np.exp(likelihood.calibration.log_kappa)[:, None] * scores.by_kappa
+    rows = [first, by_log_kappa.sum(axis=0, keepdims=True), by_log_kappa[free]]
+    if likelihood.offsets and len(scores.by_offset) <= _MAX_OFFSET_CLASSES:
+        rows.append(scores.by_offset)
+    return by_weight, np.concatenate(rows), size, instance
+
+
+def _profile(rho: Array, free: Array, size: Array) -> Array:
+    """Log likelihood where a dropped view takes each weight of the grid from all the others: (K, G)."""
+    profile = np.zeros((len(rho), len(PROFILE_GRID)))
+    for place, weight in enumerate(PROFILE_GRID):
+        inside = np.maximum(1 - weight + weight * rho[~free], np.finfo(np.float64).tiny)
+        profile[~free, place] = np.vecdot(np.log(inside), size)
+    return profile
 
 
 class CategoricalState(NamedTuple):
@@ -50,9 +397,9 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
     jump: tuple[CategoricalState, CategoricalState] | None = None  # first state of a gate, and its first update
 
     @property
-    def prior(self) -> CalibrationPrior:
+    def prior(self) -> links.CalibrationPrior:
         """The prior of the calibration."""
-        return CalibrationPrior(self.spec.kappa_scale, self.spec.xi_scale, self.spec.offset_scale)
+        return links.CalibrationPrior(self.spec.kappa_scale, self.spec.xi_scale, self.spec.offset_scale)
 
     def update(self, state: CategoricalState, statistics: Statistics[ViewSums]) -> CategoricalState:
         """One step of every factor, which does not lower the bound; a gate's first is the constant weights' fit."""
@@ -61,29 +408,28 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         # tried first and taken where the bound does not fall.
         if self.jump is not None and state is self.jump[0]:
             return self.jump[1]
-        sums, now, canonical = statistics.sums, state.calibration, LINKS[self.spec.link].canonical
-        plain = self._update_weights(state, sums)._replace(noise=statistics.noise)
-        step, safe = np.zeros(self.data.n_views + self.data.n_classes), 1.0
+        sums, now, canonical = statistics.sums, state.calibration, links.LINKS[self.spec.link].canonical
+        step = np.zeros(self.data.n_views + self.data.n_classes)
         if self.spec.calibrate:
-            step, safe = calibration.direction(now, sums.calibration, self.prior), 0.0
-            if canonical and state.class_weights is None:
-                safe = calibration.safe_fraction(now, step, sums.calibration, self.prior, self.data.widest)
+            step = self.prior.direction(now, sums.calibration)
+        size = np.abs(step).max()
 
         def candidates() -> Iterator[CategoricalState]:
-            size = np.abs(step).max()
+            noise = statistics.faster_noise(state.noise)
             if state.class_weights is None and state.weight_counts is None and size < _SETTLED:
-                weights, log_kappa = self._newton(state, sums)
-                if np.abs(weights - state.weights).max() > 1e-12:
-                    joint = step
-                    if canonical:
-                        joint = np.concatenate([log_kappa - now.log_kappa, step[self.data.n_views :]])
-                    yield plain._replace(weights=weights, calibration=calibration.moved(now, joint))
-            if safe < NO_LINE_SEARCH_ABOVE and size > 1e-10:
+                yield from self._newton(state._replace(noise=noise or statistics.noise), step, sums)
+            safe = 0.0 if self.spec.calibrate else 1.0
+            if self.spec.calibrate and canonical and state.class_weights is None:
+                safe = self.prior.safe_fraction(now, step, sums.calibration, self.data.widest)
+            plain = self._update_weights(state, sums)._replace(noise=statistics.noise)
+            if noise is not None:
+                yield plain._replace(noise=noise, calibration=now.moved(step, safe if safe > 0 else _FRACTIONS[0]))
+            if safe < _NO_LINE_SEARCH_ABOVE and size > 1e-10:
                 for fraction in _FRACTIONS[:1] if safe > 0 else _FRACTIONS:
-                    yield plain._replace(calibration=calibration.moved(now, fraction * step))
+                    yield plain._replace(calibration=now.moved(step, fraction))
+            yield plain._replace(calibration=now.moved(step, safe))
 
-        accepted = self.first_acceptable(candidates(), statistics)
-        return plain._replace(calibration=calibration.moved(now, step, safe)) if accepted is None else accepted
+        return self.first_acceptable(candidates(), statistics)
 
     def pack(self, state: CategoricalState) -> Array:
         """(sqrt w, b, sqrt w_kc, ln kappa_k, o, ln of the noise's counts)."""
@@ -128,6 +474,14 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
                 candidates.append(state._replace(weights=common, class_weights=by_class))
         return candidates
 
+    def started_at(self, state: CategoricalState, weights: Array) -> CategoricalState | None:
+        """A first state with other weights, where there may be several optima; none with a gate or class weights."""
+        known = self.gate is not None or state.class_weights is not None
+        if known or self.spec.one_optimum(self.data.n_instances, self.data.n_views):
+            return None
+        counts = None if state.weight_counts is None else weights * state.weight_counts.sum()
+        return state._replace(weights=weights, weight_counts=counts)
+
     def weights(self, state: CategoricalState) -> Array:
         """The weights of the views, (K,): the mean over classes or inputs where they differ by these."""
         if self.gate is not None:
@@ -140,15 +494,8 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         """The fitted model without its data."""
         if self.gate is not None:
             gate = gate or self.gate.gate(state.weights, state.slopes)
-        return CategoricalPosterior(
-            link=self.spec.link,
-            weights=self.weights(state),
-            class_weights=state.class_weights,
-            calibration=state.calibration,
-            noise=state.noise,
-            information=information,
-            gate=gate,
-        )
+        fitted = (self.weights(state), state.class_weights, state.calibration, state.noise)
+        return CategoricalPosterior(self.spec.link, *fitted, information, gate)
 
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> CategoricalPosterior:
         """The posterior at the end of an ascent, with the information for intervals unless unwanted."""
@@ -166,6 +513,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         """The first state with what another fit found: all of it if of the same form, else temperature and noise."""
         noise = None if first.noise is None else first.noise.resume(posterior.noise)
         pool = posterior.pooling()
+        offset = pool.offset[0] if self.spec.offset_scale > 0 else first.calibration.offset
         alike = pool.kind == "mixture" and len(posterior.weights) == self.data.n_views
         if alike and (posterior.class_weights is None) == (first.class_weights is None):
             weights = posterior.weights
@@ -173,30 +521,26 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
                 weights = (weights + 1e-3 / len(weights)) / (1 + 1e-3)
             counts = None if first.weight_counts is None else np.maximum(weights * first.weight_counts.sum(), 1e-10)
             state = first._replace(weights=weights, weight_counts=counts, noise=noise)
-            return state._replace(class_weights=posterior.class_weights, calibration=posterior.calibration)
+            calibrated = posterior.calibration._replace(offset=offset)
+            return state._replace(class_weights=posterior.class_weights, calibration=calibrated)
         if not self.spec.calibrate:
             return first._replace(noise=noise)
         gain = float((pool.weights * pool.scale).sum(axis=0).mean())
-        calibrated = Calibration(np.full(self.data.n_views, np.log(max(gain, 1e-10))), pool.offset[0])
+        calibrated = Calibration(np.full(self.data.n_views, np.log(max(gain, 1e-10))), offset)
         return first._replace(calibration=calibrated, noise=noise)
 
     def _likelihood(self, state: CategoricalState) -> Likelihood:
         weights = state.weights
         if state.weight_counts is not None:
             weights = np.exp(special.digamma(state.weight_counts) - special.digamma(state.weight_counts.sum()))
-        return Likelihood(
-            link=LINKS[self.spec.link],
-            calibrate=self.spec.calibrate,
-            offsets=self.spec.offset_scale > 0,
-            calibration=state.calibration,
-            weights=weights,
-            class_weights=state.class_weights,
-            gate=None if self.gate is None else self.gate.lookup(state.weights, state.slopes),
-        )
+        link, offsets = links.LINKS[self.spec.link], self.spec.offset_scale > 0
+        gate = None if self.gate is None else self.gate.lookup(state.weights, state.slopes)
+        options = (link, self.spec.calibrate, offsets)
+        return Likelihood(*options, state.calibration, weights, state.class_weights, gate)
 
-    def _block_pass(self, state: CategoricalState) -> BlockPass[ViewSums]:
+    def _block_pass(self, state: CategoricalState) -> class_data.BlockPass[ViewSums]:
         likelihood = self._likelihood(state)
-        return lambda block, evidence: steps.run_pass(block, likelihood, evidence)
+        return lambda block, evidence: run_pass(block, likelihood, evidence)
 
     def _penalties(self, state: CategoricalState) -> dict[str, float]:
         terms = {}
@@ -205,45 +549,63 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             terms["KL_w"] = float(kl_dirichlet(state.weight_counts, prior))
         if state.class_weights is not None:
             strength = self.spec.class_concentration
-            terms["penalty_w"] = -steps.log_class_prior(state.class_weights, state.weights, strength)
+            terms["penalty_w"] = -log_class_prior(state.class_weights, state.weights, strength)
         if self.spec.calibrate:
-            terms["penalty_calibration"] = -calibration.log_prior(state.calibration, self.prior)
+            terms["penalty_calibration"] = -self.prior.log_density(state.calibration)
         if self.gate is not None:
             terms["penalty_gate"] = -self.gate.log_prior(state.slopes)
         if state.noise is not None:
             terms["KL_noise"] = state.noise.divergence()
         return terms
 
-    def _newton(self, state: CategoricalState, sums: ViewSums) -> tuple[Array, Array]:
-        """Newton's weights and ln kappa_k, or the present ones where there is no such step."""
+    def _newton(self, state: CategoricalState, step: Array, sums: ViewSums) -> Iterator[CategoricalState]:
+        """Newton's step of weights, ln kappa_k and coefficients, and a part of it; `step` is the calibration's own."""
         # sum_j ln sum_k w_k P_jk - J sum_k w_k has its maximum on the simplex. Minus its Hessian is approximated by
-        # outer products of slopes, exactly so for the weights, which are constrained to be non-negative.
-        K, now = self.data.n_views, state.calibration
-        u = np.concatenate([state.weights, now.log_kappa])
-        units = np.concatenate([np.ones(K), np.exp(now.log_kappa)])  # from slopes in kappa to slopes in ln kappa
+        # outer products of slopes, exactly so for the weights, which are constrained to be non-negative. Temperatures
+        # and coefficients have more curvature than that where the model does not hold.
+        K, now, slopes = self.data.n_views, state.calibration, state.slopes
+        u = np.concatenate([state.weights, now.log_kappa, slopes])
+        units = np.ones(len(u))
+        units[K : 2 * K] = np.exp(now.log_kappa)  # from slopes in kappa to slopes in ln kappa
         curvature = sums.information * units * units[:, None]
-        gradient = np.concatenate([sums.slope - sums.size, np.zeros(K)])
+        gradient = np.concatenate([sums.slope - sums.size, np.zeros(K), sums.feature_slope])
         if self.spec.calibrate:
-            curvature[K:, K:] += calibration.log_kappa_precision(now.log_kappa, self.prior)
-            gradient[K:] = calibration.gradient(now, sums.calibration, self.prior)[:K]
+            own = np.maximum(sums.kappa_excess, 0) * units[K : 2 * K] ** 2
+            curvature[K : 2 * K, K : 2 * K] += self.prior.log_kappa_precision(now.log_kappa) + np.diag(own)
+            gradient[K : 2 * K] = self.prior.gradient(now, sums.calibration)[:K]
         else:
-            curvature[K:, K:] += np.eye(K)
+            curvature[K : 2 * K, K : 2 * K] += np.eye(K)
+        if self.gate is not None:
+            values, vectors = np.linalg.eigh(sums.feature_excess)
+            curvature[2 * K :, 2 * K :] += (vectors * (np.maximum(values, 0) + self.gate.prior_scale**-2)) @ vectors.T
+            gradient[2 * K :] -= slopes / self.gate.prior_scale**2
         scale = np.sqrt(np.maximum(np.diagonal(curvature), 1e-300))  # a unit diagonal
-        curvature = curvature / np.outer(scale, scale) + 1e-9 * np.eye(2 * K)
+        curvature = curvature / np.outer(scale, scale) + 1e-9 * np.eye(len(u))
         try:
-            weights, log_kappa = laplace.solve(curvature, curvature @ (u * scale) + gradient / scale, K)
+            weights, others = laplace.solve(curvature, curvature @ (u * scale) + gradient / scale, K)
         except (RuntimeError, np.linalg.LinAlgError):  # no solution within the limit
-            return state.weights, now.log_kappa
-        weights, log_kappa = weights / scale[:K], log_kappa / scale[K:]
-        change = np.clip(log_kappa - now.log_kappa, -0.5, 0.5)
+            return
+        weights, others = weights / scale[:K], others / scale[K:]
         weights = weights / weights.sum() if weights.sum() > 0 else state.weights
-        return weights if self.gate is None else self.gate.positive(weights), now.log_kappa + change
+        if self.gate is not None:
+            varying = self.gate.scale > 0  # features that are not constant
+            weights, slopes = self.gate.positive(weights), slopes + np.clip(others[K:] - slopes, -1, 1) * varying
+        moves = weights - state.weights, slopes - state.slopes
+        if max(np.abs(moves[0]).max(), np.abs(moves[1]).max(initial=0)) <= 1e-12:
+            return
+        if links.LINKS[self.spec.link].canonical:
+            step = np.concatenate([np.clip(others[:K] - now.log_kappa, -0.5, 0.5), step[K:]])
+        yield state._replace(weights=weights, slopes=slopes, calibration=now.moved(step))
+        weights, slopes = (
+            old + _PARTIAL * move for old, move in zip((state.weights, state.slopes), moves, strict=True)
+        )
+        yield state._replace(weights=weights, slopes=slopes, calibration=now.moved(step, _PARTIAL))
 
     def _update_weights(self, state: CategoricalState, sums: ViewSums) -> CategoricalState:
         if state.class_weights is not None:
             strength = self.spec.class_concentration
-            by_class = steps.update_class_weights(sums.class_count, sums.class_load, state.weights, strength)
-            common = steps.update_common_weights(by_class)
+            by_class = update_class_weights(sums.class_count, sums.class_load, state.weights, strength)
+            common = update_common_weights(by_class)
             return state._replace(weights=common, class_weights=by_class)
         if self.gate is not None:
             weights, slopes = self.gate.update(state.weights, state.slopes, sums.share, sums.feature_mass)
@@ -281,16 +643,18 @@ def _gated(
 ) -> tuple[CategoricalProblem, CategoricalState]:
     """The problem of a gate, whose first update is the fit with constant weights."""
     spec, before = problem.spec, getattr(start, "gate", None)
-    constant = first if before is not None else ascend(problem, first, PRELIMINARY).state
+    fitted = isinstance(start, CategoricalPosterior) and len(start.weights) == problem.data.n_views
+    constant = first if fitted else ascend(problem, first, PRELIMINARY).state
     gate = source.gate(spec.features, constant.weights, shared=problem.noise is not None, unit=None)
     slopes = np.zeros(gate.n_features)
     if before is not None and len(before.coefficients) == len(slopes):
         gate = replace(gate, prior_scale=before.prior_scale)
         first = first._replace(weights=gate.positive(before.weights), slopes=before.coefficients)
         return replace(problem, gate=gate), first
-    likelihood = problem._likelihood(constant)._replace(gate=gate.lookup(constant.weights, slopes))
-    gate = gate.with_prior(spec.gate_scale, *gate_score(problem.data, likelihood, constant.noise))
     constant = constant._replace(weights=gate.positive(constant.weights), slopes=slopes)
+    sums = replace(problem, gate=gate).evaluate(constant)[1].sums
+    information = sums.information[-len(slopes) :, -len(slopes) :]
+    gate = gate.with_prior(spec.gate_scale, sums.feature_slope, information)
     if start is not None:
         return replace(problem, gate=gate), constant
     first = first._replace(slopes=slopes)

@@ -1,11 +1,85 @@
-"""Options of the mixture for class labels."""
+"""Options of every model of class labels, and of the mixture."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from vbtta._support.checks import one_of, positive
-from vbtta.models.parts.class_model import ClassModel
+from vbtta.models.base import Model, Posterior, Source
+from vbtta.models.parts.annotators import LabelFacts
+from vbtta.models.parts.class_data import CategoricalBlocks
 from vbtta.models.parts.gate import FeatureChoice, check_features
+from vbtta.models.parts.label_noise import NOISES, FittedNoise, NoiseModel, default_noise
+from vbtta.models.parts.links import LINKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassModel(Model):
+    """Options of every model of class labels."""
+
+    link: str = "softmax"
+    noise: str | None = None
+    difficulty: bool | None = None
+    kappa_scale: float = 0.4
+    offset_scale: float = 0.1
+    confusion_prior: tuple[float, float] = (8.5, 4.5)
+    accuracy_prior: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        one_of("link", self.link, tuple(LINKS))
+        one_of("noise", self.noise, (None, *NOISES))
+        one_of("difficulty", self.difficulty, (None, True, False))
+        if self.difficulty and self.noise == "none":
+            raise ValueError("difficulty=True needs a noise model; noise is 'none'")
+        positive(kappa_scale=self.kappa_scale, offset_scale=self.offset_scale or None)
+        for name in ("confusion_prior", "accuracy_prior"):
+            prior = getattr(self, name)
+            if prior is not None and len(prior) != 2:
+                raise ValueError(f"{name} must be two numbers; got {prior}")
+            for value in prior or ():
+                positive(**{name: value})
+
+    def resolve(self, labels: LabelFacts) -> Self:
+        """Decide the noise, and whether item difficulty can be told from it: where instances have several labels."""
+        soft = getattr(labels, "soft", False)  # probabilities say how certain a label is
+        noise = self.noise or ("none" if soft else default_noise(labels))
+        possible = labels.overlap and noise != "none"
+        return replace(self, noise=noise, difficulty=self.difficulty if possible or self.difficulty else False)
+
+    def with_noise_of(self, raw: Posterior) -> Self:
+        """The model with the accuracy of single labels that the raw network infers as its prior.
+
+        Views that fit few labels take wrong ones for evidence against each other, so that no noise remains; the raw
+        network cannot.
+        """
+        noise: FittedNoise | None = getattr(raw, "noise", None)
+        if noise is None or self.noise != "uniform" or self.accuracy_prior is not None:
+            return self
+        right, wrong = noise.counts[0].tolist()
+        return replace(self, accuracy_prior=(right, wrong))
+
+    def without_difficulty(self) -> Self:
+        """The model for an engine that has no item difficulty."""
+        if self.difficulty:
+            raise ValueError("difficulty=True needs engine='em'; leave it out for ADVI")
+        return replace(self, difficulty=False)
+
+    def noise_model(self, n_classes: int, *, named: bool = False) -> NoiseModel | None:
+        """The noise model of the resolved options; `named` says whether labels name their annotators."""
+        assert self.noise is not None
+        kind = NOISES[self.noise]
+        if kind is None:
+            return None
+        accuracy = self.accuracy_prior or kind.accuracy_prior
+        prior = kind.prior(n_classes, self.confusion_prior, accuracy)
+        named, difficulty = named and kind.per_annotator, self.difficulty is not False
+        return NoiseModel(self.noise, prior, n_classes, accuracy, named, difficulty)
+
+    def lay_out(self, source: Source) -> tuple[CategoricalBlocks, NoiseModel | None]:
+        """Labelled instances as the link wants them, and the noise model."""
+        assert self.noise is not None
+        link = LINKS[self.link]
+        data = source.categorical(noise=self.noise, with_variance=link.uses_variance, classes_last=link.classes_last)
+        return data, self.noise_model(data.n_classes, named=source.named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +165,8 @@ class CategoricalMixture(ClassModel):
         return replace(self, weights="view") if self.weights == "input" else None
 
     def one_optimum(self, n_units: int, n_views: int) -> bool:
-        """By experience, where labels are many."""
-        return n_views == 1 or n_units >= 20 * n_views
+        """By experience, where labels are many and temperatures alike; given these the likelihood is concave."""
+        return n_views == 1 or (n_units >= 20 * n_views and self.xi_scale <= 0.1)
 
     @classmethod
     def raw_network(cls) -> "CategoricalMixture":

@@ -6,16 +6,14 @@ import numpy as np
 import torch
 
 from vbtta.data.labels import Array
-from vbtta.inference.advi import AdviTask
-from vbtta.inference.guide import N_DRAWS, Guide, match_wishart, precision_draws
+from vbtta.inference.advi import N_DRAWS, AdviTask, Guide, match_wishart, precision_draws
 from vbtta.inference.laplace import PoolUncertainty
 from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.gaussian_latent import em
 from vbtta.models.gaussian_latent.em import LatentProblem
-from vbtta.models.gaussian_latent.posterior import SampledLatentPosterior
+from vbtta.models.gaussian_latent.posterior import LatentState, SampledLatentPosterior
 from vbtta.models.gaussian_latent.spec import GaussianLatent
-from vbtta.models.gaussian_latent.steps import LatentState
 from vbtta.models.parts import tensors
 from vbtta.models.parts.tensors import GaussianDensity, PositiveNormal, Views
 

@@ -1,25 +1,70 @@
-"""The fitted latent pool for continuous labels, and its predictions."""
+"""The latent pool for continuous labels: its parameters and the fitted model (docs/method, "Pooling").
+
+    y = sum_k v_k f_k + b + noise,   v_k ~ Normal(1/K, 1/lambda) on v_k >= 0,   b ~ Student-t of a scale
+    precision of the noise: omega Lambda,   Lambda ~ Wishart(nu, V),   omega = 1 or exp(-2 a x)
+
+x is the pooled prediction of a preliminary fit. The weights are w = v / sum v; the sum is the gain.
+"""
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from vbtta.data.labels import Array, LabelSets
+from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction
-from vbtta.inference.guide import WeightDraws
+from vbtta.inference.advi import WeightDraws
 from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
+from vbtta.inference.linalg import inverse_and_log_det
 from vbtta.models.base import Pooling, Posterior
-from vbtta.models.gaussian_latent.steps import LatentState
-from vbtta.models.gaussian_mixture.steps import scale_covariate
-from vbtta.models.parts import annotators
-from vbtta.models.parts.annotators import AnnotatorNoise
-from vbtta.models.parts.standard import Standard
+from vbtta.models.parts.annotators import AnnotatorState, LabelPooling
+from vbtta.models.parts.standard import Standard, scale_covariate
+
+
+class LatentPrior(NamedTuple):
+    """Hyperparameters in standard units."""
+
+    shrinkage: float  # lambda
+    offset_scale: float  # of the offset's Student-t
+    nu: float
+    inverse_scale: Array  # (C, C): V
+
+
+class LatentState(NamedTuple):
+    """Point estimates of the pool, Q of its precision and of the annotators."""
+
+    pool: Annotated[Array, "K"]  # v
+    offset: Annotated[Array, "C"]  # b
+    dof: Annotated[Array, ""]
+    inverse_scale: Annotated[Array, "C C"]
+    annotators: AnnotatorState | None
+    scale_slope: float = 0.0  # a
+
+    @property
+    def precision(self) -> Array:
+        """E[Lambda]: (C, C)."""
+        return np.asarray(self.dof * inverse_and_log_det(self.inverse_scale)[0])
+
+
+class Scale(NamedTuple):
+    """How the standard deviation depends on the prediction of a preliminary fit: exp(a x)."""
+
+    slope: float  # a
+    pool: Array  # (K,)
+    offset: Array  # (C,)
+
+    def covariate(self, mean: Array) -> Array:
+        """X of inputs whose views are (C, K, n): (n,)."""
+        return scale_covariate(np.einsum("k,ckn->cn", self.pool, mean) + self.offset[:, None], 0)
+
+    def log_omega(self, mean: Array) -> Array:
+        """Logarithms of omega: (n,)."""
+        return -2 * self.slope * self.covariate(mean) if self.slope else np.zeros(mean.shape[2])
 
 
 @dataclass(frozen=True)
-class LatentPosterior(Posterior):
+class LatentPosterior(LabelPooling, Posterior):
     """A fitted pool: one calibrated average of the views and, where modelled, the annotators."""
 
     state: LatentState
@@ -64,16 +109,6 @@ class LatentPosterior(Posterior):
             (units[:, None] * scale * units)[:, None],
         )
 
-    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:
-        """The truth of every input given its labels; `annotator` (J,) is -1 for unknown annotators."""
-        return annotators.consensus(self.predict(predictions), labels, annotator, self.state.annotators, self.standard)
-
-    def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
-        """Log score of every labelled input's label set, annotators included: (N+,)."""
-        return annotators.score_labels(
-            self.predict(predictions), labels, annotator, self.state.annotators, self.standard
-        )
-
     def keep(self, views: Array) -> "LatentPosterior":
         """The same with only some of the views; they take over the gain of the others."""
         pool = self.state.pool[views]
@@ -85,11 +120,6 @@ class LatentPosterior(Posterior):
             uncertainty=self.uncertainty.take(views),
             covariance=self.covariance[np.ix_(inside, inside)],
         )
-
-    def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorNoise | None:
-        """Biases and noise levels of the annotators."""
-        people = self.state.annotators
-        return None if people is None else annotators.annotator_noise(people, self.standard, names)
 
     def pooling(self) -> Pooling:
         """The weighted sum of the views plus an offset."""

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from vbtta.data.labels import Array
-from vbtta.inference.advi import AdviTask
-from vbtta.inference.guide import N_DRAWS, Guide, match_dirichlet, match_wishart, precision_draws
+from vbtta.inference.advi import N_DRAWS, AdviTask, Guide, match_dirichlet, match_wishart, precision_draws
 from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
-from vbtta.models.gaussian_mixture import em, steps
+from vbtta.models.gaussian_mixture import em
 from vbtta.models.gaussian_mixture.em import MixtureProblem
-from vbtta.models.gaussian_mixture.posterior import MixtureFactors, SampledMixturePosterior, laplace_nodes
+from vbtta.models.gaussian_mixture.posterior import MixtureFactors, MixtureState, SampledMixturePosterior, laplace_nodes
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
-from vbtta.models.gaussian_mixture.steps import MixtureState
 from vbtta.models.parts import tensors
-from vbtta.models.parts.standard import SMALLEST_VARIANCE
+from vbtta.models.parts.standard import SMALLEST_VARIANCE, scale_covariate
 from vbtta.models.parts.tensors import LOG_2PI, GaussianDensity, Views
 
 
@@ -69,7 +67,7 @@ class MixtureDensity(GaussianDensity):
         location = theta[..., -C:][..., None, :] + location
         root = None if self._root is None else self._root[:, rows]
         if "scale_slope" in values:
-            covariate = tensor(steps.scale_covariate(self.tensors.mean[:, rows].numpy(), 2))  # (K, n)
+            covariate = tensor(scale_covariate(self.tensors.mean[:, rows].numpy(), 2))  # (K, n)
             tilt = torch.exp(-values["scale_slope"][..., None, None] * covariate)[..., None]
             root = tilt.expand(*tilt.shape[:-1], C) if root is None else root * tilt
         log_weights = tensors.log_view_weights(values, self._features, rows)
@@ -104,10 +102,8 @@ class MixtureDensity(GaussianDensity):
 def pose(source: InMemory, spec: GaussianMixture, seed: int) -> AdviTask[Posterior]:
     """The density of a mixture and its posterior."""
     if spec.noise == "annotator" and spec.component != "normal":
-        raise ValueError(
-            f"component={spec.component!r} with noise='annotator' has no closed form over the truth; use noise='none', "
-            "component='normal' or a PyroModel"
-        )
+        options = f"component={spec.component!r} with noise='annotator'"
+        raise ValueError(f"{options} has no closed form; use noise='none', component='normal' or a PyroModel")
     return _task(source, spec)[1]
 
 
@@ -146,17 +142,13 @@ def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> Sampled
         gate, information = problem.gate.sampled(draws["weights"], draws["slopes"])
         weights = information.centre
     dof, inverse_scale = match_wishart(precision_draws(draws, problem.prior.inverse_scale))
-    views = MixtureState(
-        weights=weights,
-        weight_counts=match_dirichlet(draws["weights"]),
-        theta_mean=theta.mean(axis=0),
-        theta_covariance=np.einsum("mkd,mke->kde", centred, centred) / (len(theta) - 1),
-        common_mean=draws["common"].mean(axis=0),
-        common_covariance=np.zeros((D, D)),  # the covariance above includes it
-        dof=dof,
-        inverse_scale=inverse_scale,
-        scale_slope=draws["scale_slope"].mean() if "scale_slope" in draws else np.zeros(()),
-    )
+    covariance = np.einsum("mkd,mke->kde", centred, centred) / (len(theta) - 1)
+    common = draws["common"].mean(axis=0), np.zeros((D, D))  # the covariance above includes that of the common part
+    slope = draws["scale_slope"].mean() if "scale_slope" in draws else np.zeros(())
+    counts = match_dirichlet(draws["weights"])
+    views = MixtureState(weights, counts, theta.mean(axis=0), covariance, *common, dof, inverse_scale, slope)
+    if component == "student_t":
+        views = views._replace(tail=2 + np.median(draws["excess_dof"]))
     people = None if problem.annotator_prior is None else tensors.annotator_state(guide, draws)
     return SampledMixturePosterior(
         prior=problem.prior,
@@ -167,5 +159,4 @@ def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> Sampled
         guide=guide,
         kept=np.arange(K),
         component=component,
-        tail=float(2 + np.median(draws["excess_dof"])) if component == "student_t" else 0.0,
     )

@@ -1,42 +1,282 @@
-"""EM for the mixture of continuous labels: closed forms for every factor, with or without annotators."""
+"""EM for the mixture of continuous labels: closed forms for every factor, with or without annotators.
 
+A step needs, for every view, the second moments of (f, 1, e) under the responsibilities, e the residual
+at the current calibration: enough for theta, the residual at the new one and Lambda without another pass.
+"""
+
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import special
+from scipy.linalg import block_diag
 
 from vbtta.data.labels import Array
-from vbtta.inference.blocks import Block
-from vbtta.inference.em import EM, Ascent, Problem, ascend, extrapolated_weights, vanishing_weights
+from vbtta.inference import laplace, linalg
+from vbtta.inference.em import EM, Ascent, Block, Problem, ascend, extrapolated_weights, products, vanishing_weights
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
 from vbtta.models.base import Posterior, Source
-from vbtta.models.gaussian_mixture import steps
-from vbtta.models.gaussian_mixture.intervals import gate_score, weight_information
-from vbtta.models.gaussian_mixture.posterior import MixtureFactors, MixturePosterior
+from vbtta.models.gaussian_mixture import posterior as e_step
+from vbtta.models.gaussian_mixture.posterior import MixtureFactors, MixturePosterior, MixturePrior, MixtureState
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
-from vbtta.models.gaussian_mixture.steps import Density, MixturePrior, MixtureState, MixtureStatistics
 from vbtta.models.parts import annotators
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
-from vbtta.models.parts.gate import PRELIMINARY, Gate, GateData
-from vbtta.models.parts.standard import ContinuousBlocks
+from vbtta.models.parts.gate import PRELIMINARY, Gate, GateData, Lookup, weight_scores
+from vbtta.models.parts.standard import SLOPE_SCALE, SMALLEST_VARIANCE, ContinuousBlocks, slope_step
 
-_LIFT = 1e-3  # share of the weights that all views have, at a start from another fit
+_FIRST_TAIL, _TAILS = 4.0, np.geomspace(0.05, 200, 100) + 2  # degrees of freedom of Student-t components
+_START_SCALE = 10.0  # of the common calibration's prior at the start, at least
+_MIN_START_WEIGHT = 1e-3  # shared by all views, at a start from another fit: EM does not move weights away from zero
 _INTERVAL_LABELS = 100_000  # labels from which intervals are estimated, at most
 _COMMON_LABELS = 20  # that the median view's residual variance counts for in that of all views
 _SCREENING_ROUNDS = 3  # of a few steps each
 _SCREENING_LABELS = 20_000  # labels from which the prior's scale is estimated, at most
 
 
-class Sums(NamedTuple):
-    """All statistics of a pass."""
+class MixtureStatistics(NamedTuple):
+    """Additive sufficient statistics: sums over labels of responsibilities p."""
 
-    views: MixtureStatistics
-    annotators: AnnotatorStatistics | None
+    log_evidence: Array  # (): sum of logsumexp_k ln p~
+    mass: Array  # (K,): sum of p
+    moments: Array  # (1, K, 3C, 3C): sum of p a a^T, a = Omega^1/2 (f, 1, e); then with x p, x^2 p where x is in use
+    log_omega: Array  # (): sum of p/2 ln|Omega|
+    covariate_mass: Array  # (): sum of x p
+    overlap: Array  # (K, K): sum of p p^T, up to a factor
+    feature_mass: Array  # (F,): sum of p times features; (0,) without a gate
+    log_tail: Array  # (): sum of p (ln u - u), u = E u of Student-t components
+    annotators: AnnotatorStatistics | None = None
+
+
+def statistics(expected: e_step.Expectation) -> MixtureStatistics:
+    """Sums over a block's labels (or instances)."""
+    share, x, u = expected.share, expected.covariate, expected.precision
+    shares = [share if u is None else share * u]
+    if x is not None:
+        shares.append(shares[0] * x)
+        shares.append(shares[1] * x)
+    every = max(1, len(share) // 16)  # with many views the overlap is that of some labels: time stays linear in K
+    some, repeats = share[:, ::every], expected.repeats[::every]
+    return MixtureStatistics(
+        log_evidence=np.asarray(expected.log_evidence),
+        mass=share.sum(axis=1),
+        moments=_moments(shares, expected),
+        log_omega=np.asarray(0.0 if expected.log_omega is None else np.vdot(share, expected.log_omega)),
+        covariate_mass=np.asarray(0.0 if x is None else shares[1].sum() if u is None else np.vdot(share, x)),
+        overlap=products(some, some if (repeats == 1).all() else some / repeats),
+        feature_mass=np.zeros(0) if expected.gate is None else np.einsum("kn,fkn->f", share, expected.gate.values),
+        log_tail=np.asarray(0.0 if u is None else np.vdot(share, np.log(u) - u)),
+    )
+
+
+def _moments(shares: list[Array], expected: e_step.Expectation) -> Array:
+    """Sums of share a a^T, a = Omega^1/2 (f, 1, e), the truth's covariance included: (len(shares), K, 3C, 3C)."""
+    C, K, _ = expected.residual.shape
+    features = [*expected.features, *expected.residual]
+    first = 3 * C - len(features)  # without slopes f is no feature
+    moments = np.zeros((len(shares), K, 3 * C, 3 * C))
+    for share, table in zip(shares, moments, strict=True):
+        for row, feature in enumerate(features, first):
+            weighted = share if feature is None else share * feature
+            for column, other in enumerate(features[row - first :], row):
+                value = weighted.sum(axis=1) if other is None else np.vecdot(weighted, other)
+                table[:, row, column] = table[:, column, row] = value
+    if expected.truth is not None:  # e gains the truth's covariance
+        covariance = expected.truth.covariance
+        if expected.root is not None:
+            root = np.moveaxis(expected.root, 0, -1)  # (K, n, C)
+            covariance = root[..., :, None] * covariance * root[..., None, :]
+        moments[..., 2 * C :, 2 * C :] += np.stack([np.einsum("kn,kncd->kcd", share, covariance) for share in shares])
+    return moments
+
+
+def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, plug_in: bool = False) -> MixtureState:
+    """The state that maximises the bound factor by factor: all theta, then Lambda at the new theta, then w."""
+    # With ``plug_in`` the uncertainty of theta does not enter Lambda: the mode instead of the mean field.
+    C, inside = prior.n_outputs, prior.regressors
+    regressor = total.moments[..., inside, inside]  # (., K, D, D): sum of p h h^T
+    cross = total.moments[..., inside, 2 * C :]  # (., K, D, C): sum of p h e^T
+    output = np.arange(regressor.shape[-1]) % C  # which output a column of H acts on
+    belongs = np.eye(C)[output]  # (D, C)
+
+    beta, precision = prior.beta, state.precision
+    information = e_step.for_regressors(precision, prior.affine) * regressor[0]  # (K, D, D): sum of p H^T Lambda H
+    pull = np.einsum("kdc,kdc->kd", precision[:, output], cross[0])  # sum of p H^T Lambda e
+    theta_covariance = linalg.inverse_and_log_det(beta * np.eye(len(output)) + information)[0]
+    follows = beta * theta_covariance  # (K, D, D): how far theta_k moves with theta_0
+    common_precision = np.einsum("kde,kef->df", follows, information)
+    common_precision += np.diag(linalg.student_precision(_common_square(state, plug_in), prior.common_scale))
+    common_covariance = linalg.inverse_and_log_det(0.5 * (common_precision + common_precision.T))[0]
+    target = pull + np.einsum("kde,ke->kd", information, state.theta_mean)
+    common_mean = common_covariance @ np.einsum("kde,ke->d", follows, target)
+    change = np.einsum("kde,ke->kd", theta_covariance, pull + beta * (common_mean - state.theta_mean))
+
+    back = -change[:, :, None] * belongs  # (K, D, C): e at the new theta is e + back^T h
+    turned = np.swapaxes(back, 1, 2)
+    squares = total.moments[..., 2 * C :, 2 * C :] + turned @ cross + np.swapaxes(cross, -1, -2) @ back
+    squares += turned @ regressor @ back
+    if not plug_in:
+        uncertainty = theta_covariance + follows @ common_covariance @ follows
+        squares += belongs.T @ (uncertainty * regressor) @ belongs
+    squares = 0.5 * (squares + np.swapaxes(squares, -1, -2))  # (., K, C, C): sum of p E e e^T at the new theta
+    inverse_scale, dof = prior.inverse_scale + squares[0], prior.nu + total.mass
+    scale_slope = state.scale_slope
+    if prior.slope_scale:
+        new_precision = dof[:, None, None] * linalg.inverse_and_log_det(inverse_scale)[0]
+        first, second = (float((new_precision * tilted).sum()) for tilted in squares[1:])
+        slope = first - C * float(total.covariate_mass)
+        scale_slope = scale_slope + slope_step(float(scale_slope), slope, second, prior.slope_scale)
+
+    counts = None if prior.concentration is None else prior.concentration + total.mass
+    weights = total.mass if counts is None else counts
+    theta = state.theta_mean + change, theta_covariance, common_mean, common_covariance
+    last = state.slopes, _update_tail(float(state.tail), total, C)
+    return MixtureState(weights / weights.sum(), counts, *theta, dof, inverse_scale, scale_slope, *last)
+
+
+def _update_tail(tail: float, total: MixtureStatistics, n_outputs: int) -> Array:
+    """The degrees of freedom of Student-t components on a grid that raise the bound most, or the current ones."""
+    if not tail:
+        return np.zeros(())
+    both, grid, n_labels = 0.5 * (tail + n_outputs), np.append(tail, _TAILS), total.mass.sum()
+    half, log_tail = 0.5 * grid, total.log_tail + n_labels * (special.digamma(both) - math.log(both))  # E ln u - E u
+    value = n_labels * (half * np.log(half) - special.gammaln(half)) + half * log_tail - _tail_penalty(grid)
+    return np.asarray(grid[np.argmax(value)])
+
+
+def _tail_penalty(tail: Any) -> Any:
+    """Minus the log prior of degrees of freedom: a gamma distribution of shape 2 and rate 0.1, from 2 on."""
+    return 0.1 * (tail - 2) - np.log(0.01 * (tail - 2))
+
+
+def divergence(state: MixtureState, prior: MixturePrior) -> float:
+    """KL from the prior of theta, Lambda and, under a Dirichlet, w."""
+    prior_term, entropy = _calibration_terms(state, prior)
+    total = -prior_term - entropy + _slope_penalty(state, prior)
+    total += linalg.kl_wishart(state.dof, state.inverse_scale, prior.nu, prior.inverse_scale).sum()
+    return float(total + _weight_divergence(state.weight_counts, prior.concentration))
+
+
+def _weight_divergence(counts: Array | None, concentration: float | None) -> float:
+    """KL of the weights from their Dirichlet prior, where they have one."""
+    return 0.0 if counts is None else float(linalg.kl_dirichlet(counts, np.full_like(counts, concentration)))
+
+
+def _slope_penalty(state: MixtureState, prior: MixturePrior) -> float:
+    """Minus the log prior of b at its mode, up to a constant."""
+    return 0.5 * float(state.scale_slope) ** 2 / prior.slope_scale**2 if prior.slope_scale else 0.0
+
+
+def _common_square(state: MixtureState, plug_in: bool) -> Array:
+    """E theta_0^2, entry by entry: (D,)."""
+    return np.asarray(state.common_mean**2 + (0.0 if plug_in else np.diagonal(state.common_covariance)))
+
+
+def _calibration_terms(state: MixtureState, prior: MixturePrior, plug_in: bool = False) -> tuple[float, float]:
+    """E ln P(theta_0, all theta_k), bounded below where tails are heavy, and the entropy of Q."""
+    K, D = state.theta_mean.shape
+    squares = ((state.theta_mean - state.common_mean) ** 2).sum()
+    log_prior = linalg.student_log_density(_common_square(state, plug_in), prior.common_scale).sum()
+    log_prior += 0.5 * K * D * np.log(prior.beta / (2 * np.pi))
+    if plug_in:
+        return float(log_prior - 0.5 * prior.beta * squares), 0.0
+    own, common = state.theta_covariance, state.common_covariance
+    stays = prior.beta * own - np.eye(D)  # theta_k - theta_0 as a function of theta_0
+    squares += np.einsum("kdd->", own) + np.vdot(stays @ common, stays)
+    log_dets = linalg.inverse_and_log_det(own)[1].sum() + linalg.inverse_and_log_det(common)[1]
+    entropy = 0.5 * ((K + 1) * D * (1 + np.log(2 * np.pi)) + log_dets)
+    return float(log_prior - 0.5 * prior.beta * squares), float(entropy)
+
+
+def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePrior) -> dict[str, float]:
+    """The paper's seven terms, repaired; they sum (J minus Pi) to the bound (docs/method, eq. 11)."""
+    C, inside, used = prior.n_outputs, prior.regressors, total.mass > 0
+    density, log_weights = e_step.Density.of(state, prior, np.zeros(len(state.weights))), state.expected_log_weights
+    error = np.vdot(density.residual_form, total.moments[0, :, 2 * C :, 2 * C :])
+    error += np.vdot(density.regressor_form, total.moments[0][:, inside, inside])
+    prior_of_theta, entropy_of_theta = _calibration_terms(state, prior)
+
+    def expected_log_wishart(dof: Array | float, inverse_scale: Array) -> float:
+        """Sum over views of E ln Wishart(Lambda_k; dof, inverse scale)."""
+        normaliser = linalg.wishart_log_normaliser(np.asarray(dof), np.linalg.slogdet(inverse_scale)[1], C)
+        quadratic = (inverse_scale * density.residual_form).sum(axis=(1, 2))
+        return float((normaliser + 0.5 * (dof - C - 1) * density.log_precision - 0.5 * quadratic).sum())
+
+    terms = {
+        "J_S": total.mass @ density.constant + total.log_omega - 0.5 * error,
+        "J_z": total.mass[used] @ log_weights[used],
+        "J_mu": prior_of_theta,
+        "J_Sigma": expected_log_wishart(prior.nu, prior.inverse_scale),
+        "Pi_mu": -entropy_of_theta,
+        "Pi_Sigma": expected_log_wishart(state.dof, state.inverse_scale),
+    }
+    terms["Pi_z"] = terms["J_S"] + terms["J_z"] - total.log_evidence  # sum of p ln p, as ln p = ln p~ - logsumexp
+    if prior.slope_scale:
+        terms["penalty"] = _slope_penalty(state, prior)
+    if prior.concentration is not None:
+        terms["KL_w"] = _weight_divergence(state.weight_counts, prior.concentration)
+    return {name: float(value) for name, value in terms.items()}
+
+
+def initialise(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, MixtureState]:
+    """Prior and first state: equal responsibilities, precisions from the residuals, uniform weights."""
+    C, K = data.n_outputs, data.n_views
+    prior = MixturePrior(
+        beta=spec.beta,
+        common_scale=math.sqrt(2 / spec.beta) if spec.common_scale is None else spec.common_scale,
+        nu=C + 1 + min(data.n_labels, 8) if spec.nu is None else spec.nu,
+        inverse_scale=np.eye(C),
+        residual_variance=np.ones(C),
+        concentration=spec.concentration,
+        affine=spec.link == "affine",
+        heteroscedastic=spec.heteroscedastic and data.has_variance,
+        slope_scale=SLOPE_SCALE if spec.scale != "constant" else 0.0,
+    )
+    if prior.nu <= C + 1:
+        raise ValueError(f"nu must exceed C + 1 = {C + 1}, or a view's predictive variance is infinite; got {prior.nu}")
+
+    def equal_shares(block: Block) -> MixtureStatistics:
+        mean = block.mean if block.instance is None else block.mean[:, :, block.instance]
+        share = np.broadcast_to(block.repeats / K, mean.shape[1:])
+        features = [*(mean if prior.affine else []), *[None] * C]
+        residual = block.value[:, None] - mean
+        return statistics(e_step.Expectation(features, residual, block.repeats, share, 0.0, None, None, None, None))
+
+    total = data.total(equal_shares)
+    variance = _residual_variance(total.moments[0], C, prior.affine, data.n_labels)  # (K, C)
+    if spec.v is not None and np.asarray(spec.v).size not in (1, C):
+        raise ValueError(f"v must be one number, or one for each of the {C} output(s); got {spec.v!r}")
+    typical = np.median(variance, axis=0) if spec.v is None else np.asarray(spec.v) / data.standard.scale**2
+    typical = np.maximum(np.broadcast_to(typical, (C,)), SMALLEST_VARIANCE)
+    prior = prior._replace(inverse_scale=prior.nu * np.diag(typical), residual_variance=typical)
+    size = 2 * C if prior.affine else C
+    theta = np.zeros((K, size)), np.zeros((K, size, size)), np.zeros(size), np.zeros((size, size))
+    inverse_scale = np.eye(C) * np.maximum(variance, typical * 1e-3)[:, :, None]
+    flat = MixtureState(np.full(K, 1 / K), None, *theta, np.ones(K), inverse_scale, np.zeros(()))
+    tail = np.asarray(_FIRST_TAIL if spec.component == "student_t" else 0.0)
+    # a wide prior: from a common calibration that is far off, shrunken to zero, EM might not return
+    wide = prior._replace(common_scale=max(_START_SCALE, prior.common_scale), slope_scale=0.0)
+    return prior, update(flat, total, wide)._replace(tail=tail)
+
+
+def _residual_variance(moments: Array, n_outputs: int, affine: bool, n_labels: float) -> Array:
+    """Residual variance of every view and output around its own least-squares calibration: (K, C)."""
+    # What the calibration explains counts as the residual of one more label: with two labels it explains all.
+    f, one, e = (np.arange(n_outputs) + part * n_outputs for part in range(3))
+    mean = moments / moments[:, one[0], one[0]][:, None, None]
+    square, explained = mean[:, e, e], mean[:, one, e] ** 2
+    if affine:
+        own = mean[:, f, f] - mean[:, f, one] ** 2
+        covariance = mean[:, f, e] - mean[:, f, one] * mean[:, one, e]
+        varies = own > 1e-12 * mean[:, f, f]
+        explained = explained + np.divide(covariance**2, own, out=np.zeros_like(own), where=varies)
+    n_left = max(n_labels - (2.0 if affine else 1.0), 1.0)
+    return np.asarray((np.maximum(square - explained, 0) * n_labels + explained) / n_left)
 
 
 @dataclass(frozen=True)
-class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
+class MixtureProblem(Problem[MixtureFactors, MixtureStatistics, MixturePosterior]):
     """Data and prior of a continuous mixture, with or without annotators."""
 
     data: ContinuousBlocks
@@ -46,90 +286,66 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
     gate: GateData | None = None
     jump: tuple[MixtureFactors, MixtureFactors] | None = None  # first state of a gate, and its first update
 
-    def evaluate(self, state: MixtureFactors) -> tuple[float, Sums]:
+    def evaluate(self, state: MixtureFactors) -> tuple[float, MixtureStatistics]:
         """Bound and statistics at a state: one pass over the blocks."""
         views, prior = state.views, self.prior
-        density = Density.of(views, prior, views.expected_log_weights, self.plug_in)
+        density = e_step.Density.of(views, prior, views.expected_log_weights, self.plug_in)
         gate = None if self.gate is None else self.gate.lookup(views.weights, views.slopes)
 
-        def block_sums(block: Block) -> Sums:  # serialised to workers: captures nothing else
-            expected = steps.expectation(block, density, prior, state.annotators, gate)
-            people = None
-            if state.annotators is not None and expected.truth is not None:
-                people = annotators.annotator_statistics(block, state.annotators, expected.truth, expected.share)
-            return Sums(steps.statistics(expected), people)
+        def block_sums(block: Block) -> MixtureStatistics:  # serialised to workers: captures nothing else
+            expected = e_step.expectation(block, density, prior, state.annotators, gate)
+            people = annotators.statistics(block, state.annotators, expected.truth, expected.share)
+            return statistics(expected)._replace(annotators=people)
 
         sums = self.data.total(block_sums)
-        bound = float(sums.views.log_evidence) - self._penalty(views)
+        bound = float(sums.log_evidence) - self._penalty(views)
         if self.gate is not None:
             bound += self.gate.log_prior(views.slopes)
-        if state.annotators is not None and self.annotator_prior is not None:
-            bound -= annotators.divergence(state.annotators, self.annotator_prior)
-        return bound, sums
+        if views.tail:
+            bound -= float(_tail_penalty(views.tail))
+        return bound - annotators.divergence(state.annotators, self.annotator_prior), sums
 
-    def update(self, state: MixtureFactors, statistics: Sums) -> MixtureFactors:
+    def update(self, state: MixtureFactors, statistics: MixtureStatistics) -> MixtureFactors:
         """One step of every factor; the first of a gate is the fit with constant weights."""
         if self.jump is not None and state is self.jump[0]:
             return self.jump[1]
-        people = state.annotators
-        if people is not None and statistics.annotators is not None and self.annotator_prior is not None:
-            people = annotators.update(people, statistics.annotators, self.annotator_prior)
-        views = steps.update(state.views, statistics.views, self.prior, self.plug_in)
+        people = annotators.update(state.annotators, statistics.annotators, self.annotator_prior)
+        views = update(state.views, statistics, self.prior, self.plug_in)
         if self.gate is not None:
-            total = statistics.views
-            weights, slopes = self.gate.update(state.views.weights, views.slopes, total.mass, total.feature_mass)
+            sums = statistics.mass, statistics.feature_mass
+            weights, slopes = self.gate.update(state.views.weights, views.slopes, *sums)
             views = views._replace(weights=weights, slopes=slopes)
         return MixtureFactors(views, people)
 
-    def extrapolate(self, before: MixtureFactors, after: MixtureFactors, statistics: Sums) -> MixtureFactors:
+    def extrapolate(
+        self, before: MixtureFactors, after: MixtureFactors, statistics: MixtureStatistics
+    ) -> MixtureFactors:
         """Extrapolate vanishing weights; under a Dirichlet none vanishes."""
         if after.views.weight_counts is not None:
             return after
-        weights = extrapolated_weights(before.views.weights, after.views.weights, statistics.views.overlap)
-        if weights is after.views.weights:
-            return after
-        return after._replace(views=after.views._replace(weights=weights))
+        weights = extrapolated_weights(before.views.weights, after.views.weights, statistics.overlap)
+        return after if weights is after.views.weights else _with_views(after, weights=weights)
 
     def pack(self, state: MixtureFactors) -> Array:
         """(sqrt w, m, log-Cholesky of S, the same of theta_0, ln nu_k, log-Cholesky of V_k), then the annotators'."""
-        views, people = state
-        weights = views.weights if views.weight_counts is None else views.weight_counts
-        parts = [
-            np.sqrt(weights),
-            views.theta_mean,
-            log_cholesky(views.theta_covariance),
-            views.common_mean,
-            log_cholesky(views.common_covariance),
-            np.log(views.dof - self._least_dof),
-            log_cholesky(views.inverse_scale),
-            views.scale_slope,
-            views.slopes,
-        ]
-        if people is not None:
-            parts.append(annotators.pack(people))
+        views = state.views
+        weights, dof = views.weights if views.weight_counts is None else views.weight_counts, views.dof
+        parts = [np.sqrt(weights), views.theta_mean, log_cholesky(views.theta_covariance), views.common_mean]
+        parts += [log_cholesky(views.common_covariance), np.log(dof - self.data.n_outputs + 1)]
+        parts += [log_cholesky(views.inverse_scale), views.scale_slope, views.slopes, annotators.pack(state.annotators)]
         return np.concatenate([part.ravel() for part in parts])
 
     def unpack(self, vector: Array, like: MixtureFactors) -> MixtureFactors:
         """The state of a vector; annotators' shapes depend on the data alone and are `like`'s."""
-        K, D = like.views.theta_mean.shape
-        C = self.data.n_outputs
-        take = Reader(vector)
+        (K, D), C, take = like.views.theta_mean.shape, self.data.n_outputs, Reader(vector)
         weights = take(K) ** 2
-        counted = like.views.weight_counts is not None
-        views = MixtureState(
-            weights=weights / weights.sum(),
-            weight_counts=weights if counted else None,
-            theta_mean=take(K, D),
-            theta_covariance=from_log_cholesky(take(K, D * (D + 1) // 2), D),
-            common_mean=take(D),
-            common_covariance=from_log_cholesky(take(D * (D + 1) // 2), D),
-            dof=self._least_dof + np.exp(np.minimum(take(K), 300)),
-            inverse_scale=from_log_cholesky(take(K, C * (C + 1) // 2), C),
-            scale_slope=take(1)[0],
-            slopes=take(len(like.views.slopes)),
-        )
-        people = None if like.annotators is None else annotators.unpack(take, like.annotators)
-        return MixtureFactors(views, people)
+        counts = None if like.views.weight_counts is None else weights
+        theta = take(K, D), from_log_cholesky(take(K, D * (D + 1) // 2), D)
+        common = take(D), from_log_cholesky(take(D * (D + 1) // 2), D)
+        dof = C - 1 + np.exp(np.minimum(take(K), 300))
+        rest = from_log_cholesky(take(K, C * (C + 1) // 2), C), take(1)[0], take(len(like.views.slopes))
+        views = MixtureState(weights / weights.sum(), counts, *theta, *common, dof, *rest, like.views.tail)
+        return MixtureFactors(views, annotators.unpack(take, like.annotators))
 
     def trimmed(self, state: MixtureFactors) -> list[MixtureFactors]:
         """States with vanishing weights at zero; none under a Dirichlet, whose weights are positive."""
@@ -138,34 +354,37 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
             return []
         gate = self.gate
         trimmed = vanishing_weights(views.weights) if gate is None else gate.trimmed(views.weights, views.slopes)
-        return [state._replace(views=views._replace(weights=weights)) for weights in trimmed]
+        return [_with_views(state, weights=weights) for weights in trimmed]
+
+    def started_at(self, state: MixtureFactors, weights: Array) -> MixtureFactors | None:
+        """A first state with other weights; none with a gate, which starts from the optimum of constant weights."""
+        counts = state.views.weight_counts
+        counts = None if counts is None else weights * counts.sum()
+        return None if self.gate else _with_views(state, weights=weights, weight_counts=counts)
 
     def weights(self, state: MixtureFactors) -> Array:
         """The weights of the views, (K,): the mean over inputs where they differ by these."""
         views, gate = state.views, self.gate
         return views.weights if gate is None else gate.average(views.weights, views.slopes)
 
-    def bound_terms(self, state: MixtureFactors, statistics: Sums) -> dict[str, float]:
+    def bound_terms(self, state: MixtureFactors, statistics: MixtureStatistics) -> dict[str, float]:
         """The bound, term by term, in the labels' units."""
-        views, total = state.views, statistics.views
-        terms = steps.bound_terms(views, total, self.prior)
+        views, sums = state.views, (statistics.mass, statistics.feature_mass)
+        terms = bound_terms(views, statistics, self.prior)
         if self.gate is not None:
             before = terms["J_z"]
-            terms["J_z"] = self.gate.expected_log_weight(views.weights, views.slopes, total.mass, total.feature_mass)
+            terms["J_z"] = self.gate.expected_log_weight(views.weights, views.slopes, *sums)
             terms["Pi_z"] += terms["J_z"] - before
             terms["penalty_gate"] = -self.gate.log_prior(views.slopes)
-        if state.annotators is not None and self.annotator_prior is not None:
-            # here J_S - Pi_z is the evidence of the label sets, the truth integrated out
-            terms["J_S"] = float(statistics.views.log_evidence) - terms["J_z"]
-            terms["Pi_z"] = 0.0
+        if state.annotators is not None or views.tail:
+            # here J_S - Pi_z is the evidence of the label sets, the truth or a label's precision integrated out
+            terms["J_S"], terms["Pi_z"] = float(statistics.log_evidence) - terms["J_z"], 0.0
+        if state.annotators is not None:
             terms["KL_annotators"] = annotators.divergence(state.annotators, self.annotator_prior)
+        if views.tail:
+            terms["penalty_tail"] = float(_tail_penalty(views.tail))
         terms["J_S"] += self.unit_change
         return terms
-
-    @property
-    def unit_change(self) -> float:
-        """Difference between the bound in the labels' units and in standard units."""
-        return -self.data.n_labels * float(np.log(self.data.standard.scale).sum())
 
     def posterior(
         self, state: MixtureFactors, information: WeightInformation | None = None, gate: Gate | None = None
@@ -173,7 +392,7 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
         """What remains when the data are gone; the state's weights are then averages."""
         if self.gate is not None:
             gate = gate or self.gate.gate(state.views.weights, state.views.slopes)
-            state = state._replace(views=state.views._replace(weights=self.weights(state), slopes=np.zeros(0)))
+            state = _with_views(state, weights=self.weights(state), slopes=np.zeros(0))
         return MixturePosterior(self.prior, state, self.data.standard, information, gate)
 
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> MixturePosterior:
@@ -187,35 +406,31 @@ class MixtureProblem(Problem[MixtureFactors, Sums, MixturePosterior]):
             known = weight_information(subsample, self.data, self.prior, state, self.gate.lookup(*fitted))
             gate, known = self.gate.finish(*fitted, known)
             return self.posterior(state, known, gate)
-        likelihood, first = likelihood_problem(subsample, self, state)
-        mode = ascend(likelihood, first, EM(tol=1e-6, max_steps=200)).state
-        return self.posterior(state, weight_information(subsample, self.data, likelihood.prior, mode))
-
-    def resume(self, first: MixtureFactors, posterior: Any) -> MixtureFactors:
-        """The first state with what another fit found: all of it if of the same form, else the annotators."""
-        views, people = first.views, annotators.resume(first.annotators, posterior.state.annotators)
-        before: MixtureState = getattr(posterior.state, "views", views)
-        alike = before.theta_mean.shape == views.theta_mean.shape
-        if before is not views and alike and (before.weight_counts is None) == (views.weight_counts is None):
-            weights = before.weights
-            if before.weight_counts is None:  # EM does not move weights away from zero
-                weights = (weights + _LIFT / len(weights)) / (1 + _LIFT)
-            views = before._replace(weights=weights, slopes=views.slopes)
-        return MixtureFactors(views, people)
+        # At the likelihood's maximum, from a small weight and a typical precision for dropped views: the bound drops
+        # those that gain less than the uncertainty of their calibration costs, and they may have some weight.
+        views, dropped = state.views, state.views.weights == 0
+        weights = np.where(dropped, 0.1 / max(dropped.sum(), 1), 0.9 * views.weights)
+        typical = np.einsum("k,kcd->cd", views.weights, views.inverse_scale / views.dof[:, None, None])
+        own_scale = np.where(dropped[:, None, None], views.dof[:, None, None] * typical, views.inverse_scale)
+        changes = {"weights": weights / weights.sum(), "weight_counts": None, "inverse_scale": own_scale}
+        prior = self.prior._replace(concentration=None, inverse_scale=self.prior.nu * typical)
+        likelihood = MixtureProblem(subsample, prior, self.annotator_prior, plug_in=True)
+        mode = ascend(likelihood, _with_views(state, **changes), EM(tol=1e-5, max_steps=200)).state
+        return self.posterior(state, weight_information(subsample, self.data, prior, mode, None))
 
     def _penalty(self, views: MixtureState) -> float:
         """Divergence of Q from its prior; with `plug_in`, minus the log prior of theta and ln Lambda."""
         if not self.plug_in:
-            return steps.divergence(views, self.prior)
+            return divergence(views, self.prior)
         precision = views.precision
         log_det = np.linalg.slogdet(precision)[1]
         trace = np.einsum("cd,kcd->", self.prior.inverse_scale, precision)
-        log_prior = steps.calibration_terms(views, self.prior, plug_in=True)[0]
-        return float(0.5 * (trace - self.prior.nu * log_det.sum()) - log_prior) + steps.slope_penalty(views, self.prior)
+        log_prior = _calibration_terms(views, self.prior, plug_in=True)[0]
+        return float(0.5 * (trace - self.prior.nu * log_det.sum()) - log_prior) + _slope_penalty(views, self.prior)
 
-    @property
-    def _least_dof(self) -> int:
-        return self.data.n_outputs - 1
+
+def _with_views(state: MixtureFactors, **changes: Any) -> MixtureFactors:
+    return state._replace(views=state.views._replace(**changes))
 
 
 def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: MixtureState) -> tuple[float, ...]:
@@ -233,52 +448,45 @@ def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: Mixture
     return tuple(np.diagonal(prior.inverse_scale) / prior.nu * data.standard.scale**2)
 
 
-def likelihood_problem(
-    subsample: ContinuousBlocks, problem: MixtureProblem, state: MixtureFactors
-) -> tuple[MixtureProblem, MixtureFactors]:
-    """The likelihood's problem, for intervals, started with a small weight and a typical precision for dropped views.
-
-    The bound charges a view for the uncertainty of its calibration and drops views that gain less than that; such a
-    view may still have a small weight.
-    """
-    views, prior = state.views, problem.prior
-    dropped = views.weights == 0
-    weights = np.where(dropped, 0.1 / max(dropped.sum(), 1), 0.9 * views.weights)
-    typical = np.einsum("k,kcd->cd", views.weights, views.inverse_scale / views.dof[:, None, None])
-    own_scale = np.where(dropped[:, None, None], views.dof[:, None, None] * typical, views.inverse_scale)
-    first = views._replace(weights=weights / weights.sum(), weight_counts=None, inverse_scale=own_scale)
-    prior = prior._replace(concentration=None, inverse_scale=prior.nu * typical)
-    return MixtureProblem(subsample, prior, problem.annotator_prior, plug_in=True), state._replace(views=first)
-
-
 def pose(
     source: Source, spec: GaussianMixture, start: Posterior | None = None
 ) -> tuple[MixtureProblem, MixtureFactors]:
     """The problem that data and model pose, and where to start."""
     if spec.heteroscedastic and not source.has_variance:
-        raise ValueError(
-            "heteroscedastic=True needs the views' variance over draws; give ViewPredictions(variance=...) or collect "
-            "the views with draws=2 or more, or leave the option off"
-        )
+        remedy = "give ViewPredictions(variance=...), collect with draws=2 or more, or leave the option off"
+        raise ValueError(f"heteroscedastic=True needs the views' variance over draws; {remedy}")
     if spec.weights == "input" and spec.concentration is not None:
         raise ValueError("concentration is the prior of weights='view'; with weights='input' leave it out")
     data = source.continuous(with_variance=spec.heteroscedastic)
-    prior, state = steps.start(data, spec)
     if spec.v is None:
-        prior, state = steps.start(data, replace(spec, v=_variance_within(data, prior, state)))
-    people, first = None, None
-    if spec.noise == "annotator":
-        people = annotators.default_prior(prior.residual_variance, spec.gamma)
-        first = annotators.start(data.n_annotators, data.n_outputs, people)
-    problem, factors = MixtureProblem(data, prior, people), MixtureFactors(state, first)
-    factors = factors if start is None else problem.resume(factors, start)
+        spec = replace(spec, v=settled_variance(source, spec, start))
+    prior, state = initialise(data, spec)
+    people_prior, people = annotators.initialise(
+        spec.noise, spec.gamma, data.n_annotators, prior.residual_variance, start
+    )
+    problem = MixtureProblem(data, prior, people_prior)
+    factors = MixtureFactors(_resume(state, start), people)
     return (problem, factors) if spec.weights != "input" else _gated(source, problem, factors, spec, start)
 
 
-def settled_variance(source: Source, spec: GaussianMixture) -> tuple[float, ...]:
-    """The prior's v where it is left open: (C,)."""
+def _resume(first: MixtureState, posterior: Any) -> MixtureState:
+    """What another fit inferred about the views if it is of the same form, else the first state."""
+    before: MixtureState = getattr(getattr(posterior, "state", None), "views", first)
+    alike = (before.weight_counts is None) == (first.weight_counts is None)
+    if before is first or not alike or before.theta_mean.shape != first.theta_mean.shape:
+        return first
+    weights = before.weights
+    if before.weight_counts is None:
+        weights = (weights + _MIN_START_WEIGHT / len(weights)) / (1 + _MIN_START_WEIGHT)
+    return before._replace(weights=weights, slopes=first.slopes)
+
+
+def settled_variance(source: Source, spec: GaussianMixture, start: Posterior | None) -> tuple[float, ...]:
+    """The prior's v where it is left open, (C,): that of a fit to start from if it has the same views."""
     data = source.continuous(with_variance=spec.heteroscedastic)
-    return _variance_within(data, *steps.start(data, spec))
+    if isinstance(start, MixturePosterior) and len(start.weights) == data.n_views > 1:
+        return tuple(np.diagonal(start.prior.inverse_scale) / start.prior.nu * start.standard.scale**2)
+    return _variance_within(data, *initialise(data, spec))
 
 
 def _gated(
@@ -286,19 +494,105 @@ def _gated(
 ) -> tuple[MixtureProblem, MixtureFactors]:
     """The problem of a gate, whose first update is the fit with constant weights."""
     before: Gate | None = getattr(start, "gate", None)
-    constant: MixtureFactors = first if before is not None else ascend(problem, first, PRELIMINARY).state
+    fitted = isinstance(start, MixturePosterior) and len(start.weights) == problem.data.n_views
+    constant: MixtureFactors = first if fitted else ascend(problem, first, PRELIMINARY).state
     weights, unit = constant.views.weights, problem.data.standard.prediction_scale
     gate = source.gate(spec.features, weights, shared=first.annotators is not None, unit=unit)
     slopes = np.zeros(gate.n_features)
     if before is not None and len(before.coefficients) == len(slopes):
         gate = replace(gate, prior_scale=before.prior_scale)
-        views = first.views._replace(weights=gate.positive(before.weights), slopes=before.coefficients)
-        return replace(problem, gate=gate), first._replace(views=views)
-    density = Density.of(constant.views, problem.prior, constant.views.expected_log_weights)
+        changes = {"weights": gate.positive(before.weights), "slopes": before.coefficients}
+        return replace(problem, gate=gate), _with_views(first, **changes)
+    density = e_step.Density.of(constant.views, problem.prior, constant.views.expected_log_weights)
     score = gate_score(problem.data, density, problem.prior, constant, gate.lookup(weights, slopes))
     gate = gate.with_prior(spec.gate_scale, *score)
-    views = constant.views._replace(weights=gate.positive(weights), slopes=slopes)
+    second = _with_views(constant, weights=gate.positive(weights), slopes=slopes)
     if start is not None:
-        return replace(problem, gate=gate), constant._replace(views=views)
-    first = first._replace(views=first.views._replace(slopes=slopes))
-    return replace(problem, gate=gate, jump=(first, constant._replace(views=views))), first
+        return replace(problem, gate=gate), second
+    first = _with_views(first, slopes=slopes)
+    return replace(problem, gate=gate, jump=(first, second)), first
+
+
+def weight_information(
+    subsample: ContinuousBlocks, data: ContinuousBlocks, prior: MixturePrior, state: MixtureFactors, gate: Lookup | None
+) -> WeightInformation:
+    """Sums of outer products of scores at the likelihood's maximum, calibration and precision eliminated."""
+    # Scores of a subsample are scaled up to all data. A dropped view is profiled over a grid of weights, both at its
+    # fitted calibration and at the common one with the others' precision. With a gate it is that on (ln v, b).
+    views, K, n_groups = state.views, len(state.views.weights), subsample.n_groups
+    free = views.weights > 0
+    flat = np.zeros(K)  # equal weights: dropped views have scores too
+    density = e_step.Density.of(views, prior, flat, plug_in=True)
+    pooled = views.dof[:, None, None] * np.linalg.inv(np.einsum("k,kcd->cd", views.weights, views.precision))
+    uncalibrated = views._replace(
+        theta_mean=np.where(free[:, None], views.theta_mean, views.common_mean),
+        inverse_scale=np.where(free[:, None, None], views.inverse_scale, pooled),
+    )
+    plain = e_step.Density.of(uncalibrated, prior, flat, plug_in=True)
+
+    def block_sums(block: Block) -> tuple[Array, Array, Array, Array, Array | None]:
+        expected = e_step.expectation(block, density, prior, state.annotators, gate)
+        other = e_step.expectation(block, plain, prior, state.annotators, gate)
+        count, grouped = expected.repeats, None
+        gated = np.ones((K, 1)) if expected.gate is None else np.exp(expected.gate.offset)
+        weights = views.weights[:, None] * gated  # (K, 1) or (K, j)
+        # rho (K, j), a view's density over the mixture's; responsibilities here are of equal weights
+        ratio, plain_ratio = (each.share / (views.weights @ each.share) / gated for each in (expected, other))
+        scores = _scores(expected, density, views.weights, weights * ratio, ratio)
+        if block.group is not None:
+            one_each = block.instance is None or state.annotators is not None
+            group = block.group if one_each else block.group[block.instance]
+            grouped = laplace.group_sums(scores * count, count, group, n_groups)
+        profile, plain_profile = (_profile(each, weights, count) for each in (ratio, plain_ratio))
+        return products(scores * count, scores), profile, plain_profile, np.asarray(count.sum()), grouped
+
+    outer, fitted, unfitted, seen, grouped = subsample.total(block_sums)
+    total = data.n_labels if state.annotators is None else data.n_instances
+    C, n_free = prior.n_outputs, int(free.sum())
+    common = linalg.student_precision(views.common_mean**2, prior.common_scale)  # (D,)
+    shared = prior.beta * (prior.beta / (common + n_free * prior.beta))  # (D,)
+    inner = prior.beta * np.eye(n_free) - shared[:, None, None]  # (D, F, F)
+    nuisance = block_diag(*inner, 0.5 * prior.nu * C * np.eye(n_free))
+    scale = total / float(seen)
+    profile = np.maximum(*(scale * (curve - curve.max(axis=1, keepdims=True)) for curve in (fitted, unfitted)))
+    n_kept = K if gate is None else K + len(gate.values)
+    return laplace.weight_information(views.weights, scale * outer, nuisance, profile, grouped, n_kept)
+
+
+def _profile(ratio: Array, weights: Array, count: Array) -> Array:
+    """Log likelihood (K, G) with view k at the grid's weights and the others in proportion, less the maximum."""
+    others = np.maximum((1 - weights * ratio) / np.maximum(1 - weights, 1e-12), 1e-300)  # (K, j): without view k
+    grid = laplace.PROFILE_GRID
+    columns = [np.vecdot(np.log(np.maximum((1 - w) * others + w * ratio, 1e-300)), count) for w in grid]
+    return np.stack(columns, axis=1)
+
+
+def _scores(expected: e_step.Expectation, density: e_step.Density, weights: Array, share: Array, ratio: Array) -> Array:
+    """Derivatives of every label's log likelihood: weights, calibration, log precision; (K + F (D + 1), j)."""
+    free = np.flatnonzero(weights > 0)
+    first = ratio if expected.gate is None else weight_scores(expected.gate, weights, share)
+    share, residual = share[free], expected.residual[:, free]  # (F, j), (C, F, j)
+    u = 1.0 if expected.precision is None else expected.precision[free]
+    C = len(residual)
+    pull = u * np.einsum("kcd,dkj->ckj", density.residual_form[free], residual)  # u Lambda e
+    columns = [share if feature is None else share * feature[free] for feature in expected.features]
+    calibration = [column * pull[d % C] for d, column in enumerate(columns)]
+    distance = (residual * pull).sum(axis=0)
+    if expected.truth is not None:
+        distance += np.einsum("kcd,kjcd->kj", density.residual_form[free], expected.truth.covariance[free])
+    return np.concatenate([first, *calibration, share * 0.5 * (C - distance)])
+
+
+def gate_score(
+    data: ContinuousBlocks, density: e_step.Density, prior: MixturePrior, state: MixtureFactors, gate: Lookup
+) -> tuple[Array, Array]:
+    """Gradient (F,) of the log likelihood in a gate's coefficients, and the sum of its units' outer products (F, F)."""
+    weights = state.views.weights
+
+    def block_sums(block: Block) -> tuple[Array, Array]:
+        expected = e_step.expectation(block, density, prior, state.annotators, gate)
+        assert expected.gate is not None
+        scores = weight_scores(expected.gate, weights, expected.share / expected.repeats)[len(weights) :]
+        return scores @ expected.repeats, products(scores * expected.repeats, scores)
+
+    return data.total(block_sums)

@@ -38,7 +38,7 @@ class GaussianMixture(Model):
     concentration : float, optional
         Dirichlet concentration of the weights; without it they are at their maximum likelihood (eq. 7).
     component : {"normal", "student_t", "laplace"}
-        Distribution of a label around its view; other than normal for ADVI only. Tails pay where labels stray and every
+        Distribution of a label around its view; Laplace for ADVI only. Tails pay where labels stray and every
         view is needed: a view that explains nothing becomes the wide component that strays need, and a mixture of
         normals with such a view is heavy-tailed by itself.
     beta : float
@@ -107,12 +107,13 @@ class GaussianMixture(Model):
 
     @property
     def obstacle(self) -> str:
-        """EM has normal components only."""
-        return "" if self.component == "normal" else f"component={self.component!r}"
+        """EM has no Laplace components, and no heavy tails around a truth that labels share."""
+        closed = self.component == "normal" or (self.component == "student_t" and self.noise != "annotator")
+        return "" if closed else f"component={self.component!r}"
 
     def settle(self, source: Source, start: Posterior | None = None) -> tuple[Self, Posterior | None]:
         """Decide the prior residual variance."""
-        v = load(self, "em").settled_variance(source, self) if self.v is None else self.v
+        v = load(self, "em").settled_variance(source, self, start) if self.v is None else self.v
         return replace(self, v=v), start
 
     def resolve(self, labels: LabelFacts) -> Self:

@@ -55,18 +55,12 @@ class OrdinalMixture(Model):
     level_concentration: float = 1.0
 
     def __post_init__(self) -> None:
-        positive(
-            concentration=self.concentration,
-            slope_scale=self.slope_scale,
-            xi_scale=self.xi_scale,
-            level_concentration=self.level_concentration,
-        )
+        positive(concentration=self.concentration, level_concentration=self.level_concentration)
+        positive(slope_scale=self.slope_scale, xi_scale=self.xi_scale)
         if self.levels is not None:
             ordered = isinstance(self.levels, Sequence | np.ndarray) and not isinstance(self.levels, str)
             if not ordered or len(self.levels) < 2 or len(set(self.levels)) < len(self.levels):
-                raise ValueError(
-                    f"levels must be two values or more, all different, ascending; got {shown(self.levels)}"
-                )
+                raise ValueError(f"levels must be two values or more, different, ascending; got {shown(self.levels)}")
             object.__setattr__(self, "levels", tuple(self.levels))
 
     def resolve(self, labels: LabelFacts) -> Self:

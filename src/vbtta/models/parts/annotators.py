@@ -9,6 +9,7 @@ Q(t_i | z_i) is normal; integrated out, it leaves the evidence of each view (doc
 """
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
@@ -16,11 +17,11 @@ import numpy as np
 from scipy import special
 
 from vbtta._support.checks import positive
-from vbtta._support.matrices import inverse
 from vbtta.data.labels import Array, LabelSets, frame_of
-from vbtta.distributions import ContinuousPrediction, mixture_log_density, variance_factor
-from vbtta.inference.blocks import Block
-from vbtta.inference.linalg import Reader, inverse_and_log_det, kl_gamma
+from vbtta.data.predictions import ViewPredictions
+from vbtta.distributions import ContinuousPrediction, variance_factor
+from vbtta.inference.em import Block
+from vbtta.inference.linalg import Reader, inverse, inverse_and_log_det, kl_gamma
 from vbtta.models.parts.standard import Standard
 
 MIN_LABEL_VARIANCE = 1e-6  # in standard units, of labels that are taken for the truth
@@ -49,11 +50,8 @@ def default_noise(noise: ContinuousNoise | None, labels: LabelFacts) -> Continuo
     # Annotator noise and view noise can be told apart only where instances carry several labels: without them a noise
     # model would invent what it explains.
     if noise == "annotator" and not labels.overlap:
-        warnings.warn(
-            "noise='annotator' was asked for but hardly any instance has two labels: annotator noise and view "
-            "noise cannot be told apart, and the split follows the prior",
-            stacklevel=4,
-        )
+        reason = "hardly any instance has two labels: annotator noise and view noise cannot be told apart"
+        warnings.warn(f"noise='annotator' was asked for but {reason}, and the split follows the prior", stacklevel=4)
     if noise is not None:
         return noise
     return "annotator" if labels.overlap and len(labels.annotator_names) > 1 else "none"
@@ -73,13 +71,6 @@ class AnnotatorPrior(NamedTuple):
     gamma: float
 
 
-def default_prior(residual_variance: Array, gamma: float) -> AnnotatorPrior:
-    """A weak prior at the scale of the views' residuals."""
-    # Where one annotator is much better than the rest, the truth follows that annotator and its noise is hardly
-    # identified: with the residual variance itself as rate, the estimate is half as large again.
-    return AnnotatorPrior(0.5, 0.05 * float(residual_variance.mean()), gamma)
-
-
 class AnnotatorState(NamedTuple):
     """Q of the annotators' precisions and biases."""
 
@@ -93,21 +84,6 @@ class AnnotatorState(NamedTuple):
     def precision(self) -> Array:
         """E[tau_u]: (U,)."""
         return np.asarray(self.shape / self.rate)
-
-
-def resume(first: AnnotatorState | None, other: AnnotatorState | None) -> AnnotatorState | None:
-    """The annotators that another fit found, if they are as many; else the first."""
-    if first is None or other is None or first.bias.shape != other.bias.shape:
-        return first
-    return other
-
-
-class LabelSummary(NamedTuple):
-    """The labels of every instance under the current annotators, as one pseudo-label."""
-
-    precision: Array  # (n,): s_i, sum of tau
-    centre: Array  # (C, n): precision-weighted mean of y - d
-    constant: Array  # (n,): the rest of sum_j E ln P(y_ij | t_i)
 
 
 class Truth(NamedTuple):
@@ -133,13 +109,19 @@ def contrasts(n_annotators: int) -> Array:
     return np.asarray(helmert / np.linalg.norm(helmert, axis=0, keepdims=True))
 
 
-def start(n_annotators: int, n_outputs: int, prior: AnnotatorPrior) -> AnnotatorState:
-    """Precisions at their prior, no biases."""
-    U = n_annotators
-    free = np.full(U, 1 / prior.gamma)
-    return AnnotatorState(
-        np.full(U, prior.shape), np.full(U, prior.rate), np.zeros((U, n_outputs)), free, _given_the_sum(free)
-    )
+def initialise(
+    noise: ContinuousNoise | None, gamma: float, n_annotators: int, residual_variance: Array, other: Any
+) -> tuple[AnnotatorPrior | None, AnnotatorState | None]:
+    """Prior and first state, without biases; that of another posterior if it has as many; None without annotators."""
+    # Where one annotator is much better than the rest, the truth follows that annotator and its noise is hardly
+    # identified: with the residual variance itself as rate, the estimate is half as large again.
+    if noise != "annotator":
+        return None, None
+    prior = AnnotatorPrior(0.5, 0.05 * float(residual_variance.mean()), gamma)
+    shape, rate, free = (np.full(n_annotators, value) for value in (prior.shape, prior.rate, 1 / gamma))
+    state = AnnotatorState(shape, rate, np.zeros((n_annotators, len(residual_variance))), free, _given_the_sum(free))
+    other = getattr(getattr(other, "state", None), "annotators", None)
+    return prior, state if other is None or other.bias.shape != state.bias.shape else other
 
 
 def _given_the_sum(free_variance: Array) -> Array:
@@ -147,38 +129,35 @@ def _given_the_sum(free_variance: Array) -> Array:
     return np.asarray(free_variance * (1 - free_variance / free_variance.sum()))
 
 
-def summarise(block: Block, annotators: AnnotatorState) -> LabelSummary:
-    """Pool every instance's labels (docs/method, eq. 15)."""
-    u, n_outputs = block.annotator, len(block.value)
+def infer_truth(
+    block: Block, annotators: AnnotatorState, mean: Array, precision: Array, log_precision: Array | float
+) -> Truth:
+    """Posterior of the truth under each view, from all labels of an instance (docs/method, eq. 15)."""
+    # Views give means mu (C, K, n), precisions L (K, n or 1, C, C) and E ln|L| (K, n or 1).
+    u, C, size = block.annotator, len(block.value), block.mean.shape[2]
     instance = np.arange(len(u)) if block.instance is None else block.instance
-    size = block.mean.shape[2]
     tau = block.repeats * annotators.precision[u]  # (j,)
     shifted = block.value - annotators.bias[u].T  # (C, j): y - d
-    total = np.bincount(instance, tau, size)
-    centre = np.stack([np.bincount(instance, tau * row, size) for row in shifted]) / total
-    squares = ((shifted - centre[:, instance]) ** 2).sum(axis=0)
-    squares += n_outputs * annotators.bias_variance[u]
+    total = np.bincount(instance, tau, size)  # (n,): s, the sum of tau
+    centre = np.stack([np.bincount(instance, tau * row, size) for row in shifted]) / total  # (C, n)
+    squares = ((shifted - centre[:, instance]) ** 2).sum(axis=0) + C * annotators.bias_variance[u]
     log_tau = special.digamma(annotators.shape[u]) - np.log(annotators.rate[u])
-    constant = 0.5 * n_outputs * block.repeats * (log_tau - np.log(2 * np.pi)) - 0.5 * tau * squares
-    return LabelSummary(total, centre, np.bincount(instance, constant, size))
-
-
-def infer_truth(mean: Array, precision: Array, log_precision: Array, labels: LabelSummary) -> Truth:
-    """Posterior of the truth under each view."""
-    # Views give means mu (C, K, n), precisions L (K, n or 1, C, C) and E ln|L| (K, n or 1).
-    n_outputs = len(mean)
-    s = labels.precision[:, None, None]  # (n, 1, 1)
-    covariance, log_det = inverse_and_log_det(precision + s * np.eye(n_outputs))  # P^-1: (K, n, C, C)
-    gap = np.moveaxis(labels.centre[:, None] - mean, 0, -1)  # (K, n, C)
-    pulled = np.einsum("kncd,knd->knc", covariance, gap) * labels.precision[:, None]  # t-bar - mu
+    constant = 0.5 * C * block.repeats * (log_tau - np.log(2 * np.pi)) - 0.5 * tau * squares
+    covariance, log_det = inverse_and_log_det(precision + total[:, None, None] * np.eye(C))  # P^-1: (K, n, C, C)
+    gap = np.moveaxis(centre[:, None] - mean, 0, -1)  # (K, n, C)
+    pulled = np.einsum("kncd,knd->knc", covariance, gap) * total[:, None]  # t-bar - mu
     # s a + L mu - (s + L) t-bar = 0 leaves gap^T L P^-1 s gap, free of cancellation
     distance = np.einsum("knc,kncd,knd->kn", gap, np.broadcast_to(precision, covariance.shape), pulled)
-    log_evidence = 0.5 * (log_precision - log_det - distance) + labels.constant
+    log_evidence = 0.5 * (log_precision - log_det - distance) + np.bincount(instance, constant, size)
     return Truth(mean + np.moveaxis(pulled, -1, 0), covariance, log_evidence)
 
 
-def annotator_statistics(block: Block, annotators: AnnotatorState, truth: Truth, share: Array) -> AnnotatorStatistics:
-    """How far each annotator's labels are from the truth, under responsibilities (K, n)."""
+def statistics(
+    block: Block, annotators: AnnotatorState | None, truth: Truth | None, share: Array
+) -> AnnotatorStatistics | None:
+    """How far each annotator's labels are from the truth, under responsibilities (K, n); None without annotators."""
+    if annotators is None or truth is None:
+        return None
     U = len(annotators.shape)
     instance = np.arange(len(block.repeats)) if block.instance is None else block.instance
     expected = np.einsum("kn,ckn->cn", share, truth.mean)  # (C, n)
@@ -193,8 +172,12 @@ def annotator_statistics(block: Block, annotators: AnnotatorState, truth: Truth,
     )
 
 
-def update(state: AnnotatorState, total: AnnotatorStatistics, prior: AnnotatorPrior) -> AnnotatorState:
-    """Precisions at the current biases, then biases at the new precisions."""
+def update(
+    state: AnnotatorState | None, total: AnnotatorStatistics | None, prior: AnnotatorPrior | None
+) -> AnnotatorState | None:
+    """Precisions at the current biases, then biases at the new precisions; None without annotators."""
+    if state is None or total is None or prior is None:
+        return None
     n_outputs = total.residual.shape[1]
     doubt = n_outputs * total.n_labels * state.bias_variance
     shape = prior.shape + 0.5 * n_outputs * total.n_labels
@@ -206,8 +189,10 @@ def update(state: AnnotatorState, total: AnnotatorStatistics, prior: AnnotatorPr
     return AnnotatorState(shape, rate, bias, free, _given_the_sum(free))
 
 
-def divergence(state: AnnotatorState, prior: AnnotatorPrior) -> float:
-    """KL from the prior of precisions and biases."""
+def divergence(state: AnnotatorState | None, prior: AnnotatorPrior | None) -> float:
+    """KL from the prior of precisions and biases; 0 without annotators."""
+    if state is None or prior is None:
+        return 0.0
     (U, C), free = state.bias.shape, state.free_variance
     log_det = np.log(free).sum() - np.log(free.mean()) + (U - 1) * np.log(prior.gamma)  # of the contrasts' covariance
     biases = 0.5 * C * (prior.gamma * state.bias_variance.sum() - (U - 1) - log_det)
@@ -215,29 +200,74 @@ def divergence(state: AnnotatorState, prior: AnnotatorPrior) -> float:
     return float(kl_gamma(state.shape, state.rate, prior.shape, prior.rate).sum() + biases)
 
 
-def pack(state: AnnotatorState) -> Array:
-    """Rates and biases as an unconstrained vector; shapes depend on the data alone."""
+def pack(state: AnnotatorState | None) -> Array:
+    """Rates and biases as an unconstrained vector, empty without annotators; shapes depend on the data alone."""
+    if state is None:
+        return np.zeros(0)
     return np.concatenate([np.log(state.rate), state.bias.ravel(), np.log(state.free_variance)])
 
 
-def unpack(take: Reader, like: AnnotatorState) -> AnnotatorState:
+def unpack(take: Reader, like: AnnotatorState | None) -> AnnotatorState | None:
     """The state of a packed vector."""
+    if like is None:
+        return None
     U, C = like.bias.shape
     rate, bias = np.exp(np.clip(take(U), -300, 300)), take(U, C)
     free = np.exp(np.clip(take(U), -300, 300))
     return AnnotatorState(like.shape, rate, bias, free, _given_the_sum(free))
 
 
-def pool_truth(
-    prediction: ContinuousPrediction,
-    labels: LabelSets,
-    annotator: Array,
-    people: AnnotatorState,
-    standard: Standard,
+class LabelPooling(ABC):
+    """Consensus and scores of labels, for posteriors that predict numbers and may know their annotators."""
+
+    state: Any  # whose `annotators` are an AnnotatorState or None
+    standard: Standard
+
+    @abstractmethod
+    def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
+        """The predictive distribution."""
+
+    def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> ContinuousPrediction:
+        """The truth of every input given its labels; `annotator` (J,) is -1 for unknown annotators.
+
+        Without a noise model labels are as noisy as those of one instance differ; where none differ they are the truth.
+        """
+        people, prediction = self.state.annotators, self.predict(predictions)
+        if people is None:
+            people, annotator = _label_spread(labels, self.standard), np.zeros_like(annotator)
+        return _pool_truth(prediction, labels, annotator, people, self.standard)[0]
+
+    def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
+        """Log score of every labelled input's label set, annotators included: (N+,)."""
+        people, prediction = self.state.annotators, self.predict(predictions)
+        if people is not None:
+            scores = _pool_truth(prediction, labels, annotator, people, self.standard)[1]
+        else:
+            each = prediction.take(labels.instance).log_prob(labels.continuous(prediction.location.shape[2]))
+            scores = np.bincount(labels.instance, labels.count * each, labels.n_instances)
+        return np.asarray(scores[labels.labelled])
+
+    def describe_annotators(self, names: tuple[str, ...]) -> "AnnotatorNoise | None":
+        """Biases and noise levels of the annotators with their uncertainty."""
+        people, unit = self.state.annotators, self.standard.scale
+        if people is None:
+            return None
+        quantiles = special.gammaincinv(people.shape[:, None], [0.95, 0.05]) / people.rate[:, None]  # of tau: (U, 2)
+        return AnnotatorNoise(
+            names,
+            bias=people.bias * unit,
+            bias_error=np.sqrt(people.bias_variance)[:, None] * unit,
+            noise=unit / np.sqrt(people.precision)[:, None],
+            noise_interval=unit[:, None] / np.sqrt(quantiles)[:, None],
+        )
+
+
+def _pool_truth(
+    prediction: ContinuousPrediction, labels: LabelSets, annotator: Array, people: AnnotatorState, standard: Standard
 ) -> tuple[ContinuousPrediction, Array]:
-    """Combine predictive distributions with labels through the annotators."""
+    """The truth's distribution from predictions and labels, and the log evidence of every input's labels (N,)."""
     # Components are taken as normals of the same covariance; an unknown annotator is unbiased and as noisy as the known
-    # ones are on average. Returns the truth's distribution and the log evidence of every input's labels (N,).
+    # ones are on average.
     N, K, C = prediction.location.shape
     typical_shape = people.shape.mean()
     everybody = AnnotatorState(
@@ -247,48 +277,29 @@ def pool_truth(
         free_variance=np.append(people.free_variance, 0.0),
         bias_variance=np.append(people.bias_variance, 0.0),
     )
-    spread = variance_factor(prediction.dof)  # (K,)
-    covariance = spread[:, None, None] * prediction.scale / (standard.scale[:, None] * standard.scale)  # (N, K, C, C)
-    precision = inverse(covariance).swapaxes(0, 1)  # (K, N, C, C)
     labelled = np.flatnonzero(np.bincount(labels.instance, minlength=N))
+    scale = variance_factor(prediction.dof)[:, None, None] * prediction.scale
+    covariance = scale[labelled] / (standard.scale[:, None] * standard.scale)  # (n, K, C, C)
+    precision = inverse(covariance).swapaxes(0, 1)  # (K, n, C, C)
     block = Block(
-        mean=np.moveaxis(standard.apply(prediction.location[labelled]), (0, 1, 2), (2, 1, 0)),
+        mean=standard.apply(prediction.location[labelled]).transpose(2, 1, 0),
         variance=None,
         instance=np.searchsorted(labelled, labels.instance),
         value=standard.apply(labels.continuous(C)).T,
         repeats=labels.count,
         annotator=np.where(annotator < 0, len(people.shape), annotator),
     )
-    log_precision = np.linalg.slogdet(precision[:, labelled])[1]
-    pooled = infer_truth(block.mean, precision[:, labelled], log_precision, summarise(block, everybody))
+    pooled = infer_truth(block, everybody, block.mean, precision, np.linalg.slogdet(precision)[1])
     with np.errstate(divide="ignore"):
         log_share = np.log(prediction.weights)  # (N, K)
     log_share[labelled] += pooled.log_evidence.T
     location = prediction.location.copy()
-    location[labelled] = standard.location + standard.scale * np.moveaxis(pooled.mean, (0, 1, 2), (2, 1, 0))
-    scale = spread[:, None, None] * prediction.scale
+    location[labelled] = standard.location + standard.scale * pooled.mean.transpose(2, 1, 0)
     scale[labelled] = standard.scale[:, None] * pooled.covariance.swapaxes(0, 1) * standard.scale
-    top = log_share.max(axis=1, keepdims=True)
-    evidence = top[:, 0] + np.log(np.exp(log_share - top).sum(axis=1))
-    total = np.bincount(labels.instance, labels.count, N)
-    evidence -= total * np.log(standard.scale).sum()
-    return ContinuousPrediction(normalise(log_share), np.full(K, np.inf), location, scale), evidence
-
-
-def consensus(
-    prediction: ContinuousPrediction,
-    labels: LabelSets,
-    annotator: Array,
-    people: AnnotatorState | None,
-    standard: Standard,
-) -> ContinuousPrediction:
-    """The truth given predictive distributions and labels.
-
-    Without a noise model labels are as noisy as those of one instance differ, and where none differ they are the truth.
-    """
-    if people is None:
-        people, annotator = _label_spread(labels, standard), np.zeros_like(annotator)
-    return pool_truth(prediction, labels, annotator, people, standard)[0]
+    evidence = special.logsumexp(log_share, axis=1)
+    evidence -= np.bincount(labels.instance, labels.count, N) * np.log(standard.scale).sum()
+    shares = special.softmax(log_share, axis=1)
+    return ContinuousPrediction(shares, np.full(K, np.inf), location, scale), evidence
 
 
 def _label_spread(labels: LabelSets, standard: Standard) -> AnnotatorState:
@@ -302,29 +313,6 @@ def _label_spread(labels: LabelSets, standard: Standard) -> AnnotatorState:
     variance = squares / (value.shape[1] * max(np.maximum(total - 1, 0).sum(), 1))
     rate = np.array([max(variance, MIN_LABEL_VARIANCE)])
     return AnnotatorState(np.ones(1), rate, np.zeros((1, value.shape[1])), np.zeros(1), np.zeros(1))
-
-
-def score_labels(
-    prediction: ContinuousPrediction,
-    labels: LabelSets,
-    annotator: Array,
-    people: AnnotatorState | None,
-    standard: Standard,
-) -> Array:
-    """Log score of every labelled input's label set under a predictive distribution: (N+,)."""
-    if people is not None:
-        return np.asarray(pool_truth(prediction, labels, annotator, people, standard)[1][labels.labelled])
-    rows, value = labels.instance, labels.continuous(prediction.location.shape[2])
-    each = mixture_log_density(
-        value, prediction.weights[rows], prediction.dof, prediction.location[rows], prediction.scale[rows]
-    )
-    return np.asarray(np.bincount(rows, labels.count * each, labels.n_instances)[labels.labelled])
-
-
-def normalise(log_share: Array) -> Array:
-    """Shares that sum to one along the last axis, from logarithms (N, K)."""
-    share = np.exp(log_share - log_share.max(axis=1, keepdims=True))
-    return np.asarray(share / share.sum(axis=1, keepdims=True))
 
 
 class AnnotatorNoise(NamedTuple):
@@ -351,21 +339,6 @@ class AnnotatorNoise(NamedTuple):
 
 
 def brief(names: Sequence[str], values: Array, most: int = 4) -> str:
-    """The first names with a number each, and how many more there are.
-
-    Examples
-    --------
-    >>> brief(["ann", "bob", "cleo"], np.array([0.9, 0.8, 0.7]), most=2)
-    '3 annotators: ann 0.9, bob 0.8, ...'
-    """
+    """The first names with a number each, such as "3 annotators: ann 0.9, bob 0.8, ..."."""
     text = ", ".join(f"{name} {value:.3g}" for name, value in zip(names[:most], values[:most], strict=True))
     return f"{len(names)} annotator{'s' * (len(names) > 1)}: {text}{', ...' if len(names) > most else ''}"
-
-
-def annotator_noise(people: AnnotatorState, standard: Standard, names: tuple[str, ...]) -> AnnotatorNoise:
-    """Biases and noise levels of annotators with their uncertainty."""
-    error = np.sqrt(people.bias_variance)[:, None] * standard.scale
-    quantiles = special.gammaincinv(people.shape[:, None], [0.95, 0.05]) / people.rate[:, None]  # of tau: (U, 2)
-    interval = standard.scale[:, None] / np.sqrt(quantiles)[:, None]
-    noise = standard.scale / np.sqrt(people.precision)[:, None]
-    return AnnotatorNoise(names, people.bias * standard.scale, error, noise, interval)

@@ -1,22 +1,27 @@
-"""Logits and class labels laid out for the inference: blocks of instances, classes first."""
+"""Class labels: logits and labels laid out in blocks, classes first, and the EM problem that all their models share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from scipy import special
 
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.inference.blocks import total
-from vbtta.models.parts import label_noise
-from vbtta.models.parts.label_noise import LabelTable
+from vbtta.distributions import CategoricalPrediction
+from vbtta.inference.em import EM, Problem, ascend, total
+from vbtta.models.parts import label_noise, links
+from vbtta.models.parts.label_noise import FittedNoise, LabelReading, LabelTable, NoiseModel, NoiseSums
 
-_ENTRIES = 1 << 17  # of an array of logits in work: it and a few like it fit a core's second-level cache
+if TYPE_CHECKING:
+    from vbtta.models.base import Posterior  # noqa: F401, named in a base class below
+
+_ENTRIES = 1 << 18  # of an array of logits in work: it and a few like it fit a core's share of the cache
 _SINGLE_LOGITS = 1 << 10  # of an instance, given in single precision or less, from which work is in single precision
+_WIDEST_SINGLE = 100.0  # range of logits up to which covariances in single precision are exact enough
 _FEW_CLASSES = 48  # up to which instances come last in memory: reductions over a short last axis are slow
 _MIN_SIZE_RATIO = 8  # of a block's logits to its noise statistics, so that adding these takes no time
 _MIN_LOGIT = -1e12  # after the shift: keeps products finite
@@ -24,6 +29,8 @@ _PROBE_ROWS = 256  # looked at before all rows are
 _MIN_PROBABILITY_ROWS = 5  # from which rows that sum to 1 are no accident
 _PREDICTED_ENTRIES = 1 << 17  # of a block of logits to predict
 _SAFE_LOGIT, _MIN_PROBA = 60.0, 1e-35  # of which exponentials are finite, and a probability, in single precision
+MAX_START_INSTANCES = 2_000  # on which the first temperatures are chosen
+_COARSE_INSTANCES, _COARSE = 4_000, EM(tol=1e-5, max_steps=100)  # on which a fit to many more is prepared
 ResultT = TypeVar("ResultT")
 
 
@@ -59,18 +66,19 @@ class CategoricalBlock:
 
     @cached_property
     def looked_at(self) -> LabelTable:
-        """The labels with the probability that the views give to each."""
-        row = self.table.instance if self.rows is None else self.rows[self.table.instance]
-        return replace(self.table, looks=label_noise.label_looks(self.mean, row, self.table.label))
+        """The labels with the probabilities of the average logits."""
+        outputs = self.mean if self.rows is None else self.mean[self.rows]
+        return replace(self.table, looks=label_noise.apparent_proba(outputs))
 
     def logits(self, part: slice) -> Array:
         """Shifted logits of some labelled instances: (C, K, n), not to be written to."""
         if self.stored is not None:
             return self.stored[:, :, part]
-        values = np.subtract(self._take(self.mean, part), self.top[part, :, None], dtype=self.precision)
+        finer = np.result_type(self.mean, self.precision)  # large logits are shifted before they are rounded
+        values = np.subtract(self._take(self.mean, part), self.top[part, :, None], dtype=finer)
         if self.ranges.max() > -_MIN_LOGIT:
             np.maximum(values, _MIN_LOGIT, out=values)
-        return values.transpose(2, 1, 0)
+        return values.astype(self.precision, copy=False).transpose(2, 1, 0)
 
     def variances(self, part: slice) -> Array | None:
         """Variances over draws of the same, where there are any: (C, K, n)."""
@@ -80,24 +88,17 @@ class CategoricalBlock:
 
     def split(self, size: int) -> list["CategoricalBlock"]:
         """The same in blocks of so many instances."""
-        blocks, in_place = [], self.rows is None
+        blocks, kept = [], ("top", "ranges", "rows", "mass", "group")
         for first in range(0, self.n_instances, size):
             inside = slice(first, min(first + size, self.n_instances))
             labels = slice(*np.searchsorted(self.table.instance, [inside.start, inside.stop]))
-            block = CategoricalBlock(
-                mean=self.mean[inside] if in_place else self.mean,
-                variance=self.variance[inside] if in_place and self.variance is not None else self.variance,
-                rows=None if self.rows is None else self.rows[inside],
-                top=self.top[inside],
-                ranges=self.ranges[inside],
-                stored=None if self.stored is None else self.stored[:, :, inside],
-                table=self.table.part(labels, first, inside.stop),
-                mass=None if self.mass is None else self.mass[inside],
-                group=None if self.group is None else self.group[inside],
-                first=first,
-                precision=self.precision,
-            )
-            blocks.append(block)
+            fields: dict[str, Any] = {name: getattr(self, name) for name in kept}
+            if self.rows is None:
+                fields |= {"mean": self.mean, "variance": self.variance}
+            fields = {name: None if value is None else value[inside] for name, value in fields.items()}
+            stored = None if self.stored is None else self.stored[:, :, inside]
+            table = self.table.part(labels, first, inside.stop)
+            blocks.append(replace(self, **fields, stored=stored, table=table, first=first))
         return blocks
 
     def _take(self, array: Array, part: slice) -> Array:
@@ -129,6 +130,10 @@ class CategoricalBlocks(ABC):
     def take(self, places: Array | None) -> tuple[ViewPredictions, LabelSets]:
         """Predictions and labels of some labelled instances, or of all."""
 
+    def single(self) -> "CategoricalBlocks":
+        """The same with logits in single precision, where they can be had."""
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class CategoricalData(CategoricalBlocks):
@@ -137,6 +142,7 @@ class CategoricalData(CategoricalBlocks):
     whole: CategoricalBlock
     blocks: Sequence[CategoricalBlock]
     source: tuple[ViewPredictions, LabelSets]
+    double: bool  # whether the link needs double precision
 
     @property
     def n_groups(self) -> int:
@@ -146,6 +152,15 @@ class CategoricalData(CategoricalBlocks):
     def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
         """The sum of a function over every n-th block, on several threads."""
         return total(function, self.blocks[::every])
+
+    def single(self) -> "CategoricalData":
+        """The same with logits in single precision, where the link allows it."""
+        whole = self.whole
+        if self.double or whole.precision is np.float32 or self.widest.max() > _WIDEST_SINGLE:
+            return self
+        stored = None if whole.stored is None else whole.stored.astype(np.float32)
+        whole = replace(whole, stored=stored, precision=np.float32)
+        return replace(self, whole=whole, blocks=whole.split(self.blocks[0].n_instances))
 
     def take(self, places: Array | None) -> tuple[ViewPredictions, LabelSets]:
         """Predictions and labels of some labelled instances, or of all."""
@@ -173,7 +188,7 @@ def categorical_data(
     whole = replace(whole, group=predictions.group_numbers(rows))
     blocks = whole.split(block_rows(K, C, label_noise.n_entries(noise, C, table.n_annotators)))
     size = (K, C, len(rows), labels.total, len(table.label), table.n_annotators)
-    return CategoricalData(*size, whole.ranges.max(axis=0), whole, blocks, (predictions, labels))
+    return CategoricalData(*size, whole.ranges.max(axis=0), whole, blocks, (predictions, labels), classes_last)
 
 
 def categorical_block(
@@ -214,17 +229,9 @@ def _step(n_views: int, n_classes: int) -> int:
     return max(1, _ENTRIES // (n_views * n_classes))
 
 
-def shifted(logits: Array) -> Array:
-    """Logits (n, K, C) as (C, K, n) in double precision, the largest of each row 0."""
-    values = np.subtract(logits, logits.max(axis=2, keepdims=True), dtype=np.float64)
-    np.maximum(values, _MIN_LOGIT, out=values)
-    return np.asarray(values.transpose(2, 1, 0))
-
-
 def check_logits(predictions: ViewPredictions) -> None:
     """Raise where the predictions cannot be logits of two classes or more."""
-    C = predictions.outputs.shape[2]
-    if C == 1:
+    if predictions.outputs.shape[2] == 1:
         raise ValueError(
             "predictions have one output (C = 1); a classification needs a logit for every class. For a binary "
             "logit l stack zeros and l: np.concatenate([np.zeros_like(l), l], axis=2)"
@@ -264,23 +271,34 @@ def _sum_to_one(values: Array) -> Array:
     return np.asarray(((values >= 0).all(axis=2) & (np.abs(values.sum(axis=2) - 1) <= 5e-3)).all(axis=0))
 
 
-def prediction_blocks(
-    predictions: ViewPredictions, *, with_variance: bool
-) -> Iterator[tuple[slice, Array, Array | None]]:
-    """Blocks of rows to predict, with shifted logits and, where wanted, variances over draws, (C, K, n) each."""
-    for rows in prediction_rows(predictions):
-        variance = None
-        if predictions.variance is not None and with_variance:
-            variance = predictions.variance[rows].astype(np.float64).transpose(2, 1, 0)
-        yield rows, shifted(predictions.outputs[rows]), variance
+def class_prediction(
+    predictions: ViewPredictions,
+    factors: Array | None,
+    block: Callable[[slice], tuple[Array, Callable[[Array], Array]]],
+) -> CategoricalPrediction:
+    """The prediction of blocks of rows: class probabilities (n, C), and a function that gives the information (n,).
 
-
-def prediction_rows(predictions: ViewPredictions) -> list[slice]:
-    """Blocks of rows to predict."""
+    Probabilities are multiplied by factors (N, C) where given, and divided by their sum.
+    """
     check_logits(predictions)
     N, K, C = predictions.outputs.shape
-    step = max(1, _PREDICTED_ENTRIES // (K * C))
-    return [slice(first, min(first + step, N)) for first in range(0, N, step)]
+    proba, information, step = np.empty((N, C)), np.empty(N), max(1, _PREDICTED_ENTRIES // (K * C))
+    for first in range(0, N, step):
+        rows = slice(first, first + step)
+        each, information_of = block(rows)
+        each = each if factors is None else np.maximum(each, np.finfo(np.float64).tiny) * factors[rows]
+        proba[rows] = each / each.sum(axis=1, keepdims=True)
+        information[rows] = information_of(proba[rows])
+    return CategoricalPrediction(proba, information, class_names(predictions))
+
+
+def link_arguments(predictions: ViewPredictions, rows: slice, link: links.Link) -> tuple[Array, Array | None]:
+    """Shifted logits of some rows in double precision and, where the link uses them, variances: (C, K, n) each."""
+    logits, variance = predictions.outputs[rows], None
+    if predictions.variance is not None and link.uses_variance:
+        variance = predictions.variance[rows].astype(np.float64).transpose(2, 1, 0)
+    values = np.subtract(logits, logits.max(axis=2, keepdims=True), dtype=np.float64)
+    return np.maximum(values, _MIN_LOGIT, out=values).transpose(2, 1, 0), variance
 
 
 class SoftmaxViews:
@@ -318,13 +336,138 @@ class SoftmaxViews:
         return np.asarray(np.clip(entropy - left_open, 0, entropy))
 
 
-def joint_information(joint: Array) -> Array:
-    """Mutual information between class and view of P(class, view), (C, K, n): (n,)."""
-    by_view, by_class = joint.sum(axis=0), joint.sum(axis=1)
-    entropies = special.entr(by_view).sum(axis=0) + special.entr(by_class).sum(axis=0)
-    return np.asarray(np.maximum(entropies - special.entr(joint).sum(axis=(0, 1)), 0))
-
-
 def class_names(predictions: ViewPredictions) -> Array:
     """Names of the outputs: (C,)."""
     return np.arange(predictions.outputs.shape[2]) if predictions.classes is None else predictions.classes
+
+
+class NoReading(NamedTuple):
+    """Labels without a noise model."""
+
+    log_evidence: None = None
+
+    def sums(self, truth: Array | None) -> None:
+        """Of no noise."""
+
+
+def label_reader(noise: FittedNoise | None) -> Callable[[CategoricalBlock], LabelReading | NoReading]:
+    """A function that reads a block's labels under a noise model; serialised to workers."""
+    if noise is None:
+        return lambda block: NoReading()
+    read, difficulty = noise.reader(), noise.model.difficulty
+    return lambda block: read(block.looked_at if difficulty else block.table)
+
+
+def truth_posterior(log_evidence: Array, proba: Array) -> tuple[Array, Array]:
+    """Posterior (C, n) of the true classes under probabilities (C, n), and log normalisers, of evidence (n, C)."""
+    log_evidence = np.array(log_evidence.T, order="C")  # a copy
+    top = log_evidence.max(axis=0)
+    posterior = np.exp(np.subtract(log_evidence, top, out=log_evidence), out=log_evidence)
+    posterior *= proba
+    norm = posterior.sum(axis=0)
+    posterior /= norm
+    return posterior, top + np.log(norm)
+
+
+StateT = TypeVar("StateT", bound=Any)  # with the noise model's Q, `noise`
+SumsT = TypeVar("SumsT", bound=Any)  # additive, with `log_evidence`
+BlockPass = Callable[[CategoricalBlock, Array | None], tuple[SumsT, Array | None]]
+
+
+class Statistics(NamedTuple, Generic[SumsT]):
+    """Result of a pass over the data."""
+
+    sums: SumsT
+    noise: FittedNoise | None  # the next Q of the noise
+    counts: NoiseSums | None
+    bound: float
+
+    def faster_noise(self, before: FittedNoise | None) -> FittedNoise | None:
+        """The noise after many updates like that from `before`; None where it is about the next one."""
+        return None if self.noise is None else self.noise.extrapolated(before, self.counts)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[StateT, SumsT]):
+    """Data and noise model of class labels; derived classes add weights, calibration and their priors."""
+
+    data: CategoricalBlocks
+    noise: NoiseModel | None
+    newton: ClassVar[bool] = True
+    common_start: ClassVar[bool] = False  # whether all ln kappa_k start from one value
+    _last: dict[str, tuple[StateT, Statistics[SumsT]]] = field(default_factory=dict, init=False, repr=False)
+
+    def evaluate(self, state: StateT) -> tuple[float, Statistics[SumsT]]:
+        """Bound and statistics at a state: one pass, unless it is the last evaluated state."""
+        last = self._last.get("evaluation")
+        if last is not None and last[0] is state:
+            return last[1].bound, last[1]
+        block_pass, read = self._block_pass(state), label_reader(state.noise)
+
+        def block_statistics(block: CategoricalBlock) -> tuple[SumsT, NoiseSums | None]:
+            """Serialised to workers: captures nothing else."""
+            reading = read(block)
+            sums, truth = block_pass(block, reading.log_evidence)
+            return sums, None if truth is None else reading.sums(truth)
+
+        sums, counts = self.data.total(block_statistics)
+        noise = None if state.noise is None or counts is None else state.noise.update(counts)
+        bound = float(sums.log_evidence) - sum(self._penalties(state).values())
+        statistics = Statistics(sums, noise, counts, bound)
+        self._last["evaluation"] = state, statistics
+        return bound, statistics
+
+    def bound_terms(self, state: StateT, statistics: Statistics[SumsT]) -> dict[str, float]:
+        """The bound, term by term: J_S minus the rest."""
+        return {"J_S": float(statistics.sums.log_evidence), **self._penalties(state)}
+
+    def first_acceptable(self, candidates: Iterable[StateT], statistics: Statistics[SumsT]) -> StateT:
+        """The first candidate whose bound is not lower, or the last, which is EM's."""
+        least = statistics.bound - 1e-13 * abs(statistics.bound)
+        for candidate in candidates:
+            if self.evaluate(candidate)[0] >= least:
+                break
+        return candidate
+
+    def quick(self) -> Self:
+        """The same in single precision: exact enough for held-out scores and first guesses."""
+        return replace(self, data=self.data.single())
+
+    def start_log_kappa(self, first: StateT) -> Array:
+        """Where to start ln kappa_k: 0, or for wide logits the candidate of the highest bound, on a subsample."""
+        data = self.data
+        if data.widest.max() <= links.WIDE:
+            return np.zeros(data.n_views)
+        if data.n_instances > MAX_START_INSTANCES or not isinstance(data, CategoricalData):
+            places = np.linspace(0, data.n_instances - 1, min(MAX_START_INSTANCES, data.n_instances)).astype(int)
+            subsample, state = self._on_subsample(places)
+            return subsample.start_log_kappa(state)
+        candidates = links.start_candidates(np.median(data.whole.ranges, axis=0), common=self.common_start)
+        if len(candidates) == 1:
+            return candidates[0]
+        return max(candidates, key=lambda log_kappa: self.evaluate(self._scaled(first, log_kappa))[0])
+
+    def coarse_start(self, first: StateT) -> StateT:
+        """Where to start from: with very many instances the optimum of some of them."""
+        n_instances = self.data.n_instances
+        if n_instances < 2 * _COARSE_INSTANCES:
+            return first
+        subsample, _ = self._on_subsample(np.linspace(0, n_instances - 1, _COARSE_INSTANCES).astype(int))
+        state: StateT = ascend(subsample, first, _COARSE).state
+        return state
+
+    @abstractmethod
+    def _block_pass(self, state: StateT) -> BlockPass[SumsT]:
+        """Sums over a block and, with evidence of the labels (n, C), the posterior of the true classes (n, C)."""
+
+    @abstractmethod
+    def _penalties(self, state: StateT) -> dict[str, float]:
+        """Divergences of Q from its priors, and minus the log priors of what is at its mode."""
+
+    @abstractmethod
+    def _on_subsample(self, places: Array) -> tuple["ClassProblem[StateT, SumsT]", StateT]:
+        """The problem of some labelled instances and its first state."""
+
+    @abstractmethod
+    def _scaled(self, state: StateT, log_kappa: Array) -> StateT:
+        """A first state with inverse temperatures."""

@@ -18,13 +18,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from scipy import special
 
-from vbtta._support.matrices import inverse
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.inference.blocks import total
-from vbtta.inference.em import EM, vanishing_weights
+from vbtta.inference.em import EM, total, vanishing_weights
 from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, check_level, inverse_information, reach_of
-from vbtta.models.parts.calibration import log_normal
+from vbtta.inference.linalg import inverse
+from vbtta.models.parts.links import log_normal
 
 PRELIMINARY = EM(max_steps=200, tol=1e-6)  # with constant weights
 FeatureChoice = Literal["auto", "all", "own", "pooled", "none"] | Callable[[Array], Array] | str

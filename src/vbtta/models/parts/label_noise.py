@@ -4,8 +4,8 @@ A kind of noise is a class with an entry in :data:`NOISES`; all that depends on 
 torch counterpart. The parameters of annotator u, rows of probabilities, have Dirichlet priors and Dirichlet Q. The
 counts of that prior are common to all annotators and at their mode, with a log-normal prior around the given ones.
 
-With item difficulty an instance belongs to a level e with probability pi_e. It has an apparent class d_i, and each of
-its labels is that class with probability h_e, else a draw of the annotator's row (docs/method, eqs. 22a and 22b):
+With item difficulty an instance is easy (h_0 = 0) or hard with probability pi_e. It has an apparent class d_i, and each
+of its labels is that class with probability h_e, else a draw of the annotator's row (docs/method, eqs. 22a and 22b):
 
     d_i ~ G_i,   P(y_ij | t_i = c, d_i, e) = h_e 1[y_ij = d_i] + (1 - h_e) A_u[c, y_ij]
 
@@ -17,7 +17,7 @@ Labels that agree with each other and with the views are then weaker evidence th
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from scipy import sparse, special
@@ -32,27 +32,29 @@ Sampler = Callable[[np.random.Generator, Array], Array]  # labels (J,) of true c
 _LEVEL = 0.9  # of the intervals of accuracies
 _MIN_ROW_LABELS = 10  # of a row of a confusion matrix
 _PRIOR_SCALE = 1.0  # standard deviation of the logarithms of the prior counts that annotators share
-_SHARES = np.array([0.0, 0.4])  # h_e: how often a label is the apparent class, at every level of difficulty
-_LEVEL_PRIOR = np.array([20.0, 6.0])  # Dirichlet counts of the levels
+_COPIED = 0.4  # h: how often a label of a hard instance is its apparent class
+_LEVEL_PRIOR = np.array([20.0, 6.0])  # Dirichlet counts of easy and hard instances
+_NO_LEVELS = (np.zeros(0),) * 3  # statistics without item difficulty
+_MAX_EXPONENT = 300.0  # of numbers whose products are finite
 _MIN_ROWS = 3  # of annotators or their matrices, to infer the prior that they share
 _MIN_INFORMATION = 0.05  # share of the labels that count in an accuracy's interval, at least
-_PRIOR_STEPS = 20  # until the prior of the accuracies has settled
-_LOOKED_ENTRIES = 1 << 18  # of logits at once
+_PRIOR_STEPS, _SMALL_STEP = 10, 0.03  # of the logarithms of the shared prior counts, at most, and that ends them
+_MAX_RATE, _SMALL_CHANGE = 0.995, 0.01  # of EM's convergence, and share of the wrong labels that is not extrapolated
 _MAX_ENTRIES = 1 << 27  # of all confusion matrices: a gigabyte
 
 
 class LabelGroups(NamedTuple):
     """Equal labels of an instance, taken together: G groups, in the order of the instances."""
 
+    first: Array  # (G,): the first label of every group
     owner: Array  # (G,): the instance
     label: Array  # (G,)
-    first: Array | None  # (N+,): first group of every instance; None where each has one
-    of_label: Array  # (J,): the group of every label
+    start: Array | None  # (N+,): the first group of every instance; None where each has one
 
 
 @dataclass(frozen=True, eq=False)
 class LabelTable:
-    """Labels of labelled instances, which count from 0 in order."""
+    """Labels of labelled instances, which count from 0, in the order of instances and classes."""
 
     instance: Array  # (J,)
     label: Array  # (J,): positions among the classes
@@ -61,13 +63,13 @@ class LabelTable:
     importance: Array  # (N+,): weights of the instances
     n_instances: int  # N+
     n_annotators: int
-    looks: Array | None = None  # (J,): G_i(y_ij), where item difficulty is modelled
-    _memo: dict[int, tuple[sparse.csr_array, sparse.csr_array]] = field(default_factory=dict, repr=False)
+    looks: Array | None = None  # (N+, C): G, where item difficulty is modelled
+    _incidences: dict[int, tuple[sparse.csr_array, sparse.csc_array]] = field(default_factory=dict, repr=False)
 
     def part(self, labels: slice, first: int, last: int) -> "LabelTable":
         """Some labels, which are those of instances from first up to last."""
         columns = (self.instance[labels] - first, self.label[labels], self.annotator[labels], self.repeats[labels])
-        looks = None if self.looks is None else self.looks[labels]
+        looks = None if self.looks is None else self.looks[first:last]
         return LabelTable(*columns, self.importance[first:last], last - first, self.n_annotators, looks)
 
     @cached_property
@@ -78,28 +80,44 @@ class LabelTable:
     @cached_property
     def groups(self) -> LabelGroups:
         """Equal labels of every instance."""
-        stride = int(self.label.max(initial=0)) + 1
-        cell, of_label = np.unique(self.instance * stride + self.label, return_inverse=True)
-        owner = cell // stride
-        first = None if len(cell) == self.n_instances else np.searchsorted(owner, np.arange(self.n_instances))
-        return LabelGroups(owner, cell % stride, first, of_label)
+        new = (np.diff(self.instance) != 0) | (np.diff(self.label) != 0)
+        first = np.flatnonzero(np.concatenate([[True], new]))
+        owner = self.instance[first]
+        start = None if len(owner) == self.n_instances else np.searchsorted(owner, np.arange(self.n_instances))
+        return LabelGroups(first, owner, self.label[first], start)
 
-    def incidence(self, n_answers: int) -> tuple[sparse.csr_array, sparse.csr_array]:
+    @cached_property
+    def apparent(self) -> tuple[Array, Array, Array]:
+        """G of every group's label (G, 1), of the classes that no label names (N+, 1), and how many labels (N+, 1)."""
+        assert self.looks is not None
+        looks = self.looks[self.groups.owner, self.groups.label][:, None]
+        total = np.bincount(self.instance, self.given, self.n_instances)[:, None]
+        return looks, np.maximum(1 - self.over_groups(looks), 0), total
+
+    def incidence(self, n_answers: int) -> tuple[sparse.csr_array, sparse.csc_array]:
         """How often a group has an annotator's answer, (G, U A), and the same with the instances' weights, (U A, G).
 
         With one answer, A = 1, labels are told apart by their annotators alone.
         """
-        if n_answers not in self._memo:
+        if n_answers not in self._incidences:
             answer = self.annotator * n_answers + (self.label if n_answers > 1 else 0)
-            shape = (len(self.groups.owner), self.n_annotators * n_answers)
-            given = sparse.csr_array((self.given, (self.groups.of_label, answer)), shape=shape)
-            counted = sparse.csr_array((self.repeats, (answer, self.groups.of_label)), shape=shape[::-1])
-            self._memo[n_answers] = given, counted
-        return self._memo[n_answers]
+            ends, shape = (
+                np.append(self.groups.first, len(answer)),
+                (len(self.groups.first), self.n_annotators * n_answers),
+            )
+            given = sparse.csr_array((self.given, answer, ends), shape=shape)
+            counted = sparse.csc_array((self.repeats, answer, ends), shape=shape[::-1])
+            self._incidences[n_answers] = given, counted
+        return self._incidences[n_answers]
 
-    def over_groups(self, values: Array, operation: np.ufunc = np.add) -> Array:
-        """Values of the groups (G, ...), added up or otherwise reduced over the groups of every instance."""
-        return values if self.groups.first is None else operation.reduceat(values, self.groups.first, axis=0)
+    def over_groups(self, values: Array, function: np.ufunc = np.add) -> Array:
+        """Sums, or another function, of the groups' values (G, c) for every instance."""
+        start = self.groups.start
+        return values if start is None else np.asarray(function.reduceat(values, start))
+
+    def by_group(self, values: Array) -> Array:
+        """Values of the instances (N+, c) for every group."""
+        return values if self.groups.start is None else np.take(values, self.groups.owner, axis=0)
 
 
 class NoiseModel(NamedTuple):
@@ -161,6 +179,7 @@ class NoiseSums(NamedTuple):
     doubt: Array  # (U,): sum over labels of q (1 - q), q the probability that the label is right
     tally: Array  # counts of all labels; () without item difficulty
     levels: Array  # (E,); () without item difficulty
+    level_doubt: Array  # (): sum over instances of q (1 - q), q the probability that it is hard
 
 
 class FittedNoise(NamedTuple):
@@ -199,17 +218,30 @@ class FittedNoise(NamedTuple):
         log_levels = None if self.levels is None else log_expected(self.levels)
         return partial(LabelReading, self.model.of_kind, log_expected(self.counts), log_levels, self.model.n_classes)
 
-    def evidence(self) -> Callable[[LabelTable], Array]:
-        """A function that gives the log evidence of a table's labels for every class under E[ln A]: (N+, C)."""
-        read = self.reader()
-        return lambda table: read(table).log_evidence
-
     def update(self, sums: NoiseSums) -> "FittedNoise":
-        """Q given expected counts, then a Newton step of the prior counts that annotators share."""
-        updated = self._replace(counts=self.prior + sums.counts, doubt=sums.doubt if len(sums.doubt) else None)
+        """Q given expected counts, and the prior counts that annotators share."""
+        strength = None if self.strength is None else self._shared_prior(sums.counts)
+        updated = self._replace(strength=strength, doubt=sums.doubt if len(sums.doubt) else None)
         if self.levels is not None:
             updated = updated._replace(levels=_LEVEL_PRIOR + sums.levels, tally=sums.tally)
-        return updated if self.strength is None else updated._shared_prior()
+        return updated._replace(counts=updated.prior + sums.counts)
+
+    def extrapolated(self, before: "FittedNoise | None", sums: NoiseSums | None) -> "FittedNoise | None":
+        """Accuracies and levels after many updates like that from `before` (Aitken); None where about the same.
+
+        EM converges at the rate sum q (1 - q) / (n a (1 - a)), the share of the information that the truths take.
+        """
+        if before is None or sums is None:
+            return None
+        counts, levels, pairs = self.counts, self.levels, []
+        if counts.ndim == 2:
+            counts = _aitken(before.counts - before.prior, counts, self.prior, sums.doubt)
+            pairs.append((counts, self.counts))
+        if self.levels is not None and before.levels is not None:
+            levels = _aitken(before.levels - _LEVEL_PRIOR, self.levels, _LEVEL_PRIOR, sums.level_doubt)
+            pairs.append((levels, self.levels))
+        moved = any((np.abs(new - old) > _SMALL_CHANGE * old)[..., 1].any() for new, old in pairs)
+        return self._replace(counts=counts, levels=levels) if moved else None
 
     def divergence(self) -> float:
         """KL(Q || prior), summed over annotators, rows and levels, and minus the log prior of the shared counts."""
@@ -228,31 +260,40 @@ class FittedNoise(NamedTuple):
         levels = None if self.levels is None else np.exp(np.clip(take(len(self.levels)), -30, 300))
         return self._replace(counts=counts, levels=levels)
 
-    def _shared_prior(self) -> "FittedNoise":
-        """The prior counts after a Newton step in their logarithms, halved until the bound does not fall."""
-        model, rows = self.model, self.counts.size // self.counts.shape[-1]
-        right, wrong = model.of_kind.log_sums(log_expected(self.counts))
-        cells = model.prior.shape[-1] - 1  # wrong answers of a row
+    def _shared_prior(self, given: Array) -> Array:
+        """The prior counts of a row after Newton steps in their logarithms, the rows integrated out given `given`."""
+        model, strength = self.model, self.strength
+        right, wrong = model.of_kind.split(given)  # (R,) and (R, cells)
+        centre, cells, total = _strength_of(model), wrong.shape[1], right + wrong.sum(axis=1)
 
-        def height(logs: Array) -> float:
-            a, b = np.exp(logs)
-            norm = special.gammaln(a + b) - special.gammaln(a) - cells * special.gammaln(b / cells)
-            return float(rows * norm + a * right + b / cells * wrong + _log_strength_prior(np.exp(logs), model))
+        def height(a: float, b: float) -> float:
+            rows = special.gammaln(a + right) - special.gammaln(a + b + total)
+            cell = special.gammaln(b / cells + wrong).sum() - wrong.size * special.gammaln(b / cells)
+            norm = len(right) * (special.gammaln(a + b) - special.gammaln(a))
+            return float(rows.sum() + norm + cell + _log_strength_prior(np.array([a, b]), model))
 
-        assert self.strength is not None
-        a, b = strength = self.strength
-        both = special.digamma(a + b)
-        slope = np.array([rows * (both - special.digamma(a)) + right, rows * (both - special.digamma(b / cells))])
-        slope[1] += wrong / cells
-        bend = rows * (special.polygamma(1, a + b) - np.diag(special.polygamma(1, [a, b / cells]) / [1, cells]))
-        offset = np.log(strength / _strength_of(model)) / _PRIOR_SCALE**2
-        hessian = bend * np.outer(strength, strength)
-        hessian += np.diag(np.minimum(slope * strength, 0) - _PRIOR_SCALE**-2)
-        step = np.clip(np.linalg.solve(hessian, offset - slope * strength), -1, 1)
-        logs, before = np.log(strength), height(np.log(strength))
-        steps = (logs + fraction * step for fraction in (1.0, 0.5, 0.1, 0.01))
-        better = next((candidate for candidate in steps if height(candidate) >= before), logs)
-        return self._replace(strength=np.exp(better))
+        def rises(function: Callable[[Any], Any]) -> tuple[float, float, float]:
+            """Differences that the labels make to a function of a, b / cells and a + b."""
+            of_right, of_both = function(a + right) - function(a), function(a + b) - function(a + b + total)
+            return of_right.sum(), (function(b / cells + wrong) - function(b / cells)).sum(), of_both.sum()
+
+        assert strength is not None
+        for _ in range(_PRIOR_STEPS):
+            (a, b), before = strength, height(*strength)
+            of_right, of_wrong, of_both = rises(special.digamma)
+            slope = np.array([of_right + of_both, of_wrong / cells + of_both]) * strength
+            of_right, of_wrong, of_both = rises(_trigamma)
+            bend = np.diag([of_right, of_wrong / cells**2]) + of_both
+            hessian = bend * np.outer(strength, strength) + np.diag(slope - _PRIOR_SCALE**-2)
+            slope -= np.log(strength / centre) / _PRIOR_SCALE**2
+            values, vectors = np.linalg.eigh(hessian)
+            step = vectors @ ((slope @ vectors) / np.maximum(np.abs(values), _PRIOR_SCALE**-2))
+            step /= max(1, np.abs(step).max())
+            candidates = (strength * np.exp(fraction * step) for fraction in (1.0, 0.5, 0.1, 0.01))
+            strength = next((candidate for candidate in candidates if height(*candidate) >= before), strength)
+            if np.abs(step).max() < _SMALL_STEP:
+                break
+        return np.asarray(strength)
 
     def label_evidence(self, labels: LabelSets, position: Array, annotator: Array, outputs: Array) -> Array:
         """Log probability of an instance's labels under E[A] for every class, given the views' outputs: (N+, C).
@@ -263,11 +304,9 @@ class FittedNoise(NamedTuple):
         if self.model.named:
             counts = _with_average(counts)
             who = np.where(annotator < 0, len(counts) - 1, annotator)
-        rows, instance = np.unique(labels.instance, return_inverse=True)
-        table = LabelTable(instance, position, who, labels.count, _importance(labels, rows), len(rows), len(counts))
-        log_levels = None
+        table, log_levels = _table(labels, position, who, len(counts)), None
         if self.levels is not None:
-            looks = label_looks(outputs, labels.instance, position)
+            looks = apparent_proba(outputs[labels.labelled])
             table, log_levels = replace(table, looks=looks), log_mean(self.levels)
         return LabelReading(self.model.of_kind, log_mean(counts), log_levels, self.model.n_classes, table).log_evidence
 
@@ -283,7 +322,7 @@ class FittedNoise(NamedTuple):
         levels = self.levels
 
         def draw(generator: np.random.Generator, truth: Array) -> Array:
-            share = generator.choice(_SHARES, size=len(above), p=generator.dirichlet(levels))  # (N,)
+            share = generator.choice([0.0, _COPIED], size=len(above), p=generator.dirichlet(levels))  # (N,)
             apparent = (generator.random((len(above), 1)) > above).sum(axis=1)
             same = generator.random(len(truth)) < share[instance]
             return np.where(same, apparent[instance], draw_own(generator, truth))
@@ -297,106 +336,50 @@ class LabelReading:
     def __init__(
         self, kind: "NoiseKind", log_noise: Array, log_levels: Array | None, n_classes: int, table: LabelTable
     ) -> None:
-        self._kind, self._table, C = kind, table, n_classes
-        self._levels: list[tuple[Array | None, Array]] = []
-        log_answer, owner = kind.per_answer(log_noise, C), table.groups.owner
-        base = table.over_groups(kind.answers(log_answer, table, C))
+        self._kind, self._table = kind, table
+        self._hard: Array | None = None
+        log_answer = kind.per_answer(log_noise, n_classes)
+        self.log_evidence = table.over_groups(kind.answers(log_answer, table, n_classes))  # (N+, C)
         if log_levels is None:
-            self.log_evidence = base  # (N+, C)
             return
-        assert table.looks is not None
-        looks = np.empty((len(owner), 1))
-        looks[table.groups.of_label, 0] = table.looks
-        others = np.maximum(1 - table.over_groups(looks), 0)  # apparent classes that no label names: (N+, 1)
-        total = np.bincount(table.instance, table.given, table.n_instances)[:, None]
-        heights = np.empty((len(log_levels), *base.shape))  # (E, N+, C)
-        for height, log_level, share in zip(heights, log_levels, _SHARES, strict=True):
-            height[:] = base + log_level
-            if share == 0:
-                self._levels.append((None, np.zeros(0)))
-                continue
-            odds = share / (1 - share) * np.exp(-log_answer)
-            gain = kind.answers(np.log1p(odds), table, C)  # ln of the product of 1 + odds: (G, C)
+        looks, others, total = table.apparent
+        odds = _COPIED / (1 - _COPIED) * np.exp(-log_answer)
+        self._copied = odds / (1 + odds)  # P(a label is copied | it is the apparent class)
+        gain = kind.answers(np.log1p(odds), table, n_classes)  # ln of the product of 1 + odds: (G, C)
+        top = np.zeros((1, 1))
+        if gain.max(initial=0) > _MAX_EXPONENT:
             top = table.over_groups(gain, np.maximum)
-            gain -= top if table.groups.first is None else top[owner]
-            apparent = np.exp(gain, out=gain)
-            apparent *= looks
-            scale = table.over_groups(apparent) + others * np.exp(-top)  # (N+, C)
-            apparent /= scale if table.groups.first is None else scale[owner]  # P(d_i is the group's label)
-            height += total * np.log1p(-share) + top + np.log(scale)
-            self._levels.append((apparent, odds / (1 + odds)))
-        top = heights.max(axis=0)
-        self._shares = np.exp(heights - top)  # of the levels, given the class: (E, N+, C)
-        scale = self._shares.sum(axis=0)
-        self._shares /= scale
-        self.log_evidence = top + np.log(scale)
+            gain -= table.by_group(top)
+        apparent = np.exp(gain, out=gain)
+        apparent *= looks
+        scale = table.over_groups(apparent)
+        scale = scale + others * np.exp(-top)  # (N+, C)
+        apparent /= table.by_group(scale)
+        self._apparent = apparent  # P(d_i is the group's label): (G, C)
+        log_odds = np.log(scale) + (top + log_levels[1] - log_levels[0] + total * np.log1p(-_COPIED))  # of a hard one
+        smaller = np.exp(-np.abs(log_odds))
+        self._hard = np.where(log_odds > 0, 1, smaller) / (1 + smaller)  # given the class: (N+, C)
+        self.log_evidence = self.log_evidence + (np.log1p(smaller) + np.maximum(log_odds, 0) + log_levels[0])
 
     def sums(self, truth: Array) -> NoiseSums:
         """Expected counts given the probabilities of the true classes (N+, C)."""
-        kind, table, none = self._kind, self._table, np.zeros(0)
-        owner, label = table.groups[:2]
-        right = truth[owner, label]
+        kind, table = self._kind, self._table
+        of_groups = table.by_group(truth)
+        right = of_groups[np.arange(len(of_groups)), table.groups.label]
         doubt = table.incidence(1)[1] @ (right * (1 - right))
-        tally = kind.counts(truth[owner], table)
-        if not self._levels:
-            return NoiseSums(tally, doubt, none, none)
-        own, levels = tally, self._shares * truth
-        for level, (apparent, copied) in zip(levels, self._levels, strict=True):
-            if apparent is not None:  # less the labels that are no draws of the annotator's row
-                own = own - copied * kind.counts(level[owner] * apparent, table)
-        return NoiseSums(np.maximum(own, 0), doubt, tally, np.einsum("enc,n->e", levels, table.importance))
-
-
-def label_looks(outputs: Array, row: Array, position: Array) -> Array:
-    """Probability of every label's class under the average of its row's logits (N, K, C): (J,)."""
-    looks = np.empty(len(row))
-    step = max(1, _LOOKED_ENTRIES // outputs[0].size)
-    for first in range(0, len(row), step):
-        part = slice(first, first + step)
-        proba = apparent_proba(outputs[row[part]])
-        looks[part] = proba[np.arange(len(proba)), position[part]]
-    return looks
+        tally = kind.counts(of_groups, table)
+        if self._hard is None:
+            return NoiseSums(tally, doubt, *_NO_LEVELS)
+        hard = self._hard * truth
+        own = tally - self._copied * kind.counts(table.by_group(hard) * self._apparent, table)
+        share = hard.sum(axis=1)
+        levels = np.array([table.importance @ (1 - share), table.importance @ share])
+        return NoiseSums(np.maximum(own, 0), doubt, tally, levels, np.asarray(table.importance @ (share * (1 - share))))
 
 
 def apparent_proba(outputs: Array) -> Array:
     """The softmax of the average over views of logits (n, K, C), G: (n, C)."""
-    return np.asarray(special.softmax(np.asarray(outputs, dtype=np.float64).mean(axis=1), axis=1))
-
-
-class NoiseKind(Protocol):
-    """One kind of noise: the shape of its parameters, and what depends on it."""
-
-    @property
-    def per_annotator(self) -> bool:
-        """Whether annotators, where named, have parameters of their own."""
-
-    @property
-    def accuracy_prior(self) -> tuple[float, float]:
-        """Default Beta counts of an accuracy, right and wrong."""
-
-    def prior(self, n_classes: int, confusion: tuple[float, float], accuracy: tuple[float, float]) -> Array:
-        """Prior counts of one annotator."""
-
-    def answers(self, values: Array, table: LabelTable, n_classes: int) -> Array:
-        """Sums of values like the parameters over the labels of every group, for all true classes: (G, C)."""
-
-    def per_answer(self, log_noise: Array, n_classes: int) -> Array:
-        """Logarithms of A's entries, shaped like the parameters."""
-
-    def log_sums(self, log_noise: Array) -> tuple[float, float]:
-        """Sums of the logarithms of right and of wrong answers."""
-
-    def counts(self, truth: Array, table: LabelTable) -> Array:
-        """Expected counts given the probabilities of every group's true class (G, C); additive over labels."""
-
-    def right_and_wrong(self, given: Array) -> Array:
-        """Expected counts of right and wrong labels: (U, 2)."""
-
-    def matrices(self, mean: Array, n_classes: int) -> Array:
-        """Confusion matrices (U, C, C) of the parameters."""
-
-    def sampler(self, noise: FittedNoise, annotator: Array) -> Sampler:
-        """See :meth:`FittedNoise.label_sampler`; error rates are drawn from Q every time."""
+    return np.asarray(special.softmax(outputs.mean(axis=1, dtype=np.float64), axis=1))
 
 
 @dataclass(frozen=True)
@@ -407,34 +390,42 @@ class _Accuracy:
     accuracy_prior: tuple[float, float]
 
     def prior(self, n_classes: int, confusion: tuple[float, float], accuracy: tuple[float, float]) -> Array:
+        """Prior counts of one annotator."""
         return np.array(accuracy, dtype=np.float64)
 
     def answers(self, values: Array, table: LabelTable, n_classes: int) -> Array:
+        """Sums of values like the parameters over the labels of every group, for all true classes: (G, C)."""
         right, wrong = (table.incidence(1)[0] @ values).T
         rows = np.repeat(wrong[:, None], n_classes, axis=1)
         rows[np.arange(len(right)), table.groups.label] = right
         return rows
 
     def per_answer(self, log_noise: Array, n_classes: int) -> Array:
+        """Logarithms of A's entries, shaped like the parameters."""
         return np.asarray(log_noise - [0, np.log(n_classes - 1)])
 
-    def log_sums(self, log_noise: Array) -> tuple[float, float]:
-        return float(log_noise[:, 0].sum()), float(log_noise[:, 1].sum())
+    def split(self, counts: Array) -> tuple[Array, Array]:
+        """Right answers of every row, (R,), and all kinds of wrong ones."""
+        return counts[:, 0], counts[:, 1:]
 
     def counts(self, truth: Array, table: LabelTable) -> Array:
+        """Expected counts given the probabilities of every group's true class (G, C)."""
         right = truth[np.arange(len(truth)), table.groups.label]
         return np.asarray(table.incidence(1)[1] @ np.stack([right, truth.sum(axis=1) - right], axis=1))
 
     def right_and_wrong(self, given: Array) -> Array:
+        """Expected counts of right and wrong labels: (U, 2)."""
         return given
 
     def matrices(self, mean: Array, n_classes: int) -> Array:
+        """Confusion matrices (U, C, C) of the parameters."""
         wrong, diagonal = mean[:, 1] / (n_classes - 1), np.arange(n_classes)
         confusion = np.repeat(wrong, n_classes**2).reshape(-1, n_classes, n_classes)
         confusion[:, diagonal, diagonal] = mean[:, :1]
         return confusion
 
     def sampler(self, noise: FittedNoise, annotator: Array) -> Sampler:
+        """As :meth:`FittedNoise.label_sampler`; error rates are drawn from Q every time."""
         (right, wrong), C = _with_average(noise.counts).T, noise.model.n_classes
 
         def draw(generator: np.random.Generator, truth: Array) -> Array:
@@ -463,9 +454,9 @@ class _Confusion:
     def per_answer(self, log_noise: Array, n_classes: int) -> Array:
         return log_noise
 
-    def log_sums(self, log_noise: Array) -> tuple[float, float]:
-        right = float(np.trace(log_noise, axis1=1, axis2=2).sum())
-        return right, float(log_noise.sum()) - right
+    def split(self, counts: Array) -> tuple[Array, Array]:
+        C = counts.shape[-1]
+        return np.diagonal(counts, axis1=1, axis2=2).ravel(), counts[:, ~np.eye(C, dtype=bool)].reshape(-1, C - 1)
 
     def counts(self, truth: Array, table: LabelTable) -> Array:
         U, C = table.n_annotators, truth.shape[1]
@@ -499,6 +490,7 @@ class _Confusion:
         return draw
 
 
+NoiseKind = _Accuracy | _Confusion
 NOISES: dict[str, NoiseKind | None] = {
     "none": None,
     "uniform": _Accuracy(per_annotator=False, accuracy_prior=(19.0, 0.5)),  # few errors: labels may be single
@@ -530,11 +522,17 @@ def n_entries(kind: str, n_classes: int, n_annotators: int) -> int:
 
 def label_table(labels: LabelSets, position: Array, kind: str) -> LabelTable:
     """The labels as the noise model sees them; `position` is each label's class."""
-    rows, instance = np.unique(labels.instance, return_inverse=True)
     annotator, n_annotators, noise = labels.annotator, len(labels.annotator_names), NOISES[kind]
     if annotator is None or noise is None or not noise.per_annotator:
         annotator, n_annotators = np.zeros(len(position), dtype=np.intp), 1
-    return LabelTable(instance, position, annotator, labels.count, _importance(labels, rows), len(rows), n_annotators)
+    return _table(labels, position, annotator, n_annotators)
+
+
+def _table(labels: LabelSets, position: Array, annotator: Array, n_annotators: int) -> LabelTable:
+    rows, order = labels.labelled, np.lexsort((position, labels.instance))
+    instance = np.searchsorted(rows, labels.instance[order])
+    columns = (position[order], annotator[order], labels.count[order])
+    return LabelTable(instance, *columns, _importance(labels, rows), len(rows), n_annotators)
 
 
 def _importance(labels: LabelSets, rows: Array) -> Array:
@@ -571,19 +569,23 @@ def _accuracy_counts(noise: FittedNoise) -> Array:
     """Beta counts of every annotator's accuracy: (U, 2).
 
     The prior is that of an accuracy, which annotators share: that of confusion matrices, a few labels for every class,
-    would pull with the weight of them all. Counts are reduced to the observed information (Louis): complete data have
-    n / (a (1 - a)), and the truth's doubt takes sum q (1 - q) / (a (1 - a))^2 of it.
+    would pull with the weight of them all. The mean is that of all labels; their number is reduced to the observed
+    information (Louis): complete data have n / (a (1 - a)), and the truth's doubt takes sum q (1 - q) / (a (1 - a))^2
+    of it.
     """
     given = noise.model.of_kind.right_and_wrong(noise.given)
-    if noise.doubt is not None:
-        most = np.maximum(given.prod(axis=1) / np.maximum(given.sum(axis=1), 1e-300), 1e-300)  # n a (1 - a)
-        given = given * np.maximum(1 - noise.doubt / most, _MIN_INFORMATION)[:, None]
     kind = "annotator" if noise.model.of_kind.per_annotator else "uniform"
     model = noise.model._replace(kind=kind, prior=np.array(noise.model.accuracy_prior), difficulty=False)
-    accuracies, none = model.start(len(given)), np.zeros(0)
-    for _ in range(_PRIOR_STEPS):
-        accuracies = accuracies.update(NoiseSums(given, none, none, none))
-    return accuracies.counts
+
+    def posterior(given: Array) -> Array:
+        return model.start(len(given)).update(NoiseSums(given, np.zeros(0), *_NO_LEVELS)).counts
+
+    counts = posterior(given)
+    if noise.doubt is None:
+        return counts
+    most = np.maximum(given.prod(axis=1) / np.maximum(given.sum(axis=1), 1e-300), 1e-300)  # n a (1 - a)
+    reduced = posterior(given * np.maximum(1 - noise.doubt / most, _MIN_INFORMATION)[:, None])
+    return np.asarray(counts * (reduced.sum(axis=1) / counts.sum(axis=1))[:, None])
 
 
 def class_factors(
@@ -624,6 +626,23 @@ def score_labels(
     top = evidence.max(axis=1)
     likelihood = (np.exp(evidence - top[:, None]) * prediction.proba[rows]).sum(axis=1)
     return np.asarray((top + np.log(np.maximum(likelihood, tiny))) * _importance(labels, rows))
+
+
+def _aitken(before: Array, counts: Array, prior: Array, doubt: Array) -> Array:
+    """Where updates of pairs of counts (..., 2) end, given those before without their prior; the same if of others."""
+    total, change = counts.sum(axis=-1), (counts - prior - before)[..., 0]
+    if not np.allclose(total, (before + prior).sum(axis=-1), rtol=1e-2):
+        return counts
+    rate = np.minimum(doubt * _trigamma(counts).sum(axis=-1), _MAX_RATE)
+    first = np.clip(counts[..., 0] + rate / (1 - rate) * change, prior[0], total - prior[1])
+    return np.stack([first, total - first], axis=-1)
+
+
+def _trigamma(x: Any) -> Any:
+    """The second derivative of ln Gamma to four digits, several times faster than SciPy's."""
+    inverse = 1 / (x + 2)
+    series = inverse * (1 + inverse * (0.5 + inverse * (1 / 6 - inverse**2 / 30)))
+    return 1 / x**2 + 1 / (x + 1) ** 2 + series
 
 
 def log_mean(counts: Array) -> Array:

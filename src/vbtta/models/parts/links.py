@@ -1,31 +1,191 @@
-"""Links: how utilities of classes become probabilities, and what calibration needs of their gradients.
+"""Calibrated links: how logits become class probabilities, under temperatures and offsets that are inferred.
 
-The utilities of view k are kappa_k f_k + o with variances kappa_k^2 g_k over draws. A link depends on differences of
-utilities alone: the largest logit of an input and view is stored as 0. To add a link, derive from :class:`Link`, enter
-it in :data:`LINKS`, and enter its log-probability in torch for ADVI and `TTAModule`. Everything else asks the link.
+The utilities of view k are kappa_k f_k + o with variances kappa_k^2 g_k over draws, ln kappa_k = ln kappa + xi_k:
+
+    ln kappa ~ Student_2(0, a),   xi_k ~ Normal(0, b^2),   o_c ~ Normal(0, s^2),   all at their mode
+
+Few labels leave ln kappa near 0; the heavy tails allow for logits of another scale, which labels show at once. Given
+ln kappa_k the mode of ln kappa is known, so a state holds ln kappa_k and o alone. s = 0 switches the offsets off.
+
+A link depends on differences of utilities alone: the largest logit of an input and view is stored as 0. To add a link,
+derive from :class:`Link`, enter it in :data:`LINKS`, and enter its log-probability in torch for ADVI and `TTAModule`.
 """
 
+import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
 from vbtta.data.labels import Array
-from vbtta.models.parts.calibration import Calibration
+from vbtta.inference.linalg import TAIL_DOF, student_log_density, student_precision
 from vbtta.models.parts.probit import log_probit, log_probit_vjp
 
 MAX_CURVATURE_CLASSES = 128  # up to which the offsets' curvature is a matrix, not its diagonal
+WIDE = 10.0  # range of logits above which several kappa are tried: at 1 label noise may explain the network's errors
+_START_RANGES = (30.0, 10.0, 3.0)  # of calibrated logits, where wide ones start
+_MAX_STEP = 2.0  # of ln kappa
+_MAX_UTILITY = 450.0  # up to which log probabilities are not cut off, a step's change included
+_FRACTIONS = tuple((0.75 ** np.arange(40)).tolist())  # of a step
 _MIN_LOG_PROBA = -600.0  # no product of a few probabilities underflows
 _MIN_RESPONSIBILITY = 1e-12  # of an input and view whose gradient is computed
 
 
+class Calibration(NamedTuple):
+    """Temperatures and offsets."""
+
+    log_kappa: Annotated[Array, "K"]
+    offset: Annotated[Array, "C"]
+
+    def moved(self, step: Array, fraction: float = 1.0) -> "Calibration":
+        """After a fraction of a step (K + C,)."""
+        K = len(self.log_kappa)
+        return Calibration(self.log_kappa + fraction * step[:K], self.offset + fraction * step[K:])
+
+
+class CalibrationSums(NamedTuple):
+    """Derivatives of the expected log-likelihood in kappa_k and o; curvatures are minus the second ones."""
+
+    kappa: Array  # (K,)
+    offset: Array  # (C,)
+    kappa_curvature: Array  # (K,)
+    cross_curvature: Array  # (C, K)
+    offset_curvature: Array  # (C, C), or its diagonal (C,) where classes are many
+
+    @classmethod
+    def zeros(cls, n_views: int, n_classes: int) -> "CalibrationSums":
+        """Of a calibration that is not inferred."""
+        K, C = n_views, n_classes
+        return cls(np.zeros(K), np.zeros(C), np.zeros(K), np.zeros((C, K)), np.zeros(C))
+
+
+class CalibrationPrior(NamedTuple):
+    """Scales of the prior, and Newton steps under it."""
+
+    kappa_scale: float  # a
+    xi_scale: float  # b
+    offset_scale: float  # s
+
+    @property
+    def offset_precision(self) -> float:
+        """1/s^2; without offsets, whose derivatives are zero then, any positive number."""
+        return 1 / self.offset_scale**2 if self.offset_scale else 1.0
+
+    def common(self, log_kappa: Array) -> float:
+        """The mode of ln kappa given all ln kappa_k that is nearest to their mean, by Newton's method."""
+        # The root of (c - m) (2 a^2 + c^2) K / b^2 + 3 c, which rises from the root to the mean m.
+        mean, tail = float(log_kappa.mean()), TAIL_DOF * self.kappa_scale**2
+        inner, common = len(log_kappa) / self.xi_scale**2, mean
+        for _ in range(100):
+            value = inner * (common - mean) * (tail + common**2) + (TAIL_DOF + 1) * common
+            slope = inner * (tail + common**2 + 2 * common * (common - mean)) + TAIL_DOF + 1
+            previous, common = common, common - value / slope
+            if abs(common - previous) <= 1e-14 * abs(common):
+                break
+        return common
+
+    def log_density(self, state: Calibration) -> float:
+        """Log density of ln kappa, xi and o at a state."""
+        common = self.common(state.log_kappa)
+        return (
+            float(student_log_density(common**2, self.kappa_scale))
+            + log_normal(state.log_kappa - common, self.xi_scale)
+            + log_normal(state.offset, self.offset_scale)
+        )
+
+    def gradient(self, state: Calibration, sums: CalibrationSums) -> Array:
+        """Of the expected log-likelihood plus log prior with respect to (ln kappa_k, o): (K + C,)."""
+        pull = (state.log_kappa - self.common(state.log_kappa)) / self.xi_scale**2
+        by_kappa = np.exp(state.log_kappa) * sums.kappa - pull
+        return np.concatenate([by_kappa, sums.offset - self.offset_precision * state.offset])
+
+    def log_kappa_precision(self, log_kappa: Array) -> Array:
+        """Prior precision of all ln kappa_k, their common part at its mode, or an upper bound on it: (K, K)."""
+        inner = 1 / self.xi_scale**2
+        outer = student_precision(self.common(log_kappa) ** 2, self.kappa_scale)
+        return np.asarray(inner * np.eye(len(log_kappa)) - inner**2 / (outer + len(log_kappa) * inner))
+
+    def direction(self, state: Calibration, sums: CalibrationSums) -> Array:
+        """A Newton step of (ln kappa_k, o), (K + C,), without the curvature of exp: an ascent direction."""
+        kappa, ridge = np.exp(state.log_kappa), 1 + 1e-10
+        inside = np.diag(kappa**2 * np.maximum(sums.kappa_curvature, 0)) + self.log_kappa_precision(state.log_kappa)
+        inside[np.diag_indices_from(inside)] *= ridge
+        slope = self.gradient(state, sums)
+        by_kappa, by_offset = slope[: len(kappa)], slope[len(kappa) :]
+        if not self.offset_scale:
+            step = np.concatenate([np.linalg.solve(inside, by_kappa), np.zeros(len(by_offset))])
+        else:
+            cross = sums.cross_curvature * kappa
+            right = np.column_stack([cross, by_offset])
+            solved = solve_offsets(sums.offset_curvature, ridge * self.offset_precision, right)
+            response, offset = solved[:, :-1], solved[:, -1]
+            log_kappa = np.linalg.solve(inside - cross.T @ response, by_kappa - cross.T @ offset)
+            step = np.concatenate([log_kappa, offset - response @ log_kappa])
+        return np.asarray(step / max(1.0, np.abs(step).max() / _MAX_STEP))
+
+    def safe_fraction(self, state: Calibration, step: Array, sums: CalibrationSums, spread: Array) -> float:
+        """The fraction of a step that maximises a lower bound on the gain, which holds for the softmax link."""
+        # Along a change d of an instance's utilities, the log normaliser's third derivative is a third central moment
+        # of d, at most range(d) times its second. So it rises by at most E d + Var d (e^R - 1 - R)/R^2, R = range(d),
+        # and R is at most |change of kappa_k| * spread_k + range(change of o). The sums then bound the gain of any step
+        # from below, without another pass. The bound does not hold where utilities are cut off: there it is 0.
+        kappa, before = np.exp(state.log_kappa), self.log_density(state)
+        best, best_gain, inner = 0.0, 0.0, sums.offset_curvature
+        if (kappa * spread).max() + np.ptp(state.offset) > _MAX_UTILITY:
+            return 0.0
+        for fraction in _FRACTIONS:
+            new = state.moved(step, fraction)
+            by_kappa, by_offset = np.exp(new.log_kappa) - kappa, new.offset - state.offset
+            reach = float((np.abs(by_kappa) * spread).max() + np.ptp(by_offset))
+            if reach > 100:
+                continue
+            form = sums.kappa_curvature @ by_kappa**2 + 2 * by_offset @ sums.cross_curvature @ by_kappa
+            form += by_offset @ inner @ by_offset if inner.ndim == 2 else inner @ by_offset**2
+            rise = 0.5 if reach < 1e-4 else (np.expm1(reach) - reach) / reach**2
+            gain = sums.kappa @ by_kappa + sums.offset @ by_offset - rise * form + self.log_density(new) - before
+            if gain > best_gain:
+                best, best_gain = fraction, float(gain)
+            elif best_gain > 0:
+                break
+        return best
+
+
+def solve_offsets(curvature: Array, precision: float, right: Array) -> Array:
+    """The solution (C, m) for the offsets, of a curvature (C, C) or its diagonal (C,) plus a prior precision."""
+    if curvature.ndim == 1:
+        return np.asarray(right / (curvature + precision)[:, None])
+    return np.linalg.solve(curvature + precision * np.eye(len(curvature)), right)
+
+
+def start_candidates(ranges: Array, *, common: bool) -> list[Array]:
+    """Candidates for ln kappa_k to start from, given the ranges of the views' logits (K,): 0 unless one is wide."""
+    # Under logits in the hundreds wrong labels have hardly any probability: the likelihood is flat. With `common`, all
+    # ln kappa_k of a candidate are equal.
+    plain = np.zeros(len(ranges))
+    if ranges.max() <= WIDE:
+        return [plain]
+    equal = [plain + np.log(aim / (np.median(ranges) or 1.0)) for aim in _START_RANGES]
+    if common:
+        return [plain, *equal]
+    wide = ranges > WIDE
+    return [plain, *equal, *(np.where(wide, np.log(aim / np.where(wide, ranges, 1)), 0) for aim in _START_RANGES)]
+
+
+def log_normal(values: Array, scale: float) -> float:
+    """Log density of independent normal values of mean 0; 0 where the scale is, and so are they."""
+    if not scale:
+        return 0.0
+    return float(-0.5 * (values @ values) / scale**2 - len(values) * np.log(scale * np.sqrt(2 * np.pi)))
+
+
 @dataclass(frozen=True, eq=False)
 class MixedViews:
-    """A block of calibrated views and their mixture."""
+    """A block of calibrated views and their mixture, valid until the thread's next block."""
 
     logits: Array  # (C, K, n): f
     variance: Array | None  # (C, K, n): g
@@ -40,7 +200,12 @@ class MixedViews:
     @cached_property
     def weighted(self) -> Array:
         """P_k(c) f_c before division: (C, K, n)."""
-        return self.proba * self.logits
+        return np.multiply(self.proba, self.logits, out=_like("weighted", self.proba))
+
+    @cached_property
+    def squared(self) -> Array:
+        """P_k(c) f_c^2 before division: (C, K, n)."""
+        return np.multiply(self.weighted, self.logits, out=_like("squared", self.proba))
 
     def expected(self, share: Array) -> Array:
         """Sum over views of share (K, n) times P_k: (C, n), kept for the last share."""
@@ -112,8 +277,7 @@ class Softmax(Link):
 
     def gradient(self, utility: Array, variance: Array | None, weight: Array) -> tuple[Array, None]:
         """Weights less their expectation."""
-        proba, inverse = self.proba(utility.T.copy(order="K"), None)
-        return weight - (proba * (inverse * weight.sum(axis=-1))).T, None
+        return weight - special.softmax(utility, axis=-1) * weight.sum(axis=-1, keepdims=True), None
 
     def proba(self, utility: Array, variance: Array | None) -> tuple[Array, Array]:
         """Exponentials, in place: the largest utilities are near 0. In single precision small ones may become 0."""
@@ -126,8 +290,7 @@ class Softmax(Link):
         """Sums over classes without an array of the responsibilities."""
         product = views.weighted if views.joint is views.proba else views.joint * views.logits
         by_kappa = contract("ckn,cn->kn", product, ratio) * views.scale - share * views.mean
-        expected = views.expected(share)
-        return ViewScores(by_kappa, views.mixture * ratio - expected, None)
+        return ViewScores(by_kappa, views.mixture * ratio - views.expected(share), None)
 
 
 class Probit(Link):
@@ -175,14 +338,17 @@ _PRODUCTS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def view_proba(link: Link, logits: Array, variance: Array | None, calibration: Calibration) -> tuple[Array, Array]:
-    """Unnormalised probabilities of every class under every calibrated view, (C, K, n), and inverse sums (K, n)."""
+    """Unnormalised probabilities of every class under every calibrated view, (C, K, n), and inverse sums (K, n).
+
+    The probabilities may be in the thread's buffer: they are valid until its next block.
+    """
     return link.proba(*_utilities(logits, variance, calibration))
 
 
 def _utilities(logits: Array, variance: Array | None, calibration: Calibration) -> tuple[Array, Array | None]:
     """Utilities and their variances: (C, K, n) each."""
     kappa = np.exp(calibration.log_kappa)[:, None]
-    utility = logits * kappa.astype(logits.dtype)
+    utility = np.multiply(logits, kappa.astype(logits.dtype), out=_like("utility", logits))
     if calibration.offset.any():
         utility += calibration.offset[:, None, None].astype(logits.dtype)
     return utility, None if variance is None else variance * kappa**2
@@ -191,3 +357,22 @@ def _utilities(logits: Array, variance: Array | None, calibration: Calibration) 
 def _probit_scale(variance: Array | None) -> Array | float:
     """Standard deviations of the utilities: their noise has unit variance."""
     return 1.0 if variance is None else np.sqrt(variance + 1)
+
+
+_LOCAL = threading.local()
+
+
+def buffer(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    """The calling thread's array of a name, valid until its next use: allocating costs as much as the arithmetic."""
+    size, buffers = math.prod(shape), _LOCAL.__dict__
+    if name not in buffers or buffers[name].size < size or buffers[name].dtype != dtype:
+        buffers[name] = np.empty(size, dtype)
+    array: Array = buffers[name][:size].reshape(shape)
+    return array
+
+
+def _like(name: str, views: Array) -> Array:
+    """The thread's array of a name, shaped and laid out in memory like another (C, K, n)."""
+    if views.strides[0] < views.strides[2]:
+        return buffer(name, views.shape[::-1], views.dtype).T
+    return buffer(name, views.shape, views.dtype)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 import numpy as np
+from scipy import special
 
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction
-from vbtta.inference.guide import WeightDraws
+from vbtta.inference.advi import WeightDraws
 from vbtta.models.base import Posterior
-from vbtta.models.parts.class_data import joint_information
 from vbtta.models.parts.standard import Standard
 
 _PREDICTION_DRAWS = 50  # that predictions are averaged over
@@ -85,4 +85,8 @@ class OrderedPosterior(WeightDraws, Posterior):
         """The levels or items: (L,)."""
 
     def _prediction(self, predictions: ViewPredictions, joint: Array) -> CategoricalPrediction:
-        return CategoricalPrediction(joint.sum(axis=1).T, joint_information(joint), self.class_names(predictions))
+        """The prediction of P(class, view), (L, K, n), with the mutual information of the two."""
+        by_view, by_class = joint.sum(axis=0), joint.sum(axis=1)
+        entropies = special.entr(by_view).sum(axis=0) + special.entr(by_class).sum(axis=0)
+        information = np.maximum(entropies - special.entr(joint).sum(axis=(0, 1)), 0)
+        return CategoricalPrediction(by_class.T, information, self.class_names(predictions))

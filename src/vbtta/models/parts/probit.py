@@ -46,12 +46,12 @@ def log_probit(mean: ArrayLike, scale: ArrayLike = 1.0) -> Array:
 
     Examples
     --------
-    >>> import numpy as np
     >>> np.exp(log_probit([[0.0, 0.0, 0.0], [1.0, 0.0, -1.0]])).round(4)
     array([[0.3333, 0.3333, 0.3333],
            [0.7288, 0.2241, 0.0472]])
     """
-    return _by_blocks(*_checked(mean, scale), None)[0]
+    mean = np.asarray(mean, dtype=np.float64)
+    return _by_blocks(mean, np.broadcast_to(np.asarray(scale, dtype=np.float64), mean.shape), None)[0]
 
 
 def log_probit_vjp(mean: ArrayLike, scale: ArrayLike, cotangent: ArrayLike) -> ProbitGradient:
@@ -62,39 +62,10 @@ def log_probit_vjp(mean: ArrayLike, scale: ArrayLike, cotangent: ArrayLike) -> P
 
         d/dmu_c = (1 / s_c) sum_q [ r_c pi_cq (x_cq + h_cq) - A_q h_cq ],
         d/ds_c  = (1 / s_c) sum_q { x_cq [ r_c pi_cq (x_cq + h_cq) - A_q h_cq ] - r_c pi_cq }.
-
-    For a broadcast `scale` sum `grad_scale` over the broadcast axes.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> result = log_probit_vjp([0.0, 0.0], 1.0, [1.0, 0.0])     # d/dmu ln Phi((mu_1 - mu_2) / sqrt 2)
-    >>> bool(np.allclose(result.grad_mean, [1 / np.sqrt(np.pi), -1 / np.sqrt(np.pi)], atol=1e-8))
-    True
     """
-    means, scales = _checked(mean, scale)
-    weight = _broadcast("cotangent", np.asarray(cotangent, dtype=np.float64), means)
-    if not np.isfinite(weight).all():
-        raise ValueError("cotangent must be finite; it holds NaN or infinity.")
-    return ProbitGradient(*_by_blocks(means, scales, weight))
-
-
-def _checked(mean: ArrayLike, scale: ArrayLike) -> tuple[Array, Array]:
-    mean, scale = np.asarray(mean, dtype=np.float64), np.asarray(scale, dtype=np.float64)
-    if mean.ndim == 0 or mean.shape[-1] == 0:
-        raise ValueError(f"mean must be (..., C) with at least one class; got shape {mean.shape}.")
-    if not np.isfinite(mean).all():
-        raise ValueError("mean must be finite; it holds NaN or infinity. Drop or impute those rows.")
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
-        raise ValueError("scale must be positive and finite: standard deviations, not their logarithms.")
-    return mean, _broadcast("scale", scale, mean)
-
-
-def _broadcast(name: str, values: Array, mean: Array) -> Array:
-    try:
-        return np.broadcast_to(values, mean.shape)
-    except ValueError:
-        raise ValueError(f"{name} must broadcast to the shape of mean, {mean.shape}; got {values.shape}.") from None
+    mean = np.asarray(mean, dtype=np.float64)
+    scale, weight = (np.broadcast_to(np.asarray(each, dtype=np.float64), mean.shape) for each in (scale, cotangent))
+    return ProbitGradient(*_by_blocks(mean, scale, weight))
 
 
 def _by_blocks(mean: Array, scale: Array, weight: Array | None) -> list[Array]:
@@ -103,7 +74,7 @@ def _by_blocks(mean: Array, scale: Array, weight: Array | None) -> list[Array]:
     n_classes = mean.shape[-1]
     if n_classes == 1:
         return results
-    flat, workspace = [result.reshape(-1, n_classes) for result in results], _Workspace()
+    flat, workspace = [result.reshape(-1, n_classes) for result in results], Workspace()
     weights = None if weight is None else weight.reshape(-1, n_classes)
     for block in _blocks(mean.reshape(-1, n_classes), scale.reshape(-1, n_classes)):
         sweep = _Sweep(block, workspace)
@@ -279,23 +250,25 @@ class _Terms(NamedTuple):
     log_share: Array  # ln of weight * F * h_c / s_c
 
 
-class _Workspace:
+class Workspace:
     """Buffers that all blocks use: allocating arrays of this size costs as much as the arithmetic."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Array] = {}
 
     def get(self, name: str, shape: tuple[int, ...]) -> Array:
+        """The array of a name; it is valid until the name is next used."""
         size = math.prod(shape)
-        if name not in self._buffers or self._buffers[name].size < size:
-            self._buffers[name] = np.empty(max(size, BLOCK_SIZE))
-        return self._buffers[name][:size].reshape(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.size < size:
+            self._buffers[name] = buffer = np.empty(max(size, BLOCK_SIZE))
+        return buffer[:size].reshape(shape)
 
 
 class _Sweep:
     """The terms of all nodes, chunk by chunk; kept between passes where one chunk is enough."""
 
-    def __init__(self, block: _NodeBlock, workspace: _Workspace) -> None:
+    def __init__(self, block: _NodeBlock, workspace: Workspace) -> None:
         n_classes, n_rows = block.mean.shape
         chunk = max(1, BLOCK_SIZE // (n_classes * n_rows))
         if block.nodes.size * n_classes <= 2 * BLOCK_SIZE:
@@ -412,7 +385,7 @@ def _cubic_table() -> Array:
 _TABLE = _cubic_table()
 
 
-def _fast_log_ndtr(x: Array, workspace: _Workspace) -> Array:
+def _fast_log_ndtr(x: Array, workspace: Workspace) -> Array:
     """Table look-up of ln Phi(x) to 1e-12, several times faster than SciPy's; valid until the workspace's next use."""
     position = np.subtract(x, _TABLE_FROM, out=workspace.get("position", x.shape))
     position *= _TABLE_DENSITY

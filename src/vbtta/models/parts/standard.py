@@ -10,14 +10,16 @@ import numpy as np
 
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.inference.blocks import Block, block_size, total
+from vbtta.inference.em import Block, block_size, total
 
 SMALLEST_VARIANCE = 1e-12  # of a residual, in standard units: perfect predictions stay finite
 _ROWS_AT_A_TIME = 1 << 14
 _SMALLEST_SCALE = 1e-100  # of labels, so that its square is a number too
-_LOOKED_AT = 4096  # labels whose residuals stand in for the scale of labels that do not vary
+_SAMPLE = 4096  # labels whose residuals replace the scale of labels that do not vary
 _FAR = 5.0  # standard deviations of the labels between them and predictions in the same units, at most
 _OTHER_UNITS = 10.0  # ratio of the standard deviations of labels and predictions in the same units, at most
+SLOPE_SCALE = 0.1  # prior standard deviation of the slope of ln sd in the prediction
+_MAX_COVARIATE = 3.0
 ResultT = TypeVar("ResultT")
 
 
@@ -63,6 +65,11 @@ class ContinuousBlocks(ABC):
         """Number of groups of instances; 0 where instances are independent."""
         return 0
 
+    @property
+    def unit_change(self) -> float:
+        """Difference between the log density in the labels' units and in standard units."""
+        return -self.n_labels * float(np.log(self.standard.scale).sum())
+
     @abstractmethod
     def total(self, function: Callable[[Block], ResultT]) -> ResultT:
         """The sum of a function over all blocks, in an order that depends on their number alone."""
@@ -102,24 +109,19 @@ class LabelMoments(NamedTuple):
     square: Array  # (C,): around a centre
 
 
-def continuous_data(
-    predictions: ViewPredictions, labels: LabelSets, standard: Standard | None = None, *, with_variance: bool = False
-) -> ContinuousData:
+def continuous_data(predictions: ViewPredictions, labels: LabelSets, *, with_variance: bool = False) -> ContinuousData:
     """Lay out predictions and labels, already aligned, in blocks of standard units."""
     n_views, n_outputs = predictions.outputs.shape[1:]
     value = labels.continuous(n_outputs)  # (J, C)
     rows, instance = np.unique(labels.instance, return_inverse=True)
     size = block_size(n_views, len(value), len(rows))
-    if standard is None:
-        edges = _label_edges(instance, len(rows), size)
+    edges = _label_edges(instance, len(rows), size)
 
-        def moments(centre: Array) -> LabelMoments:
-            return total(lambda part: label_moments(value[part], labels.count[part], centre), edges)
+    def moments(centre: Array) -> LabelMoments:
+        return total(lambda part: label_moments(value[part], labels.count[part], centre), edges)
 
-        some = slice(0, min(len(labels), _LOOKED_AT))
-        standard = standard_of(
-            moments, np.abs(value).max(axis=0), lambda: (value[some], predictions.outputs[labels.instance[some]])
-        )
+    some = value[:_SAMPLE], predictions.outputs[labels.instance[:_SAMPLE]]
+    standard = standard_of(moments, np.abs(value).max(axis=0), lambda: some)
     annotator = np.zeros(len(labels), dtype=np.intp) if labels.annotator is None else labels.annotator
     variance = predictions.variance if with_variance else None
     blocks = lay_out(predictions.outputs, variance, rows, instance, value, labels.count, annotator, standard, size)
@@ -142,10 +144,9 @@ def lay_out(
     size: int,
 ) -> list[Block]:
     """Blocks of `size` instances: rows (n,) of predictions (N, K, C), and labels whose instances count from 0."""
-    n_outputs = mean.shape[2]
     unit = standard.prediction_scale
     laid_out = _views_first(mean, rows, standard.prediction_location, unit)
-    spread = None if variance is None else _views_first(variance, rows, np.zeros(n_outputs), unit**2)
+    spread = None if variance is None else _views_first(variance, rows, np.zeros(len(unit)), unit**2)
     targets = np.ascontiguousarray(standard.apply(value).T)  # (C, J)
     blocks = []
     for number, part in enumerate(_label_edges(instance, len(rows), size)):
@@ -208,3 +209,27 @@ def _views_first(values: Array, rows: Array, location: Array, scale: Array) -> A
         chunk = np.asarray(values[part], dtype=np.float64)
         laid_out[:, :, start : start + len(part)] = ((chunk - location) / scale).transpose(2, 1, 0)
     return laid_out
+
+
+def scale_covariate(mean: Array, output_axis: int) -> Array:
+    """x: the prediction in standard units, averaged over outputs, at most 3 in size."""
+    average = mean.squeeze(output_axis) if mean.shape[output_axis] == 1 else mean.mean(axis=output_axis)
+    return np.asarray(np.clip(average, -_MAX_COVARIATE, _MAX_COVARIATE))
+
+
+def slope_step(current: float, first: float, second: float, scale: float) -> float:
+    """A step of b that does not lower the expected log density, whose derivatives are `first` and -2 `second`.
+
+    With q the squared distances, q exp(-2 d x) exceeds its tangent by at most 4 d^2 q x^2 (exp(R) - 1 - R) / R^2,
+    R = 2 |d| max |x|: a lower bound on the gain of any step d.
+    """
+    step = (first - current / scale**2) / (2 * second + 1 / scale**2)
+    step = float(np.clip(step, -0.5, 0.5))
+    while abs(step) > 1e-12:
+        reach = 2 * abs(step) * _MAX_COVARIATE
+        rise = 0.5 if reach < 1e-4 else (np.expm1(reach) - reach) / reach**2
+        gain = step * first - 2 * step**2 * rise * second - ((current + step) ** 2 - current**2) / (2 * scale**2)
+        if gain >= 0:
+            return step
+        step *= 0.7
+    return 0.0

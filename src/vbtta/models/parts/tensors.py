@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vbtta.data.labels import Array
-from vbtta.inference.guide import Guide, match_dirichlet, match_gamma
+from vbtta.inference.advi import Guide, match_dirichlet, match_gamma
 from vbtta.inference.linalg import TAIL_DOF
 from vbtta.inference.unconstrained import Sample, Units, Values, tensor
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorState, contrasts

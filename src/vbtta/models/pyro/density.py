@@ -1,18 +1,10 @@
-"""A user's own Pyro model in place of the likelihood.
+"""A user's own Pyro model in place of the likelihood: a function ``(predictions, labels, prior) -> None``.
 
-The model is a function ``(predictions, labels, prior) -> None``. It gets tensors of doubles in standard units:
-
-* `predictions`: ``outputs`` (n, K, C) and ``variance`` (n, K, C) or None, of labelled inputs;
-* `labels`: ``value`` (j, C), or (j,) class positions; ``instance`` (j,), the row of `predictions` each belongs to;
-  ``annotator`` (j,), ``count`` (j,), and ``n_annotators``;
-* `prior`: ``prior.sample(predictions)`` draws weights and calibration under the priors of the views' model and
-  returns the calibrated views: ``weights`` (K,), ``log_weights`` (K,) and, in regression, ``location`` and ``scale``
-  (n, K, C), or, in classification, ``log_proba`` (n, K, C).
-
-Everything else is Pyro: draw further parameters with ``pyro.sample``, from distributions that are real, positive, in
-the unit interval or on a simplex; state the probability of the labels with ``pyro.factor`` or observed sites. Latent
-variables of single labels must be summed out. The function may get a batch of the inputs; the log probability of its
-labels is then scaled up.
+It gets tensors of doubles in standard units, as the classes below name them, and draws weights and calibration under
+the priors of the views' model with ``prior.sample(predictions)``. Everything else is Pyro: further parameters from
+distributions that are real, positive, in the unit interval or on a simplex; the probability of the labels with
+``pyro.factor`` or observed sites. Latent variables of single labels must be summed out. The function may get a batch of
+the inputs; the log probability of its labels is then scaled up.
 """
 
 from collections.abc import Callable
@@ -76,16 +68,15 @@ class ViewsDensity(Density, Protocol):
         """Calibrated views of some instances, by their names in :class:`PyroViews`."""
 
 
-class PyroPrior:
+class PyroPrior(NamedTuple):
     """The prior of the views' parameters."""
 
-    def __init__(self, base: ViewsDensity) -> None:
-        self._base = base
+    base: ViewsDensity
 
     def sample(self, predictions: PyroPredictions) -> PyroViews:
         """Draw weights and calibration, and calibrate the views with them."""
-        values = self._base.prior(pyro.sample)
-        return PyroViews(values["weights"], **self._base.calibrated(values, predictions.rows))
+        values = self.base.prior(pyro.sample)
+        return PyroViews(values["weights"], **self.base.calibrated(values, predictions.rows))
 
 
 Function = Callable[[PyroPredictions, PyroLabels, PyroPrior], None]
@@ -105,23 +96,19 @@ class PyroDensity:
                 _sites(_trace(function, self._arguments(slice(0, size)))) for size in (1, min(2, self.n_units))
             )
         self._latent = {name: site["fn"] for name, site in sites.items() if not site["is_observed"]}
-        name_of_function = _name(function)
-        for name in self._latent:
-            if name not in sites_of_two or sites_of_two[name]["value"].shape != sites[name]["value"].shape:
-                raise ValueError(
-                    f"site {name!r} of {name_of_function} has another shape where there are more inputs; sum latent "
-                    "variables of single inputs or labels out"
-                )
+        shapes = [{name: site["value"].shape for name, site in table.items()} for table in (sites, sites_of_two)]
+        changing = [name for name in self._latent if shapes[0][name] != shapes[1].get(name)]
+        problem = (
+            f"gives site {changing[0]!r} another shape where there are more inputs; sum it out" if changing else ""
+        )
         if "weights" not in self._latent:
-            raise ValueError(
-                f"{name_of_function} does not draw the views' weights; call prior.sample(predictions) in it"
-            )
-        if "class_weights" in self._latent:
-            raise ValueError(
-                f"{name_of_function} draws 'class_weights', which is a name of the views' model; rename it"
-            )
-        if len(sites) == len(self._latent):
-            raise ValueError(f"{name_of_function} says nothing about the labels; end it with pyro.factor or obs=...")
+            problem = "does not draw the views' weights; call prior.sample(predictions) in it"
+        elif "class_weights" in self._latent:
+            problem = "draws 'class_weights', which is a name of the views' model; rename it"
+        elif len(sites) == len(self._latent):
+            problem = "says nothing about the labels; end it with pyro.factor or obs=..."
+        if problem:
+            raise ValueError(f"{_name(function)} {problem}")
 
     def prior(self, sample: Sample) -> Values:
         """Sample all latent sites, with flat densities: the trace has their densities."""

@@ -9,10 +9,9 @@ from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.em import EM, ascend
 from vbtta.models.categorical_latent.spec import CategoricalLatent
+from vbtta.models.categorical_mixture.em import Likelihood, view_shares
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
-from vbtta.models.categorical_mixture.steps import Likelihood, view_shares
-from vbtta.models.parts.calibration import Calibration
-from vbtta.models.parts.links import LINKS, Link
+from vbtta.models.parts.links import LINKS, Calibration, Link
 
 
 class ComplementaryLogLog(Link):

@@ -68,17 +68,17 @@ def test_functions_draw_as_from_a_generator_of_numpy():
         rows = zip(batch, rng, strict=True)
         return [[v for v, u in zip(row, own.random(len(row)), strict=True) if u < 0.5] for row, own in rows]
 
+    def lengths(rows):
+        return [float(len(row)) for row in rows]
+
     inputs = np.zeros((40, 3))
     whole, parts = (collect_views(lambda x: x, inputs, [as_view(noisy)], batch_size=size).outputs for size in (40, 7))
     np.testing.assert_array_equal(whole, parts)
     assert abs(whole.mean() - 3) < 4 * np.sqrt(3.01 / 120)
     ragged = [list(range(size)) for size in (20, 30, 10, 25)]
-    whole, parts = (
-        collect_views(lambda rows: [float(len(row)) for row in rows], ragged, [as_view(thinned)], batch_size=size)
-        for size in (4, 1)
-    )
-    np.testing.assert_array_equal(whole.outputs, parts.outputs)
-    assert 0 < whole.outputs.sum() < 85
+    whole, parts = (collect_views(lengths, ragged, [as_view(thinned)], batch_size=size).outputs for size in (4, 1))
+    np.testing.assert_array_equal(whole, parts)
+    assert 0 < whole.sum() < 85
     streams = RowStreams(0, "view", 0, range(6))
     assert streams.uniform(2, 3, size=(6, 4)).min() > 2
     assert set(streams.integers(1, 3, size=(6, 50)).ravel()) == {1, 2}
@@ -142,3 +142,10 @@ def test_estimators_of_texts_and_of_mixed_tables():
     low, high = regressor.predict_interval(numbers, level=0.8)
     assert low.shape == (120,)
     assert 0.6 < np.mean((low < table.x) & (table.x < high)) <= 1
+
+
+def test_lists_of_arrays_are_not_guessed_to_be_rows_or_batches() -> None:
+    rows = [np.ones(4)] * 6
+    with pytest.raises(TypeError, match=r"rows or batches: stack rows, as np\.stack\(inputs\)"):
+        collect_views(lambda batch: np.asarray(batch), rows, [Identity()])
+    assert collect_views(lambda batch: np.asarray(batch), np.stack(rows), [Identity()]).outputs.shape == (6, 1, 4)

@@ -14,13 +14,17 @@ from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.em import EM, ascend
 from vbtta.inference.linalg import kl_dirichlet
-from vbtta.models.categorical_mixture.em import CategoricalState
+from vbtta.models.categorical_mixture.em import CategoricalState, update_class_weights
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
-from vbtta.models.categorical_mixture.steps import update_class_weights
-from vbtta.models.parts import calibration
-from vbtta.models.parts.calibration import Calibration, CalibrationPrior, CalibrationSums
 from vbtta.models.parts.class_data import categorical_data
-from vbtta.models.parts.links import LINKS, view_proba
+from vbtta.models.parts.links import (
+    LINKS,
+    Calibration,
+    CalibrationPrior,
+    CalibrationSums,
+    start_candidates,
+    view_proba,
+)
 from vbtta.models.parts.probit import log_probit
 
 NOISES = ("none", "uniform", "annotator", "confusion")
@@ -92,7 +96,7 @@ def exact_log_joint(problem, state, labels):
     data = problem.data
     kappa, offset = np.exp(state.calibration.log_kappa), state.calibration.offset
     proba = special.softmax(kappa[:, None] * data.whole.mean + offset, axis=2)  # (N, K, C)
-    log_prior = calibration.log_prior(state.calibration, problem.prior)
+    log_prior = problem.prior.log_density(state.calibration)
     table, (n, n_views, n_classes) = data.whole.table, proba.shape
     if problem.noise is None:
         units = [
@@ -169,14 +173,14 @@ def test_gradient_is_the_bounds_and_vanishes_at_convergence(link, noise, weights
     def numerical(state):
         steps = 1e-5 * np.eye(6)
         values = [
-            [problem.evaluate(state._replace(calibration=calibration.moved(state.calibration, s)))[0] for s in (d, -d)]
+            [problem.evaluate(state._replace(calibration=state.calibration.moved(s)))[0] for s in (d, -d)]
             for d in steps
         ]
         return np.array([(up - down) / 2e-5 for up, down in values])
 
     anywhere = first._replace(calibration=Calibration(0.3 * rng.normal(size=3), 0.2 * rng.normal(size=3)))
     statistics = problem.evaluate(anywhere)[1]
-    exact = calibration.gradient(anywhere.calibration, statistics.sums.calibration, problem.prior)
+    exact = problem.prior.gradient(anywhere.calibration, statistics.sums.calibration)
     np.testing.assert_allclose(exact, numerical(anywhere), atol=1e-5)
 
     ascent = ascend(problem, first, EM(tol=1e-11, max_steps=3000))
@@ -284,7 +288,7 @@ def test_probit_of_two_classes_is_its_closed_form():
     found = posterior.predict(ViewPredictions(logits[:, used], variance[:, used])).proba
     np.testing.assert_allclose(found[:, 1], expected, atol=1e-8)
     chosen = np.where(labels[:, 0] == 1, expected, 1 - expected)
-    bound = np.log(chosen).sum() + calibration.log_prior(ascent.state.calibration, problem.prior)
+    bound = np.log(chosen).sum() + problem.prior.log_density(ascent.state.calibration)
     assert ascent.bounds[-1] == pytest.approx(bound, abs=1e-6)
 
 
@@ -318,8 +322,8 @@ def test_counts_equal_repeats(noise):
         repeated = LabelSets.from_table(np.tile(rows, 2), np.tile(labels[:, 0], 2), np.tile(people, 2), n_instances=40)
     results = [fit(logits, sets, noise=noise) for sets in (counted, repeated)]
     np.testing.assert_allclose(*(ascent.bounds for _, ascent in results))
-    intervals = [problem.finish(ascent).weight_interval(0.9) for problem, ascent in results]
-    np.testing.assert_allclose(*intervals, atol=1e-8)
+    one, other = (problem.finish(ascent).weight_interval(0.9) for problem, ascent in results)
+    np.testing.assert_allclose(one, other, atol=1e-8)
 
 
 def test_counts_table_equals_labels():
@@ -495,7 +499,7 @@ def test_start_is_one_unless_logits_are_wide(monkeypatch):
     assert (start(masked) == 0).all()  # a class ruled out is no reason to doubt the others
     wide = start(1e4 * logits)
     assert (wide < -5).all()
-    monkeypatch.setattr("vbtta.models.parts.class_model.MAX_START_INSTANCES", 20)
+    monkeypatch.setattr("vbtta.models.parts.class_data.MAX_START_INSTANCES", 20)
     np.testing.assert_allclose(start(1e4 * logits), wide, atol=3)
 
 
@@ -576,8 +580,8 @@ def test_prior_of_temperatures_is_a_student_t_around_its_mode():
         return stats.t.logpdf(common, 2, scale=0.4) + stats.norm.logpdf(log_kappa - common, scale=0.1).sum() + offsets
 
     best = optimize.minimize_scalar(lambda common: -density(common), bounds=(0, 2), method="bounded")
-    assert calibration.common_log_kappa(log_kappa, prior) == pytest.approx(best.x, abs=1e-5)
-    assert calibration.log_prior(state, prior) == pytest.approx(-best.fun)
+    assert prior.common(log_kappa) == pytest.approx(best.x, abs=1e-5)
+    assert prior.log_density(state) == pytest.approx(-best.fun)
 
 
 @pytest.mark.parametrize("scale", [1 / 50, 50.0])
@@ -605,10 +609,10 @@ def test_a_step_is_the_solution_of_the_whole_system(n_classes):
     )
     kappa = np.exp(state.log_kappa)
     cross = sums.cross_curvature * kappa
-    first = np.diag(kappa**2 * sums.kappa_curvature) + calibration.log_kappa_precision(state.log_kappa, prior)
+    first = np.diag(kappa**2 * sums.kappa_curvature) + prior.log_kappa_precision(state.log_kappa)
     whole = np.block([[first, cross.T], [cross, np.diag(diagonal + 100)]])
-    expected = np.linalg.solve(whole, calibration.gradient(state, sums, prior))
-    np.testing.assert_allclose(calibration.direction(state, sums, prior), expected, rtol=1e-7)
+    expected = np.linalg.solve(whole, prior.gradient(state, sums))
+    np.testing.assert_allclose(prior.direction(state, sums), expected, rtol=1e-7)
 
 
 def test_offsets_of_scale_zero_stay_at_zero():
@@ -623,6 +627,6 @@ def test_offsets_of_scale_zero_stay_at_zero():
 
 
 def test_temperatures_start_at_one_unless_logits_are_wide():
-    np.testing.assert_array_equal(calibration.starts(np.array([8.0, 12.0])), [[0, 0]])
-    assert len(calibration.starts(np.array([8.0, 1e4]))) == 7
-    assert len(calibration.starts(np.array([8.0, 1e4]), common=True)) == 4
+    np.testing.assert_array_equal(start_candidates(np.array([6.0, 9.0]), common=False), [[0, 0]])
+    assert len(start_candidates(np.array([8.0, 1e4]), common=False)) == 7
+    assert len(start_candidates(np.array([8.0, 1e4]), common=True)) == 4

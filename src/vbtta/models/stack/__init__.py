@@ -1,1 +1,0 @@
-"""Several models whose predictions are averaged."""
