@@ -20,8 +20,8 @@ from benchmarks.advi_speed import mixed
 from benchmarks.em import classes
 from vbtta import ADVI, CategoricalMixture, GaussianMixture
 from vbtta.inference import advi
+from vbtta.inference.advi import constrain
 from vbtta.inference.em import Fit
-from vbtta.inference.guide import constrain
 from vbtta.models.base import InMemory, pose_density
 
 infer: Any = untyped_infer

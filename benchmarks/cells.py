@@ -43,6 +43,7 @@ __all__ = [
     "run_cells",
     "task_of",
     "tasks",
+    "training_seconds",
 ]
 
 Array = NDArray[Any]
@@ -51,7 +52,7 @@ INPUT = "vbtta-input"  # the mixture with weights that depend on the input
 SEQUENTIAL = "vbtta-sequential"  # fit_sequential with its defaults
 CALIBRATION = 1000
 # Whose columns of labels are people: simulated ones, and the two sources of ages. CIFAR-10N's are many people's.
-_ANNOTATED = ("mnist1000", "utkface", "utkface-pretrained")
+_ANNOTATED = ("mnist1000", "utkface", "utkface-light", "utkface-pretrained")
 _SHARED = ("data", "distributions.py", "metrics.py", "comparison.py")
 _BASELINES = (*_SHARED, "baselines")
 _POLICIES = (*_SHARED, "models", "inference", "policy.py", "crossval.py", "fit.py", "select.py", "sequential.py")
@@ -136,7 +137,7 @@ def run_cells(task: Task, methods: Sequence[str], cache: str, *, part: str, say:
     folder.mkdir(parents=True, exist_ok=True)
     inputs = _digest_task(task)
     test = _held_out(task)
-    found = []
+    cells = []
     for method in methods:
         path = folder / f"{task.name}-seed{task.seed}-{part}-{method}-{_key(method, inputs)}.npz"
         if not path.is_file():
@@ -149,14 +150,20 @@ def run_cells(task: Task, methods: Sequence[str], cache: str, *, part: str, say:
                     f"({record['fit_seconds']:.1f} s)",
                     flush=True,
                 )
-        found.append(_load(path, method))
-    return found
+        cells.append(_load(path, method))
+    return cells
 
 
 def data_hashes(name: str, seed: int, cache: str) -> dict[str, str]:
     """SHA-256 of the predictions and labels that were compared."""
     folder = Path(cache) / f"{name}-seed{seed}"
     return {part: hashlib.sha256((folder / f"{part}.npz").read_bytes()).hexdigest() for part in (*PARTS, "labels")}
+
+
+def training_seconds(name: str, seed: int, cache: str) -> float | None:
+    """Processor time of a pretrained network's training, without maps that another network had left."""
+    path = Path(cache) / f"{name}-seed{seed}" / "training.json"
+    return float(json.loads(path.read_text())["processor_seconds"]) if path.is_file() else None
 
 
 def _run(task: Task, method: str, test: HeldOut) -> Cell:
@@ -167,11 +174,11 @@ def _run(task: Task, method: str, test: HeldOut) -> Cell:
     }
     known = {name: partial(function, task=task.kind, seed=task.seed) for name, function in variants.items()}
     [entry] = entries({method: known.get(method, method)}, task.kind, task.seed)
-    start = time.perf_counter()
+    start = time.process_time()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fitted = fit(entry, task.calibration, task.labels)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         prediction = predict(entry, fitted, task.test, (task.calibration, task.labels), task.kind)
     sums = columns(prediction, test)
     values = {

@@ -29,6 +29,7 @@ from vbtta.models.parts.label_noise import AnnotatorAccuracy
 
 __all__ = ["main", "run"]
 
+_NAME = "cifar10n-pretrained"
 RIVALS = ("aug_tta", "class_tta", "greedy", "original+t")
 _METHODS = ("original", "uniform", *RIVALS, "greedy+t", "vbtta", "vbtta-mixture", "vbtta-latent")
 
@@ -46,14 +47,12 @@ def run(
     folder = data or os.environ.get("VBTTA_DATA")
     if not folder or not Path(folder).is_dir():
         return {"skipped": "no data folder: pass --data or set VBTTA_DATA"}
-    ready = [
-        seed for _, seed in tasks(["cifar10n"], seeds[:1] if quick else seeds, cache, only_ready=only_ready or quick)
-    ]
+    ready = [seed for _, seed in tasks([_NAME], seeds[:1] if quick else seeds, cache, only_ready=only_ready or quick)]
     if not ready:
-        return {"skipped": "no network is trained yet; run python -m benchmarks.train_models cifar10n first"}
+        return {"skipped": "no network is trained yet; run python -m benchmarks.train_models cifar10n-pretrained first"}
     cells, ids, labels = {}, {}, []
     for seed in ready:
-        task = load_task("cifar10n", seed, folder, cache, part=part, quick=quick)
+        task = load_task(_NAME, seed, folder, cache, part=part, quick=quick)
         cells[seed] = run_cells(task, _METHODS, cache, part=part)
         ids[seed] = task.test.ids if task.test.ids is not None else np.arange(len(task.test))
         labels.append({"seed": seed, **label_quality(task)})
@@ -65,7 +64,7 @@ def run(
         "margins": margins(pooled, labels),
         "methods": _rows(pooled, cells),
         "labels": labels,
-        "data_sha256": {seed: data_hashes("cifar10n", seed, cache) for seed in ready},
+        "data_sha256": {seed: data_hashes(_NAME, seed, cache) for seed in ready},
     }
 
 
@@ -75,11 +74,11 @@ def label_quality(task: Task) -> dict[str, float]:
     given = task.labels.value.reshape(len(task.truth), -1)  # (N, 3)
     votes = np.stack([(given == c).sum(axis=1) for c in range(task.calibration.outputs.shape[2])], axis=1)
     most = votes == votes.max(axis=1, keepdims=True)
-    found = policy.consensus(task.calibration, task.labels)
-    assert isinstance(found, CategoricalPrediction)
+    consensus = policy.consensus(task.calibration, task.labels)
+    assert isinstance(consensus, CategoricalPrediction)
     assert isinstance(policy.annotators, AnnotatorAccuracy)
     return {
-        "consensus": float(np.mean(found.proba.argmax(axis=1) == task.truth)),
+        "consensus": float(np.mean(consensus.proba.argmax(axis=1) == task.truth)),
         "majority": float(np.mean(most[np.arange(len(most)), task.truth] / most.sum(axis=1))),  # ties at random
         "annotators_estimated": float(np.mean(policy.annotators.accuracy)),
         "annotators_true": float(np.mean(given == task.truth[:, None])),
@@ -95,8 +94,8 @@ def margins(pooled: Pooled, labels: Sequence[dict[str, Any]]) -> list[dict[str, 
     sharpest = max(RIVALS, key=lambda rival: value[rival, "accuracy"])
     below = 1 - value["vbtta", "nll"] / value[best, "nll"]
     difference, low, high = pooled.difference("vbtta", sharpest, "accuracy")
-    gain = float(np.mean([one["consensus"] - one["majority"] for one in labels]))
-    off = max(abs(one["annotators_estimated"] - one["annotators_true"]) for one in labels)
+    gain = float(np.mean([row["consensus"] - row["majority"] for row in labels]))
+    off = max(abs(row["annotators_estimated"] - row["annotators_true"]) for row in labels)
     return [
         _margin(
             "NLL at least 10 % below the best of AugTTA, ClassTTA, greedy and temperature-scaled identity",
@@ -127,7 +126,7 @@ def _rows(pooled: Pooled, cells: dict[int, list[Cell]]) -> list[dict[str, Any]]:
             "values": dict(zip(pooled.metrics, pooled.values[m].tolist(), strict=True)),
             "by_seed": [dict(zip(pooled.metrics, row.tolist(), strict=True)) for row in pooled.by_seed[:, m]],
             "minus_vbtta": {metric: pooled.difference(method, "vbtta", metric) for metric in pooled.metrics},
-            "models": [found[m].record.get("model") for found in cells.values()],
+            "models": [methods[m].record.get("model") for methods in cells.values()],
         }
         for m, method in enumerate(pooled.methods)
     ]
@@ -139,11 +138,11 @@ def markdown(outcome: dict[str, Any]) -> str:
     lines = [
         "# CIFAR-10N: three human labels an image",
         "",
-        f"Small residual networks trained on noisy labels (seeds {', '.join(map(str, outcome['seeds']))}), 25 views, "
+        f"Pretrained networks, fine-tuned on noisy labels (seeds {', '.join(map(str, outcome['seeds']))}), 25 views, "
         f"1,000 calibration images with three human labels; scored on the {outcome['part']} part against clean labels. "
         "Means over seeds, paired 95 % bootstrap intervals over images.",
         "",
-        *(f"* {'yes' if one['holds'] else '**no**'}: {one['claim']} ({one['evidence']})" for one in outcome["margins"]),
+        *(f"* {'yes' if row['holds'] else '**no**'}: {row['claim']} ({row['evidence']})" for row in outcome["margins"]),
         "",
         "| method | accuracy (%) | NLL | Brier | ECE (%) | NLL minus vbtta |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -160,9 +159,9 @@ def markdown(outcome: dict[str, Any]) -> str:
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {one['seed']} | {100 * one['consensus']:.2f} | {100 * one['majority']:.2f} | "
-        f"{one['annotators_estimated']:.4f} | {one['annotators_true']:.4f} |"
-        for one in outcome["labels"]
+        f"| {row['seed']} | {100 * row['consensus']:.2f} | {100 * row['majority']:.2f} | "
+        f"{row['annotators_estimated']:.4f} | {row['annotators_true']:.4f} |"
+        for row in outcome["labels"]
     ]
     versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
     lines += ["", f"Made at {made['time']} from commit {made['git'][:12]} with {versions}."]

@@ -1,10 +1,11 @@
 """Coverage of the intervals of a gate's coefficients, and what a gate costs where it is not needed.
 
-``python -m benchmarks.gate`` prints a table; tests/test_gate.py has the same with fewer samples. With ``--cache`` the
-views of `benchmarks.train_models` are read instead.
+``python -m benchmarks gate`` runs the simulations; tests/test_gate.py has the same with fewer samples. With
+``python -m benchmarks.gate --cache FOLDER`` the views of `benchmarks.train_models` are read instead.
 """
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,25 +46,38 @@ def log_score(policy: Policy, predictions: ViewPredictions, labels: np.ndarray) 
     return float(policy.predict(predictions).log_prob(labels).mean())
 
 
-SAMPLES, COST_SAMPLES, HELD_OUT = 500, 40, 3000
+HELD_OUT = 3000
 
 
-def coverage(task: str, n_labels: int) -> float:
-    """Share of 90 % intervals that hold the true coefficient."""
-    hits = []
-    for seed in range(SAMPLES):
+def coverage(task: str, n_labels: int, n_samples: int) -> dict[str, Any]:
+    """Share of 90 % intervals that hold the true coefficient, and its mean estimate in units of the features."""
+    hits, estimates = [], []
+    for seed in range(n_samples):
         predictions, labels = gated_data(task, seed, n_labels)
         gate = fit(task, predictions, labels, features="none").gate
         assert gate is not None
         lower, upper = gate.interval(0.9).T
         hits.append((lower <= TRUE * gate.scale) & (TRUE * gate.scale <= upper))
-    return float(np.mean(hits))
+        estimates.append(gate.coefficients / gate.scale)
+    return {"coverage": float(np.mean(hits)), "estimate": np.mean(estimates, axis=0).tolist(), "truth": TRUE.tolist()}
 
 
-def cost(task: str, n_labels: int) -> float:
+def time_ratio(task: str, n_labels: int, n_samples: int) -> float:
+    """Processor time of fits with a gate, relative to those with constant weights."""
+    seconds = {"view": 0.0, "input": 0.0}
+    for seed in range(n_samples):
+        predictions, labels = gated_data(task, seed, n_labels)
+        for weights in seconds:
+            start = time.process_time()
+            fit(task, predictions, labels, weights=weights)
+            seconds[weights] += time.process_time() - start
+    return seconds["input"] / seconds["view"]
+
+
+def cost(task: str, n_labels: int, n_samples: int) -> float:
     """Held-out log score lost to constant weights, in nats an input, where the weights are constant."""
     losses = []
-    for seed in range(COST_SAMPLES):
+    for seed in range(n_samples):
         predictions, labels = gated_data(task, seed, n_labels + HELD_OUT, slopes=np.zeros(2))
         views = ViewPredictions(predictions.outputs)
         fitted, held_out = views.take(slice(n_labels)), views.take(slice(n_labels, None))
@@ -85,11 +99,16 @@ def on_real_data(name: str, seed: int, cache: str) -> dict[str, Any]:
     return {**means, "gain": float(gain.mean()), "error": float(gain.std() / np.sqrt(len(gain)))}
 
 
-def _simulated() -> None:
+def run(quick: bool = False) -> dict[str, Any]:
+    """Coverage, cost and time of gates, by task."""
+    n_samples, outcome = (4 if quick else 100), {}
     for task in RECORDS:
-        for n_labels in (20, 50, 300, 1000):
-            print(f"{task} {n_labels:5d} labels: cost {cost(task, n_labels):+.4f} nats", flush=True)
-        print(f"{task} coverage of 90 % intervals, 300 labels: {coverage(task, 300):.3f}", flush=True)
+        outcome[task] = {
+            "b": coverage(task, 300, n_samples),
+            "cost": {n_labels: cost(task, n_labels, -(-n_samples // 4)) for n_labels in (50, 300)},
+            "time_ratio": time_ratio(task, 1000, -(-n_samples // 10)),
+        }
+    return {"labels": 300, "samples": n_samples, **outcome}
 
 
 def _real(cache: str, out: Path) -> None:
@@ -102,8 +121,8 @@ def _real(cache: str, out: Path) -> None:
         for seed in range(3):
             if find_views(name, seed, cache) is None:
                 continue
-            found = on_real_data(name, seed, cache)
-            cells = f"{found['view']:.4f} | {found['input']:.4f} | {found['gain']:+.4f} ({found['error']:.4f})"
+            result = on_real_data(name, seed, cache)
+            cells = f"{result['view']:.4f} | {result['input']:.4f} | {result['gain']:+.4f} ({result['error']:.4f})"
             lines.append(f"| {name} | {seed} | {cells} |")
             print(lines[-1], flush=True)
     head = (
@@ -115,10 +134,7 @@ def _real(cache: str, out: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cache", help="folder of cached views: real data instead of simulated ones")
+    parser.add_argument("--cache", required=True, help="folder of cached views")
     parser.add_argument("--out", type=Path, default=Path("results/gate"))
     options = parser.parse_args()
-    if options.cache is None:
-        _simulated()
-    else:
-        _real(options.cache, options.out)
+    _real(options.cache, options.out)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.learning_curve --data DATA        # writes results/learning_curve
 
-Networks and predictions are those of the quality benchmark. Scored on the development part against clean labels, so
-that the test part stays for final comparisons.
+Networks and predictions are those of the quality benchmark, pretrained ones unless others are named. Scored against
+clean labels on the test part: nothing is chosen here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ __all__ = ["curve", "figure", "main", "markdown"]
 
 SIZES = (25, 50, 100, 200, 500, 1000, 2000)
 _MANY = 500  # instances from which a sample is hardly different from the next
-_SHOWN = {"cifar10n": ("CIFAR-10N", ("nll", "accuracy", "ece")), "utkface": ("UTKFace", ("nll", "mae"))}
+_SHOWN = {
+    f"{name}{kind}": (f"{title}{', pretrained' if kind else ''}", shown)
+    for kind in ("-pretrained", "")
+    for name, title, shown in (
+        ("cifar10n", "CIFAR-10N", ("nll", "accuracy", "ece")),
+        ("utkface", "UTKFace", ("nll", "mae")),
+    )
+}
+_DEFAULT = tuple(_SHOWN)[:2]
+_PARTS = {"test": "test", "dev": "development"}
 _AXES = {
     "nll": "negative log-likelihood",
     "accuracy": "accuracy (%)",
@@ -45,7 +54,7 @@ _AXES = {
 
 def curve(prepared: Prepared, sizes: Sequence[int], repeats: int, *, say: bool = True) -> dict[str, Any]:
     """Scores by number of instances and of labels each, and those of two rules that need no labels."""
-    source, target = prepared.parts["calibration"], prepared.parts["dev"]
+    source, target = prepared.parts["calibration"], prepared.parts["test"]
     columns = np.stack([source.labels[key] for key in sorted(source.labels) if key.startswith("label_")], axis=1)
     rows = []
     for size in (size for size in sizes if size <= len(columns)):
@@ -77,11 +86,14 @@ def drawn_labels(columns: Array, each: int, rng: np.random.Generator, *, people:
 
 
 def _scores(policy: Any, target: Part) -> dict[str, float]:
-    found, truth = policy.predict(target.predictions), target.labels["clean"]
-    scores = {"nll": metrics.nll(found.log_prob(truth))}
-    if hasattr(found, "proba"):
-        return scores | {"accuracy": metrics.accuracy(truth, found.proba), "ece": metrics.ece(truth, found.proba)}
-    return scores | {"mae": metrics.mae(truth[:, None], found.mean)}
+    prediction, truth = policy.predict(target.predictions), target.labels["clean"]
+    scores = {"nll": metrics.nll(prediction.log_prob(truth))}
+    if hasattr(prediction, "proba"):
+        return scores | {
+            "accuracy": metrics.accuracy(truth, prediction.proba),
+            "ece": metrics.ece(truth, prediction.proba),
+        }
+    return scores | {"mae": metrics.mae(truth[:, None], prediction.mean)}
 
 
 def figure(outcome: dict[str, Any]) -> Any:
@@ -91,10 +103,10 @@ def figure(outcome: dict[str, Any]) -> Any:
         figsize=(7.4, 2.9 * ((len(panels) + 1) // 2)), layout="constrained"
     )
     for place, (name, metric) in enumerate(panels):
-        axes, found = new.add_subplot((len(panels) + 1) // 2, 2, place + 1), outcome["data_sets"][name]
+        axes, result = new.add_subplot((len(panels) + 1) // 2, 2, place + 1), outcome["data_sets"][name]
         unit = 100 if metric == "accuracy" else 1
-        for colour, each in zip(COLOURS, sorted({row["labels_each"] for row in found["rows"]}), strict=False):
-            rows = [row for row in found["rows"] if row["labels_each"] == each]
+        for colour, each in zip(COLOURS, sorted({row["labels_each"] for row in result["rows"]}), strict=False):
+            rows = [row for row in result["rows"] if row["labels_each"] == each]
             sizes = sorted({row["instances"] for row in rows})
             means = [np.mean([row[metric] for row in rows if row["instances"] == size]) for size in sizes]
             label = f"vbtta, {each} label{'s' if each > 1 else ''} each"
@@ -103,7 +115,7 @@ def figure(outcome: dict[str, Any]) -> Any:
         for style, (rule, title) in zip(
             ("--", ":"), {"original": "no augmentation", "uniform": "uniform average"}.items(), strict=True
         ):
-            axes.axhline(unit * found["rules"][rule][metric], color="0.45", ls=style, lw=1, label=title)
+            axes.axhline(unit * result["rules"][rule][metric], color="0.45", ls=style, lw=1, label=title)
         axes.set_xscale("log")
         axes.set_xticks(SIZES, [f"{size:,}" for size in SIZES], fontsize=8)
         axes.minorticks_off()
@@ -123,13 +135,13 @@ def markdown(outcome: dict[str, Any]) -> str:
         "# Learning curve: how many labels and instances are enough",
         "",
         "The default policy fitted to random calibration samples of growing size, with one label an instance or all of "
-        "them, and scored against clean labels on the development part. Means over samples "
+        f"them, and scored against clean labels on the {_PARTS[outcome['part']]} part. Means over samples "
         f"({outcome['repeats']} a size below {_MANY} instances, {max(1, outcome['repeats'] // 2)} from there on), one "
         "network a data set (seed 0), 25 views.",
         "",
         "![Scores against the number of calibration instances](figure.svg)",
     ]
-    for name, found in outcome["data_sets"].items():
+    for name, result in outcome["data_sets"].items():
         title, shown = _SHOWN[name]
         lines += [
             "",
@@ -138,15 +150,15 @@ def markdown(outcome: dict[str, Any]) -> str:
             f"| instances | labels each | {' | '.join(_AXES[metric] for metric in shown)} | guard fell back |",
             "| ---: | ---: | " + " | ".join("---:" for _ in shown) + " | ---: |",
         ]
-        keys = sorted({(row["instances"], row["labels_each"]) for row in found["rows"]})
+        keys = sorted({(row["instances"], row["labels_each"]) for row in result["rows"]})
         for size, each in keys:
-            rows = [row for row in found["rows"] if (row["instances"], row["labels_each"]) == (size, each)]
+            rows = [row for row in result["rows"] if (row["instances"], row["labels_each"]) == (size, each)]
             cells = [_cell(metric, float(np.mean([row[metric] for row in rows]))) for metric in shown]
             fell = f"{sum(row['guard'] for row in rows)} of {len(rows)}"
             lines.append(f"| {size:,} | {each} | {' | '.join(cells)} | {fell} |")
         for rule, title in {"original": "no augmentation", "uniform": "uniform average"}.items():
             lines.append(
-                f"| {title} | | {' | '.join(_cell(metric, found['rules'][rule][metric]) for metric in shown)} | |"
+                f"| {title} | | {' | '.join(_cell(metric, result['rules'][rule][metric]) for metric in shown)} | |"
             )
     made = outcome["provenance"]
     versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
@@ -161,24 +173,28 @@ def _cell(metric: str, value: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="The default policy on growing calibration samples.")
+    parser.add_argument("names", nargs="*", help=f"data sets, by default {', '.join(_DEFAULT)}")
     parser.add_argument("--data", default=os.environ.get("VBTTA_DATA"), help="folder of the data sets (VBTTA_DATA)")
     parser.add_argument("--cache", default=".cache", help="folder of networks and predictions")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--repeats", type=int, default=8, help="samples of every size below 500; half as many above")
     parser.add_argument("--out", default="results/learning_curve")
     options = parser.parse_args(arguments)
+    names = options.names or _DEFAULT
+    if not set(names) <= set(_SHOWN):
+        parser.error(f"unknown data sets {sorted(set(names) - set(_SHOWN))}; choose from {', '.join(_SHOWN)}")
     if not options.data:
         print("no data folder: pass --data or set VBTTA_DATA", file=sys.stderr)
         return 1
-    missing = [name for name in _SHOWN if not is_ready(name, 0, options.cache)]
+    missing = [name for name in names if not is_ready(name, 0, options.cache)]
     if missing:
         print(f"no network is trained yet; run python -m benchmarks.train_models {missing[0]} first", file=sys.stderr)
         return 1
     made = provenance()
-    found = {
-        name: curve(prepare(name, 0, options.data, options.cache), options.sizes, options.repeats) for name in _SHOWN
+    results = {
+        name: curve(prepare(name, 0, options.data, options.cache), options.sizes, options.repeats) for name in names
     }
-    outcome = {"provenance": made, "part": "dev", "repeats": options.repeats, "data_sets": found}
+    outcome = {"provenance": made, "part": "test", "repeats": options.repeats, "data_sets": results}
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"results.json": json.dumps(outcome, indent=1) + "\n", "README.md": markdown(outcome)}

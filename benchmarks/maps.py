@@ -28,9 +28,11 @@ from vbtta.augment import (
     d4,
     invert_view,
 )
+from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.module import TTAModule
 
 _CLASSES = 5
+_BY_CLASS = CategoricalMixture(weights="view_class")
 _FULL = [*d4(), VerticalFlip(), Chain((VerticalFlip(), Rotate90(1))), Brightness(0.1), Blur(1.0)]
 _PARTIAL = [*d4(), Rotate(10.0), Zoom(1.1), Shift(0.05, 0.05), Crop("center", 0.9)]
 
@@ -47,7 +49,7 @@ def run(quick: bool = False) -> dict[str, Any]:
                 "classes": _CLASSES,
                 "module_memory": module_memory(network, 256 if quick else 1024),
                 "collect_memory": collect_memory(20 if quick else 500),
-                "speed": speed(network, *((128, 2) if quick else (512, 3))),
+                "speed": speed(network, *((128, 2) if quick else (512, 21))),
             }
     finally:
         torch.set_num_threads(threads)
@@ -61,8 +63,12 @@ def module_memory(network: nn.Module, side: int) -> dict[str, Any]:
         small = torch.rand(10, 3, 48, 64)
         classes = np.random.default_rng(0).integers(0, _CLASSES, size=(10, 48, 64))
         sample = collect_dense(network, small, views, classes, positions=50)
-        stack = fit_policy(*sample, task="classification", guard=False)
-        for kind, policy in {"mixture": policy_of(views, len(views), _CLASSES), "default": stack}.items():
+        policies = {
+            "mixture": policy_of(views, len(views), _CLASSES),
+            "default": fit_policy(*sample, task="classification", guard=False),
+            "class weights": fit_policy(*sample, task="classification", model=_BY_CLASS, guard=False),
+        }
+        for kind, policy in policies.items():
             module = TTAModule(network, views, policy).eval()
             module(small[:1])  # from now on it knows that the network returns maps
             members, pixels = len(module.pools), side**2 * 4 / 1e6
@@ -105,7 +111,9 @@ def speed(network: nn.Module, side: int, repeats: int) -> dict[str, Any]:
     compose = ttach.Compose([ttach.HorizontalFlip(), ttach.Rotate90([0, 90, 180, 270])])
     theirs, ours, image = as_views(compose), d4(), torch.rand(1, 3, side, side)
     modules = [TTAModule(network, views, policy_of(views, 8, _CLASSES)).eval() for views in (ours, theirs)]
-    wrapper = ttach.SegmentationTTAWrapper(network, compose, merge_mode="mean")
+    wrapper = ttach.SegmentationTTAWrapper(network, compose, merge_mode="mean")  # of logits
+    softmax = nn.Sequential(network, nn.Softmax(1))
+    of_probabilities = ttach.SegmentationTTAWrapper(softmax, compose, merge_mode="mean")  # as the module's mixture
 
     def ceiling() -> None:
         for view in ours:
@@ -114,11 +122,13 @@ def speed(network: nn.Module, side: int, repeats: int) -> dict[str, Any]:
 
     contenders: dict[str, Callable[[], object]] = {"module": lambda: modules[0](image), "ceiling": ceiling}
     contenders |= {"module_of_ttach_views": lambda: modules[1](image), "ttach": lambda: wrapper(image)}
+    contenders["ttach_of_probabilities"] = lambda: of_probabilities(image)
     seconds = take_turns(contenders, repeats)
     ratios = {
         "module_to_ceiling": seconds["module"] / seconds["ceiling"],
         "module_to_ttach": seconds["module"] / seconds["ttach"],
         "module_of_ttach_views_to_ttach": seconds["module_of_ttach_views"] / seconds["ttach"],
+        "module_to_ttach_of_probabilities": seconds["module"] / seconds["ttach_of_probabilities"],
     }
     return {
         "side": side,

@@ -16,7 +16,7 @@ from vbtta.augment import Augmentation, as_views
 from vbtta.inference.em import EM
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
-from vbtta.models.parts.calibration import Calibration
+from vbtta.models.parts.links import Calibration
 from vbtta.module import TTAModule
 from vbtta.policy import History, Policy
 

@@ -43,8 +43,8 @@ def prepare(source: Path, network: str, cache: Path, side: int) -> Prepared:
 
 
 def _collect(predictor: Any, images: NDArray[np.uint8], classes: list[str]) -> ViewPredictions:
-    found = collect_views(predictor, images.astype(np.float32) / 255, image_views(), batch_size=100)
-    return ViewPredictions(found.outputs, names=found.names, ids=np.arange(len(images)))
+    predictions = collect_views(predictor, images.astype(np.float32) / 255, image_views(), batch_size=100)
+    return ViewPredictions(predictions.outputs, names=predictions.names, ids=np.arange(len(images)))
 
 
 def _medmnist(path: Path) -> tuple[dict[str, Split], list[str]]:

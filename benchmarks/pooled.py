@@ -71,16 +71,16 @@ class Verdict:
 def pool(task: str, cells: Mapping[Any, Sequence[Cell]], ids: Mapping[Any, Array], *, seed: int = 0) -> Pooled:
     """Cells of all trials, by seed or by seed and draw (the same methods in each), on instances with ids."""
     methods = [cell.method for cell in next(iter(cells.values()))]
-    everyone, position = np.unique(np.concatenate([ids[s] for s in cells]), return_inverse=True)
+    instances, position = np.unique(np.concatenate([ids[s] for s in cells]), return_inverse=True)
     places = dict(zip(cells, np.split(position, np.cumsum([len(ids[s]) for s in cells])[:-1]), strict=True))
-    sums = {s: [cell.columns for cell in found] for s, found in cells.items()}
+    sums = {s: [cell.columns for cell in methods_of_seed] for s, methods_of_seed in cells.items()}
     tests = {s: _one_label_each(len(ids[s])) for s in cells}
     by_seed = np.stack([resampled(sums[s], tests[s], np.ones((1, len(ids[s]))))[0] for s in cells])
     generator = np.random.default_rng(seed)
     parts = []
     for _ in range(0, _RESAMPLES, _AT_ONCE):
-        drawn = generator.integers(len(everyone), size=(_AT_ONCE, len(everyone)))
-        times = np.stack([np.bincount(row, minlength=len(everyone)) for row in drawn]).astype(np.float64)
+        drawn = generator.integers(len(instances), size=(_AT_ONCE, len(instances)))
+        times = np.stack([np.bincount(row, minlength=len(instances)) for row in drawn]).astype(np.float64)
         parts.append(np.mean([resampled(sums[s], tests[s], times[:, places[s]]) for s in cells], axis=0))
     baselines = tuple(cell.method for cell in next(iter(cells.values())) if cell.record["baseline"])
     return Pooled(task, tuple(methods), baselines, METRICS[task], by_seed.mean(axis=0), by_seed, np.concatenate(parts))
@@ -91,7 +91,7 @@ def verdicts(pooled: Pooled) -> list[Verdict]:
     point = "accuracy" if pooled.task == "classification" else "mae"
     rivals = [method for method in pooled.methods if method != HALF]
     best = pooled.best("nll", rivals)
-    found = [
+    results = [
         Verdict(
             "the default policy has the best NLL of all methods with all views, or is within the interval of the best",
             best == "vbtta" or not pooled.worse("vbtta", best, "nll"),
@@ -99,7 +99,7 @@ def verdicts(pooled: Pooled) -> list[Verdict]:
         )
     ]
     strongest = pooled.best(point, pooled.baselines)
-    found.append(
+    results.append(
         Verdict(
             f"its {_title(point)} is no worse than the best baseline's beyond the interval",
             not pooled.worse("vbtta", strongest, point),
@@ -109,8 +109,8 @@ def verdicts(pooled: Pooled) -> list[Verdict]:
     if HALF in pooled.methods:
         lost = [metric for metric in ("nll", point) if pooled.worse(HALF, "vbtta", metric)]
         evidence = "; ".join(_against(pooled, HALF, "vbtta", metric) for metric in ("nll", point))
-        found.append(Verdict("with half of the views it loses nothing beyond the interval", not lost, evidence))
-    return found
+        results.append(Verdict("with half of the views it loses nothing beyond the interval", not lost, evidence))
+    return results
 
 
 def _against(pooled: Pooled, method: str, reference: str, metric: str) -> str:

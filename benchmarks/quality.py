@@ -35,6 +35,7 @@ from benchmarks.cells import (
     run_cells,
     task_of,
     tasks,
+    training_seconds,
 )
 from benchmarks.pooled import pool, verdicts
 from benchmarks.quality_report import figure, markdown, strong_figure
@@ -44,6 +45,7 @@ from vbtta._support.files import atomic_path
 
 __all__ = ["main", "run"]
 
+_NOTE = "Fit times are processor seconds."
 _SLOW = ("bma", HALF, SEQUENTIAL)
 
 
@@ -95,21 +97,25 @@ def run(
     start = time.perf_counter()
     if not only_ready:
         prepare_all(known_names(names), seeds, folder, cache, jobs)
-    outcome: dict[str, Any] = {"part": part, "provenance": provenance(), "data_sets": {}}
+    outcome: dict[str, Any] = {"part": part, "provenance": provenance(), "note": _NOTE, "data_sets": {}}
     for name in known_names(names):
         for size in sizes:
-            found: dict[tuple[int, int], tuple[list[Cell], Any, str]] = {}
+            trials: dict[tuple[int, int], tuple[list[Cell], Any, str]] = {}
             for _, seed in tasks([name], seeds, cache, only_ready=only_ready):
                 try:
                     for draw in range(draws if size < CALIBRATION else 1):
                         task = load_task(name, seed, folder, cache, part=part, quick=quick, size=size, draw=draw)
-                        found[seed, draw] = _cells(task, cache, part, skip)
+                        trials[seed, draw] = _cells(task, cache, part, skip)
                 except FileNotFoundError as error:
                     print(f"{name} is skipped: {error}", file=sys.stderr, flush=True)
                     break
-            if found:
-                hashes = {seed: data_hashes(name, seed, cache) for seed, _ in found}
-                outcome["data_sets"][key_of(name, size)] = _summary(found, size, hashes)
+            if trials:
+                trained = sorted({seed for seed, _ in trials})
+                outcome["data_sets"][key_of(name, size)] = {
+                    **_summary(trials, size),
+                    "data_sha256": {seed: data_hashes(name, seed, cache) for seed in trained},
+                    "training_seconds": [training_seconds(name, seed, cache) for seed in trained],
+                }
     outcome["seconds"] = round(time.perf_counter() - start, 1)
     return outcome
 
@@ -119,13 +125,13 @@ def run_own(
 ) -> dict[str, Any]:
     """Compare all methods on the user's images with the user's network: one network, hence intervals over images."""
     start = time.perf_counter()
-    outcome: dict[str, Any] = {"part": "test", "provenance": provenance(), "data_sets": {}}
+    outcome: dict[str, Any] = {"part": "test", "provenance": provenance(), "note": _NOTE, "data_sets": {}}
     prepared = own_images.prepare(images, network, Path(cache), side)
     for size in sizes:
         n_draws = draws if size < len(prepared.parts["calibration"].predictions) else 1
         tasks_ = {(0, draw): task_of(prepared, 0, part="test", size=size, draw=draw) for draw in range(n_draws)}
-        found = {key: _cells(task, cache, "test", skip) for key, task in tasks_.items()}
-        outcome["data_sets"][key_of(prepared.name, size)] = _summary(found, size, {})
+        trials = {key: _cells(task, cache, "test", skip) for key, task in tasks_.items()}
+        outcome["data_sets"][key_of(prepared.name, size)] = _summary(trials, size)
     outcome["seconds"] = round(time.perf_counter() - start, 1)
     return outcome
 
@@ -141,17 +147,15 @@ def _cells(task: Task, cache: str, part: str, skip: Sequence[str]) -> tuple[list
     return run_cells(task, methods, cache, part=part), ids, task.kind
 
 
-def _summary(
-    found: dict[tuple[int, int], tuple[list[Cell], Any, str]], size: int, hashes: dict[int, dict[str, str]]
-) -> dict[str, Any]:
-    cells = {trial: one for trial, (one, _, _) in found.items()}
-    pooled = pool(next(iter(found.values()))[2], cells, {trial: ids for trial, (_, ids, _) in found.items()})
+def _summary(trials: dict[tuple[int, int], tuple[list[Cell], Any, str]], size: int) -> dict[str, Any]:
+    cells = {trial: methods for trial, (methods, _, _) in trials.items()}
+    pooled = pool(next(iter(trials.values()))[2], cells, {trial: ids for trial, (_, ids, _) in trials.items()})
     best = pooled.best("nll", pooled.baselines)
     tempered = "original+t" if "original+t" in pooled.methods else "original"
     references = {"vbtta": "vbtta", "best_baseline": best, "original": "original", "tempered": tempered}
     rows = []
     for m, method in enumerate(pooled.methods):
-        records = [dict(one[m].record) for one in cells.values()]
+        records = [dict(methods[m].record) for methods in cells.values()]
         differences = {
             f"minus_{name}": {metric: pooled.difference(method, reference, metric) for metric in pooled.metrics}
             for name, reference in references.items()
@@ -185,7 +189,6 @@ def _summary(
             {"claim": verdict.claim, "holds": verdict.holds, "evidence": verdict.evidence}
             for verdict in verdicts(pooled)
         ],
-        "data_sha256": hashes,
     }
 
 

@@ -9,7 +9,7 @@ from vbtta._support.checks import require
 __all__ = ["figure", "markdown", "point_metric", "strong_figure", "strong_table", "strong_text"]
 
 _TITLES = {
-    "cifar10n": "CIFAR-10N: small residual network, three human labels an image, clean test labels",
+    "cifar10n": "CIFAR-10N: three human labels an image, clean test labels",
     "utkface": "UTKFace: age, with a second label of standard deviation 5 years",
     "food101": "Food-101, ten classes: one label an image",
     "mnist1000": "MNIST, 1,000 training digits: three simulated annotators of accuracy 0.9, 0.8 and 0.7",
@@ -19,18 +19,11 @@ _PRETRAINED = "-pretrained"
 _LARGER_IS_BETTER = ("accuracy",)
 # Why a promise was not kept, by data set and the beginning of the promise.
 _REASONS = {
-    ("food101", "the default policy has the best NLL"): (
-        "`bma` averages logistic regressions, whose weights may be negative: of 25 views 4 to 9 are subtracted, with "
-        "more than half as much weight as the sum of all. Weights on the simplex, which can be read as shares and lets "
-        "views be left out, cannot subtract a view's errors."
+    ("mnist1000", "the default policy has the best NLL"): (
+        "The mixture with weights by input is one of the stack's members; with 1,000 inputs the prior and the other "
+        "members, which are nearly as good on held-out labels, keep some of the weight."
     ),
-    ("utkface", "with half of the views"): (
-        "`select_views` keeps the views of the full fit, which needs no more than the 12 allowed, unless another set "
-        "leads by two standard errors on the 1,000 calibration images. With the second network one did, and was worse "
-        "in truth (by 0.033): the best of hundreds of sets is too hopeful even then. With the other two the loss is "
-        "-0.006 and +0.003."
-    ),
-    ("mnist1000", "with half of the views"): (
+    ("food101-light", "with half of the views"): (
         "`select_views` searches for the log score, which is better with half of the views; accuracy is not its aim."
     ),
 }
@@ -54,9 +47,16 @@ def markdown(outcome: dict[str, Any]) -> str:
         "![NLL of every method minus the default policy's](figure.svg)",
     ]
     if any(_PRETRAINED in name for name in outcome["data_sets"]):
-        parts += [STRONG_TITLE, strong_text(outcome), strong_table(outcome), "![Changes by method](strong.svg)"]
-    for name, found in outcome["data_sets"].items():
-        parts += [f"## {_long(name)}", _size(found), _verdicts(name, found), _values(found), _differences(found)]
+        parts += [
+            STRONG_TITLE,
+            strong_text(outcome),
+            strong_table(outcome),
+            "![Changes by method; hollow: fewer calibration images](strong.svg)",
+        ]
+    for name, result in outcome["data_sets"].items():
+        parts += [f"## {_long(name)}", _size(result), _verdicts(name, result), _values(result), _differences(result)]
+    if "note" in outcome:
+        parts.append(outcome["note"])
     versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
     parts.append(
         f"Made at {made['time']} from commit {made['git'][:12]} with {versions}. Hashes of the predictions, weights "
@@ -67,10 +67,10 @@ def markdown(outcome: dict[str, Any]) -> str:
 
 def figure(outcome: dict[str, Any]) -> Any:
     """A panel a data set: NLL of every method minus the default policy's, with intervals."""
-    found = outcome["data_sets"]
-    new = require("matplotlib.figure", "cli").Figure(figsize=(4.2 * max(1, len(found)), 5.2), layout="constrained")
-    for place, (name, data) in enumerate(found.items()):
-        axes = new.add_subplot(1, len(found), place + 1)
+    sets = outcome["data_sets"]
+    new = require("matplotlib.figure", "cli").Figure(figsize=(4.2 * max(1, len(sets)), 5.2), layout="constrained")
+    for place, (name, data) in enumerate(sets.items()):
+        axes = new.add_subplot(1, len(sets), place + 1)
         rows = sorted(data["methods"], key=lambda row: -row["minus_vbtta"]["nll"][0])
         for height, row in enumerate(rows):
             value, low, high = row["minus_vbtta"]["nll"]
@@ -95,14 +95,14 @@ _GOALS = {"cifar10n": 0.889, "food101": 0.783, "utkface": 6.4}
 def strong_text(outcome: dict[str, Any]) -> str:
     """What helps and what hurts, counted from the intervals."""
     lines = []
-    for name, found in outcome["data_sets"].items():
+    for name, result in outcome["data_sets"].items():
         better, worse = (
-            [row["method"] for row in found["methods"] if _verdict(row, found) == sign] for sign in (1, -1)
+            [row["method"] for row in result["methods"] if _verdict(row, result) == sign] for sign in (1, -1)
         )
-        point = point_metric(found)
+        point = point_metric(result)
         lines.append(
-            f"* {_short(name)}, {_number(_by_name(found)['original']['values'][point], point)} without "
-            f"augmentation{_goal(name, found)}: "
+            f"* {_short(name)}, {_number(_by_name(result)['original']['values'][point], point)} without "
+            f"augmentation{_goal(name, result)}: "
             f"better {_title(point)} with {_listed(better)}; worse with {_listed(worse)}"
         )
     return (
@@ -114,13 +114,13 @@ def strong_text(outcome: dict[str, Any]) -> str:
 def strong_table(outcome: dict[str, Any]) -> str:
     """Change of accuracy (MAE) against no augmentation, and of NLL against it with a temperature, by method."""
     sets = outcome["data_sets"]
-    methods = list(dict.fromkeys(row["method"] for found in sets.values() for row in found["methods"]))
+    methods = list(dict.fromkeys(row["method"] for result in sets.values() for row in result["methods"]))
     rows = []
     for method in methods:
         cells = [method]
-        for found in sets.values():
-            row = _by_name(found).get(method)
-            point = point_metric(found)
+        for result in sets.values():
+            row = _by_name(result).get(method)
+            point = point_metric(result)
             cells.append(
                 ""
                 if row is None
@@ -135,28 +135,28 @@ def strong_table(outcome: dict[str, Any]) -> str:
 
 
 def strong_figure(outcome: dict[str, Any]) -> Any:
-    """A column a data set: changes of accuracy or MAE, and of NLL, of small networks (hollow) and pretrained ones."""
+    """A column a data set: changes of accuracy or MAE, and of NLL; hollow: with fewer calibration images."""
     sets = outcome["data_sets"]
-    bases = [name for name in sets if _PRETRAINED in name]
+    bases = [name for name in sets if _PRETRAINED in name and "@" not in name]
     new = require("matplotlib.figure", "cli").Figure(figsize=(4.2 * len(bases), 9.5), layout="constrained")
     for column, base in enumerate(bases):
-        cases = {kind: sets[kind] for kind in (base.replace(_PRETRAINED, ""), base) if kind in sets}
-        methods = [row["method"] for row in next(reversed(cases.values()))["methods"]][::-1]
-        for line, (reference, pick) in enumerate((("original", point_metric), ("tempered", lambda found: "nll"))):
+        cases = {kind: sets[kind] for kind in (*(name for name in sets if name.startswith(f"{base}@")), base)}
+        methods = [row["method"] for row in sets[base]["methods"]][::-1]
+        for line, (reference, pick) in enumerate((("original", point_metric), ("tempered", lambda result: "nll"))):
             axes = new.add_subplot(2, len(bases), line * len(bases) + column + 1)
-            for kind, found in cases.items():
-                strong = _PRETRAINED in kind
-                metric = pick(found)
+            for kind, result in cases.items():
+                whole = kind == base
+                metric = pick(result)
                 scale = 100 if metric == "accuracy" else 1
                 for height, method in enumerate(methods):
-                    row = _by_name(found).get(method)
+                    row = _by_name(result).get(method)
                     if row is None:
                         continue
                     value, low, high = (scale * number for number in row[f"minus_{reference}"][metric])
-                    place = height + (0.15 if strong else -0.15)
+                    place = height + (0.15 if whole else -0.15)
                     colour = "tab:blue" if row["baseline"] else "tab:orange"
-                    axes.plot([low, high], [place, place], color=colour, linewidth=1.2, alpha=1 if strong else 0.5)
-                    filling = colour if strong else "white"
+                    axes.plot([low, high], [place, place], color=colour, linewidth=1.2, alpha=1 if whole else 0.5)
+                    filling = colour if whole else "white"
                     axes.plot([value], [place], "o", color=colour, markersize=4, markerfacecolor=filling)
             axes.axvline(0, color="0.6", linewidth=0.8)
             if metric == "nll":
@@ -165,30 +165,30 @@ def strong_figure(outcome: dict[str, Any]) -> Any:
             axes.tick_params(axis="x", labelsize=8)
             axes.set_title(_short(base), fontsize=10)
             unit = "points" if metric == "accuracy" else "years" if metric == "mae" else "nats"
-            against = "no augmentation" if line == 0 or found["task"] == "regression" else "no augmentation, tempered"
+            against = "no augmentation" if line == 0 or result["task"] == "regression" else "no augmentation, tempered"
             axes.set_xlabel(f"{_title(metric).removesuffix(' (%)')} minus {against} ({unit})", fontsize=9)
             axes.spines[["top", "right"]].set_visible(False)
     return new
 
 
-def _goal(key: str, found: dict[str, Any]) -> str:
+def _goal(key: str, result: dict[str, Any]) -> str:
     """Whether a fine-tuned network is as good as it should be."""
-    base, point = key.partition("@")[0].removesuffix(_PRETRAINED), point_metric(found)
+    base, point = _base(key), point_metric(result)
     if _PRETRAINED not in key or base not in _GOALS:
         return ""
-    value = _by_name(found)["original"]["values"][point]
+    value = _by_name(result)["original"]["values"][point]
     met = value >= _GOALS[base] if point in _LARGER_IS_BETTER else value <= _GOALS[base]
     return f" (goal {_number(_GOALS[base], point)}: {'met' if met else 'missed'})"
 
 
-def point_metric(found: dict[str, Any]) -> str:
+def point_metric(result: dict[str, Any]) -> str:
     """Accuracy, or the absolute error."""
-    return "accuracy" if found["task"] == "classification" else "mae"
+    return "accuracy" if result["task"] == "classification" else "mae"
 
 
-def _verdict(row: dict[str, Any], found: dict[str, Any]) -> int:
+def _verdict(row: dict[str, Any], result: dict[str, Any]) -> int:
     """1: better than no augmentation beyond the interval, -1: worse, 0: neither."""
-    point = point_metric(found)
+    point = point_metric(result)
     return _sign(row["minus_original"][point], point)
 
 
@@ -204,8 +204,8 @@ def _marked(difference: tuple[float, float, float], metric: str) -> str:
     return f"{mark}{digits}{mark}"
 
 
-def _by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {row["method"]: row for row in found["methods"]}
+def _by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["method"]: row for row in result["methods"]}
 
 
 def _listed(methods: list[str]) -> str:
@@ -213,28 +213,36 @@ def _listed(methods: list[str]) -> str:
 
 
 def _short(key: str) -> str:
-    name, _, size = key.partition("@")
-    base = name.removesuffix(_PRETRAINED)
-    strength = "pretrained" if base != name else "small" if base in _SHORT else "own"
-    return f"{_SHORT.get(base, base)} {strength}{f', {size} images' if size else ''}"
+    return f"{_SHORT.get(_base(key), _base(key))} {_network(key)}"
+
+
+def _base(key: str) -> str:
+    """A data set, whatever its network and number of calibration images."""
+    return key.partition("@")[0].removesuffix(_PRETRAINED).removesuffix("-light")
 
 
 def _long(key: str) -> str:
-    name = key.partition("@")[0]
-    base = name.removesuffix(_PRETRAINED)
-    title = _TITLES.get(base, base)
-    return title if base == name else title.replace("small residual network", "").replace(": ,", ":") + ", pretrained"
+    return f"{_TITLES.get(_base(key), _base(key))}, {_network(key)}"
 
 
-def _size(found: dict[str, Any]) -> str:
-    seeds = ", ".join(str(seed) for seed in found["seeds"])
-    sample = f"{found['calibration']:,} calibration images, {len(found['trials'])} calibration samples in all"
-    return f"{found['n_test']:,} test images; seeds {seeds}; {sample}."
+def _network(key: str) -> str:
+    """The kind of network and, unless it is the usual one, the number of calibration images."""
+    name, _, size = key.partition("@")
+    kind = "pretrained" if _PRETRAINED in name else "small" if _base(key) in _SHORT else "own"
+    return f"{kind}, {size} images" if size else kind
 
 
-def _verdicts(name: str, found: dict[str, Any]) -> str:
+def _size(result: dict[str, Any]) -> str:
+    seeds = ", ".join(str(seed) for seed in result["seeds"])
+    sample = f"{result['calibration']:,} calibration images, {len(result['trials'])} calibration samples in all"
+    seconds = [value for value in result.get("training_seconds", []) if value is not None]
+    minutes = f" Training took {max(seconds) / 60:.0f} processor minutes at most." if seconds else ""
+    return f"{result['n_test']:,} test images; seeds {seeds}; {sample}.{minutes}"
+
+
+def _verdicts(name: str, result: dict[str, Any]) -> str:
     lines = []
-    for verdict in found["verdicts"]:
+    for verdict in result["verdicts"]:
         line = f"* {'yes' if verdict['holds'] else '**no**'}: {verdict['claim']} ({verdict['evidence']})"
         reasons = [
             text for (place, claim), text in _REASONS.items() if place == name and verdict["claim"].startswith(claim)
@@ -243,11 +251,11 @@ def _verdicts(name: str, found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _values(found: dict[str, Any]) -> str:
-    metrics = found["metrics"]
-    best = {metric: _best([row["values"][metric] for row in found["methods"]], metric) for metric in metrics}
+def _values(result: dict[str, Any]) -> str:
+    metrics = result["metrics"]
+    best = {metric: _best([row["values"][metric] for row in result["methods"]], metric) for metric in metrics}
     rows = []
-    for row in found["methods"]:
+    for row in result["methods"]:
         cells = [row["method"]]
         for metric in metrics:
             text = _number(row["values"][metric], metric)
@@ -256,11 +264,11 @@ def _values(found: dict[str, Any]) -> str:
     return _table(["method", *map(_title, metrics), "views", "fit (s)"], rows)
 
 
-def _differences(found: dict[str, Any]) -> str:
-    metrics = [metric for metric in found["metrics"] if metric in ("nll", "accuracy", "mae", "ece", "crps")]
+def _differences(result: dict[str, Any]) -> str:
+    metrics = [metric for metric in result["metrics"] if metric in ("nll", "accuracy", "mae", "ece", "crps")]
     rows = [
         [row["method"], *(_interval(row["minus_vbtta"][metric], metric) for metric in metrics)]
-        for row in found["methods"]
+        for row in result["methods"]
         if row["method"] != "vbtta"
     ]
     return "Minus `vbtta` (bold where the interval excludes 0):\n\n" + _table(["method", *map(_title, metrics)], rows)

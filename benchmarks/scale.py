@@ -29,7 +29,8 @@ from vbtta.augment import GaussianNoise, Identity
 from vbtta.data.files import open_chunks
 from vbtta.models.base import pose
 from vbtta.ray import collect_views as collect_on_cluster
-from vbtta.ray.fit import Calibration, RemoteViews, label_reader
+from vbtta.ray.cluster import Tasks
+from vbtta.ray.fit import Calibration, RemoteViews, label_reader, sums
 
 _FEATURES = 256
 _ROWS = 1 << 16
@@ -58,20 +59,21 @@ def step_by_workers(folder: Path, n_labels: int, n_views: int) -> dict[str, floa
     reader = label_reader(labels)
     found: dict[str, float] = {"J": n_labels, "K": n_views}
     for n_workers, name in ((1, "one"), (2, "two")):
-        with Calibration(open_chunks(views), reader, "regression", n_workers, {}) as calibration:
-            start = time.perf_counter()
-            source = RemoteViews(calibration, None)
-            source.continuous(with_variance=False)
-            found[f"{name}_loading_seconds"] = time.perf_counter() - start
-            problem, state = pose(GaussianMixture(v=0.1, noise="none"), source)
+        calibration = Calibration(open_chunks(views), reader, "regression", Tasks(n_workers, {}))
+        start = time.perf_counter()
+        source = RemoteViews(calibration, None)
+        parts = source.continuous(with_variance=False).parts
+        require("ray", "ray").wait(parts.data, num_returns=len(parts.data))
+        found[f"{name}_loading_seconds"] = time.perf_counter() - start
+        problem, state = pose(GaussianMixture(v=0.1, noise="none"), source)
 
-            def step(problem: Any = problem, state: Any = state) -> None:
-                problem.update(state, problem.evaluate(state)[1])
+        def step(problem: Any = problem, state: Any = state) -> None:
+            problem.update(state, problem.evaluate(state)[1])
 
-            found[f"{name}_worker_seconds"] = fastest(step)
-            answer = calibration.fleet.over_parts("nodes", (_size_of(), 1, "blocks"))
-            found["bytes_in_memory"] = float(sum(node.value for node in answer))
-            found["bytes_back"] = len(pickle.dumps(problem.evaluate(state)[1])) * len(answer)
+        found[f"{name}_worker_seconds"] = fastest(step)
+        found["bytes_in_memory"] = float(parts.sum(_size_of()))
+        answers = require("ray", "ray").get(parts.map(sums, (_size_of(), 1)).data)
+        found["bytes_back"] = len(pickle.dumps(problem.evaluate(state)[1])) * sum(map(len, answers))
     found["bytes_on_disk"] = sum(path.stat().st_size for path in views.glob("*.parquet"))
     found["bytes_of_labels"] = labels.stat().st_size
     found["ratio"] = found["two_worker_seconds"] / found["one_worker_seconds"]

@@ -133,11 +133,11 @@ def run(
     losses: dict[tuple[str, str, str, int], Array] = {}
     for kind, strength in conditions:
         views, features = _views(network, test_images, cache, kind, strength)
-        found: dict[tuple[str, str], Array] = {("none", "entropy step"): adapted(features, weight, bias)}
+        probabilities: dict[tuple[str, str], Array] = {("none", "entropy step"): adapted(features, weight, bias)}
         for calibrated, fitted in fits.items():
             for method, policy in fitted.items():
-                found[calibrated, method] = _proba(policy, views)
-        for (calibrated, method), proba in found.items():
+                probabilities[calibrated, method] = _proba(policy, views)
+        for (calibrated, method), proba in probabilities.items():
             loss = -np.log(np.maximum(proba[np.arange(len(truth)), truth], 1e-12))
             losses[calibrated, method, kind, strength] = loss
             rows.append(

@@ -4,15 +4,17 @@
     python -m benchmarks.small --data DATA --cache .cache       # writes results/small
 
 Networks are small ones, trained on a part of the images. Samples are drawn from the calibration part and scored on
-the test part against clean labels. Finished cells are kept, so an interrupted run goes on where it stopped.
+the test part against clean labels. All cells get their first sample before any gets its second. Finished samples are
+kept, so an interrupted run goes on where it stopped.
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpy as np
 from scipy import special
 
 from benchmarks.learning_curve import drawn_labels
-from benchmarks.train_models import Part, is_ready, prepare
+from benchmarks.train_models import Part, Prepared, is_ready, prepare
 from reproduction.provenance import provenance
 from vbtta._support.files import atomic_path
 from vbtta.fit import fit_policy
@@ -29,37 +31,47 @@ from vbtta.policy import ConvergenceWarning, Policy
 
 SIZES = (10, 25, 50, 100, 200, 500)
 _SCORED = 5_000  # test inputs
+_FRESH = 20  # part of the samples' seeds: priors were chosen with other samples
 _ALLOWED = {"classification": 0.2, "regression": 0.05}  # upper limits of the loss in error
 _ERROR = {"classification": "error rate (%)", "regression": "absolute error (years)"}
 
 
-def cells(name: str, data: str, cache: str, draws: int, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """Scores of the default, of its members and of the raw network, one row a sample."""
-    prepared = prepare(name, 0, data, cache)
+def score_sample(prepared: Prepared, size: int, each: int, draw: int) -> dict[str, Any]:
+    """Scores of the default, of its best member and of the raw network, fitted to one random sample."""
     source, target = prepared.parts["calibration"], prepared.parts["test"]
-    columns = np.stack([source.labels[key] for key in sorted(source.labels) if key.startswith("label_")], axis=1)
+    columns = _people(prepared)
     if source.predictions.classes is not None:
         columns = np.asarray(source.predictions.classes)[columns]
     raw_model = models_of(prepared.task)["mixture"].raw_network()
     assert raw_model is not None
-    for size in SIZES:
-        for each in sorted({1, columns.shape[1]}):
-            for draw in range(draws):
-                if (name, size, each, draw) in done:
-                    continue
-                rng = np.random.default_rng([size, each, draw])
-                chosen = np.sort(rng.permutation(len(columns))[:size])
-                labels = drawn_labels(columns[chosen], each, rng, people=prepared.task == "regression")
-                sample = source.predictions.take(chosen)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ConvergenceWarning)
-                    policy = fit_policy(sample, labels, task=prepared.task, seed=draw)
-                    identity = sample.select(["identity"])
-                    raw = fit_policy(identity, labels, task=prepared.task, model=raw_model, guard=False)
-                scores = {"default": _scores(policy, target), "raw": _scores(raw, target)}
-                members = [_scores(member, target) for member in policy.members or (policy,)]
-                scores["best_member"] = min(members, key=lambda row: row["nll"])
-                yield {"data": name, "task": prepared.task, "size": size, "labels": each, "draw": draw, **scores}
+    rng = np.random.default_rng([_FRESH, size, each, draw])
+    chosen = np.sort(rng.permutation(len(columns))[:size])
+    labels = drawn_labels(columns[chosen], each, rng, people=prepared.task == "regression")
+    sample = source.predictions.take(chosen)
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        policy = fit_policy(sample, labels, task=prepared.task, seed=draw)
+        seconds = time.process_time() - start
+        raw = fit_policy(sample.select(["identity"]), labels, task=prepared.task, model=raw_model, guard=False)
+    members = [_scores(member, target) for member in policy.members]
+    return {
+        "data": prepared.name,
+        "task": prepared.task,
+        "size": size,
+        "labels": each,
+        "draw": draw,
+        "seconds": round(seconds, 2),
+        "default": _scores(policy, target),
+        "raw": _scores(raw, target),
+        "best_member": min(members, key=lambda row: row["nll"]),
+    }
+
+
+def _people(prepared: Prepared) -> np.ndarray:
+    """All labels of the calibration part, (N, J)."""
+    labels = prepared.parts["calibration"].labels
+    return np.stack([labels[key] for key in sorted(labels) if key.startswith("label_")], axis=1)
 
 
 def _scores(policy: Policy, target: Part) -> dict[str, float]:
@@ -73,8 +85,9 @@ def _scores(policy: Policy, target: Part) -> dict[str, float]:
     return {"nll": float(-prediction.log_prob(truth).mean()), "error": float(error)}
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(document: dict[str, Any]) -> str:
     """Mean differences over the samples, with 95 % limits of the mean."""
+    rows, made = document["rows"], document["provenance"]
     lines = [
         "# Small calibration samples",
         "",
@@ -107,6 +120,15 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     tasks = sorted({row["task"] for row in rows})
     lines += ["", "Errors: " + "; ".join(f"{task}, {_ERROR[task]}" for task in tasks) + ".", "", "Goals missed:", ""]
     lines += [f"- {goal}: {', '.join(places) or 'nowhere'}" for goal, places in missed.items()]
+    counts = [sum((row["data"], row["labels"], row["size"]) == key for row in rows) for key in keys]
+    few = f" A cell has {min(counts)} to {max(counts)} samples of 20: with so few, limits can fail by width alone."
+    lines += [
+        "",
+        "Samples are not those that priors were chosen with. Fits took up to "
+        f"{max(row['seconds'] for row in rows):.0f} processor seconds.{few if min(counts) < 20 else ''}",
+        "",
+        f"Made at {made['time']} from commit {made['git'][:12]}.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -129,20 +151,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results/small"))
     options = parser.parse_args()
     path = options.out / "rows.json"
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
-    done = {(row["data"], row["size"], row["labels"], row["draw"]) for row in rows}
+    document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if document.get("samples") != _FRESH:  # rows of other samples, by earlier code
+        document = {"samples": _FRESH, "rows": []}
+    done = {(row["data"], row["size"], row["labels"], row["draw"]) for row in document["rows"]}
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.names:
-        if not is_ready(name, 0, options.cache):
-            print(f"{name}: no network in {options.cache}; run benchmarks.train_models first", file=sys.stderr)
-            continue
-        for row in cells(name, options.data, options.cache, options.draws, done):
-            rows.append(row)
-            document = {"provenance": provenance(), "rows": rows}
-            for file, text in ((path, json.dumps(document)), (options.out / "README.md", markdown(rows))):
+    ready = [name for name in options.names if is_ready(name, 0, options.cache)]
+    for name in sorted(set(options.names) - set(ready)):
+        print(f"{name}: no network in {options.cache}; run benchmarks.train_models first", file=sys.stderr)
+    for draw, size, name in itertools.product(range(options.draws), SIZES, ready):
+        prepared = prepare(name, 0, options.data, options.cache)
+        for each in sorted({1, _people(prepared).shape[1]}):
+            if (name, size, each, draw) in done:
+                continue
+            document["rows"].append(score_sample(prepared, size, each, draw))
+            document.setdefault("provenance", provenance())
+            for file, text in ((path, json.dumps(document)), (options.out / "README.md", markdown(document))):
                 with atomic_path(file) as temporary:
                     temporary.write_text(text, encoding="utf-8")
-            print(row["data"], row["size"], row["labels"], row["draw"], flush=True)
+            print(name, size, each, draw, flush=True)
     return 0
 
 

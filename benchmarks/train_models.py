@@ -32,6 +32,7 @@ from reproduction.datasets import ImageData, load_cifar10, load_cifar10n, load_f
 from reproduction.networks import SETUPS, Trained, trained_network
 from reproduction.pretrained import FineTuned
 from reproduction.records import Places
+from reproduction.samples import Sample
 from reproduction.training import ImageNetwork, TrainingConfig, train
 from vbtta._support.files import atomic_path
 from vbtta.augment import images, views_to_dict
@@ -42,7 +43,7 @@ from vbtta.data.predictions import ViewPredictions
 __all__ = ["BENCHMARKS", "PARTS", "PRETRAINED", "Part", "Prepared", "image_views", "is_ready", "prepare", "prepare_all"]
 
 PARTS = ("dev", "calibration", "test")
-_FORMAT = 1  # raise it when splits or labels change
+_FORMAT = 2  # raise it when splits or labels change
 Columns = dict[str, NDArray[Any]]
 
 
@@ -266,17 +267,32 @@ def _create(name: str, seed: int, folder: Path, data: str, cache: Path) -> None:
 
 
 def _create_pretrained(name: str, seed: int, folder: Path, data: str, cache: Path) -> None:
-    """Parts dev and calibration are the images that the reproduction calibrates on; their first label is `clean`."""
+    """Parts dev and calibration are the images that the reproduction calibrates on."""
     setup = PRETRAINED[name].at(seed)
     trained = trained_network(setup.sample, setup.network, Places(Path(data), cache))
+    assert isinstance(trained.network, FineTuned)
     sample, people = trained.sample, trained.sample.labels.T
-    given = {"clean": people[0], **{f"label_{person}": column for person, column in enumerate(people, start=1)}}
-    rows = {"dev": slice(None, _DEV_IMAGES), "calibration": slice(_DEV_IMAGES, None)}
+    given = {
+        "clean": _clean(setup.sample.data_set, sample, data),
+        **{f"label_{person}": column for person, column in enumerate(people, start=1)},
+    }
+    order = np.random.default_rng(0).permutation(len(sample.calibration))  # rows of the sources are sorted by class
+    rows = {"dev": np.sort(order[:_DEV_IMAGES]), "calibration": np.sort(order[_DEV_IMAGES:])}
     labels = {part: {key: column[rows[part]] for key, column in given.items()} for part in rows}
     _save_labels(folder, {**labels, "test": {"clean": sample.truth}})
+    (folder / "training.json").write_text(json.dumps({"processor_seconds": trained.network.seconds}))
     for part in PARTS:
         images = sample.test if part == "test" else sample.calibration[rows[part]]
         _save_views(folder, part, partial(_collect_pretrained, trained, images, cache))
+
+
+def _clean(name: str, sample: Sample, data: str) -> NDArray[Any]:
+    """True labels of the images to calibrate on: CIFAR-10's own, or the first given one."""
+    if name != "cifar10n":
+        return np.asarray(sample.labels[:, 0])
+    source = load_cifar10n(data)
+    known = {image.tobytes(): label for image, label in zip(source.images, source.labels, strict=True)}
+    return np.array([known[image.tobytes()] for image in sample.calibration])
 
 
 def _save_labels(folder: Path, parts: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:

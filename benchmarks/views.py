@@ -35,6 +35,8 @@ def load_views(name: str, seed: int, cache: str) -> Data:
     with np.load(folder / "labels.npz", allow_pickle=False) as columns:
         people = [columns[key] for key in columns.files if key.startswith("calibration_label_")]
         truth = columns["test_clean"]
-    labels = LabelSets.from_array(np.stack(people, axis=1), annotators=[f"person {k}" for k in range(len(people))])
+    known = not name.startswith("cifar10n")  # whose columns are many people's
+    names = [f"person {k}" for k in range(len(people))] if known else None
+    labels = LabelSets.from_array(np.stack(people, axis=1), annotators=names)
     views, test = (ViewPredictions.load(folder / f"{part}.npz") for part in ("calibration", "test"))
-    return Data("regression" if name == "utkface" else "classification", views, labels, test, truth)
+    return Data("regression" if name.startswith("utkface") else "classification", views, labels, test, truth)
