@@ -90,12 +90,20 @@ SETUPS: dict[str, dict[str, ImageSetup]] = {
         ),
     },
     "pretrained": {
-        "cifar10n": ImageSetup(OneSplitConfig("cifar10n", 0, 12_000, 1200, 1200), PretrainedConfig(), draws=2),
+        "cifar10n": ImageSetup(
+            OneSplitConfig("cifar10n", 0, 48_800, 1200, 1200),
+            PretrainedConfig(size=128, small=96, epochs=5, mixup=0.2, copies=("plain", "cropped", "small")),
+            draws=2,
+        ),
         "food101": ImageSetup(
-            OneSplitConfig("food101", 0, 2546, 1200, 1000, size=64), PretrainedConfig(epochs=6), draws=2
+            OneSplitConfig("food101", 0, 2546, 1200, 1000, size=64),
+            PretrainedConfig(size=192, small=128, epochs=8),
+            draws=2,
         ),
         "utkface": ImageSetup(
-            OneSplitConfig("utkface", 0, 8000, 1200, 1200, size=64), PretrainedConfig(mixup=0.0), draws=2
+            OneSplitConfig("utkface", 0, 14_000, 1200, 1200, size=64),
+            PretrainedConfig(mixup=0.0, copies=("plain", "cropped", "small")),
+            draws=2,
         ),
     },
     "paper": {

@@ -33,10 +33,10 @@ from reproduction.training import augment_batch, torch_threads, unit_images
 from vbtta._support.files import atomic_path
 
 Images = NDArray[np.uint8]
-_FORMAT = 1  # part of the names of cached files: raise it when their contents would differ
+_FORMAT = 2  # part of the names of cached files: raise it when their contents would differ
 _BATCH = 32  # of inference: what a core's cache holds
+_HEAD_IMAGES = 8000  # at most, that the linear layer is trained on before the blocks
 _MEAN, _SCALE = 127 / 255, 128 / 255  # of the inputs that the ImageNet weights expect
-_COPIES = ("plain", "flipped", "cropped", "coloured", "small")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class PretrainedConfig:
     learning_rate: float = 4e-4
     weight_decay: float = 0.02
     mixup: float = 0.4  # parameter of the Beta distribution of the shares; 0: none
+    copies: tuple[str, ...] = ("plain", "flipped", "cropped", "coloured", "small")  # versions of a training image
 
     @property
     def described(self) -> str:
@@ -124,9 +125,9 @@ class Tail(nn.Module):
 class FineTuned(nn.Module):
     """A fine-tuned network; a function of images (B, 3, H, W) in [0, 1], in torch or, `fast`, in ONNX Runtime."""
 
-    def __init__(self, trunk: Trunk, tail: Tail) -> None:
+    def __init__(self, trunk: Trunk, tail: Tail, seconds: float = 0.0) -> None:
         super().__init__()
-        self.trunk, self.tail = trunk.eval(), tail.eval()
+        self.trunk, self.tail, self.seconds = trunk.eval(), tail.eval(), seconds  # processor time of the training
         self._sessions: dict[str, Callable[[NDArray[Any]], NDArray[np.float32]]] = {}
 
     def forward(self, images: Tensor) -> Tensor:
@@ -191,6 +192,10 @@ def backbone() -> Any:
             _fold(block, "_expand_conv", "_bn0")
         _fold(block, "_depthwise_conv", "_bn1")
         _fold(block, "_project_conv", "_bn2")
+        depthwise = block._depthwise_conv
+        left, right, *_ = depthwise.static_padding.padding
+        if left == right:  # padding within the convolution is faster than a padded copy
+            depthwise.padding, depthwise.static_padding = (left, left), nn.Identity()
     return network
 
 
@@ -272,7 +277,7 @@ class _Training:
             self.tail.output_mean.copy_(self.target.mean(dim=0))
             self.tail.output_scale.copy_(self.target.std(dim=0))
             self.target = (self.target - self.tail.output_mean) / self.tail.output_scale
-        self.epochs = 0
+        self.epochs, self.seconds = 0, 0.0
         self.checkpoint = cache and cache / "checkpoints" / f"efficientnet-{digest(config, sample, seed)}.pt"
 
     def run(self) -> FineTuned:
@@ -280,10 +285,10 @@ class _Training:
         if self.checkpoint is not None and self.checkpoint.is_file():
             state = torch.load(self.checkpoint, weights_only=True)
             self.tail.load_state_dict(state["tail"])
-            self.epochs = int(state["epochs"])
+            self.epochs, self.seconds = int(state["epochs"]), float(state["seconds"])
         if self.epochs == self.config.epochs:
-            return FineTuned(self.trunk, self.tail)
-        maps = [self._copy(name) for name in _COPIES]
+            return FineTuned(self.trunk, self.tail, self.seconds)
+        maps = [self._copy(name) for name in self.config.copies]
         if state is None:
             self._train_head(maps[0])
         self.tail.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -295,9 +300,10 @@ class _Training:
         while self.epochs < self.config.epochs:
             start = time.process_time()
             loss = self._epoch(maps, optimizer)
+            self._finish(f"epoch {self.epochs}/{self.config.epochs}  loss {loss:.4f}", start)
             self._save(optimizer)
-            self._say(f"epoch {self.epochs}/{self.config.epochs}  loss {loss:.4f}", start)
-        return FineTuned(self.trunk, self.tail.to(memory_format=torch.contiguous_format))  # type: ignore[call-overload]
+        self.tail.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return FineTuned(self.trunk, self.tail, self.seconds)
 
     def _copy(self, name: str) -> NDArray[np.float16]:
         """The trunk's maps of all training images, changed in one way; the same for every seed."""
@@ -312,7 +318,7 @@ class _Training:
             generator = torch.Generator().manual_seed(0)
             for first in range(0, len(images), _BATCH):
                 yield function(_changed(unit_images(images[first : first + _BATCH]), name, generator).numpy())
-            self._say(f"maps of the {name} training images", start)
+            self._finish(f"maps of the {name} training images", start)
 
         return stored_maps(self.cache, (images, name, side, config.frozen), batches)
 
@@ -321,16 +327,17 @@ class _Training:
         start, config = time.process_time(), self.config
         features_of = _Features(self.tail).eval()
         function = onnx_function(features_of, torch.zeros(1, *maps.shape[1:]))
-        features = torch.from_numpy(np.concatenate(_batches(function, maps)))
+        chosen = np.arange(0, len(maps), -(-len(maps) // _HEAD_IMAGES))
+        features = torch.from_numpy(np.concatenate(_batches(function, maps[chosen])))
         optimizer = torch.optim.AdamW(self.tail.head.parameters(), lr=2e-3, weight_decay=config.weight_decay)
         loss = torch.zeros(())
         for _ in range(config.head_epochs):
             for rows in torch.randperm(len(features), generator=self.generator).split(config.batch_size):  # type: ignore[no-untyped-call]
-                loss = self._loss(self.tail.head(features[rows]), rows)
+                loss = self._loss(self.tail.head(features[rows]), torch.from_numpy(chosen)[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-        self._say(f"linear layer  loss {loss.item():.4f}", start)
+        self._finish(f"linear layer  loss {loss.item():.4f}", start)
 
     def _epoch(self, maps: Sequence[NDArray[np.float16]], optimizer: torch.optim.Optimizer) -> float:
         config, total = self.config, 0.0
@@ -349,7 +356,9 @@ class _Training:
                 first, second = torch._standard_gamma(torch.full((2,), config.mixup), generator=self.generator)
                 share = float(first / (first + second))
                 batch = share * batch + (1 - share) * batch[other]
-            output = self.tail.head(self.tail.features(batch.contiguous(memory_format=torch.channels_last)))
+            with torch.autocast("cpu", torch.bfloat16):  # half the time; weights and steps stay in single precision
+                features = self.tail.features(batch.contiguous(memory_format=torch.channels_last))
+            output = self.tail.head(features.float())
             loss = share * self._loss(output, rows) + (1 - share) * self._loss(output, rows[other])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -366,16 +375,19 @@ class _Training:
     def _save(self, optimizer: torch.optim.Optimizer) -> None:
         if self.checkpoint is None:
             return
-        state: dict[str, Any] = {"epochs": self.epochs, "tail": self.tail.state_dict()}
+        state: dict[str, Any] = {"epochs": self.epochs, "seconds": self.seconds, "tail": self.tail.state_dict()}
         if self.epochs < self.config.epochs:
             state |= {"optimizer": optimizer.state_dict(), "generator": self.generator.get_state()}
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(self.checkpoint) as temporary:
             torch.save(state, temporary)
 
-    def _say(self, text: str, start: float) -> None:
+    def _finish(self, text: str, start: float) -> None:
+        """Count the processor time of a part of the training."""
+        seconds = time.process_time() - start
+        self.seconds += seconds
         if self.progress:
-            print(f"{text}  {time.process_time() - start:.0f} processor s", file=sys.stderr, flush=True)
+            print(f"{text}  {seconds:.0f} processor s", file=sys.stderr, flush=True)
 
 
 class _Features(nn.Module):
