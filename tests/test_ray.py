@@ -68,8 +68,7 @@ class Machines:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        # a node that is only slow, on a busy machine, is not dead
-        patience = {"health_check_period_ms": 1000, "health_check_failure_threshold": 30}
+        patience = {"health_check_period_ms": 1000, "health_check_failure_threshold": 10}
         head = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False, "_system_config": patience}
         self.cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
         self.address = self.cluster.address
