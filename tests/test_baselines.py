@@ -525,6 +525,31 @@ def test_an_annotator_who_always_errs_is_seen_through() -> None:
     assert min(scores["raykar"], scores["dawid_skene"]) > scores["original_noise"]
 
 
+@pytest.mark.parametrize("name", ["original_noise", "raykar", "dawid_skene"])
+def test_noise_aware_baselines_survive_small_samples(name: str) -> None:
+    """Twenty inputs and eighteen views can be separated: coefficients without a ridge grow without limit."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 10, size=1020)
+    logits = 3 * np.eye(10)[truth][:, None] + rng.normal(size=(1020, 1, 10)) + rng.normal(size=(1020, 18, 10))
+    views = ViewPredictions(logits, names=["identity", *(f"view {k}" for k in range(17))])
+    said = np.where(rng.random((20, 3)) < 0.15, rng.integers(0, 10, size=(20, 3)), truth[:20, None])
+    train, test = views.take(slice(20)), views.take(slice(20, None))
+    labels = LabelSets.from_array(said, annotators=["ann", "bob", "cid"])
+    loss, unaided = (
+        -fit_baseline(method, train, labels, task="classification").predict(test).log_prob(truth[20:]).mean()
+        for method in (name, "original")
+    )
+    assert loss < unaided + 0.3  # without a ridge raykar's is above 10
+
+
+def test_a_ridge_draws_coefficients_to_the_mean_of_the_views() -> None:
+    views, _, truth = noisy_labels()
+    log_proba, target = special.log_softmax(views.outputs, axis=2), np.eye(3)[truth]
+    free, drawn, tied = (solvers.conditional_logit(log_proba, target, ridge)[1] for ridge in (0.0, 100.0, 1e9))
+    np.testing.assert_allclose(tied, 0.25, atol=1e-4)
+    assert np.abs(drawn - 0.25).max() < np.abs(free - 0.25).max()
+
+
 def test_the_scale_of_the_student_t_depends_on_the_prediction() -> None:
     rng = np.random.default_rng(0)
     f = rng.normal(size=(4000, 2, 1)) * 3 + 10

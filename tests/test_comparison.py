@@ -15,6 +15,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction
 
 NAMES = ["identity", "flip", "crop"]
+same_sample = pytest.mark.filterwarnings("ignore:test_predictions hold rows")  # values alone matter there
 
 
 def classification(seed=0, n=200):
@@ -62,6 +63,7 @@ def test_regression_values_are_the_metrics():
         assert outcome[name, "coverage"] == pytest.approx(metrics.interval_coverage(target, *prediction.interval(0.9)))
 
 
+@same_sample
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_test_labels_count_by_label_and_unlabelled_instances_are_left_out(task):
     views, y = classification(n=30) if task == "classification" else regression(n=30)
@@ -214,6 +216,7 @@ def test_plain_probabilities():
     assert outcome["thirds", "nll"] == pytest.approx(np.log(3))
 
 
+@same_sample
 def test_without_identity_original_is_left_out_with_a_note():
     views, labels = classification()
     unnamed = ViewPredictions(views.outputs)
@@ -341,10 +344,22 @@ def test_passes_are_counted_by_the_draws_that_predictions_tell():
     assert outcome.forward_passes.tolist() == [1, 18]
 
 
+@same_sample
 def test_the_function_is_public_and_its_module_does_not_hide_it():
     views, y = regression()
     outcome = vbtta.compare(views, y, views, y, task="regression", methods=["uniform"], resamples=10)
     assert outcome.methods == ("uniform",)
+
+
+def test_test_rows_of_the_fit_are_noticed():
+    views, y = regression()
+    with pytest.warns(UserWarning, match=r"hold rows that the methods are fitted to \(at least 100 of 100\)"):
+        compare(views, y, views.take(slice(100)), y[:100], task="regression", methods=["uniform"], resamples=10)
+    policy = vbtta.fit_policy(views, y, task="regression", model="latent")
+    other, z = regression(1)
+    with pytest.warns(UserWarning, match="hold rows that 'mine' was fitted to"):
+        compare(other, z, views, y, task="regression", methods={"mine": policy}, resamples=10)
+    compare(other, z, *regression(2), task="regression", methods={"mine": policy}, resamples=10)  # no warning
 
 
 def test_continuous_predictions_of_other_shapes_are_refused():
@@ -387,6 +402,7 @@ def test_intervals_are_over_groups():
     assert width > 4 * narrow
 
 
+@same_sample
 def test_all_methods_take_positions_of_maps():
     """Weighted labels in groups go into fits and scores alike: a weight of two is a label twice."""
     rng = np.random.default_rng(0)

@@ -7,6 +7,7 @@ is one column of sums divided by the resampled number of labels, the calibration
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +20,9 @@ from vbtta import metrics, plotting
 from vbtta._support.checks import between, require, whole_number
 from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.baselines.methods import normal_prediction, residual_variance
-from vbtta.conformal import conformalize
+from vbtta.conformal import conformalize, shared_rows
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import ViewPredictions, draws_of
+from vbtta.data.predictions import Rows, ViewPredictions, draws_of, row_hashes
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction
 from vbtta.fit import fit_policy
 from vbtta.models.base import InMemory
@@ -40,6 +41,7 @@ COVERAGE_LEVEL = 0.9
 _WITH_TEMPERATURE = ("original", "uniform", "greedy")
 _BINS = 15
 _CELLS = 1 << 22  # of the largest block of resampled counts
+_MAX_HASHED = 2048  # training rows that are looked for in the test sample
 
 
 class Difference(NamedTuple):
@@ -236,6 +238,7 @@ def compare(
     labels = train_predictions.align(train_labels)
     test = held_out(test_predictions, test_predictions.align(test_labels), task)
     chosen, notes = entries(methods, task, seed), []
+    _warn_of_shared_rows(chosen, train_predictions.take(labels.labelled), test_predictions)
     kept = [entry for entry in chosen if entry.baseline not in ("original", "original+t")]
     if "identity" not in train_predictions.names and len(kept) < len(chosen):
         notes.append("no view is named identity, so original is left out")
@@ -292,6 +295,20 @@ def compare(
         notes=tuple(notes),
         fitted=fitted,
     )
+
+
+def _warn_of_shared_rows(chosen: Sequence[Entry], train: ViewPredictions, test: ViewPredictions) -> None:
+    """Test rows that a method was fitted to, here or before."""
+    some = train.take(slice(None, None, -(-len(train) // _MAX_HASHED) or 1))
+    known = {f"{entry.name!r} was": getattr(entry.method, "rows", Rows()) for entry in chosen}
+    if any(not hasattr(entry.method, "predict") for entry in chosen):
+        known["the methods are"] = Rows(some.names, row_hashes(some.outputs))
+    for who, rows in known.items():
+        if shared := shared_rows(rows, test):
+            warnings.warn(
+                f"test_predictions hold rows that {who} fitted to ({shared}), whose scores flatter; give other rows",
+                stacklevel=3,
+            )
 
 
 class Scored(NamedTuple):

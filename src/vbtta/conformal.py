@@ -315,10 +315,10 @@ def _calibration(
         fit = policy.refit if isinstance(policy, SequentialPolicy) else partial(refit, policy)
         sample, folds = InMemory(predictions, labels), folds_of(predictions, labels, seed)
         held_out = [(fit(sample.take(train)), held) for train, held in folds]
-    elif n_shared := _n_shared(getattr(policy, "rows", Rows()), predictions.take(labels.labelled)):
+    elif shared := shared_rows(getattr(policy, "rows", Rows()), predictions.take(labels.labelled)):
         raise ValueError(
-            f"predictions hold rows that the policy was fitted to (at least {n_shared} of {len(labels.labelled)}); "
-            "give other rows, or cross=True for the calibration sample itself"
+            f"predictions hold rows that the policy was fitted to ({shared}); give other rows, or cross=True for the "
+            "calibration sample itself"
         )
     parts, values, start = [], [], 0
     for predictor, rows in held_out:
@@ -353,16 +353,17 @@ def _values_of(
     return inputs, np.full(len(inputs), 1 / _CONSENSUS_NODES), value
 
 
-def _n_shared(known: Rows, predictions: ViewPredictions) -> int:
-    """Number of rows known from the fit, where they are too many for chance; rows that occur twice do not count."""
+def shared_rows(known: Rows, predictions: ViewPredictions) -> str:
+    """Number of rows known from a fit, in words; empty where it may be chance. Rows that occur twice do not count."""
     if not known.hashes or not set(known.views) <= set(predictions.names):
-        return 0
+        return ""
     sides = []
     for hashes in (known.hashes, row_hashes(predictions.select(known.views).outputs)):
         values, times = np.unique(np.array(hashes), return_counts=True)
         sides.append(values[times == 1])
     n_shared = len(np.intersect1d(*sides))
-    return n_shared if n_shared > _MAX_SHARED * min(map(len, sides)) else 0
+    chance = n_shared <= _MAX_SHARED * min(map(len, sides))
+    return "" if chance else f"at least {n_shared} of {len(predictions)}"
 
 
 def _smallest_covering(score: Array, weight: Array, levels: Array) -> list[float]:

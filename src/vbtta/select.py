@@ -23,7 +23,7 @@ from vbtta.policy import Policy, Selection, SelectionPoint
 
 _MAX_INSTANCES = 4_000  # of the search, which fits some fifty times
 _COARSE = 1e-4  # tolerance of fits that start from one with more views of the same rows
-_SHRINK = 0.75  # share of the cost that is kept from one level to the next
+_SHRINK = 0.5  # share of the cost that is kept from one level to the next
 
 Views = tuple[str, ...]
 
@@ -157,9 +157,9 @@ class _Search:
         of_members = iter(crossval.score_folds([fits for level in by_level for fits in level], sample, folds))
         scores = []
         for level in by_level:
-            raw = len(level) > len(members)
+            by_member, raw = [next(of_members) for _ in level], len(level) > len(members)
             counts = crossval.prior_counts(len(members), raw, stack.prior_count)
-            scores.append(crossval.stack_scores([next(of_members) for _ in level], counts, raw=raw)[1])
+            scores.append(by_member[0] if len(level) == 1 else crossval.stack_scores(by_member, counts, raw=raw)[1])
         points = []
         for (views, _), score in zip(levels, scores, strict=False):
             difference, error = compare_scores(score, scores[0])
@@ -185,11 +185,14 @@ class _Search:
         levels, engine = list[_Level](), self.engine
         starts = [member.start for member in members]
         while True:
-            policies = []
-            for member, start in zip(members, starts, strict=True):
+            if alone is not None and views == ("identity",):
+                return [*levels, (views, [alone])]
+            policies, part = [], sample.select(views)
+            of_these = members if len(views) > 1 else members[:1]  # of one view all models are alike
+            for member, start in zip(of_these, starts, strict=False):
                 model = member.model.rescale(len(views) / len(names)) if member.free else member.model
                 begin = alone.posterior if start is None and alone is not None else start
-                policies.append(quick_fit(model, begin, False, engine, self.seed)(sample.select(views)))
+                policies.append(quick_fit(model, begin, False, engine, self.seed)(part))
             weights = dict(zip(views, np.mean([policy.weights for policy in policies], axis=0).tolist(), strict=True))
             levels.append((views, [*policies, alone] if alone is not None and "identity" in views else policies))
             if len(views) == 1:

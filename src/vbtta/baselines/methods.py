@@ -247,7 +247,7 @@ def _noisy(data: Sample, views: Any) -> Array:
 def _after_dawid_skene(data: Sample) -> Array:
     assert data.votes is not None
     truth = solvers.dawid_skene(data.votes, data.outputs.shape[2])
-    return solvers.conditional_logit(data.log_proba, truth)[1]
+    return solvers.conditional_logit(data.log_proba, truth, solvers.best_ridge(data.log_proba, truth))[1]
 
 
 CLASSIFICATION: dict[str, Callable[[Sample], Fitted]] = {

@@ -32,6 +32,7 @@ _LOG_WINDOW = np.log(20.0)
 _SUBSETS_PER_SIZE = 5
 _MAX_STEPS, _TOLERANCE = 100, 1e-5  # of the EM, and change of a probability at which it stops
 _LEAST = 1e-10  # probability in a confusion matrix
+_RIDGES = (1000.0, 100.0, 10.0, 1.0, 0.1)  # of coefficients in units of the views' spread
 _FAR = 3.0  # standard deviations to which the prediction counts in the scale
 
 Subset = tuple[int, ...]
@@ -137,8 +138,11 @@ def _average(fit: FitSubset, n_views: int, n_labels: float) -> Array:
     return np.where(np.abs(averaged) > 1e-6 * np.abs(averaged).max(), averaged, 0.0)
 
 
-def conditional_logit(features: Array, target: Array, max_steps: int = 50) -> tuple[float, Array]:
-    """Maximum-likelihood coefficients of P(c) = softmax_c(sum_k b_k x_kc) by Newton's method."""
+def conditional_logit(features: Array, target: Array, ridge: float = 0.0) -> tuple[float, Array]:
+    """Coefficients of P(c) = softmax_c(sum_k b_k x_kc) by Newton's method: at their maximum likelihood, or shrunk.
+
+    A ridge is the precision of a normal prior around b_k = 1/K, the mean of the views, in units of their spread.
+    """
     # In units of each view's spread over classes, so that the start is never in the flat part of the softmax.
     n_views = features.shape[1]
     weight = target.sum(axis=1)
@@ -147,25 +151,26 @@ def conditional_logit(features: Array, target: Array, max_steps: int = 50) -> tu
     unit = np.where(unit > 0, unit, 1.0)
     features = features / unit[:, None]
 
-    def log_likelihood(coefficient: Array) -> float:
+    def objective(coefficient: Array) -> float:
         pooled = np.einsum("k,nkc->nc", coefficient, features)
-        return float((target * special.log_softmax(pooled, axis=1)).sum())
+        penalty = 0.5 * ridge * ((coefficient - unit / n_views) ** 2).sum()
+        return float((target * special.log_softmax(pooled, axis=1)).sum() - penalty)
 
     coefficient = np.full(n_views, 1 / n_views)
-    value = log_likelihood(coefficient)
-    for _ in range(max_steps):
+    value = objective(coefficient)
+    for _ in range(50):
         proba = special.softmax(np.einsum("k,nkc->nc", coefficient, features), axis=1)
         mean = np.einsum("nc,nkc->nk", proba, features)
-        gradient = np.einsum("nc,nkc->k", target, features) - weight @ mean
+        gradient = np.einsum("nc,nkc->k", target, features) - weight @ mean - ridge * (coefficient - unit / n_views)
         spread = features * np.sqrt(proba * weight[:, None])[:, None]  # (N, K, C)
         flat = np.moveaxis(spread, 1, 0).reshape(n_views, -1)
         hessian = flat @ flat.T - (mean * weight[:, None]).T @ mean
-        ridge = 1e-9 * np.trace(hessian) / n_views + np.finfo(np.float64).tiny
-        step = np.linalg.solve(hessian + ridge * np.eye(n_views), gradient)
-        size, new_value = 1.0, log_likelihood(coefficient + step)
+        precision = ridge + 1e-9 * np.trace(hessian) / n_views + np.finfo(np.float64).tiny
+        step = np.linalg.solve(hessian + precision * np.eye(n_views), gradient)
+        size, new_value = 1.0, objective(coefficient + step)
         while new_value < value and size > 1e-8:
             size *= 0.5
-            new_value = log_likelihood(coefficient + size * step)
+            new_value = objective(coefficient + size * step)
         if new_value <= value:
             break
         gain, value = new_value - value, new_value
@@ -173,6 +178,18 @@ def conditional_logit(features: Array, target: Array, max_steps: int = 50) -> tu
         if gain < 1e-10 * (1 + abs(value)):
             break
     return value, coefficient / unit
+
+
+def best_ridge(log_proba: Array, truth: Array) -> float:
+    """The ridge whose fit to four fifths of the instances predicts the truth (N, C) of the others best."""
+    held = np.random.default_rng(0).permutation(len(truth)) < len(truth) // 5
+
+    def score(ridge: float) -> float:
+        coefficient = conditional_logit(log_proba[~held], truth[~held], ridge)[1]
+        pooled = np.einsum("k,nkc->nc", coefficient, log_proba[held])
+        return float((truth[held] * special.log_softmax(pooled, axis=1)).sum())
+
+    return max(_RIDGES, key=score)  # the first, the strongest, where nothing is held out
 
 
 class Votes(NamedTuple):
@@ -214,12 +231,14 @@ def dawid_skene(votes: Votes, n_classes: int) -> Array:
 def stacked_truth(votes: Votes, log_proba: Array) -> Array:
     """Coefficients (K,) of stacked log probabilities (N, K, C), inferred together with the annotators' matrices.
 
-    V. Raykar and others, "Learning from crowds" (2010), with a conditional logit of the views as the classifier.
+    V. Raykar and others, "Learning from crowds" (2010), with a conditional logit of the views as the classifier, whose
+    ridge is chosen on the truth that the labels alone tell.
     """
     coefficient = np.zeros(log_proba.shape[1])
+    ridge = best_ridge(log_proba, dawid_skene(votes, log_proba.shape[2]))
 
     def log_prior(truth: Array) -> Array:
-        coefficient[:] = conditional_logit(log_proba, truth)[1]
+        coefficient[:] = conditional_logit(log_proba, truth, ridge)[1]
         return np.asarray(special.log_softmax(np.einsum("k,nkc->nc", coefficient, log_proba), axis=1))
 
     infer_truth(votes, log_proba.shape[2], log_prior)
