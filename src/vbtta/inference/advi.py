@@ -9,10 +9,8 @@ are the same functions in NumPy, so that a saved policy predicts and has interva
 """
 
 import math
-import sys
-import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Generic, Literal, NamedTuple, Self, TypeVar
 
@@ -20,8 +18,10 @@ import numpy as np
 from scipy import linalg, special
 
 from vbtta._support.checks import between, one_of, positive, require, whole_number
+from vbtta._support.tensors import Progress
 from vbtta.data.labels import Array
 from vbtta.inference.em import Fit
+from vbtta.inference.laplace import check_level
 
 if TYPE_CHECKING:
     from vbtta.inference.unconstrained import Density, UnconstrainedDensity
@@ -96,9 +96,7 @@ class ADVI:
     @property
     def order(self) -> float:
         """The order of the bound as a Renyi bound: 1 for the ELBO, 0 for the importance-weighted one."""
-        if self.bound == "renyi":
-            return 0.5 if self.alpha is None else self.alpha
-        return 1.0 if self.bound == "elbo" else 0.0
+        return {"elbo": 1.0, "iwae": 0.0, "renyi": 0.5 if self.alpha is None else self.alpha}[self.bound]
 
 
 N_DRAWS = 4000  # for moments
@@ -189,11 +187,6 @@ class Guide(NamedTuple):
         upper: Array = linalg.qr(self.factor[place].T, mode="r")[0][: place.stop - place.start]
         return Guide(tuple(site for site in self.sites if site.name == name), self.mean[place], upper.T)
 
-    def marginal(self, name: str) -> tuple[Array, Array]:
-        """Mean (n,) and covariance (n, n) of a site's unconstrained entries."""
-        place = site_slices(self.sites)[name]
-        return self.mean[place], np.asarray(self.factor[place] @ self.factor[place].T)
-
 
 class AdviTask(NamedTuple, Generic[P]):
     """A density, and the function that turns Q into a posterior."""
@@ -217,7 +210,7 @@ def fit_density(pose: Callable[[], AdviTask[P]], engine: ADVI, *, seed: int, n_l
             ascent = ascend_draws(density, engine, seed, n_labels, progress=progress)
             bound, terms = estimate_bound(density, ascent.mean, ascent.factor, engine, seed)
         if not np.isfinite(bound):
-            raise _diverged(f"under the final draws with learning_rate={engine.learning_rate:g}")
+            raise _diverged("under the final draws", engine)
         terms["J_joint"] += task.unit_change
         steps = zip(ascent.means[: len(ascent.factors)], ascent.factors, strict=True)
         return Fit(
@@ -255,24 +248,22 @@ def ascend_draws(
             f"the model has {D} parameters, and a full-rank normal is kept for at most {_MAX_PARAMETERS}; use "
             "noise='annotator' instead of confusion matrices, fewer views, or engine='em'"
         )
-    for fraction in (1.0, 0.1):
-        result = _ascend(density, engine, fraction * engine.learning_rate, seed, n_labels, progress)
-        if isinstance(result, AdviAscent):
-            return result
-    raise _diverged(f"in step {result} with learning_rate={engine.learning_rate:g}, and a tenth of it did not help")
+    with suppress(DivergenceError):
+        return _ascend(density, engine, engine.learning_rate, seed, n_labels, progress)
+    return _ascend(density, engine, 0.1 * engine.learning_rate, seed, n_labels, progress)
 
 
-def _diverged(place: str) -> DivergenceError:
+def _diverged(place: str, engine: ADVI) -> DivergenceError:
     return DivergenceError(
-        f"the bound was not finite {place}; try a smaller ADVI(learning_rate=...), more particles, bound='elbo', or "
-        "look for extreme values among the predictions and labels"
+        f"the bound was not finite {place} with learning_rate={engine.learning_rate:g}, nor with a tenth of it; try a "
+        "smaller ADVI(learning_rate=...), more particles, bound='elbo', or look for extreme values in the data"
     )
 
 
 def _ascend(
     density: "UnconstrainedDensity", engine: ADVI, learning_rate: float, seed: int, n_labels: float, progress: bool
-) -> AdviAscent | int:
-    """The ascent, or the number of the step in which the bound was not finite."""
+) -> AdviAscent:
+    """The ascent; refused where the bound is not finite."""
     torch = require("torch", "advi")
     rng = np.random.default_rng(seed)
     mean, D = density.start.copy(), len(density.start)
@@ -283,8 +274,7 @@ def _ascend(
     adam = torch.optim.Adam([change], betas=_BETAS, maximize=True, fused=True)
     below, diagonal = np.tril(np.ones((D, D)), -1), np.arange(D)
     bounds, means, factors = np.empty(engine.steps), np.empty((engine.steps, D)), []
-    started = time.monotonic()
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), Progress("steps of ADVI", engine.steps, progress) as report:
         for step in range(engine.steps):
             means[step] = mean
             if engine.keep_states:
@@ -293,7 +283,7 @@ def _ascend(
             log_ratio, slope = _log_ratio(density, mean, factor, noise, _batch(density, engine, rng))
             bounds[step] = bound_of(log_ratio, engine.order)
             if not (np.isfinite(bounds[step]) and np.isfinite(slope).all()):
-                return step + 1
+                raise _diverged(f"in step {step + 1}", engine)
             fraction = (step + 0.5) / engine.steps
             order = 1 + (engine.order - 1) * min(max(3 * fraction - 1, 0.0), 1.0)  # from 1 on, in the middle third
             slope *= _coefficients(log_ratio, order)[:, None]
@@ -308,14 +298,9 @@ def _ascend(
             # entries of L move in proportion to their row, the posterior standard deviation of the parameter
             factor = factor + below * moves[1:] * np.sqrt((factor**2).sum(axis=1, keepdims=True))
             factor[diagonal, diagonal] = old * np.exp(moves[1:][diagonal, diagonal])
-            if progress and (step % max(1, engine.steps // 20) == 0 or step == engine.steps - 1):
-                left = (time.monotonic() - started) * (engine.steps / (step + 1) - 1)
-                line = (
-                    f"vbtta: ADVI step {step + 1} of {engine.steps}, bound {bounds[step]:.1f}, about {left:.0f} s left"
-                )
-                print(line, file=sys.stderr, flush=True)
+            report.advance(1)
         if not np.isfinite(factor).all():
-            return engine.steps
+            raise _diverged("after the last step", engine)
         converged = _is_steady(bounds, n_labels) and (
             _predicted_gain(density, mean, factor, engine, seed) <= _GAIN_TOLERANCE * n_labels
         )
@@ -442,17 +427,6 @@ def _stick_breaking(values: Array) -> Array:
 _TRANSFORMS = {"real": np.asarray, "positive": np.exp, "unit_interval": special.expit, "simplex": _stick_breaking}
 
 
-def precision_draws(draws: dict[str, Array], inverse_scale: Array) -> Array:
-    """Lambda = T T^T from the sites of Bartlett's decomposition: (M, K, C, C); `inverse_scale` is the prior's V."""
-    root = np.sqrt(draws["chi_squared"])  # (M, K, C)
-    C = root.shape[-1]
-    factor = root[..., None] * np.eye(C)
-    if C > 1:
-        factor[(Ellipsis, *np.tril_indices(C, -1))] = draws["lower"]
-    factor = factor / np.sqrt(np.diagonal(inverse_scale))[:, None]  # V is diagonal
-    return np.asarray(factor @ np.swapaxes(factor, -1, -2))
-
-
 def match_wishart(draws: Array, least: float = 0.1) -> tuple[Array, Array]:
     """Degrees of freedom (K,) and inverse scales (K, C, C) with the mean and the mean log determinant of draws."""
     # ln|E Lambda| - E ln|Lambda| depends on the degrees of freedom alone and falls with them: bisection. They are at
@@ -511,8 +485,7 @@ class WeightDraws:
         """Equal-tailed intervals (K, 2) of the weights of the kept views: quantiles of draws; normal with a gate."""
         if getattr(self, "gate", None) is not None:
             return super().weight_interval(level)  # type: ignore[misc, no-any-return]
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
+        check_level(level, known=True)
         name = _weight_site([site.name for site in self.guide.sites])
         weights = weights_of(self.guide.only(name).draw(_INTERVAL_DRAWS))[:, self.kept.astype(int)]
         weights = weights / weights.sum(axis=1, keepdims=True)

@@ -16,15 +16,7 @@ from vbtta.models.categorical_latent.em import LatentClassProblem
 from vbtta.models.categorical_latent.posterior import SampledLatentClassPosterior
 from vbtta.models.categorical_latent.spec import CategoricalLatent
 from vbtta.models.parts.link_densities import log_probabilities
-from vbtta.models.parts.tensors import (
-    ClassDensity,
-    PositiveNormal,
-    filled,
-    fitted_noise,
-    joint,
-    normal,
-    student,
-)
+from vbtta.models.parts.tensors import ClassDensity, PositiveNormal, filled, fitted_noise, joint, normal, student
 
 
 class LatentClassDensity(ClassDensity):

@@ -1,12 +1,10 @@
 """The latent pool for continuous labels as a log density."""
 
-import math
-
 import numpy as np
 import torch
 
 from vbtta.data.labels import Array
-from vbtta.inference.advi import N_DRAWS, AdviTask, Guide, match_wishart, precision_draws
+from vbtta.inference.advi import N_DRAWS, AdviTask, Guide
 from vbtta.inference.laplace import PoolUncertainty
 from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
@@ -25,7 +23,7 @@ class LatentDensity(GaussianDensity):
         settings, K, C = problem.prior, problem.data.n_views, problem.data.n_outputs
         priors = {
             "pool": tensors.joint(
-                PositiveNormal(tensors.filled(1 / K, K), tensors.filled(1 / math.sqrt(settings.shrinkage), K))
+                PositiveNormal(tensors.filled(1 / K, K), tensors.filled(settings.shrinkage**-0.5, K))
             ),
             "offset": tensors.student(settings.offset_scale, C),
             **tensors.wishart(settings.nu, 1, C),
@@ -54,13 +52,14 @@ class LatentDensity(GaussianDensity):
 def pose(source: InMemory, spec: GaussianLatent, seed: int) -> AdviTask[Posterior]:
     """The density of a latent pool and its posterior."""
     problem, first = em.pose(source, spec)
-    return AdviTask(LatentDensity(problem, first), lambda guide: _posterior(guide, problem), problem.unit_change)
+    density = LatentDensity(problem, first)
+    return AdviTask(density, lambda guide: _posterior(guide, problem, density), problem.unit_change)
 
 
-def _posterior(guide: Guide, problem: LatentProblem) -> SampledLatentPosterior:
+def _posterior(guide: Guide, problem: LatentProblem, density: LatentDensity) -> SampledLatentPosterior:
     draws = guide.draw(N_DRAWS)
     K, C = problem.data.n_views, problem.data.n_outputs
-    dof, inverse_scale = match_wishart(precision_draws(draws, problem.prior.inverse_scale))
+    dof, inverse_scale = density.match_precision(draws)
     both = np.concatenate([draws["pool"], draws["offset"]], axis=1)  # (M, K + C)
     mean = both.mean(axis=0)
     people = None if problem.annotator_prior is None else tensors.annotator_state(guide, draws)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vbtta.data.labels import Array
-from vbtta.inference.advi import N_DRAWS, AdviTask, Guide, match_dirichlet, match_wishart, precision_draws
+from vbtta.inference.advi import N_DRAWS, AdviTask, Guide, match_dirichlet
 from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.gaussian_mixture import em
@@ -117,7 +117,7 @@ def _task(source: InMemory, spec: GaussianMixture) -> tuple[MixtureDensity, Advi
     if spec.component != "normal" and spec.v is None:
         problem, first = em.pose(source, replace(spec, v=_robust_variance(problem)))
     density = MixtureDensity(problem, first, spec.component)
-    return density, AdviTask(density, lambda guide: _posterior(guide, problem, spec.component), problem.unit_change)
+    return density, AdviTask(density, lambda guide: _posterior(guide, problem, density), problem.unit_change)
 
 
 def _robust_variance(problem: MixtureProblem) -> tuple[float, ...]:
@@ -131,7 +131,7 @@ def _robust_variance(problem: MixtureProblem) -> tuple[float, ...]:
     return tuple(variance * problem.data.standard.scale**2)
 
 
-def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> SampledMixturePosterior:
+def _posterior(guide: Guide, problem: MixtureProblem, density: MixtureDensity) -> SampledMixturePosterior:
     """Conjugate factors of the same moments."""
     draws = guide.draw(N_DRAWS)
     theta = draws["common"][:, None] + draws["deviation"]  # (M, K, D)
@@ -141,13 +141,13 @@ def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> Sampled
     if problem.gate is not None:
         gate, information = problem.gate.sampled(draws["weights"], draws["slopes"])
         weights = information.centre
-    dof, inverse_scale = match_wishart(precision_draws(draws, problem.prior.inverse_scale))
+    dof, inverse_scale = density.match_precision(draws)
     covariance = np.einsum("mkd,mke->kde", centred, centred) / (len(theta) - 1)
     common = draws["common"].mean(axis=0), np.zeros((D, D))  # the covariance above includes that of the common part
     slope = draws["scale_slope"].mean() if "scale_slope" in draws else np.zeros(())
     counts = match_dirichlet(draws["weights"])
     views = MixtureState(weights, counts, theta.mean(axis=0), covariance, *common, dof, inverse_scale, slope)
-    if component == "student_t":
+    if "excess_dof" in draws:
         views = views._replace(tail=2 + np.median(draws["excess_dof"]))
     people = None if problem.annotator_prior is None else tensors.annotator_state(guide, draws)
     return SampledMixturePosterior(
@@ -158,5 +158,5 @@ def _posterior(guide: Guide, problem: MixtureProblem, component: str) -> Sampled
         gate=gate,
         guide=guide,
         kept=np.arange(K),
-        component=component,
+        component=density.component,
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vbtta.data.labels import Array
-from vbtta.inference.advi import Guide, match_dirichlet, match_gamma
+from vbtta.inference.advi import Guide, match_dirichlet, match_gamma, match_wishart
 from vbtta.inference.linalg import TAIL_DOF
 from vbtta.inference.unconstrained import Sample, Units, Values, tensor
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorState, contrasts
@@ -165,8 +165,8 @@ class ClassDensity(PriorTable, ABC):
         self.n_units, self.width = data.n_instances, data.n_views * data.n_classes
         self.priors = priors
         if noise is not None:
-            name, prior = NOISE_DENSITIES[noise.kind].prior(tensor(noise.prior), data.n_annotators)
-            self.priors[name] = prior
+            self._noise = NOISE_DENSITIES[noise.kind]
+            self.priors[self._noise.site] = self._noise.prior(tensor(noise.prior), data.n_annotators)
 
     @abstractmethod
     def log_proba(self, values: Values, rows: Units) -> Tensor:
@@ -179,62 +179,58 @@ class ClassDensity(PriorTable, ABC):
         label, count = self.tensors.value[labels], self.tensors.count[labels]
         if self.noise is None:
             return (count * log_proba[..., owner, label]).sum(dim=-1)
-        log_label = NOISE_DENSITIES[self.noise.kind].log_label
-        each = log_label(values, self.tensors.annotator[labels], label, self.noise.n_classes)  # (M, j, C)
+        annotator, site = self.tensors.annotator[labels], values[self._noise.site]
+        each = self._noise.log_label(site, annotator, label, self.noise.n_classes)  # (M, j, C)
         importance = self._importance[units]
         evidence = sum_by_instance((count / importance[owner])[:, None] * each, owner, log_proba.shape[-2])
         return (importance * torch.logsumexp(evidence + log_proba, dim=-1)).sum(dim=-1)
 
 
 class NoiseDensity(NamedTuple):
-    """A kind of label noise: name and prior of its site, ln A_u[c, y] of labels, and counts of the same moments."""
+    """A kind of label noise."""
 
-    prior: Callable[[Tensor, int], tuple[str, Any]]  # from the prior counts of an annotator and the number of them
-    log_label: Callable[[Values, Tensor, Tensor, int], Tensor]  # (M, j, C) from annotators (j,), labels (j,) and C
-    counts: Callable[[dict[str, Array]], Array]  # (U, 2) or (U, C, C) from draws
-
-
-def _accuracy_prior(counts: Tensor, n_annotators: int) -> tuple[str, Any]:
-    right, wrong = (count.expand(n_annotators).clone() for count in counts)
-    return "accuracy", joint(dist.Beta(right, wrong, validate_args=False))
+    site: str
+    prior: Callable[[Tensor, int], Any]  # distribution of the site, from an annotator's prior counts and U
+    log_label: Callable[[Tensor, Tensor, Tensor, int], Tensor]  # ln A_u[c, y], (M, j, C): values, annotators, labels, C
+    counts: Callable[[Array], Array]  # (U, 2) or (U, C, C) of the same moments as draws of the site
 
 
-def _accuracy_log_label(values: Values, annotator: Tensor, label: Tensor, n_classes: int) -> Tensor:
-    accuracy = values["accuracy"][..., annotator]  # (M, j)
-    right, wrong = accuracy.log(), torch.log1p(-accuracy) - math.log(n_classes - 1)
+def _accuracy_log_label(accuracy: Tensor, annotator: Tensor, label: Tensor, n_classes: int) -> Tensor:
+    each = accuracy[..., annotator]  # (M, j)
+    right, wrong = each.log(), torch.log1p(-each) - math.log(n_classes - 1)
     is_label = torch.nn.functional.one_hot(label, n_classes).to(torch.float64)  # (j, C)
     return wrong[..., None] + (right - wrong)[..., None] * is_label
 
 
-def _accuracy_counts(draws: dict[str, Array]) -> Array:
-    return match_dirichlet(np.stack([draws["accuracy"], 1 - draws["accuracy"]], axis=-1))
-
-
-def _confusion_prior(counts: Tensor, n_annotators: int) -> tuple[str, Any]:
-    matrices = counts.expand(n_annotators, *counts.shape)
-    return "confusion", joint(dist.Dirichlet(matrices, validate_args=False))
-
-
-def _confusion_log_label(values: Values, annotator: Tensor, label: Tensor, n_classes: int) -> Tensor:
-    each = values["confusion"].log()[..., annotator, :, :]  # (M, j, C true, C given)
+def _confusion_log_label(confusion: Tensor, annotator: Tensor, label: Tensor, n_classes: int) -> Tensor:
+    each = confusion.log()[..., annotator, :, :]  # (M, j, C true, C given)
     return each.gather(-1, label[:, None, None].expand(*each.shape[:-1], 1))[..., 0]
 
 
-def _confusion_counts(draws: dict[str, Array]) -> Array:
-    return match_dirichlet(draws["confusion"])
-
-
-_ACCURACY = NoiseDensity(_accuracy_prior, _accuracy_log_label, _accuracy_counts)
+_ACCURACY = NoiseDensity(
+    site="accuracy",
+    prior=lambda counts, U: joint(dist.Beta(counts[0].repeat(U), counts[1].repeat(U), validate_args=False)),
+    log_label=_accuracy_log_label,
+    counts=lambda draws: match_dirichlet(np.stack([draws, 1 - draws], axis=-1)),
+)
 NOISE_DENSITIES = {
     "uniform": _ACCURACY,
     "annotator": _ACCURACY,
-    "confusion": NoiseDensity(_confusion_prior, _confusion_log_label, _confusion_counts),
+    "confusion": NoiseDensity(
+        site="confusion",
+        prior=lambda counts, U: joint(dist.Dirichlet(counts.expand(U, *counts.shape), validate_args=False)),
+        log_label=_confusion_log_label,
+        counts=match_dirichlet,
+    ),
 }
 
 
 def fitted_noise(draws: dict[str, Array], noise: NoiseModel | None) -> FittedNoise | None:
     """The label noise with the moments of draws."""
-    return None if noise is None else FittedNoise(noise, NOISE_DENSITIES[noise.kind].counts(draws))
+    if noise is None:
+        return None
+    density = NOISE_DENSITIES[noise.kind]
+    return FittedNoise(noise, density.counts(draws[density.site]))
 
 
 def _class_tensors(data: CategoricalData) -> LabelTensors:
@@ -333,6 +329,11 @@ class GaussianDensity(PriorTable, ABC):
         lower[..., rows, columns] = values["lower"]
         return self.inverse_root[:, None] * (torch.diag_embed(root) + lower)
 
+    def match_precision(self, draws: dict[str, Array]) -> tuple[Array, Array]:
+        """Degrees of freedom (K,) and inverse scales (K, C, C) of Wisharts with the moments of draws of Lambda."""
+        factor = self.precision_factor({name: tensor(value) for name, value in draws.items()}).numpy()
+        return match_wishart(factor @ np.swapaxes(factor, -1, -2))
+
     def _log_instances(self, values: Values, rows: Units, precision: Tensor, bias: Tensor) -> Tensor:
         """Log evidence of instances whose labels share a truth, y = t + d_u + noise: (M, n)."""
         # The labels of an instance act as one of precision s = sum tau at their weighted mean; the truth integrates
@@ -372,8 +373,7 @@ class GaussianDensity(PriorTable, ABC):
 def wishart(nu: float, n_views: int, C: int) -> dict[str, Any]:
     """The priors of A's sites."""
     degrees = (nu - torch.arange(C, dtype=torch.float64)).expand(n_views, C)
-    gamma = dist.Gamma(0.5 * degrees, torch.full_like(degrees, 0.5), validate_args=False)
-    priors = {"chi_squared": joint(gamma)}
+    priors = {"chi_squared": joint(dist.Gamma(0.5 * degrees, filled(0.5, n_views, C), validate_args=False))}
     if C > 1:
         priors["lower"] = normal(1.0, n_views, C * (C - 1) // 2)
     return priors
@@ -391,13 +391,12 @@ def bartlett(precision: Array, inverse_root: Tensor) -> dict[str, Array]:
 
 def annotator_state(guide: Guide, draws: dict[str, Array]) -> AnnotatorState:
     """Annotators of the same moments; the variance of their biases is averaged over outputs."""
-    mean, covariance = guide.marginal("bias")
-    contrast, C = draws["bias"].shape[1:]
-    blocks = covariance.reshape(contrast, C, contrast, C)
+    bias, (contrast, C) = guide.only("bias"), draws["bias"].shape[1:]
+    blocks = (bias.factor @ bias.factor.T).reshape(contrast, C, contrast, C)
     common = np.mean([blocks[:, c, :, c] for c in range(C)], axis=0)
     basis = contrasts(contrast + 1)
     variance = np.einsum("uv,vw,uw->u", basis, common, basis)
-    return AnnotatorState(*match_gamma(draws["tau"]), basis @ mean.reshape(contrast, C), variance, variance)
+    return AnnotatorState(*match_gamma(draws["tau"]), basis @ bias.mean.reshape(contrast, C), variance, variance)
 
 
 def gaussian_tensors(data: ContinuousBlocks) -> LabelTensors:
