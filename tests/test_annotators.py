@@ -67,7 +67,7 @@ def test_the_bound_lies_below_the_evidence() -> None:
     labels = LabelSets.from_array(Y, annotators="columns")
     problem, first = posed(ViewPredictions(f), labels, spec, noise="annotator")
     ascent = ascend(problem, first, EM(max_steps=200))
-    weights, prior, people = ascent.state.views.weights, problem.prior, problem.annotator_prior
+    weights, prior, people = ascent.state.weights, problem.prior, problem.annotator_prior
     assert people is not None
     block, size = problem.data.blocks[0], 400_000
     theta = rng.normal(size=(size, 2)) / np.sqrt(prior.beta)
@@ -108,7 +108,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     assert people is not None
     assert prior is not None
     assert block.instance is not None
-    views, tau, n_people = state.views, people.precision, len(people.shape)
+    views, tau, n_people = state, people.precision, len(people.shape)
     doubt = C * people.bias_variance  # tr S_u
     log_rho, truth = np.empty((6, K)), np.empty((6, K, C))
     spread = np.empty((6, K))  # tr P^-1

@@ -13,7 +13,8 @@ from problems import posed, random_problem
 from vbtta import EM, GaussianLatent, GaussianMixture, LabelSets, Policy, Stack, ViewPredictions, fit_policy
 from vbtta.inference.em import ascend, extrapolated_weights
 from vbtta.inference.linalg import TAIL_DOF, inverse_and_log_det
-from vbtta.models.gaussian_mixture.em import MixtureFactors, MixtureProblem
+from vbtta.models.gaussian_mixture.em import MixtureProblem
+from vbtta.models.gaussian_mixture.posterior import MixtureState
 
 
 def never_falls(bounds: list[float]) -> bool:
@@ -65,7 +66,7 @@ def test_the_bound_never_falls(
     problem, first = posed(predictions, labels, spec, noise="none")
     if edge and n_views > 1 and concentration is None:  # start on the edge of the simplex
         weights = np.r_[0.0, rng.dirichlet(np.ones(n_views - 1))]
-        first = first._replace(views=first.views._replace(weights=weights))
+        first = first._replace(weights=weights)
     for accelerate in (False, True):
         ascent = ascend(problem, first, EM(max_steps=20, accelerate=accelerate))
         assert never_falls(ascent.bounds)
@@ -74,7 +75,7 @@ def test_the_bound_never_falls(
         total = sum(value if name.startswith("J") else -value for name, value in terms.items())
         assert total - problem.unit_change == pytest.approx(ascent.bounds[-1], rel=1e-8, abs=1e-8)
         if edge and n_views > 1 and concentration is None:
-            assert ascent.state.views.weights[0] == 0
+            assert ascent.state.weights[0] == 0
 
 
 def test_seven_terms_by_their_definitions(rng: np.random.Generator) -> None:
@@ -84,7 +85,7 @@ def test_seven_terms_by_their_definitions(rng: np.random.Generator) -> None:
     state = ascend(problem, first, EM(max_steps=3, accelerate=False)).state
     _, sums = problem.evaluate(state)
     terms = problem.bound_terms(state, sums)
-    views, prior, C = state.views, problem.prior, 2
+    views, prior, C = state, problem.prior, 2
     block = problem.data.blocks[0]
     instance = np.arange(block.value.shape[1]) if block.instance is None else block.instance
     log_p = np.empty((3, len(instance)))
@@ -140,7 +141,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     problem, first = posed(predictions, labels, GaussianMixture(heteroscedastic=True, scale="constant"), noise="none")
     state = problem.update(first, problem.evaluate(first)[1])  # no longer uniform
     _, sums = problem.evaluate(state)
-    found, views, prior, block = problem.update(state, sums).views, state.views, problem.prior, problem.data.blocks[0]
+    found, views, prior, block = problem.update(state, sums), state, problem.prior, problem.data.blocks[0]
     assert block.instance is not None
     assert block.variance is not None
     labelled = range(len(block.instance))
@@ -215,7 +216,7 @@ def test_the_bound_lies_below_the_exact_evidence(link: str, seed: int) -> None:
         )  # type: ignore[arg-type]
         problem, first = posed(ViewPredictions(f), LabelSets.from_array(y), spec, noise="none")
         ascent = ascend(problem, first, EM(max_steps=100))
-        block, prior, weights = problem.data.blocks[0], problem.prior, ascent.state.views.weights
+        block, prior, weights = problem.data.blocks[0], problem.prior, ascent.state.weights
         V = float(prior.inverse_scale[0, 0])
         marginal = {}
         for k in range(2):
@@ -251,7 +252,7 @@ def test_one_view_with_known_precision_is_conjugate_regression(rng: np.random.Ge
     precision = (scale / sd) ** 2
     G = 2.0 * np.eye(2) + precision * design.T @ design
     m = np.linalg.solve(G, precision * design.T @ ((y - f) / scale))
-    views = posterior.state.views  # type: ignore[attr-defined]
+    views = posterior.state  # type: ignore[attr-defined]
     np.testing.assert_allclose(views.theta_mean[0], m, rtol=1e-6)
     np.testing.assert_allclose(views.theta_covariance[0], np.linalg.inv(G), rtol=1e-6)
 
@@ -521,7 +522,7 @@ def test_the_mixture_of_a_stack_starts_from_the_pools_weights_too(monkeypatch: p
     f, y = two_optima(20)
     seen, started_at = [], MixtureProblem.started_at
 
-    def recorded(problem: MixtureProblem, state: MixtureFactors, weights: np.ndarray) -> MixtureFactors | None:
+    def recorded(problem: MixtureProblem, state: MixtureState, weights: np.ndarray) -> MixtureState | None:
         seen.append(weights)
         return started_at(problem, state, weights)
 

@@ -14,7 +14,7 @@ from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.gaussian_mixture import em
 from vbtta.models.gaussian_mixture.em import MixtureProblem
-from vbtta.models.gaussian_mixture.posterior import MixtureFactors, MixtureState, SampledMixturePosterior, laplace_nodes
+from vbtta.models.gaussian_mixture.posterior import MixtureState, SampledMixturePosterior, laplace_nodes
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.parts import tensors
 from vbtta.models.parts.standard import SMALLEST_VARIANCE, scale_covariate
@@ -24,9 +24,8 @@ from vbtta.models.parts.tensors import LOG_2PI, GaussianDensity, Views
 class MixtureDensity(GaussianDensity):
     """The mixture of calibrated views, with normal, Student-t or Laplace components."""
 
-    def __init__(self, problem: MixtureProblem, first: MixtureFactors, component: str) -> None:
-        settings, views = problem.prior, first.views
-        (K, D), C = views.theta_mean.shape, problem.data.n_outputs
+    def __init__(self, problem: MixtureProblem, first: MixtureState, component: str) -> None:
+        settings, (K, D), C = problem.prior, first.theta_mean.shape, problem.data.n_outputs
         priors = {
             "weights": tensors.dirichlet(settings.concentration, K),
             "common": tensors.student(settings.common_scale, D),
@@ -42,7 +41,7 @@ class MixtureDensity(GaussianDensity):
             priors["slopes"] = tensors.normal(problem.gate.prior_scale, problem.gate.n_features)
             self._features = tensor(problem.gate.values)
         super().__init__(problem.data, settings.inverse_scale, problem.annotator_prior, priors)
-        self.component, self._affine, self._first = component, settings.affine, views
+        self.component, self._affine, self._first = component, settings.affine, first
         self._root = None
         if settings.heteroscedastic and self.tensors.variance is not None:
             self._root = 1 / torch.sqrt(1 + self.tensors.variance / tensor(settings.residual_variance))
@@ -146,13 +145,13 @@ def _posterior(guide: Guide, problem: MixtureProblem, density: MixtureDensity) -
     common = draws["common"].mean(axis=0), np.zeros((D, D))  # the covariance above includes that of the common part
     slope = draws["scale_slope"].mean() if "scale_slope" in draws else np.zeros(())
     counts = match_dirichlet(draws["weights"])
-    views = MixtureState(weights, counts, theta.mean(axis=0), covariance, *common, dof, inverse_scale, slope)
+    state = MixtureState(weights, counts, theta.mean(axis=0), covariance, *common, dof, inverse_scale, slope)
     if "excess_dof" in draws:
-        views = views._replace(tail=2 + np.median(draws["excess_dof"]))
+        state = state._replace(tail=2 + np.median(draws["excess_dof"]))
     people = None if problem.annotator_prior is None else tensors.annotator_state(guide, draws)
     return SampledMixturePosterior(
         prior=problem.prior,
-        state=MixtureFactors(views, people),
+        state=state._replace(annotators=people),
         standard=problem.data.standard,
         information=information,
         gate=gate,

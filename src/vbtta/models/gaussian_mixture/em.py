@@ -19,7 +19,7 @@ from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
 from vbtta.models.base import Posterior, Source
 from vbtta.models.gaussian_mixture import posterior as e_step
-from vbtta.models.gaussian_mixture.posterior import MixtureFactors, MixturePosterior, MixturePrior, MixtureState
+from vbtta.models.gaussian_mixture.posterior import MixturePosterior, MixturePrior, MixtureState
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.parts import annotators
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
@@ -131,7 +131,7 @@ def update(state: MixtureState, total: MixtureStatistics, prior: MixturePrior, p
     counts = None if prior.concentration is None else prior.concentration + total.mass
     weights = total.mass if counts is None else counts
     theta = state.theta_mean + change, theta_covariance, common_mean, common_covariance
-    last = state.slopes, _update_tail(float(state.tail), total, C)
+    last = state.slopes, _update_tail(float(state.tail), total, C), state.annotators
     return MixtureState(weights / weights.sum(), counts, *theta, dof, inverse_scale, scale_slope, *last)
 
 
@@ -148,24 +148,6 @@ def _update_tail(tail: float, total: MixtureStatistics, n_outputs: int) -> Array
 def _tail_penalty(tail: Any) -> Any:
     """Minus the log prior of degrees of freedom: a gamma distribution of shape 2 and rate 0.1, from 2 on."""
     return 0.1 * (tail - 2) - np.log(0.01 * (tail - 2))
-
-
-def divergence(state: MixtureState, prior: MixturePrior) -> float:
-    """KL from the prior of theta, Lambda and, under a Dirichlet, w."""
-    prior_term, entropy = _calibration_terms(state, prior)
-    total = -prior_term - entropy + _slope_penalty(state, prior)
-    total += linalg.kl_wishart(state.dof, state.inverse_scale, prior.nu, prior.inverse_scale).sum()
-    return float(total + _weight_divergence(state.weight_counts, prior.concentration))
-
-
-def _weight_divergence(counts: Array | None, concentration: float | None) -> float:
-    """KL of the weights from their Dirichlet prior, where they have one."""
-    return 0.0 if counts is None else float(linalg.kl_dirichlet(counts, np.full_like(counts, concentration)))
-
-
-def _slope_penalty(state: MixtureState, prior: MixturePrior) -> float:
-    """Minus the log prior of b at its mode, up to a constant."""
-    return 0.5 * float(state.scale_slope) ** 2 / prior.slope_scale**2 if prior.slope_scale else 0.0
 
 
 def _common_square(state: MixtureState, plug_in: bool) -> Array:
@@ -187,36 +169,6 @@ def _calibration_terms(state: MixtureState, prior: MixturePrior, plug_in: bool =
     log_dets = linalg.inverse_and_log_det(own)[1].sum() + linalg.inverse_and_log_det(common)[1]
     entropy = 0.5 * ((K + 1) * D * (1 + np.log(2 * np.pi)) + log_dets)
     return float(log_prior - 0.5 * prior.beta * squares), float(entropy)
-
-
-def bound_terms(state: MixtureState, total: MixtureStatistics, prior: MixturePrior) -> dict[str, float]:
-    """The paper's seven terms, repaired; they sum (J minus Pi) to the bound (docs/method, eq. 11)."""
-    C, inside, used = prior.n_outputs, prior.regressors, total.mass > 0
-    density, log_weights = e_step.Density.of(state, prior, np.zeros(len(state.weights))), state.expected_log_weights
-    error = np.vdot(density.residual_form, total.moments[0, :, 2 * C :, 2 * C :])
-    error += np.vdot(density.regressor_form, total.moments[0][:, inside, inside])
-    prior_of_theta, entropy_of_theta = _calibration_terms(state, prior)
-
-    def expected_log_wishart(dof: Array | float, inverse_scale: Array) -> float:
-        """Sum over views of E ln Wishart(Lambda_k; dof, inverse scale)."""
-        normaliser = linalg.wishart_log_normaliser(np.asarray(dof), np.linalg.slogdet(inverse_scale)[1], C)
-        quadratic = (inverse_scale * density.residual_form).sum(axis=(1, 2))
-        return float((normaliser + 0.5 * (dof - C - 1) * density.log_precision - 0.5 * quadratic).sum())
-
-    terms = {
-        "J_S": total.mass @ density.constant + total.log_omega - 0.5 * error,
-        "J_z": total.mass[used] @ log_weights[used],
-        "J_mu": prior_of_theta,
-        "J_Sigma": expected_log_wishart(prior.nu, prior.inverse_scale),
-        "Pi_mu": -entropy_of_theta,
-        "Pi_Sigma": expected_log_wishart(state.dof, state.inverse_scale),
-    }
-    terms["Pi_z"] = terms["J_S"] + terms["J_z"] - total.log_evidence  # sum of p ln p, as ln p = ln p~ - logsumexp
-    if prior.slope_scale:
-        terms["penalty"] = _slope_penalty(state, prior)
-    if prior.concentration is not None:
-        terms["KL_w"] = _weight_divergence(state.weight_counts, prior.concentration)
-    return {name: float(value) for name, value in terms.items()}
 
 
 def initialise(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePrior, MixtureState]:
@@ -276,7 +228,7 @@ def _residual_variance(moments: Array, n_outputs: int, affine: bool, n_labels: f
 
 
 @dataclass(frozen=True)
-class MixtureProblem(Problem[MixtureFactors, MixtureStatistics, MixturePosterior]):
+class MixtureProblem(Problem[MixtureState, MixtureStatistics, MixturePosterior]):
     """Data and prior of a continuous mixture, with or without annotators."""
 
     data: ContinuousBlocks
@@ -284,13 +236,12 @@ class MixtureProblem(Problem[MixtureFactors, MixtureStatistics, MixturePosterior
     annotator_prior: AnnotatorPrior | None
     plug_in: bool = False  # calibration and precision at their mode: the likelihood, not the bound
     gate: GateData | None = None
-    jump: tuple[MixtureFactors, MixtureFactors] | None = None  # first state of a gate, and its first update
+    jump: tuple[MixtureState, MixtureState] | None = None  # first state of a gate, and its first update
 
-    def evaluate(self, state: MixtureFactors) -> tuple[float, MixtureStatistics]:
+    def evaluate(self, state: MixtureState) -> tuple[float, MixtureStatistics]:
         """Bound and statistics at a state: one pass over the blocks."""
-        views, prior = state.views, self.prior
-        density = e_step.Density.of(views, prior, views.expected_log_weights, self.plug_in)
-        gate = None if self.gate is None else self.gate.lookup(views.weights, views.slopes)
+        prior, gate = self.prior, None if self.gate is None else self.gate.lookup(state.weights, state.slopes)
+        density = e_step.Density.of(state, prior, state.expected_log_weights, self.plug_in)
 
         def block_sums(block: Block) -> MixtureStatistics:  # serialised to workers: captures nothing else
             expected = e_step.expectation(block, density, prior, state.annotators, gate)
@@ -298,139 +249,151 @@ class MixtureProblem(Problem[MixtureFactors, MixtureStatistics, MixturePosterior
             return statistics(expected)._replace(annotators=people)
 
         sums = self.data.total(block_sums)
-        bound = float(sums.log_evidence) - self._penalty(views)
-        if self.gate is not None:
-            bound += self.gate.log_prior(views.slopes)
-        if views.tail:
-            bound -= float(_tail_penalty(views.tail))
-        return bound - annotators.divergence(state.annotators, self.annotator_prior), sums
+        log_prior, entropy = _calibration_terms(state, prior, self.plug_in)
+        bound = float(sums.log_evidence) + log_prior + entropy - sum(self._penalties(state).values())
+        if not self.plug_in:
+            divergences = linalg.kl_wishart(state.dof, state.inverse_scale, prior.nu, prior.inverse_scale)
+            return bound - float(divergences.sum()), sums
+        precision = state.precision  # minus the log prior of ln Lambda
+        trace = float(np.einsum("cd,kcd->", prior.inverse_scale, precision))
+        return bound - 0.5 * (trace - prior.nu * float(np.linalg.slogdet(precision)[1].sum())), sums
 
-    def update(self, state: MixtureFactors, statistics: MixtureStatistics) -> MixtureFactors:
+    def update(self, state: MixtureState, statistics: MixtureStatistics) -> MixtureState:
         """One step of every factor; the first of a gate is the fit with constant weights."""
         if self.jump is not None and state is self.jump[0]:
             return self.jump[1]
         people = annotators.update(state.annotators, statistics.annotators, self.annotator_prior)
-        views = update(state.views, statistics, self.prior, self.plug_in)
-        if self.gate is not None:
-            sums = statistics.mass, statistics.feature_mass
-            weights, slopes = self.gate.update(state.views.weights, views.slopes, *sums)
-            views = views._replace(weights=weights, slopes=slopes)
-        return MixtureFactors(views, people)
-
-    def extrapolate(
-        self, before: MixtureFactors, after: MixtureFactors, statistics: MixtureStatistics
-    ) -> MixtureFactors:
-        """Extrapolate vanishing weights; under a Dirichlet none vanishes."""
-        if after.views.weight_counts is not None:
+        after = update(state, statistics, self.prior, self.plug_in)._replace(annotators=people)
+        if self.gate is None:
             return after
-        weights = extrapolated_weights(before.views.weights, after.views.weights, statistics.overlap)
-        return after if weights is after.views.weights else _with_views(after, weights=weights)
+        sums = statistics.mass, statistics.feature_mass
+        weights, slopes = self.gate.update(state.weights, after.slopes, *sums)
+        return after._replace(weights=weights, slopes=slopes)
 
-    def pack(self, state: MixtureFactors) -> Array:
+    def extrapolate(self, before: MixtureState, after: MixtureState, statistics: MixtureStatistics) -> MixtureState:
+        """Extrapolate vanishing weights; under a Dirichlet none vanishes."""
+        if after.weight_counts is not None:
+            return after
+        weights = extrapolated_weights(before.weights, after.weights, statistics.overlap)
+        return after if weights is after.weights else after._replace(weights=weights)
+
+    def pack(self, state: MixtureState) -> Array:
         """(sqrt w, m, log-Cholesky of S, the same of theta_0, ln nu_k, log-Cholesky of V_k), then the annotators'."""
-        views = state.views
-        weights, dof = views.weights if views.weight_counts is None else views.weight_counts, views.dof
-        parts = [np.sqrt(weights), views.theta_mean, log_cholesky(views.theta_covariance), views.common_mean]
-        parts += [log_cholesky(views.common_covariance), np.log(dof - self.data.n_outputs + 1)]
-        parts += [log_cholesky(views.inverse_scale), views.scale_slope, views.slopes, annotators.pack(state.annotators)]
+        weights = state.weights if state.weight_counts is None else state.weight_counts
+        parts = [np.sqrt(weights), state.theta_mean, log_cholesky(state.theta_covariance), state.common_mean]
+        parts += [log_cholesky(state.common_covariance), np.log(state.dof - self.data.n_outputs + 1)]
+        parts += [log_cholesky(state.inverse_scale), state.scale_slope, state.slopes, annotators.pack(state.annotators)]
         return np.concatenate([part.ravel() for part in parts])
 
-    def unpack(self, vector: Array, like: MixtureFactors) -> MixtureFactors:
+    def unpack(self, vector: Array, like: MixtureState) -> MixtureState:
         """The state of a vector; annotators' shapes depend on the data alone and are `like`'s."""
-        (K, D), C, take = like.views.theta_mean.shape, self.data.n_outputs, Reader(vector)
+        (K, D), C, take = like.theta_mean.shape, self.data.n_outputs, Reader(vector)
         weights = take(K) ** 2
-        counts = None if like.views.weight_counts is None else weights
+        counts = None if like.weight_counts is None else weights
         theta = take(K, D), from_log_cholesky(take(K, D * (D + 1) // 2), D)
         common = take(D), from_log_cholesky(take(D * (D + 1) // 2), D)
         dof = C - 1 + np.exp(np.minimum(take(K), 300))
-        rest = from_log_cholesky(take(K, C * (C + 1) // 2), C), take(1)[0], take(len(like.views.slopes))
-        views = MixtureState(weights / weights.sum(), counts, *theta, *common, dof, *rest, like.views.tail)
-        return MixtureFactors(views, annotators.unpack(take, like.annotators))
+        rest = from_log_cholesky(take(K, C * (C + 1) // 2), C), take(1)[0], take(len(like.slopes)), like.tail
+        people = annotators.unpack(take, like.annotators)
+        return MixtureState(weights / weights.sum(), counts, *theta, *common, dof, *rest, people)
 
-    def trimmed(self, state: MixtureFactors) -> list[MixtureFactors]:
+    def trimmed(self, state: MixtureState) -> list[MixtureState]:
         """States with vanishing weights at zero; none under a Dirichlet, whose weights are positive."""
-        views = state.views
-        if views.weight_counts is not None:
+        if state.weight_counts is not None:
             return []
-        gate = self.gate
-        trimmed = vanishing_weights(views.weights) if gate is None else gate.trimmed(views.weights, views.slopes)
-        return [_with_views(state, weights=weights) for weights in trimmed]
+        gate, weights = self.gate, state.weights
+        trimmed = vanishing_weights(weights) if gate is None else gate.trimmed(weights, state.slopes)
+        return [state._replace(weights=weights) for weights in trimmed]
 
-    def started_at(self, state: MixtureFactors, weights: Array) -> MixtureFactors | None:
+    def started_at(self, state: MixtureState, weights: Array) -> MixtureState | None:
         """A first state with other weights; none with a gate, which starts from the optimum of constant weights."""
-        counts = state.views.weight_counts
+        counts = state.weight_counts
         counts = None if counts is None else weights * counts.sum()
-        return None if self.gate else _with_views(state, weights=weights, weight_counts=counts)
+        return None if self.gate else state._replace(weights=weights, weight_counts=counts)
 
-    def weights(self, state: MixtureFactors) -> Array:
+    def weights(self, state: MixtureState) -> Array:
         """The weights of the views, (K,): the mean over inputs where they differ by these."""
-        views, gate = state.views, self.gate
-        return views.weights if gate is None else gate.average(views.weights, views.slopes)
+        return state.weights if self.gate is None else self.gate.average(state.weights, state.slopes)
 
-    def bound_terms(self, state: MixtureFactors, statistics: MixtureStatistics) -> dict[str, float]:
-        """The bound, term by term, in the labels' units."""
-        views, sums = state.views, (statistics.mass, statistics.feature_mass)
-        terms = bound_terms(views, statistics, self.prior)
+    def bound_terms(self, state: MixtureState, statistics: MixtureStatistics) -> dict[str, float]:
+        """The paper's seven terms, repaired, in the labels' units: J minus the others is the bound (method, eq. 11)."""
+        prior, C, moments = self.prior, self.data.n_outputs, statistics.moments[0]
+        density, mass = e_step.Density.of(state, prior, np.zeros(len(state.weights))), statistics.mass
+        error = np.vdot(density.residual_form, moments[:, 2 * C :, 2 * C :])
+        error += np.vdot(density.regressor_form, moments[:, prior.regressors, prior.regressors])
+        log_prior, entropy = _calibration_terms(state, prior)
+
+        def expected_log_wishart(dof: Array | float, inverse_scale: Array) -> float:
+            """Sum over views of E ln Wishart(Lambda_k; dof, inverse scale)."""
+            normaliser = linalg.wishart_log_normaliser(np.asarray(dof), np.linalg.slogdet(inverse_scale)[1], C)
+            quadratic = (inverse_scale * density.residual_form).sum(axis=(1, 2))
+            return float((normaliser + 0.5 * (dof - C - 1) * density.log_precision - 0.5 * quadratic).sum())
+
+        of_labels = float(mass @ density.constant + statistics.log_omega - 0.5 * error)
+        of_views = float(mass[mass > 0] @ state.expected_log_weights[mass > 0])
+        evidence = float(statistics.log_evidence)
         if self.gate is not None:
-            before = terms["J_z"]
-            terms["J_z"] = self.gate.expected_log_weight(views.weights, views.slopes, *sums)
-            terms["Pi_z"] += terms["J_z"] - before
-            terms["penalty_gate"] = -self.gate.log_prior(views.slopes)
-        if state.annotators is not None or views.tail:
-            # here J_S - Pi_z is the evidence of the label sets, the truth or a label's precision integrated out
-            terms["J_S"], terms["Pi_z"] = float(statistics.log_evidence) - terms["J_z"], 0.0
+            of_views = self.gate.expected_log_weight(state.weights, state.slopes, mass, statistics.feature_mass)
+        if state.annotators is not None or state.tail:  # the truth or a label's precision is integrated out
+            of_labels = evidence - of_views
+        return {
+            "J_S": of_labels + self.unit_change,
+            "J_z": of_views,
+            "J_mu": log_prior,
+            "J_Sigma": expected_log_wishart(prior.nu, prior.inverse_scale),
+            "Pi_mu": -entropy,
+            "Pi_Sigma": expected_log_wishart(state.dof, state.inverse_scale),
+            "Pi_z": of_labels + of_views - evidence,  # sum of p ln p, as ln p = ln p~ - logsumexp
+            **self._penalties(state),
+        }
+
+    def _penalties(self, state: MixtureState) -> dict[str, float]:
+        """Divergences from the prior, or minus log priors at the mode, of all but calibration and precisions."""
+        prior, terms = self.prior, {}
+        if prior.slope_scale:
+            terms["penalty"] = 0.5 * (float(state.scale_slope) / prior.slope_scale) ** 2
+        if state.weight_counts is not None:
+            same = np.full_like(state.weights, prior.concentration)
+            terms["KL_w"] = float(linalg.kl_dirichlet(state.weight_counts, same))
+        if self.gate is not None:
+            terms["penalty_gate"] = -self.gate.log_prior(state.slopes)
         if state.annotators is not None:
             terms["KL_annotators"] = annotators.divergence(state.annotators, self.annotator_prior)
-        if views.tail:
-            terms["penalty_tail"] = float(_tail_penalty(views.tail))
-        terms["J_S"] += self.unit_change
+        if state.tail:
+            terms["penalty_tail"] = float(_tail_penalty(state.tail))
         return terms
 
     def posterior(
-        self, state: MixtureFactors, information: WeightInformation | None = None, gate: Gate | None = None
+        self, state: MixtureState, information: WeightInformation | None = None, gate: Gate | None = None
     ) -> MixturePosterior:
         """What remains when the data are gone; the state's weights are then averages."""
         if self.gate is not None:
-            gate = gate or self.gate.gate(state.views.weights, state.views.slopes)
-            state = _with_views(state, weights=self.weights(state), slopes=np.zeros(0))
+            gate = gate or self.gate.gate(state.weights, state.slopes)
+            state = state._replace(weights=self.weights(state), slopes=np.zeros(0))
         return MixturePosterior(self.prior, state, self.data.standard, information, gate)
 
     def finish(self, ascent: Ascent, *, intervals: bool = True) -> MixturePosterior:
         """The posterior at the end of an ascent, with what intervals for the weights need unless they are unwanted."""
-        state: MixtureFactors = ascent.state
+        state: MixtureState = ascent.state
         if not intervals:
             return self.posterior(state)
         subsample = self.data if self.data.n_groups else self.data.some(_INTERVAL_LABELS)  # groups stay whole
         if self.gate is not None:  # at the bound's maximum: features depend on the views in use
-            fitted = state.views.weights, state.views.slopes
+            fitted = state.weights, state.slopes
             known = weight_information(subsample, self.data, self.prior, state, self.gate.lookup(*fitted))
             gate, known = self.gate.finish(*fitted, known)
             return self.posterior(state, known, gate)
         # At the likelihood's maximum, from a small weight and a typical precision for dropped views: the bound drops
         # those that gain less than the uncertainty of their calibration costs, and they may have some weight.
-        views, dropped = state.views, state.views.weights == 0
-        weights = np.where(dropped, 0.1 / max(dropped.sum(), 1), 0.9 * views.weights)
-        typical = np.einsum("k,kcd->cd", views.weights, views.inverse_scale / views.dof[:, None, None])
-        own_scale = np.where(dropped[:, None, None], views.dof[:, None, None] * typical, views.inverse_scale)
+        dropped, dof = state.weights == 0, state.dof[:, None, None]
+        weights = np.where(dropped, 0.1 / max(dropped.sum(), 1), 0.9 * state.weights)
+        typical = np.einsum("k,kcd->cd", state.weights, state.inverse_scale / dof)
+        own_scale = np.where(dropped[:, None, None], dof * typical, state.inverse_scale)
         changes = {"weights": weights / weights.sum(), "weight_counts": None, "inverse_scale": own_scale}
         prior = self.prior._replace(concentration=None, inverse_scale=self.prior.nu * typical)
         likelihood = MixtureProblem(subsample, prior, self.annotator_prior, plug_in=True)
-        mode = ascend(likelihood, _with_views(state, **changes), EM(tol=1e-5, max_steps=200)).state
+        mode = ascend(likelihood, state._replace(**changes), EM(tol=1e-5, max_steps=200)).state
         return self.posterior(state, weight_information(subsample, self.data, prior, mode, None))
-
-    def _penalty(self, views: MixtureState) -> float:
-        """Divergence of Q from its prior; with `plug_in`, minus the log prior of theta and ln Lambda."""
-        if not self.plug_in:
-            return divergence(views, self.prior)
-        precision = views.precision
-        log_det = np.linalg.slogdet(precision)[1]
-        trace = np.einsum("cd,kcd->", self.prior.inverse_scale, precision)
-        log_prior = _calibration_terms(views, self.prior, plug_in=True)[0]
-        return float(0.5 * (trace - self.prior.nu * log_det.sum()) - log_prior) + _slope_penalty(views, self.prior)
-
-
-def _with_views(state: MixtureFactors, **changes: Any) -> MixtureFactors:
-    return state._replace(views=state.views._replace(**changes))
 
 
 def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: MixtureState) -> tuple[float, ...]:
@@ -438,19 +401,17 @@ def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: Mixture
     # A view's residuals include those of labels that other views explain, and of all labels before calibration; their
     # variance is far too large a guess where views differ much. A short fit separates them.
     subsample = data.some(_SCREENING_LABELS)
-    state = MixtureFactors(first, None)
+    state = first
     for _ in range(_SCREENING_ROUNDS):
         state = ascend(MixtureProblem(subsample, prior, None), state, EM(max_steps=10, tol=1e-4)).state
-        squares = np.diagonal(state.views.inverse_scale - prior.inverse_scale, axis1=1, axis2=2).sum(axis=0)
-        n_labels = (state.views.dof - prior.nu).sum()
+        squares = np.diagonal(state.inverse_scale - prior.inverse_scale, axis1=1, axis2=2).sum(axis=0)
+        n_labels = (state.dof - prior.nu).sum()
         within = (squares + _COMMON_LABELS * prior.residual_variance) / (n_labels + _COMMON_LABELS)
         prior = prior._replace(inverse_scale=prior.nu * np.diag(within))
     return tuple(np.diagonal(prior.inverse_scale) / prior.nu * data.standard.scale**2)
 
 
-def pose(
-    source: Source, spec: GaussianMixture, start: Posterior | None = None
-) -> tuple[MixtureProblem, MixtureFactors]:
+def pose(source: Source, spec: GaussianMixture, start: Posterior | None = None) -> tuple[MixtureProblem, MixtureState]:
     """The problem that data and model pose, and where to start."""
     if spec.heteroscedastic and not source.has_variance:
         remedy = "give ViewPredictions(variance=...), collect with draws=2 or more, or leave the option off"
@@ -465,13 +426,13 @@ def pose(
         spec.noise, spec.gamma, data.n_annotators, prior.residual_variance, start
     )
     problem = MixtureProblem(data, prior, people_prior)
-    factors = MixtureFactors(_resume(state, start), people)
+    factors = _resume(state, start)._replace(annotators=people)
     return (problem, factors) if spec.weights != "input" else _gated(source, problem, factors, spec, start)
 
 
-def _resume(first: MixtureState, posterior: Any) -> MixtureState:
+def _resume(first: MixtureState, posterior: Posterior | None) -> MixtureState:
     """What another fit inferred about the views if it is of the same form, else the first state."""
-    before: MixtureState = getattr(getattr(posterior, "state", None), "views", first)
+    before = posterior.state if isinstance(posterior, MixturePosterior) else first
     alike = (before.weight_counts is None) == (first.weight_counts is None)
     if before is first or not alike or before.theta_mean.shape != first.theta_mean.shape:
         return first
@@ -490,43 +451,42 @@ def settled_variance(source: Source, spec: GaussianMixture, start: Posterior | N
 
 
 def _gated(
-    source: Source, problem: MixtureProblem, first: MixtureFactors, spec: GaussianMixture, start: Posterior | None
-) -> tuple[MixtureProblem, MixtureFactors]:
+    source: Source, problem: MixtureProblem, first: MixtureState, spec: GaussianMixture, start: Posterior | None
+) -> tuple[MixtureProblem, MixtureState]:
     """The problem of a gate, whose first update is the fit with constant weights."""
     before: Gate | None = getattr(start, "gate", None)
     fitted = isinstance(start, MixturePosterior) and len(start.weights) == problem.data.n_views
-    constant: MixtureFactors = first if fitted else ascend(problem, first, PRELIMINARY).state
-    weights, unit = constant.views.weights, problem.data.standard.prediction_scale
+    constant: MixtureState = first if fitted else ascend(problem, first, PRELIMINARY).state
+    weights, unit = constant.weights, problem.data.standard.prediction_scale
     gate = source.gate(spec.features, weights, shared=first.annotators is not None, unit=unit)
     slopes = np.zeros(gate.n_features)
     if before is not None and len(before.coefficients) == len(slopes):
         gate = replace(gate, prior_scale=before.prior_scale)
-        changes = {"weights": gate.positive(before.weights), "slopes": before.coefficients}
-        return replace(problem, gate=gate), _with_views(first, **changes)
-    density = e_step.Density.of(constant.views, problem.prior, constant.views.expected_log_weights)
+        first = first._replace(weights=gate.positive(before.weights), slopes=before.coefficients)
+        return replace(problem, gate=gate), first
+    density = e_step.Density.of(constant, problem.prior, constant.expected_log_weights)
     score = gate_score(problem.data, density, problem.prior, constant, gate.lookup(weights, slopes))
     gate = gate.with_prior(spec.gate_scale, *score)
-    second = _with_views(constant, weights=gate.positive(weights), slopes=slopes)
+    second = constant._replace(weights=gate.positive(weights), slopes=slopes)
     if start is not None:
         return replace(problem, gate=gate), second
-    first = _with_views(first, slopes=slopes)
+    first = first._replace(slopes=slopes)
     return replace(problem, gate=gate, jump=(first, second)), first
 
 
 def weight_information(
-    subsample: ContinuousBlocks, data: ContinuousBlocks, prior: MixturePrior, state: MixtureFactors, gate: Lookup | None
+    subsample: ContinuousBlocks, data: ContinuousBlocks, prior: MixturePrior, state: MixtureState, gate: Lookup | None
 ) -> WeightInformation:
     """Sums of outer products of scores at the likelihood's maximum, calibration and precision eliminated."""
     # Scores of a subsample are scaled up to all data. A dropped view is profiled over a grid of weights, both at its
     # fitted calibration and at the common one with the others' precision. With a gate it is that on (ln v, b).
-    views, K, n_groups = state.views, len(state.views.weights), subsample.n_groups
-    free = views.weights > 0
+    K, n_groups, free = len(state.weights), subsample.n_groups, state.weights > 0
     flat = np.zeros(K)  # equal weights: dropped views have scores too
-    density = e_step.Density.of(views, prior, flat, plug_in=True)
-    pooled = views.dof[:, None, None] * np.linalg.inv(np.einsum("k,kcd->cd", views.weights, views.precision))
-    uncalibrated = views._replace(
-        theta_mean=np.where(free[:, None], views.theta_mean, views.common_mean),
-        inverse_scale=np.where(free[:, None, None], views.inverse_scale, pooled),
+    density = e_step.Density.of(state, prior, flat, plug_in=True)
+    pooled = state.dof[:, None, None] * np.linalg.inv(np.einsum("k,kcd->cd", state.weights, state.precision))
+    uncalibrated = state._replace(
+        theta_mean=np.where(free[:, None], state.theta_mean, state.common_mean),
+        inverse_scale=np.where(free[:, None, None], state.inverse_scale, pooled),
     )
     plain = e_step.Density.of(uncalibrated, prior, flat, plug_in=True)
 
@@ -535,10 +495,10 @@ def weight_information(
         other = e_step.expectation(block, plain, prior, state.annotators, gate)
         count, grouped = expected.repeats, None
         gated = np.ones((K, 1)) if expected.gate is None else np.exp(expected.gate.offset)
-        weights = views.weights[:, None] * gated  # (K, 1) or (K, j)
+        weights = state.weights[:, None] * gated  # (K, 1) or (K, j)
         # rho (K, j), a view's density over the mixture's; responsibilities here are of equal weights
-        ratio, plain_ratio = (each.share / (views.weights @ each.share) / gated for each in (expected, other))
-        scores = _scores(expected, density, views.weights, weights * ratio, ratio)
+        ratio, plain_ratio = (each.share / (state.weights @ each.share) / gated for each in (expected, other))
+        scores = _scores(expected, density, state.weights, weights * ratio, ratio)
         if block.group is not None:
             one_each = block.instance is None or state.annotators is not None
             group = block.group if one_each else block.group[block.instance]
@@ -549,14 +509,14 @@ def weight_information(
     outer, fitted, unfitted, seen, grouped = subsample.total(block_sums)
     total = data.n_labels if state.annotators is None else data.n_instances
     C, n_free = prior.n_outputs, int(free.sum())
-    common = linalg.student_precision(views.common_mean**2, prior.common_scale)  # (D,)
+    common = linalg.student_precision(state.common_mean**2, prior.common_scale)  # (D,)
     shared = prior.beta * (prior.beta / (common + n_free * prior.beta))  # (D,)
     inner = prior.beta * np.eye(n_free) - shared[:, None, None]  # (D, F, F)
     nuisance = block_diag(*inner, 0.5 * prior.nu * C * np.eye(n_free))
     scale = total / float(seen)
     profile = np.maximum(*(scale * (curve - curve.max(axis=1, keepdims=True)) for curve in (fitted, unfitted)))
     n_kept = K if gate is None else K + len(gate.values)
-    return laplace.weight_information(views.weights, scale * outer, nuisance, profile, grouped, n_kept)
+    return laplace.weight_information(state.weights, scale * outer, nuisance, profile, grouped, n_kept)
 
 
 def _profile(ratio: Array, weights: Array, count: Array) -> Array:
@@ -584,10 +544,10 @@ def _scores(expected: e_step.Expectation, density: e_step.Density, weights: Arra
 
 
 def gate_score(
-    data: ContinuousBlocks, density: e_step.Density, prior: MixturePrior, state: MixtureFactors, gate: Lookup
+    data: ContinuousBlocks, density: e_step.Density, prior: MixturePrior, state: MixtureState, gate: Lookup
 ) -> tuple[Array, Array]:
     """Gradient (F,) of the log likelihood in a gate's coefficients, and the sum of its units' outer products (F, F)."""
-    weights = state.views.weights
+    weights = state.weights
 
     def block_sums(block: Block) -> tuple[Array, Array]:
         expected = e_step.expectation(block, density, prior, state.annotators, gate)

@@ -70,12 +70,12 @@ class MixtureState(NamedTuple):
     scale_slope: Annotated[Array, ""]  # b, at its mode
     slopes: Annotated[Array, "0|F"] = np.zeros(0)  # coefficients of the gate
     tail: Annotated[Array, ""] = np.zeros(())  # degrees of freedom of Student-t components; 0 where they are normal
+    annotators: AnnotatorState | None = None
 
     def take(self, views: Array) -> "MixtureState":
         """Some of the views."""
-        common = ("common_mean", "common_covariance", "scale_slope", "slopes", "tail")
-        own = {name: value for name, value in self._asdict().items() if name not in common and value is not None}
-        return self._replace(**{name: value[views] for name, value in own.items()})
+        own = ("weights", "weight_counts", "theta_mean", "theta_covariance", "dof", "inverse_scale")
+        return self._replace(**{name: value[views] for name in own if (value := getattr(self, name)) is not None})
 
     def calibration_covariance(self, beta: float) -> Array:
         """Covariance of theta_k with that of the common calibration: (K, D, D)."""
@@ -94,13 +94,6 @@ class MixtureState(NamedTuple):
             return np.asarray(special.digamma(self.weight_counts) - special.digamma(self.weight_counts.sum()))
         with np.errstate(divide="ignore"):
             return np.log(self.weights)
-
-
-class MixtureFactors(NamedTuple):
-    """All factors of Q."""
-
-    views: MixtureState
-    annotators: AnnotatorState | None
 
 
 class Density(NamedTuple):
@@ -254,7 +247,7 @@ class MixturePosterior(LabelPooling, Posterior):
     """A fitted continuous mixture: calibrated views, their weights and, where modelled, the annotators."""
 
     prior: MixturePrior
-    state: MixtureFactors
+    state: MixtureState
     standard: Standard
     information: WeightInformation | None
     gate: Gate | None
@@ -262,14 +255,14 @@ class MixturePosterior(LabelPooling, Posterior):
     @property
     def weights(self) -> Array:
         """The weights of the views: (K,)."""
-        return self.state.views.weights
+        return self.state.weights
 
     @property
     def predictive_weights(self) -> Array:
         """The weights without those of views that hardly any label supports: (K,)."""
         # Under a Dirichlet such a view keeps a positive weight, and the prior variance of its calibration, which is
         # large, would dominate the predictive variance.
-        counts = self.state.views.weight_counts
+        counts = self.state.weight_counts
         if counts is None:
             return self.weights
         labels = counts - (1.0 if self.prior.concentration is None else self.prior.concentration)
@@ -292,30 +285,30 @@ class MixturePosterior(LabelPooling, Posterior):
         if not kept.all():
             predictions = predictions.select([name for name, keep in zip(predictions.names, kept, strict=True) if keep])
         location, scale, dof = self._components(predictions, used)
-        if tail := float(self.state.views.tail):
+        if tail := float(self.state.tail):
             scale, dof = variance_factor(dof)[:, None, None] * scale, np.full(len(dof), tail)
         return ContinuousPrediction(weights, dof, location, scale)
 
     def keep(self, views: Array) -> "MixturePosterior":
         """The same with only some of the views."""
-        kept = self.state.views.take(views)
+        kept = self.state.take(views)
         kept = kept._replace(weights=kept.weights / kept.weights.sum())
         known = None if self.information is None else self.information.take(views)
         gate = None if self.gate is None else self.gate.keep(views)
-        return replace(self, state=self.state._replace(views=kept), information=known, gate=gate)
+        return replace(self, state=kept, information=known, gate=gate)
 
     def pooling(self) -> Pooling:
         """sum_k w_k (a_k + g_k f_k), a and g the calibration."""
         used, C = self.weights > 0, self.prior.n_outputs
         weights = np.repeat(self.predictive_weights[used][:, None], C, axis=1)
-        shift, gain = calibration(self.state.views.theta_mean[used], C)  # (K, C) each
+        shift, gain = calibration(self.state.theta_mean[used], C)  # (K, C) each
         scale, offset = self.standard.linear(np.broadcast_to(gain, weights.shape), shift)
         return Pooling("linear", "", scale, offset, weights, self.gate)
 
     def _components(self, predictions: ViewPredictions, used: Array) -> tuple[Array, Array, Array]:
         """Locations (N, K, C), scale matrices (N, K, C, C) and degrees of freedom (K,) in the labels' units."""
         C = self.prior.n_outputs
-        views = self.state.views.take(used)
+        views = self.state.take(used)
         mean = self.standard.apply_to_predictions(predictions.outputs)  # (N, K, C)
         offset, gain = calibration(views.theta_mean, C)
         dof = views.dof + 1 - C
