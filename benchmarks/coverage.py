@@ -9,6 +9,8 @@ positions for independent (naive) are compared with those of groups.
 `crowd_coverage`: weights inside the simplex and at its boundary, annotators' accuracies, and predictions (randomised
 sets of 90 % probability), with independent instances, five annotators of whom three label an instance, and with or
 without hard instances, whose labels are the class they look like with probability 0.4.
+
+`annotator_coverage`: accuracies of 3 to 10 people by the default fit, which chooses noise model and item difficulty.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from scipy import special
 
 from vbtta import CategoricalMixture, LabelSets, ViewPredictions, fit_policy
 
-__all__ = ["MODELS", "TRUTH", "correlated", "coverage", "crowd_coverage", "degenerate", "run"]
+__all__ = ["MODELS", "TRUTH", "annotator_coverage", "correlated", "coverage", "crowd_coverage", "degenerate", "run"]
 
 MODELS = {
     "GaussianMixture": ("regression", "mixture"),
@@ -68,11 +70,17 @@ def coverage(name: str, n_problems: int, seed: int = 0) -> dict[str, float]:
 
 ACCURACY = np.array([0.95, 0.9, 0.85, 0.75, 0.65])  # of the annotators' own labels
 CROWD_TRUTH = np.append(TRUTH, 0.0)
+NAMES = ["identity", "flip", "crop", "blur"]
 
 
-def crowd(random: np.random.Generator, n: int, hard: float) -> tuple[ViewPredictions, LabelSets, Any, Any]:
-    """Predictions, labels, true classes, and the annotators' accuracies with those of hard instances included."""
-    K, C, U = len(CROWD_TRUTH), 5, len(ACCURACY)
+def crowd(
+    random: np.random.Generator, n: int, hard: float, own_accuracy: Any = ACCURACY, n_classes: int = 5, pairs: float = 0
+) -> tuple[ViewPredictions, LabelSets, Any, Any]:
+    """Predictions, labels, true classes, and the annotators' accuracies with those of hard instances included.
+
+    `pairs` is the share of the wrong answers that are the class beside the true one.
+    """
+    K, C, U = len(CROWD_TRUTH), n_classes, len(own_accuracy)
     outputs = 2 * random.normal(size=(n, 1, C)) + 1.5 * random.normal(size=(n, K, C))
     view = random.choice(K, n, p=CROWD_TRUTH)
     truth = drawn(random, special.softmax(outputs[np.arange(n), view], axis=1))
@@ -80,17 +88,18 @@ def crowd(random: np.random.Generator, n: int, hard: float) -> tuple[ViewPredict
     apparent, is_hard = drawn(random, looks), random.random(n) < hard
     annotator = np.argsort(random.random((n, U)), axis=1)[:, :3]
     wrong = (truth[:, None] + random.integers(1, C, size=(n, 3))) % C
-    own = np.where(random.random((n, 3)) < ACCURACY[annotator], truth[:, None], wrong)
+    wrong = np.where(random.random((n, 3)) < pairs, truth[:, None] ^ 1, wrong)
+    own = np.where(random.random((n, 3)) < own_accuracy[annotator], truth[:, None], wrong)
     copied = is_hard[:, None] & (random.random((n, 3)) < 0.4)
     labels = LabelSets.from_table(
         instance=np.repeat(np.arange(n), 3),
         label=np.where(copied, apparent[:, None], own).ravel(),
-        annotator=annotator.ravel().astype(str),
+        annotator=np.char.zfill(annotator.ravel().astype(str), 2),
         n_instances=n,
     )
     share = 0.4 * hard
-    accuracy = (1 - share) * ACCURACY + share * looks[np.arange(n), truth].mean()
-    return ViewPredictions(outputs), labels, truth, accuracy
+    accuracy = (1 - share) * own_accuracy + share * looks[np.arange(n), truth].mean()
+    return ViewPredictions(outputs, names=NAMES), labels, truth, accuracy
 
 
 def drawn(random: np.random.Generator, proba: Any) -> Any:
@@ -116,6 +125,30 @@ def crowd_coverage(n_problems: int, hard: float, seed: int = 0, n: int = 300) ->
         prediction: Any = policy.predict(predictions.take(slice(n, None)))
         hits["predictions"].append(in_set(random, prediction.proba, truth[n:]))
     return {name: float(np.concatenate(each).mean()) for name, each in hits.items()}
+
+
+def annotator_coverage(
+    n_problems: int, n: int, people: int, hard: float, pairs: float = 0, seed: int = 0
+) -> dict[str, Any]:
+    """Share of the default's 90 % intervals that hold an annotator's accuracy, its error, the noise models chosen."""
+    held, errors, chosen = [], [], []
+    for problem in range(n_problems):
+        random = np.random.default_rng([seed, problem])
+        predictions, labels, _, accuracy = crowd(random, n, hard, np.linspace(0.95, 0.65, people), 10, pairs)
+        policy = fit_policy(predictions, labels, task="classification")
+        annotators: Any = policy.annotators
+        order = np.argsort(annotators.names)
+        low, high = annotators.accuracy_interval[order].T
+        held.append((low <= accuracy) & (high >= accuracy))
+        errors.append(annotators.accuracy[order] - accuracy)
+        model: Any = (policy.members or (policy,))[0].model
+        chosen.append(f"{model.noise}{', difficulty' if model.difficulty else ''}")
+    return {
+        "coverage": float(np.mean(held)),
+        "best_annotator": float(np.mean(held, axis=0)[0]),
+        "bias": np.mean(errors, axis=0).tolist(),
+        "chosen": {name: chosen.count(name) for name in sorted(set(chosen))},
+    }
 
 
 def in_set(random: np.random.Generator, proba: Any, truth: Any) -> Any:
@@ -146,4 +179,10 @@ def run(quick: bool = False) -> dict[str, Any]:
     n_problems, seed = 10 if quick else 400, 1
     outcome: dict[str, Any] = {name: coverage(name, n_problems, seed) for name in MODELS}
     crowds = {f"hard_{hard}": crowd_coverage(n_problems // 2, hard, seed) for hard in (0.0, 0.25)}
+    people = {
+        f"hard_{hard}_{n}_inputs_{size}_people": annotator_coverage(n_problems // 4, n, size, hard)
+        for hard in (0.0, 0.25)
+        for n, size in ((150, 3), (300, 5), (1000, 3), (1000, 10))
+    }
+    outcome["annotators"] = people
     return {"problems": n_problems, "seed": seed, "level": 0.9, **outcome, "crowd": crowds, "degenerate": degenerate()}

@@ -230,14 +230,15 @@ def fit_sample(
     record = model_record(model, task)
     if automatic and not isinstance(_engine(engine, record), EM):
         record = model_record("mixture", task)  # held-out scores by ADVI would take too many fits
-    record, engine = record.resolve(sample.labels), _engine(engine, record)
+    engine = _engine(engine, record)
     coarse = float(np.clip(_LARGEST_GAIN / sample.n_units, EM.tol, 1e-5)) if automatic and engine == EM() else 0.0
     fitting, stack = _Fitting(sample, engine, seed, progress, coarse), record.as_stack()
     raw = base.models_of(task)["mixture"].raw_network() if stack is None else stack.raw
     reason = fitting.obstacle(raw) if guard else "not asked for"
     if stack is not None:
         return fitting.stack(stack, guard, reason)
-    record = fitting.best(record.scales) if guard else record
+    models, raw = fitting.decide_on_raw([record], raw) if guard else ([record], raw)
+    record = fitting.decide(models)[0] if guard else record.resolve(sample.labels)
     record = fitting.best(record.alternatives(maps=sample.maps))
     policy = fitting.fit(record, None)
     if reason or raw is None:
@@ -303,11 +304,31 @@ class _Fitting:
             self.known.update(zip(new, scores, strict=True))
         return [self.known[key] for key in candidates]
 
-    def best(self, options: Sequence[Model], start: Posterior | None = None) -> Model:
+    def decide_on_raw(self, models: Sequence[Model], raw: Model | None) -> tuple[Sequence[Model], Model | None]:
+        """Models and the raw network with the options that it has too: one view takes little time."""
+        labels, network = self.sample.labels, None if raw is None else raw.adopt(models[0])
+        if network is None or "identity" not in self.sample.names or isinstance(self.engine, ADVI):
+            return models, raw
+        options = network.choices(labels)
+        if raw is None or len(options) == 1:
+            return models, raw
+        chosen = self.best([option.resolve(labels) for option in options], alone=True)
+        return [model.adopt(chosen) for model in models], raw.adopt(chosen)
+
+    def decide(self, models: Sequence[Model], start: Posterior | None = None) -> list[Model]:
+        """Models, resolved, with the options that they leave open; the last that has any decides for all."""
+        labels = self.sample.labels
+        several = [model for model in models if len(model.choices(labels)) > 1]
+        if several and not isinstance(self.engine, ADVI):
+            chosen = self.best([option.resolve(labels) for option in several[-1].choices(labels)], start)
+            models = [model.adopt(chosen) if model in several else model for model in models]
+        return [model.resolve(labels) for model in models]
+
+    def best(self, options: Sequence[Model], start: Posterior | None = None, *, alone: bool = False) -> Model:
         """Of several models that with the best held-out score, the first where nothing is held out."""
         if len(options) == 1 or isinstance(self.engine, ADVI) or self.sample.n_units < MIN_UNITS:
             return options[0]
-        scores = self._scores({_key(option, False): self.settle(option, start) for option in options})
+        scores = self._scores({_key(option, alone): self.settle(option, start, alone=alone) for option in options})
         chosen = options[int(np.argmax([each.scores.sum() for each in scores]))]
         _report(self.progress, f"by held-out scores: {chosen!r}")
         return chosen
@@ -326,15 +347,13 @@ class _Fitting:
 
     def stack(self, stack: Stack, guard: bool | str, reason: str) -> Policy:
         """Fit all members and weigh them by their held-out scores; by the prior where nothing can be held out."""
-        sample, members = self.sample, stack.members
-        posteriors, raw = list[Posterior](), None
-        if stack.raw is not None and "identity" in sample.names:  # its label noise is where the members start
-            raw = self.fit(stack.raw, None, alone=True)
+        sample, posteriors, raw = self.sample, list[Posterior](), None
+        open_members, network = self.decide_on_raw(stack.members, stack.raw)
+        if network is not None and "identity" in sample.names:  # its label noise is where the members start
+            raw = self.fit(network.resolve(sample.labels), None, alone=True)
             posteriors.append(raw.posterior)
-        several = [model for model in members if len(model.scales) > 1]
-        if several:  # the last decides for all
-            place = several[-1].scales.index(self.best(several[-1].scales, posteriors[0] if posteriors else None))
-            members = tuple(model.scales[place] if model in several else model for model in members)
+        members = self.decide(open_members, posteriors[0] if posteriors else None)
+        stack = replace(stack, members=tuple(members), raw=network and network.resolve(sample.labels))
         several_optima = [not model.one_optimum(sample.n_units, len(sample.names)) for model in members]
         fitted: dict[int, Policy] = {}
         for place in np.argsort(several_optima, kind="stable").tolist():

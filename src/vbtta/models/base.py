@@ -103,12 +103,19 @@ class Model:
         """Models among which held-out scores decide; `maps`: rows are positions, and their groups images."""
         return (self,)
 
-    @property
-    def scales(self) -> tuple[Self, ...]:
-        """The model with every scale of a regression that it leaves open, the one to take without scores first."""
+    def choices(self, labels: "LabelFacts") -> tuple[Self, ...]:
+        """The model with all values of the options that it leaves open and held-out scores decide, the default first.
+
+        A stack decides once for all its members. Here it is the scale of a regression.
+        """
         if getattr(self, "scale", "") is not None:
             return (self,)
         return tuple(replace(self, scale=scale) for scale in ("prediction", "constant"))
+
+    def adopt(self, other: "Model") -> Self:
+        """The model with another's scale, label noise and item difficulty where it leaves them open."""
+        names = [name for name in ("scale", "noise", "difficulty") if getattr(self, name, "") is None]
+        return replace(self, **{name: getattr(other, name, None) for name in names})
 
     @property
     def ungated(self) -> "Model | None":

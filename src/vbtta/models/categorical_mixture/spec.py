@@ -45,6 +45,16 @@ class ClassModel(Model):
         possible = labels.overlap and noise != "none"
         return replace(self, noise=noise, difficulty=self.difficulty if possible or self.difficulty else False)
 
+    def choices(self, labels: LabelFacts) -> tuple[Self, ...]:
+        """Accuracies or confusion matrices, without and with item difficulty, where labels overlap; simplest first."""
+        most = self.resolve(labels)  # what the labels could tell
+        if most.noise == "none" or not labels.overlap:
+            return (self,)
+        simple = "annotator" if len(labels.annotator_names) > 1 else "uniform"
+        kinds = (most.noise,) if self.noise or most.noise == simple else (simple, most.noise)
+        levels = (False, True) if self.difficulty is None else (self.difficulty,)
+        return tuple(replace(self, noise=kind, difficulty=level) for kind in kinds for level in levels)
+
     def with_noise_of(self, raw: Posterior) -> Self:
         """The model with the accuracy of single labels that the raw network infers as its prior.
 
@@ -92,11 +102,12 @@ class CategoricalMixture(ClassModel):
         How logits become probabilities (eq. 20).
     noise : {"none", "uniform", "annotator", "confusion"}, optional
         What separates a label from the true class (eq. 22): nothing, one accuracy for all, one accuracy an
-        annotator, or a confusion matrix an annotator. By default one accuracy where labels are single; where enough
-        instances carry two labels or more, confusion if its rows have ten labels on average, else accuracies.
+        annotator, or a confusion matrix an annotator. By default one accuracy where labels are single or few; where
+        enough instances carry two labels or more, and confusion matrices have ten labels a row on average, held-out
+        scores decide (confusion where none are computed: with ADVI, or one model and ``guard=False``).
     difficulty : bool, optional
-        Whether labels of hard instances may be the class that the views take it for (eq. 22a). By default where
-        instances have several labels and the engine is EM.
+        Whether labels of hard instances may be the class that the views take it for (eq. 22a). By default held-out
+        scores decide where instances have several labels; with ``guard=False`` one model has it, with ADVI none.
     calibrate : bool
         Whether temperatures and class offsets are inferred (eq. 21).
     weights : {"view", "view_class", "input"}
