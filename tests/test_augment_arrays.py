@@ -161,7 +161,7 @@ def test_chain_applies_in_order_and_shares_the_streams():
     assert chain.stochastic
     assert not Chain([first]).stochastic
     batch = np.ones((5, 1))
-    expected = 2.0 * batch + 0.5 * RowStreams(0, chain.name, 0, range(5)).normal((1,))
+    expected = 2.0 * batch + 0.5 * RowStreams(0, chain.name, 0, range(5)).normal(size=(5, 1))
     np.testing.assert_allclose(chain(batch, streams(chain, 5)), expected)
 
 
@@ -189,14 +189,14 @@ def test_functions_become_views():
         return -batch
 
     def jitter(batch, rng):
-        return batch + rng.normal(batch.shape[1:])
+        return batch + rng.normal(0.0, 1.0, batch.shape)
 
     plain, drawing = as_views([negate, jitter])
     assert (plain.name, plain.stochastic) == ("negate", False)
     assert (drawing.name, drawing.stochastic) == ("jitter", True)
     batch = np.ones((4, 2))
     np.testing.assert_array_equal(plain(batch, streams(plain, 4)), -batch)
-    expected = batch + streams(drawing, 4).normal((2,))
+    expected = batch + streams(drawing, 4).normal(size=(4, 2))
     np.testing.assert_array_equal(apply_view(drawing, batch, streams(drawing, 4)), expected)
     assert as_view(plain, "other").name == "other"
     assert as_view(GaussianNoise(0.1), "hiss") == GaussianNoise(0.1, name="hiss")

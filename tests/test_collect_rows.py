@@ -60,6 +60,20 @@ def test_pictures_and_signals_of_different_sizes_are_rows():
         np.testing.assert_allclose(found.outputs[:, 0, 0], [signal.sum() for signal in signals])
 
 
+SIZED = {
+    "random": (),
+    "standard_normal": (),
+    "exponential": (2.0,),
+    "poisson": (3.0,),
+    "choice": (5,),
+    "normal": (1.0, 2.0),
+    "uniform": (1.0, 2.0),
+    "integers": (0, 5),
+    "beta": (1.0, 2.0),
+    "gamma": (1.0, 2.0),
+}
+
+
 def test_functions_draw_as_from_a_generator_of_numpy():
     def noisy(batch, rng):
         return batch + rng.normal(0.0, 0.1, size=batch.shape) + rng.poisson(3.0, size=batch.shape)
@@ -83,12 +97,32 @@ def test_functions_draw_as_from_a_generator_of_numpy():
     assert streams.uniform(2, 3, size=(6, 4)).min() > 2
     assert set(streams.integers(1, 3, size=(6, 50)).ravel()) == {1, 2}
     assert streams.choice(5, size=(6, 2)).shape == streams.random((6, 2)).shape == (6, 2)
+    assert streams.permutation(4).shape == (6, 4)
+    spread = np.arange(1.0, 7.0)
+    assert streams.normal(0.0, spread).shape == streams.uniform(0.0, spread).shape == (6,)
+    assert set(streams.integers(0, 1, (6, 50), endpoint=True).ravel()) == {0, 1}
+    by_name, by_place = (RowStreams(0, "view", 0, range(6)) for _ in range(2))
+    shape = (6, 3)
+    for name, parameters in SIZED.items():
+        expected = getattr(by_name, name)(*parameters, size=shape)
+        np.testing.assert_array_equal(getattr(by_place, name)(*parameters, shape), expected)
+        assert expected.shape == shape
     first, again = ([generator.random() for generator in streams] for _ in range(2))
     assert len(set(first + again)) == 12
     with pytest.raises(ValueError, match=r"size must begin with the number of rows, 6; got \(3,\)"):
         streams.normal(size=(3,))
     with pytest.raises(AttributeError, match="iterate over it"):
         streams.shuffle([1])
+
+
+def test_an_iterator_of_texts_gives_rows_and_one_of_lists_batches():
+    def lengths(texts):
+        return np.array([[float(len(text))] for text in texts])
+
+    texts = ["two", "texts", "more"]
+    expected = collect_views(lengths, texts, [Identity()]).outputs
+    for inputs in ((text for text in texts), iter([texts[:2], texts[2:]])):
+        np.testing.assert_array_equal(collect_views(lengths, inputs, [Identity()], batch_size=2).outputs, expected)
 
 
 def test_views_of_texts_do_what_they_say(tmp_path):

@@ -10,7 +10,7 @@ from sklearn.datasets import load_diabetes, make_classification, make_regression
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, ShuffleSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
@@ -206,6 +206,24 @@ def test_tables_pipelines_and_searches(regression):
     assert search.fit(X_new, y_new).best_score_ > 0.9
     nested = GridSearchCV(VBTTARegressor(Ridge(), VIEWS, cv=2, **QUICK), {"estimator__alpha": [0.1, 10.0]}, cv=2)
     assert nested.fit(X, y).best_params_["estimator__alpha"] in (0.1, 10.0)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_searches_with_several_labels_a_row(kind, request):
+    X, y, X_new, y_new = request.getfixturevalue(kind)
+    wrapper, model = (VBTTARegressor, Ridge()) if kind == "regression" else (VBTTAClassifier, LogisticRegression())
+    frozen = wrapper(model.fit(X, y), VIEWS, **QUICK)
+    table = np.stack([y_new, np.roll(y_new, 1)], axis=1)
+    search = GridSearchCV(frozen, {"draws": [1, 2]}, cv=KFold(2), error_score="raise").fit(X_new, table)
+    predicted = search.predict(X_new)
+    if kind == "classification":
+        expected = (table == predicted[:, None]).mean()
+    else:
+        expected = 1 - ((table - predicted[:, None]) ** 2).mean() / table.var()
+    assert search.score(X_new, table) == pytest.approx(expected)
+    gaps = table.astype(object)
+    gaps[:, 1] = None  # one label is left
+    assert search.best_estimator_.score(X_new, gaps) == pytest.approx(search.best_estimator_.score(X_new, y_new))
 
 
 def test_stochastic_views_follow_the_random_state(regression):

@@ -12,11 +12,11 @@ from vbtta._support import random as streams_module
 from vbtta._support.random import RowStreams
 
 METHODS = {
-    "uniform": lambda streams, shape: streams.uniform(shape),
-    "normal": lambda streams, shape: streams.normal(shape),
-    "beta symmetric": lambda streams, shape: streams.beta(0.3, 0.3, shape),
-    "beta skew": lambda streams, shape: streams.beta(0.5, 2.0, shape),
-    "integers": lambda streams, shape: streams.integers(10, shape),
+    "uniform": lambda streams, shape: streams.uniform(size=(len(streams), *shape)),
+    "normal": lambda streams, shape: streams.normal(size=(len(streams), *shape)),
+    "beta symmetric": lambda streams, shape: streams.beta(0.3, 0.3, (len(streams), *shape)),
+    "beta skew": lambda streams, shape: streams.beta(0.5, 2.0, (len(streams), *shape)),
+    "integers": lambda streams, shape: streams.integers(10, size=(len(streams), *shape)),
 }
 N_ROWS = 20_000
 SMALLEST_P = 1e-4  # the streams are fixed by their seeds, so a test that passes once passes always
@@ -59,11 +59,11 @@ def test_both_ways_of_making_words_are_numpys_philox(seed, rows, n_words):
 
 
 def test_every_part_of_the_key_matters():
-    base = RowStreams(0, "a", 0, range(50)).uniform((4,))
+    base = RowStreams(0, "a", 0, range(50)).uniform(size=(50, 4))
     for other in [(1, "a", 0), (0, "b", 0), (0, "a", 1)]:
-        different = RowStreams(*other, range(50)).uniform((4,))
+        different = RowStreams(*other, range(50)).uniform(size=(50, 4))
         assert not np.any(different == base)
-    assert not np.any(RowStreams(0, "a", 0, range(50, 100)).uniform((4,)) == base)
+    assert not np.any(RowStreams(0, "a", 0, range(50, 100)).uniform(size=(50, 4)) == base)
 
 
 def test_first_numbers_stay_the_same_from_version_to_version():
@@ -91,7 +91,7 @@ def test_distribution_over_rows_and_along_a_row(draw, law):
 
 
 def test_integers_are_even_and_within_bounds():
-    numbers = RowStreams(2, "view", 0, range(N_ROWS)).integers(7, (3,))
+    numbers = RowStreams(2, "view", 0, range(N_ROWS)).integers(7, size=(N_ROWS, 3))
     counts = np.bincount(numbers.ravel(), minlength=7)
     assert len(counts) == 7
     assert stats.chisquare(counts).pvalue > SMALLEST_P
@@ -99,7 +99,7 @@ def test_integers_are_even_and_within_bounds():
 
 
 def test_no_correlation_between_rows_draws_views_seeds_and_positions():
-    base = RowStreams(0, "view", 0, range(N_ROWS)).normal((2,))  # (N, 2)
+    base = RowStreams(0, "view", 0, range(N_ROWS)).normal(size=(N_ROWS, 2))
     limit = 4.5 / math.sqrt(N_ROWS)
     partners = [
         base[:, 1],
@@ -115,14 +115,14 @@ def test_no_correlation_between_rows_draws_views_seeds_and_positions():
 
 
 def test_tiny_shape_parameters_stay_within_0_and_1():
-    numbers = RowStreams(0, "view", 0, range(2_000)).beta(1e-3, 1e-3, (3,))
+    numbers = RowStreams(0, "view", 0, range(2_000)).beta(1e-3, 1e-3, (2_000, 3))
     assert np.all((numbers >= 0) & (numbers <= 1))
     assert abs(numbers.mean() - 0.5) < 0.03
 
 
 def test_no_rows_and_no_numbers():
-    assert RowStreams(0, "view", 0, []).uniform((3,)).shape == (0, 3)
-    assert RowStreams(0, "view", 0, range(100)).normal((0,)).shape == (100, 0)
+    assert RowStreams(0, "view", 0, []).uniform(size=(0, 3)).shape == (0, 3)
+    assert RowStreams(0, "view", 0, range(100)).normal(size=(100, 0)).shape == (100, 0)
     assert len(RowStreams(0, "view", 0, range(4))) == 4
 
 

@@ -17,6 +17,7 @@ from vbtta.fit import fit_policy
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, RegressorMixin, clone
     from sklearn.exceptions import NotFittedError
+    from sklearn.metrics import accuracy_score, r2_score
     from sklearn.model_selection import check_cv
     from sklearn.utils import check_random_state, get_tags
     from sklearn.utils.multiclass import check_classification_targets
@@ -102,6 +103,14 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """The predictive distribution of :mod:`vbtta.distributions`, as :meth:`Policy.predict` returns it."""
         check_is_fitted(self, "policy_")
         return self.policy_.predict(self._collect(self.estimator_, self._inputs(X, reset=False)))
+
+    def _score(self, metric: Any, X: Any, y: Any, sample_weight: Any) -> float:
+        """A metric over all labels: an input with several counts once for each."""
+        predicted = self.predict(X)  # type: ignore[attr-defined]
+        labels = self._labels(y, len(predicted))
+        value = self.classes_[labels.value] if labels.by_position else labels.value
+        weight = labels.count if sample_weight is None else labels.count * np.asarray(sample_weight)[labels.instance]
+        return float(metric(value, predicted[labels.instance], sample_weight=weight))
 
     def __sklearn_clone__(self) -> Self:
         """A new estimator with the same parameters; a frozen estimator and the views are shared, not copied."""
@@ -259,6 +268,10 @@ class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
         """Class probabilities: (N, C)."""
         return np.asarray(self.predict_distribution(X).proba)
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy over all labels, one or more an input as in `fit`; GridSearchCV uses it."""
+        return self._score(accuracy_score, X, y, sample_weight)
+
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithm of the class probabilities: (N, C)."""
         return np.asarray(np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny)))
@@ -288,6 +301,10 @@ class VBTTARegressor(RegressorMixin, _WeightedViews):  # type: ignore[misc]
         prediction = self.predict_distribution(X)
         mean = _columns(prediction.mean)
         return (mean, np.sqrt(_columns(prediction.variance))) if return_std else mean
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Coefficient of determination over all labels, one or more an input as in `fit`; GridSearchCV uses it."""
+        return self._score(r2_score, X, y, sample_weight)
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
         """Lower and upper limit of the predictive interval of every input, (N,) or (N, C) each."""

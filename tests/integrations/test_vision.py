@@ -68,6 +68,15 @@ def test_crops_are_views_of_their_own():
     assert len(as_views(v2.FiveCrop(24))) == 5
     with pytest.raises(TypeError, match="FiveCrop stands for 5 views; use as_views"):
         as_view(v2.FiveCrop(24))
+    images = torch.rand(2, 3, 32, 32)
+    crops = as_views(v2.Compose([v2.Resize(28), v2.TenCrop(24), v2.Normalize([0.5] * 3, [0.5] * 3)]))
+    expected = v2.Normalize([0.5] * 3, [0.5] * 3)(v2.TenCrop(24)(v2.Resize(28)(images)))
+    assert len(crops) == 10
+    for view, crop in zip(crops, expected, strict=True):
+        assert not view.stochastic
+        torch.testing.assert_close(view(images), crop)
+    jittered = as_views(v2.Compose([v2.FiveCrop(24), v2.ColorJitter(0.5)]))
+    assert all(view.stochastic for view in jittered)
 
 
 def classification(network, views, **options):

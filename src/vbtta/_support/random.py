@@ -3,6 +3,7 @@
 __all__ = ["RowStreams"]
 
 import hashlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ _FEW_ROWS = 64
 _LONG_ROW = 16  # blocks
 # Counters worked on at once: the temporaries of a round stay in the second-level cache.
 _CHUNK = 4096
+_NOT_BY_ROW = ("bit_generator", "bytes", "permuted", "shuffle", "spawn")  # methods that have no meaning row by row
 
 
 class RowStreams:
@@ -39,10 +41,11 @@ class RowStreams:
     and position in the row's stream are the counter. A row receives the same numbers whatever batch, order or process
     it is in. Each call takes the next numbers of every row's stream.
 
-    It has the methods of `numpy.random.Generator`: `size`, by keyword, is the shape of the result and begins with the
-    number of rows, as in ``rng.normal(0, 0.1, size=batch.shape)``; without it there is one number a row. A tuple in
-    its place as first (of `beta` third) argument is the shape of one row. Iterating gives one `numpy.random.Generator`
-    a row, for rows of different lengths: ``[change(row, generator) for row, generator in zip(batch, rng)]``.
+    It has the methods of `numpy.random.Generator`, with the same arguments. `size` begins with the number of rows, as
+    in ``rng.normal(0, 0.1, batch.shape)``; without it there is one number a row, or one for every entry of the
+    parameters. ``rng.choice(values)`` and ``rng.permutation(n)`` give one result a row. Iterating gives one
+    `numpy.random.Generator` a row, for rows of different lengths:
+    ``[change(row, generator) for row, generator in zip(batch, rng)]``.
 
     Parameters
     ----------
@@ -56,8 +59,8 @@ class RowStreams:
 
     Examples
     --------
-    >>> whole = RowStreams(0, "noise(0.1)", 0, range(6)).normal((2,))
-    >>> part = RowStreams(0, "noise(0.1)", 0, [4, 5]).normal((2,))
+    >>> whole = RowStreams(0, "noise(0.1)", 0, range(6)).normal(size=(6, 2))
+    >>> part = RowStreams(0, "noise(0.1)", 0, [4, 5]).normal(size=(2, 2))
     >>> whole.shape, bool((whole[4:] == part).all())
     ((6, 2), True)
     """
@@ -84,34 +87,37 @@ class RowStreams:
             yield np.random.Generator(np.random.Philox(key=list(self._key), counter=[0, self._iterations, row, 0]))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Other methods of NumPy's generators, row by row."""
-        if name.startswith("_") or not hasattr(np.random.Generator, name) or name == "shuffle":
+        """Other methods of NumPy's generators, called with the same parameters for every row."""
+        method = None if name in _NOT_BY_ROW or name.startswith("_") else getattr(np.random.Generator, name, None)
+        if method is None:
             raise AttributeError(f"RowStreams has no {name!r}; iterate over it for one NumPy generator a row")
+        signature = inspect.signature(method)
 
-        def draw(*args: Any, size: Any = None, **options: Any) -> npt.NDArray[Any]:
-            options |= {} if size is None else {"size": self._row_shape((), size)[0]}
-            return np.stack([np.asarray(getattr(generator, name)(*args, **options)) for generator in self])
+        def draw(*args: Any, **options: Any) -> npt.NDArray[Any]:
+            call = signature.bind(None, *args, **options)
+            if call.arguments.get("size") is not None:
+                call.arguments["size"] = self._row_shape(call.arguments["size"])
+            return np.stack([np.asarray(method(generator, *call.args[1:], **call.kwargs)) for generator in self])
 
         return draw
 
-    def _row_shape(self, first: Any, size: Any, default: Any = 0.0) -> tuple[tuple[int, ...], Any]:
-        """The shape of a row, and the first argument of a method where that is not the shape."""
-        if size is None:
-            return (first, default) if isinstance(first, tuple) else ((), first)
-        shape = tuple(np.atleast_1d(np.asarray(size, dtype=np.intp)).tolist())
-        if shape[0] != len(self):
-            raise ValueError(f"size must begin with the number of rows, {len(self)}; got {size!r}")
-        return shape[1:], default if isinstance(first, tuple) else first
+    def _row_shape(self, size: Any, *parameters: Any) -> tuple[int, ...]:
+        """The shape of a row's numbers, from that of all or of the parameters."""
+        shape = np.broadcast_shapes(*map(np.shape, parameters)) or (len(self),)
+        if size is not None:
+            shape = tuple(np.atleast_1d(np.asarray(size, dtype=np.intp)).tolist())
+        if shape[:1] != (len(self),):
+            raise ValueError(f"size must begin with the number of rows, {len(self)}; got {shape if size is None else size}")
+        return shape[1:]
 
     def random(self, size: Any = None) -> FloatArray:
         """Draw uniform numbers strictly between 0 and 1."""
-        return self.uniform(size=size)
+        return self._uniform(self._row_shape(size))
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> FloatArray:
         """Draw uniform numbers strictly between two others."""
-        shape, low = self._row_shape(low, size)
-        numbers = self._uniform(shape)
-        return numbers if low == 0 and high == 1 else low + (high - low) * numbers
+        numbers = self._uniform(self._row_shape(size, low, high))
+        return np.asarray(low + np.subtract(high, low) * numbers)
 
     def _uniform(self, shape: tuple[int, ...]) -> FloatArray:
         """Uniform numbers strictly between 0 and 1: (N,) + shape."""
@@ -124,12 +130,13 @@ class RowStreams:
 
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> FloatArray:
         """Draw normal numbers, by inverting the distribution function."""
-        shape, loc = self._row_shape(loc, size)
-        numbers = self._uniform(shape)
+        numbers = self._uniform(self._row_shape(size, loc, scale))
         special.ndtri(numbers, out=numbers)
-        return numbers if np.ndim(loc) == np.ndim(scale) == 0 and loc == 0 and scale == 1 else loc + scale * numbers
+        numbers *= scale
+        numbers += loc
+        return numbers
 
-    def beta(self, a: float, b: float, shape: tuple[int, ...] = (), size: Any = None) -> FloatArray:
+    def beta(self, a: float, b: float, size: Any = None) -> FloatArray:
         """Draw Beta(a, b) numbers.
 
         For a = b: if U, V are uniform and c = (U^(-1/a) - 1) cos^2(2 pi V), then sqrt(2 a c), with the sign
@@ -138,7 +145,7 @@ class RowStreams:
         code", 1996). Otherwise the distribution function is inverted, which is slower.
         """
         positive(a=a, b=b)
-        shape = self._row_shape(shape, size)[0]
+        shape = self._row_shape(size)
         if a != b:
             return np.asarray(special.betaincinv(a, b, self._uniform(shape)), dtype=np.float64)
         radius, angle = np.moveaxis(self._uniform((2, *shape)), 1, 0)
@@ -149,13 +156,14 @@ class RowStreams:
             nearer_end = 0.5 / ((1.0 + c) * (1.0 + root))  # (1 - root) / 2 without cancellation
         return np.asarray(np.where(cosine > 0, 1.0 - nearer_end, nearer_end))
 
-    def integers(self, low: int, high: Any = None, size: Any = None) -> npt.NDArray[np.int64]:
+    def integers(
+        self, low: int, high: int | None = None, size: Any = None, *, endpoint: bool = False
+    ) -> npt.NDArray[np.int64]:
         """Draw whole numbers from `low` to `high` - 1, or from 0 to `low` - 1, equally likely to 1 part in 2^52 / n."""
-        shape, high = self._row_shape(high, size, None)
-        low, high = (0, low) if high is None else (low, high)
+        low, high = (0, low + endpoint) if high is None else (low, high + endpoint)
         if not 1 <= high - low <= 2**32:
             raise ValueError(f"high must be between {low + 1} and {low} + 2**32; got {high}.")
-        numbers = self._uniform(shape)
+        numbers = self._uniform(self._row_shape(size))
         numbers *= high - low
         return numbers.astype(np.int64) + low
 

@@ -149,7 +149,8 @@ def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]
     """Batches of the inputs, and the number of rows where it is known beforehand.
 
     Arrays, tensors, tables, lists of texts, images or other rows, data sets of Hugging Face, and dicts and tuples of
-    them are cut into batches of `batch_size` rows; DataLoaders and iterators give batches of their own.
+    them are cut into batches of `batch_size` rows, and so are iterators of texts or other single objects; DataLoaders
+    and iterators of arrays, lists or dicts give batches of their own.
     """
     batch_size = whole_number("batch_size", batch_size, 1)
     given, inputs = inputs, as_batch(inputs)
@@ -176,7 +177,7 @@ def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]
         )
     if _shuffles(inputs):
         raise ValueError("inputs is a DataLoader that shuffles, so its rows cannot be matched: use shuffle=False")
-    return map(as_batch, _checked(inputs)), None
+    return map(as_batch, _checked(inputs, batch_size)), None
 
 
 def _n_rows(inputs: Any) -> int | None:
@@ -205,16 +206,24 @@ def _shuffles(loader: Any) -> bool:
     return any("Random" in type(s).__name__ or getattr(s, "shuffle", False) is True for s in samplers)
 
 
-def _checked(inputs: Any) -> Iterator[Any]:
-    """The batches of an iterable, which must be as many as it says."""
+def _checked(inputs: Any, batch_size: int) -> Iterator[Any]:
+    """The batches of an iterable, made of its entries where these are rows; it must give as many as it says."""
     promised = length_hint(inputs) if hasattr(inputs, "__len__") else 0
-    n_batches = 0
-    for n_batches, batch in enumerate(inputs, start=1):  # noqa: B007
-        yield batch
-    if n_batches == 0:
+    n_entries, rows = 0, []
+    for n_entries, entry in enumerate(inputs, start=1):  # noqa: B007
+        if not isinstance(entry, str | bytes) and (hasattr(entry, "__len__") or hasattr(entry, "shape")):
+            yield entry
+            continue
+        rows.append(entry)
+        if len(rows) == batch_size:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+    if n_entries == 0:
         raise ValueError("inputs gave no batch; an iterator can be used only once, so make a new one")
-    if n_batches < promised:
-        raise ValueError(f"inputs ended after {n_batches} of {promised} batches; results would not match the labels")
+    if n_entries < promised:
+        raise ValueError(f"inputs ended after {n_entries} of {promised} batches; results would not match the labels")
 
 
 class Progress:

@@ -64,8 +64,7 @@ class GaussianNoise(BuiltIn, label="noise", stochastic=True):
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Add the noise."""
         check_floating(self, batch)
-        noise = check_streams(self, batch, rng).normal(tuple(batch.shape[1:]))
-        noise *= self.std
+        noise = check_streams(self, batch, rng).normal(0.0, self.std, tuple(batch.shape))
         result = batch + like(noise, batch)
         return result if self.clip is None else result.clip(*self.clip)
 
@@ -128,7 +127,7 @@ class FeatureDropout(BuiltIn, label="dropout", stochastic=True):
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Replace the features drawn."""
         check_floating(self, batch)
-        kept = check_streams(self, batch, rng).uniform(tuple(batch.shape[1:])) >= self.p
+        kept = check_streams(self, batch, rng).random(tuple(batch.shape)) >= self.p
         return where(kept, batch, like(np.asarray(self.fill, dtype=np.float64), batch))
 
 
@@ -254,7 +253,7 @@ class Mixup(Mixing, label="mixup"):
     """
 
     def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
-        share = streams.beta(self.alpha, self.alpha, (1,) * (batch.ndim - 1))  # (N, 1, ...)
+        share = streams.beta(self.alpha, self.alpha, (len(batch), *[1] * (batch.ndim - 1)))  # (N, 1, ...)
         return batch + like(share, batch) * (partners - batch)
 
 
@@ -273,5 +272,5 @@ class CutMix(Mixing, label="cutmix"):
     """
 
     def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
-        mask = like(streams.beta(self.alpha, self.alpha, tuple(batch.shape[1:])), batch)
+        mask = like(streams.beta(self.alpha, self.alpha, tuple(batch.shape)), batch)
         return batch + mask * (partners - batch)

@@ -19,8 +19,8 @@ from vbtta.augment.base import MIN_SEEN_SHARE, Augmentation, BuiltIn, Number, ch
 
 # Transforms of torchvision.transforms.v2 that never draw; a transform that is missing here is only slower.
 _DETERMINISTIC_TORCHVISION = {
-    "CenterCrop", "ConvertImageDtype", "Grayscale", "Identity", "LinearTransformation", "Normalize", "Pad", "RGB",
-    "Resize", "ToDtype", "ToImage", "ToPureTensor",
+    "CenterCrop", "ConvertImageDtype", "FiveCrop", "Grayscale", "Identity", "LinearTransformation", "Normalize", "Pad",
+    "RGB", "Resize", "TenCrop", "ToDtype", "ToImage", "ToPureTensor",
 }  # fmt: skip
 
 
@@ -92,8 +92,8 @@ def as_view(
 def as_views(objects: Any) -> list[Augmentation]:
     """Make a list of views with distinct names of a view, a callable (see :func:`as_view`), or a list or dict of these.
 
-    Keys of a dict are the names. A ttach Compose becomes one view per combination; FiveCrop and TenCrop of torchvision
-    become five and ten.
+    Keys of a dict are the names. A ttach Compose becomes one view per combination; FiveCrop and TenCrop of torchvision,
+    and a Compose with one of them, become five and ten.
 
     Examples
     --------
@@ -299,15 +299,19 @@ def _expand(compose: Any) -> list[Augmentation]:
 
 
 def _crops(obj: Any) -> int:
-    """Number of the crops that a transform of torchvision returns together."""
-    return {"FiveCrop": 5, "TenCrop": 10}.get(type(obj).__name__, 0) if _is_from(obj, "torchvision") else 0
+    """Number of the crops that a transform of torchvision returns together, by itself or as a part of a Compose."""
+    if not _is_from(obj, "torchvision"):
+        return 0
+    parts = obj.transforms if type(obj).__name__ == "Compose" else ()
+    return max([{"FiveCrop": 5, "TenCrop": 10}.get(type(obj).__name__, 0), *map(_crops, parts)])
 
 
 def _corners(obj: Any) -> list[Augmentation]:
     """The crops of FiveCrop or TenCrop, one view each."""
     corners = ("top_left", "top_right", "bottom_left", "bottom_right", "center")
     names = [f"crop({corner})" for corner in corners] + [f"mirrored crop({corner})" for corner in corners]
-    return [FunctionView(names[i], _Part(obj, i), False) for i in range(_crops(obj))]
+    kind, draws = (SeededView, True) if _draws(obj) else (FunctionView, False)
+    return [kind(names[i], _Part(obj, i), draws) for i in range(_crops(obj))]
 
 
 @dataclass(frozen=True)
