@@ -106,7 +106,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _score(self, metric: Any, X: Any, y: Any, sample_weight: Any) -> float:
         """A metric over all labels: an input with several counts once for each."""
-        predicted = self.predict(X)  # type: ignore[attr-defined]
+        predicted = self.predict(X)
         labels = self._labels(y, len(predicted))
         value = self.classes_[labels.value] if labels.by_position else labels.value
         weight = labels.count if sample_weight is None else labels.count * np.asarray(sample_weight)[labels.instance]

@@ -107,7 +107,8 @@ class RowStreams:
         if size is not None:
             shape = tuple(np.atleast_1d(np.asarray(size, dtype=np.intp)).tolist())
         if shape[:1] != (len(self),):
-            raise ValueError(f"size must begin with the number of rows, {len(self)}; got {shape if size is None else size}")
+            given = shape if size is None else size
+            raise ValueError(f"size must begin with the number of rows, {len(self)}; got {given}")
         return shape[1:]
 
     def random(self, size: Any = None) -> FloatArray:

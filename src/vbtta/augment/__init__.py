@@ -1,6 +1,6 @@
 """Views of the inputs: the protocol, the built-in views, and other libraries' transforms as views.
 
-Views of any array (NumPy or torch) need NumPy only; the image views load torch and kornia on first use.
+Views of any array (NumPy or torch) need NumPy only; the image views load torch on first use.
 """
 
 from vbtta._support.random import RowStreams

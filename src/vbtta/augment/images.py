@@ -1,4 +1,4 @@
-"""Views of images (N, C, H, W): flips, rotations, shifts, crops, blur, colours; torch and kornia load on first use.
+"""Views of images (N, C, H, W): flips, rotations, shifts, crops, blur, colours; torch loads on first use.
 
 They take volumes (N, C, D, H, W), too, whose slices (H, W) are turned, moved and blurred.
 """
@@ -24,7 +24,8 @@ from vbtta.data.labels import Array
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TORCH_PADDING = {"reflection": "reflect", "border": "replicate", "zeros": "constant"}  # by kornia's name
+_TORCH_PADDING = {"reflection": "reflect", "border": "replicate", "zeros": "constant"}  # of pad, by that of grid_sample
+_GREY = (0.299, 0.587, 0.114)  # of red, green and blue: ITU-R BT.601
 POSITIONS = ("top_left", "top_right", "bottom_left", "bottom_right", "center")  # of crops
 Padding = Annotated[str, Choice(tuple(_TORCH_PADDING))]
 Share = Annotated[float, Number(above=-1.0, below=1.0, signed=True, unit=", a share of the size")]
@@ -34,14 +35,13 @@ class ImageView(BuiltIn):
     """Base of the image views: checks the batch, and takes NumPy images through torch and back.
 
     All are deterministic, keep tensors on their device, and can be exported with a free batch size. Subclasses work in
-    `_transform` and, if they are geometric, in `_restore`; `interpolates` says whether whole numbers would be rounded.
+    `_transform`, or if they are geometric in `_affine`; `interpolates` says whether whole numbers would be rounded.
     """
 
     interpolates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for module in ("torch", "kornia.enhance", "kornia.filters", "kornia.geometry.transform"):
-            require(module, "torch")
+        require("torch", "torch")
         super().__post_init__()
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
@@ -53,8 +53,8 @@ class ImageView(BuiltIn):
         return self._by_slice(self._transform, batch)
 
     def _transform(self, images: "Tensor") -> "Tensor":
-        """Transform images (N, C, H, W)."""
-        raise NotImplementedError
+        """Transform images (N, C, H, W): by default each pixel has the value where `_affine` moves it."""
+        return _warp(images, self._affine(*images.shape[-2:]), self.padding)  # type: ignore[attr-defined]
 
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
         if isinstance(outputs, np.ndarray):
@@ -71,7 +71,7 @@ class ImageView(BuiltIn):
 
     def _restore(self, outputs: "Tensor", /) -> "Tensor":
         """Outputs (N, C, H, W) of transformed images in the geometry of the images."""
-        return outputs
+        return _warp(outputs, np.linalg.inv(self._affine(*outputs.shape[-2:])), "zeros") if self.partial else outputs
 
 
 class Mirror(ImageView):
@@ -199,12 +199,6 @@ class Rotate(ImageView, label="rotate"):
     degrees: Signed
     padding: Padding = "reflection"
 
-    def _transform(self, images: "Tensor") -> "Tensor":
-        return _rotate_and_zoom(images, self.degrees, 1.0, self.padding)
-
-    def _restore(self, outputs: "Tensor") -> "Tensor":
-        return _rotate_and_zoom(outputs, -self.degrees, 1.0, "zeros")
-
     def _affine(self, height: int, width: int) -> Array:
         return _about_centre(-self.degrees, 1.0, height, width)
 
@@ -227,12 +221,6 @@ class Zoom(ImageView, label="zoom"):
     partial: ClassVar[bool] = True
     factor: Positive
     padding: Padding = "reflection"
-
-    def _transform(self, images: "Tensor") -> "Tensor":
-        return _rotate_and_zoom(images, 0.0, self.factor, self.padding)
-
-    def _restore(self, outputs: "Tensor") -> "Tensor":
-        return _rotate_and_zoom(outputs, 0.0, 1 / self.factor, "zeros")
 
     def _affine(self, height: int, width: int) -> Array:
         return _about_centre(0.0, 1 / self.factor, height, width)
@@ -302,19 +290,6 @@ class Crop(ImageView):
         part = images[..., top : top + height, left : left + width]
         return functional.interpolate(part, size=images.shape[-2:], mode="bilinear", align_corners=False)
 
-    def _restore(self, outputs: "Tensor") -> "Tensor":
-        """Sample the resized crop at the centres of the pixels that it was made of."""
-        import torch
-
-        top, left, height, width = self._box(*outputs.shape[-2:])
-        axes = []
-        for start, length, n_pixels in zip((top, left), (height, width), outputs.shape[-2:], strict=True):
-            centres = torch.arange(n_pixels, dtype=outputs.dtype, device=outputs.device) + 0.5
-            axes.append(2 * (centres - start) / length - 1)
-        y, x = torch.meshgrid(*axes, indexing="ij")
-        grid = torch.stack([x, y], dim=-1).expand(outputs.shape[0], -1, -1, -1)
-        return torch.nn.functional.grid_sample(outputs, grid, padding_mode="zeros", align_corners=False)
-
     def _affine(self, height: int, width: int) -> Array:
         top, left, crop_height, crop_width = self._box(height, width)
         x, y = crop_width / width, crop_height / height
@@ -346,24 +321,26 @@ class Blur(ImageView, label="blur"):
     sigma: Positive
 
     def _transform(self, images: "Tensor") -> "Tensor":
-        from kornia.filters import gaussian_blur2d
+        import torch
+        from torch.nn import functional
 
-        radius = math.ceil(3 * self.sigma)
-        if radius >= min(images.shape[-2:]):
-            shape = tuple(images.shape[-2:])
-            raise ValueError(f"view {self.name} needs images larger than {radius} pixels; got {shape}.")
-        blurred: Tensor = gaussian_blur2d(images, (2 * radius + 1,) * 2, (float(self.sigma),) * 2)
-        return blurred
+        radius, (height, width) = math.ceil(3 * self.sigma), images.shape[-2:]
+        if radius >= min(height, width):
+            raise ValueError(f"view {self.name} needs images larger than {radius} pixels; got {(height, width)}.")
+        distance = torch.arange(-radius, radius + 1, dtype=images.dtype, device=images.device)
+        kernel = torch.softmax(-0.5 * (distance / self.sigma) ** 2, 0)
+        padded = functional.pad(images, (radius,) * 4, mode="reflect").flatten(0, 1)[:, None]  # (N C, 1, H, W)
+        blurred = functional.conv2d(functional.conv2d(padded, kernel[None, None, None]), kernel[None, None, :, None])
+        return blurred.reshape(images.shape)
 
 
 class ColourView(ImageView):
     """Base of the colour views, which work on images in [0, 1].
 
     For images that were normalised, (image - `mean`) / `std` by channel, the view works on the image before
-    normalisation. Subclasses name a function of `kornia.enhance` and the parameter it takes in `adjustment`.
+    normalisation. Subclasses work in `_adjust`, whose result is clipped to [0, 1].
     """
 
-    adjustment: ClassVar[tuple[str, str]]
     mean: Sequence[float] | None = field(default=None, kw_only=True)
     std: Sequence[float] | None = field(default=None, kw_only=True)
 
@@ -380,11 +357,11 @@ class ColourView(ImageView):
 
     def _transform(self, images: "Tensor") -> "Tensor":
         if self.mean is None or self.std is None:
-            return self._adjust(images)
+            return self._adjust(images).clamp(0.0, 1.0)
         if images.shape[1] != len(self.mean):
             raise ValueError(f"view {self.name} is for {len(self.mean)} channels; the images have {images.shape[1]}.")
         mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
-        return (self._adjust((images * std + mean).clamp(0.0, 1.0)) - mean) / std
+        return (self._adjust((images * std + mean).clamp(0.0, 1.0)).clamp(0.0, 1.0) - mean) / std
 
     def _by_slice(self, function: Callable[["Tensor"], "Tensor"], images: "Tensor") -> "Tensor":
         """Whole volumes as one image (N, C, D H, W): their mean grey is that of all slices."""
@@ -392,11 +369,7 @@ class ColourView(ImageView):
 
     def _adjust(self, images: "Tensor") -> "Tensor":
         """Change the colours of images in [0, 1]."""
-        import kornia.enhance
-
-        function, parameter = self.adjustment
-        adjusted: Tensor = getattr(kornia.enhance, function)(images, float(getattr(self, parameter)))
-        return adjusted
+        raise NotImplementedError
 
 
 class Brightness(ColourView, label="brightness"):
@@ -411,8 +384,10 @@ class Brightness(ColourView, label="brightness"):
     ('brightness(+0.25)', array([0.25, 0.75, 1.  ]))
     """
 
-    adjustment: ClassVar[tuple[str, str]] = ("adjust_brightness", "amount")
     amount: Signed
+
+    def _adjust(self, images: "Tensor") -> "Tensor":
+        return images + self.amount
 
 
 class Contrast(ColourView, label="contrast"):
@@ -426,8 +401,13 @@ class Contrast(ColourView, label="contrast"):
     array([0. , 0.5, 1. ])
     """
 
-    adjustment: ClassVar[tuple[str, str]] = ("adjust_contrast_with_mean_subtraction", "factor")
     factor: Positive
+
+    def _adjust(self, images: "Tensor") -> "Tensor":
+        by_channel = images.mean((2, 3), keepdim=True)
+        shares = _GREY if images.shape[1] == 3 else [1 / images.shape[1]] * images.shape[1]
+        grey = (by_channel * images.new_tensor(shares).view(1, -1, 1, 1)).sum(1, keepdim=True)
+        return grey + self.factor * (images - grey)
 
 
 class Gamma(ColourView, label="gamma"):
@@ -439,12 +419,11 @@ class Gamma(ColourView, label="gamma"):
     array([0.  , 0.25, 1.  ])
     """
 
-    adjustment: ClassVar[tuple[str, str]] = ("adjust_gamma", "gamma")
     gamma: Positive
 
     def _adjust(self, images: "Tensor") -> "Tensor":
         """Clip first: a power of a negative number is NaN."""
-        return super()._adjust(images.clamp(0.0, 1.0))
+        return images.clamp(0.0, 1.0) ** self.gamma
 
 
 def _tensor(images: Array) -> "Tensor":
@@ -452,16 +431,17 @@ def _tensor(images: Array) -> "Tensor":
     return tensor
 
 
-def _rotate_and_zoom(images: "Tensor", degrees: float, factor: float, padding: str) -> "Tensor":
-    """Warp all images by one matrix in pixels, so that images that are not square keep their proportions."""
-    from kornia.geometry import transform
+def _warp(images: "Tensor", matrix: Array, padding: str) -> "Tensor":
+    """Images whose pixel at (x, y) is that of the given images at `matrix` (x, y, 1), bilinear between pixels."""
+    import torch
 
-    height, width = images.shape[-2:]
-    centre = images.new_tensor([[(width - 1) / 2, (height - 1) / 2]])
-    angle, factors = images.new_tensor([degrees]), images.new_tensor([[factor, factor]])
-    matrix = transform.get_rotation_matrix2d(centre, angle, factors)  # (1, 2, 3)
-    warped: Tensor = transform.affine(images, matrix, "bilinear", padding)
-    return warped
+    sizes = images.shape[-1], images.shape[-2]  # width and height
+    x, y = (torch.arange(size, dtype=images.dtype, device=images.device) for size in sizes)
+    lengths = np.maximum(np.array(sizes)[:, None] - 1, 1)
+    scaled = 2 * matrix[:2] / lengths - [0, 0, 1]  # grid_sample has the first pixel at -1 and the last at 1
+    grid = torch.stack([a * x + (b * y[:, None] + c) for a, b, c in scaled.tolist()], dim=-1)  # (H, W, 2)
+    grid = grid.expand(images.shape[0], -1, -1, -1)
+    return torch.nn.functional.grid_sample(images, grid, padding_mode=padding, align_corners=True)
 
 
 def _matrix(xx: float, xy: float, yx: float, yy: float, x: float, y: float) -> Array:
@@ -470,7 +450,7 @@ def _matrix(xx: float, xy: float, yx: float, yy: float, x: float, y: float) -> A
 
 
 def _about_centre(degrees: float, factor: float, height: int, width: int) -> Array:
-    """Where :func:`_rotate_and_zoom` moves points: y points down, so a turn to the left has the sine above."""
+    """A turn and a zoom of points: y points down, so a turn to the left has the sine above."""
     cos, sin = factor * math.cos(math.radians(degrees)), factor * math.sin(math.radians(degrees))
     x, y = (width - 1) / 2, (height - 1) / 2
     return _matrix(cos, sin, -sin, cos, x - cos * x - sin * y, y + sin * x - cos * y)
