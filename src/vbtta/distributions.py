@@ -124,6 +124,15 @@ class ContinuousPrediction:
             log_weights = np.log(self.weights)
         return np.asarray(special.logsumexp(log_weights + self._log_components(self._targets(y)), axis=1))
 
+    def draw(self, generator: np.random.Generator) -> Array:
+        """One draw of every input: (N, C)."""
+        rows, view = np.arange(len(self.weights)), draw_positions(generator, self.weights)
+        dof, factor = self.dof[view], cholesky(self.scale[rows, view])  # (N,), (N, C, C)
+        finite = np.where(np.isinf(dof), 1.0, dof)
+        stretch = np.where(np.isinf(dof), 1.0, np.sqrt(finite / generator.chisquare(finite)))
+        normal = generator.standard_normal(factor.shape[:2])
+        return np.asarray(self.location[rows, view] + stretch[:, None] * np.einsum("ncd,nd->nc", factor, normal))
+
     def crps(self, y: ArrayLike) -> Array:
         """Continuous ranked probability score of every output at y, (N,) or (N, C): (N, C)."""
         targets, size = self._targets(y), max(1, _BLOCK // (self.location.shape[1] * self.location.shape[2] * 8))
@@ -351,6 +360,12 @@ def merge(parts: Sequence[tuple[Array, Prediction]], n_inputs: int) -> Predictio
         weights[rows, own], location[rows, own], scale[rows, own] = mixture.weights, mixture.location, mixture.scale
         start = own.stop
     return ContinuousPrediction(weights, dof, location, scale)
+
+
+def draw_positions(generator: np.random.Generator, proba: Array) -> Array:
+    """A draw of every row of probabilities (N, C): positions (N,)."""
+    above = generator.random(len(proba))[:, None] > np.cumsum(proba, axis=1)
+    return np.asarray(np.minimum(above.sum(axis=1), proba.shape[1] - 1))
 
 
 def view_information(proba: Array, shares: Array) -> Array:

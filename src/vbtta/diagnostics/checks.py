@@ -14,7 +14,7 @@ from vbtta.crossval import CrossValidated, compare_scores, cross_validate, folds
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics.normality import holm
-from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction
+from vbtta.distributions import CategoricalPrediction, Prediction, draw_positions
 from vbtta.fit import quick_fit
 from vbtta.inference.em import EM
 from vbtta.metrics import entropy
@@ -430,37 +430,21 @@ def _simulator(policy: Policy, predictions: ViewPredictions, prediction: Predict
     annotators = policy.annotators
     if isinstance(prediction, CategoricalPrediction):
         if annotators is None:
-            return lambda generator: _draw_class(generator, prediction.proba[labels.instance])
+            return lambda generator: draw_positions(generator, prediction.proba[labels.instance])
         assert policy.label_noise is not None
         places = annotator_places(annotators.names, labels)
         draw_labels = policy.label_noise.label_sampler(places, labels.instance, predictions.outputs)
-        return lambda generator: draw_labels(generator, _draw_class(generator, prediction.proba)[labels.instance])
+        return lambda generator: draw_labels(generator, draw_positions(generator, prediction.proba)[labels.instance])
     if annotators is None:
-        return lambda generator: _draw_number(generator, prediction, labels.instance)
+        return lambda generator: prediction.take(labels.instance).draw(generator)
     assert isinstance(annotators, AnnotatorNoise)
     bias = np.concatenate([annotators.bias, np.zeros((1, annotators.bias.shape[1]))])
     scale = np.concatenate([annotators.noise, np.sqrt((annotators.noise**2).mean(axis=0, keepdims=True))])
     annotator = annotator_places(annotators.names, labels)
 
     def numbers(generator: np.random.Generator) -> Array:
-        truth = _draw_number(generator, prediction, np.arange(labels.n_instances))  # (N, C)
+        truth = prediction.draw(generator)  # (N, C)
         error = bias[annotator] + scale[annotator] * generator.standard_normal((len(annotator), bias.shape[1]))
         return np.asarray(truth[labels.instance] + error)
 
     return numbers
-
-
-def _draw_class(generator: np.random.Generator, proba: Array) -> Array:
-    above = generator.random(len(proba))[:, None] > np.cumsum(proba, axis=1)
-    return np.asarray(np.minimum(above.sum(axis=1), proba.shape[1] - 1))
-
-
-def _draw_number(generator: np.random.Generator, prediction: ContinuousPrediction, rows: Array) -> Array:
-    """One draw of the predictive mixture for each of the rows: (J, C)."""
-    view = _draw_class(generator, prediction.weights[rows])
-    dof = prediction.dof[view]
-    factor = np.linalg.cholesky(prediction.scale[rows, view])  # (J, C, C)
-    normal = generator.standard_normal((len(rows), factor.shape[1]))
-    finite = np.where(np.isinf(dof), 1.0, dof)
-    shrink = np.where(np.isinf(dof), 1.0, np.sqrt(finite / generator.chisquare(finite)))
-    return np.asarray(prediction.location[rows, view] + shrink[:, None] * np.einsum("jcd,jd->jc", factor, normal))
