@@ -98,3 +98,10 @@ def test_a_mixture_of_normals_has_the_density_of_a_laplace():
     density = (share * np.exp(-0.5 * x**2 / size) / np.sqrt(2 * np.pi * size)).sum(axis=1)
     np.testing.assert_allclose(density, stats.laplace.pdf(x[:, 0], scale=np.sqrt(0.5)), atol=2e-4)
     np.testing.assert_allclose([share.sum(), share @ size], 1)
+
+
+def test_draws_have_the_distribution_of_the_mixture(prediction: ContinuousPrediction, rng: np.random.Generator) -> None:
+    draws = np.stack([prediction.draw(rng) for _ in range(2_000)])  # (draws, N, C)
+    for n in range(12):
+        cdf = np.array([_cdf(prediction, x, n, 1) for x in draws[:, n, 1]])
+        assert stats.kstest(cdf, "uniform").pvalue > 1e-4  # of twelve tests

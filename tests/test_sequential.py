@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import special, stats
 
 from vbtta import CategoricalLatent, GaussianLatent, Policy, SequentialPolicy, ViewPredictions, conformalize, fit_policy
-from vbtta.sequential import fit_sequential
+from vbtta.distributions import ContinuousPrediction
+from vbtta.sequential import _divergences, fit_sequential
 
 NAMES = ["identity", "flip", "crop", "zoom", "shift", "blur"]
 FAST = {"task": "classification", "model": CategoricalLatent(noise="none", shrinkage=1.0)}
@@ -269,8 +271,28 @@ def test_a_module_stops_image_by_image():
     assert 1 < len(np.unique(rows.passes)) <= len(stages)
     assert all(len(np.unique(rows.passes[image == n])) == 1 for n in range(40))
     rowwise = fit_sequential(
-        ViewPredictions(predictions.outputs, names=predictions.names), labels.value, task="classification",
-        model="latent", stages=stages, tolerance=0.5,
-    )  # fmt: skip
+        ViewPredictions(predictions.outputs, names=predictions.names),
+        labels.value,
+        task="classification",
+        model="latent",
+        stages=stages,
+        tolerance=0.5,
+    )
     with pytest.raises(ValueError, match="fit the sequential policy to collect_dense"):
         TTAModule(network, views, rowwise)(images)
+
+
+def test_the_loss_of_numbers_sees_more_than_mean_and_variance() -> None:
+    """Two far peaks against one wide one, with equal moments: a matched normal would see no difference."""
+    shape = np.ones((40, 1, 1, 1))
+    peaks = ContinuousPrediction(
+        np.full((40, 2), 0.5),
+        np.full(2, np.inf),
+        np.array([-1.0, 1.0])[None, :, None] * np.ones((40, 1, 1)),
+        np.full((40, 2, 1, 1), 0.01),
+    )
+    wide = ContinuousPrediction(np.ones((40, 1)), np.full(1, np.inf), np.zeros((40, 1, 1)), 1.01 * shape)
+    x = np.linspace(-3, 3, 6001)
+    density = 0.5 * (stats.norm.pdf(x, -1, 0.1) + stats.norm.pdf(x, 1, 0.1))
+    exact = np.trapezoid(special.rel_entr(density, stats.norm.pdf(x, 0, np.sqrt(1.01))), x)
+    assert _divergences(peaks, [wide])[0].mean() == pytest.approx(exact, rel=0.1)  # 640 draws
