@@ -146,7 +146,7 @@ def test_the_demo_runs_from_training_to_report(tmp_path: Path) -> None:
         assert abs(accuracy - found["skill"][name]) < 0.06
     assert "training a small U-Net" in done.err
     page = (tmp_path / "runs" / "demo" / "report.html").read_text()
-    assert page.count("<svg") == 4  # differences, weights, reliability, annotators
+    assert page.count("<svg") == 5  # differences, weights, reliability, annotators, cost curve
     assert page.count("data:image/png") == 4 * (4 + sum(value > 0 for value in weight.values()))
     again = run("report", tmp_path / "runs" / "demo", "--quiet")
     assert again.code == 0
@@ -268,6 +268,22 @@ def test_regression_end_to_end(tmp_path: Path) -> None:
     assert "Incoming views look as before" in done.out
 
 
+def test_the_consensus_is_written(here: Path, tmp_path: Path) -> None:
+    out, table = tmp_path / "policy.json", tmp_path / "consensus.csv"
+    done = run("fit", "preds.npz", "long.csv", "--task", "classification", "--out", out, "--consensus", table)
+    assert done.code == 0, done.err
+    assert f"wrote {out} and {table}" in done.out
+    header, *rows = [line.split(",") for line in table.read_text().splitlines()]
+    assert header == ["instance", "label", "certainty", "proba_cat", "proba_cow", "proba_dog", "labels"]
+    given = read_labels(Path("long.csv")).sets
+    truth = Policy.load(out).consensus(ViewPredictions.load("preds.npz"), given)
+    assert [row[1] for row in rows] == truth.label.tolist()
+    np.testing.assert_allclose([float(row[2]) for row in rows], truth.proba.max(axis=1))
+    assert [int(row[-1]) for row in rows] == given.labels_per_instance.tolist()
+    told_off(2, "must end in .csv or .parquet", args=["fit", "p.npz", "l.csv", "--task", "regression", "--out", out,
+                                                      "--consensus", "c.txt"])  # fmt: skip
+
+
 def test_predictions_in_parquet_come_out_as_they_should(here: Path, tmp_path: Path) -> None:
     policy = tmp_path / "policy.json"
     assert run("fit", "preds.npz", "labels.csv", "--task", "classification", "-o", policy).code == 0
@@ -353,7 +369,10 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
 
     told_off(2, "nope.npz", "no such file", args=fit("nope.npz", "labels.csv"))
     told_off(2, "labels.xlsx", args=fit("preds.npz", _touch(tmp_path / "labels.xlsx")))
-    told_off(2, "--task", "clas", args=["fit", "preds.npz", "labels.csv", "--task", "clas", "--out", out])
+    task = ["fit", "preds.npz", "labels.csv", "--out", out, "--task"]
+    told_off(2, "--task", "did you mean 'classification'?", args=[*task, "clasification"])
+    told_off(2, "--model", "did you mean 'latent'?", args=[*task, "classification", "--model", "latnet"])
+    told_off(2, "--engine", "did you mean 'advi'?", args=[*task, "classification", "--engine", "adiv"])
     told_off(2, "No such option", args=[*fit("preds.npz", "labels.csv"), "--nope"])
     told_off(2, "--columns-are-annotators", args=[*fit("preds.npz", "labels.csv"), "--columns-are-anotators"])
     told_off(2, "Missing", args=["predict", "preds.npz"])
@@ -361,6 +380,8 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
     told_off(2, "p.txt", ".json", args=fit("preds.npz", "labels.csv", tmp_path / "p.txt"))
     test = ["--test", "test.npz", "test.csv"]
     told_off(2, "magic", "uniform", args=["compare", "preds.npz", "labels.csv", *test, "--methods", "magic"])
+    compare = ["compare", "preds.npz", "labels.csv", "--methods"]
+    told_off(2, "did you mean 'uniform'?", args=[*compare, "original,unifrom", *test])
     made = ["--data", "inputs.npy", "--views", "views.toml", "--out", tmp_path / "v.npz"]
     told_off(2, "pkg.nope", args=["views", "--predictor", "pkg.nope:make", *made])
     on_ray = [
@@ -394,9 +415,15 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
     (tmp_path / "class.csv").write_text("instance,label\n0,horse\n")
     told_off(1, "class.csv", "horse", args=fit("preds.npz", tmp_path / "class.csv"))
     (tmp_path / "typo.csv").write_text("instance,annotator,lable\n0,a,cat\n")
-    told_off(1, "typo.csv", "rename 'lable' to 'label'", args=fit("preds.npz", tmp_path / "typo.csv"))
+    told_off(
+        1, "typo.csv", "column 'lable' is not used; rename it to 'label'", args=fit("preds.npz", tmp_path / "typo.csv")
+    )
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     told_off(1, "other.csv", "label_1", args=fit("preds.npz", tmp_path / "other.csv"))
+    (tmp_path / "who.csv").write_text("instance,anotator,label\n0,a,cat\n")
+    told_off(
+        1, "who.csv", "'anotator' is not used; rename it to 'annotator'", args=fit("preds.npz", tmp_path / "who.csv")
+    )
     told_off(1, "does not exist", "create it", args=fit("preds.npz", "labels.csv", tmp_path / "nope" / "p.json"))
     (tmp_path / "folder.json").mkdir()
     told_off(1, "it is a folder", args=fit("preds.npz", "labels.csv", tmp_path / "folder.json"))
@@ -551,6 +578,9 @@ def test_results_and_remarks_go_separate_ways(here: Path, tmp_path: Path) -> Non
     assert "read 60 instances" in loud.err
     assert "read" not in loud.out
     assert "Test accuracy" in loud.out
+    assert "warning" not in loud.err
+    same = run("compare", "preds.npz", "labels.csv", "--test", "preds.npz", "labels.csv", "--methods", "uniform")
+    assert "vbtta: warning: test_predictions hold rows that the methods are fitted to (at least 60 of 60)" in same.err
     document = json.loads(quiet.out)
     assert [record["method"] for record in document["methods"]] == ["original", "vbtta"]
 
@@ -635,7 +665,7 @@ def test_stages_and_sets(tmp_path: Path) -> None:
     document = json.loads(found.out)["sequential"]
     assert len(document["stages"]) > 1
     assert document["loss_upper"] <= 0.1
-    assert "How many passes, and what is guaranteed?" in page.read_text()
+    assert "an input stops early by its confidence" in page.read_text()
     sets = ("predict", new[0], "--policy", staged, "--out", out, "--sets", "0.9", "--sets", "0.5")
     assert "--calibration PREDICTIONS LABELS" in run(*sets).err
     assert "rows that the policy was fitted to" in run(*sets, "--calibration", *fitted).err

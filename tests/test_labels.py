@@ -414,7 +414,7 @@ def test_an_annotator_who_labels_an_instance_twice_is_named() -> None:
 
 def test_odd_names_and_sizes_are_one_line_errors() -> None:
     table = pd.DataFrame({"instance": [0], "l\nbel": [1]})
-    with pytest.raises(ValueError, match=r"it has instance, l\\nbel$"):
+    with pytest.raises(ValueError, match=r"its column 'l\\nbel' is not used; rename it to 'label'"):
         LabelSets.from_table(table)
     with pytest.raises(ValueError, match="instance_weight must be numbers of a size that a float can hold"):
         LabelSets.from_table(pd.DataFrame({"instance": [0], "label": [1], "instance_weight": [10**400]}, dtype=object))

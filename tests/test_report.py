@@ -32,7 +32,7 @@ from vbtta import (
     select_views,
 )
 from vbtta.augment import GaussianNoise, Identity, Zoom, flips
-from vbtta.report import Examples, comparison_document, diagnosis_document, map_examples, render_report, write_report
+from vbtta.report import comparison_document, diagnosis_document, map_examples, render_report, write_report
 from vbtta.report.documents import gain_in_words, headline, views_in_words
 from vbtta.report.html import Drawing, quality_figures
 
@@ -89,7 +89,6 @@ def page() -> str:
     outcome = compare(
         views.take(train), labels, views.take(test), held_out, task="classification", methods=methods, resamples=100
     )
-    images = rng.integers(0, 255, (2, 3, 5, 5), dtype=np.uint8)
     return render_report(
         policy,
         predictions=views.take(train),
@@ -97,7 +96,7 @@ def page() -> str:
         test=(views.take(test), held_out),
         comparison=comparison_document(outcome),
         diagnosis=diagnosis_document(diagnose(policy, views.take(train), labels, refit=False)),
-        examples=Examples(np.array([0, 3]), views.names, images),
+        images=rng.integers(0, 255, (60, 5, 5), dtype=np.uint8),
         story={"title": EVIL, "text": [ODD], "skill": {EVIL: 0.8, "bob": 0.8}},
     )
 
@@ -160,7 +159,7 @@ def test_every_part_is_there(page: str) -> None:
     svgs = [attributes for tag, attributes in Elements(page).found if tag == "svg"]
     assert len(svgs) == 5  # weights, cost curve, differences, reliability, annotators
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in svgs)
-    assert page.count("data:image/png") == 2 * 3
+    assert page.count("data:image/png") == 4  # of the inputs that the views disagree most about
     assert "#010101" not in page  # the placeholders have become the page's colour
     assert "#020202" not in page
 
@@ -332,8 +331,9 @@ def test_gates_stages_and_sets_have_pictures() -> None:
     parts = [(views.take(rows), LabelSets.from_array(truth[rows])) for rows in np.split(np.arange(1200), [600, 900])]
     sequential = fit_sequential(*parts[0], task="classification", model="latent", tolerance=0.1)
     page = render_report(conformalize(sequential, *parts[1], level=[0.9, 0.5]), predictions=parts[0][0], test=parts[2])
-    assert "How many passes, and what is guaranteed?" in page
-    assert all(f'id="{name}-' in page for name in ("stopping", "set-sizes"))
+    assert "an input stops early by its confidence: at most" in page
+    assert "Sets of classes (lac) hold the label with probability 0.9 and 0.5 or more" in page
+    assert all(f'id="{name}-' in page for name in ("cost-curve", "set-sizes"))
     low, high = re.findall(r"; by class from ([\d.]+)\D+%.* to ([\d.]+)\D+%", page)[0]
     assert 50 < float(low) <= float(high) <= 100
     assert f"of {len(sequential.names)} passes on average" in page

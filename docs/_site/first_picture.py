@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from vbtta import TTAModule, collect_dense, fit_policy, metrics
+from vbtta import TTAModule, collect_dense, metrics, select_views
 from vbtta.cli import demo
 
 torch.set_num_threads(1)
@@ -23,7 +23,7 @@ images = torch.from_numpy(test_images)
 predictions, labels = collect_dense(
     network, torch.from_numpy(inputs), views, drawn, positions=50, raters=list(demo.RATERS)
 )
-policy = fit_policy(predictions, labels, task="classification")
+policy = select_views(predictions, labels, budget=4, task="classification")
 with torch.no_grad():
     before = network(images).softmax(1).numpy()
     after = TTAModule(network, views, policy).eval()(images).numpy()

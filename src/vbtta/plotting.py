@@ -114,9 +114,20 @@ def set_sizes(share: Array) -> Any:
 
 
 @styled
-def differences(names: Sequence[str], value: Array, low: Array, high: Array, label: str) -> Any:
-    """Differences of methods from a reference with their intervals, in the order given from the top: (M,) each."""
-    return _dots(names, value, low, high, label, 0.0)
+def differences(
+    names: Sequence[str], value: Array, low: Array, high: Array, label: str, reference: float | None = 0.0
+) -> Any:
+    """Estimates with intervals in the order given from the top, and a vertical line at the reference: (M,) each."""
+    names, value, low, high = names[:_MAX_BARS], value[:_MAX_BARS], low[:_MAX_BARS], high[:_MAX_BARS]
+    figure, axes = _axes(0.9 + 0.22 * len(names))
+    place = np.arange(len(names))[::-1]
+    if reference is not None:
+        axes.axvline(reference, color=_INK, linewidth=0.8)
+    # A percentile interval need not hold the estimate (the calibration error's is biased upwards).
+    axes.errorbar(value, place, xerr=np.maximum([value - low, high - value], 0), fmt="o", label="estimate", **_POINTS)
+    axes.set_yticks(place, [_clean(name) for name in names])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    return _finish(figure, label, grid="x")
 
 
 @styled
@@ -148,7 +159,7 @@ def coverage(levels: Array, covered: Array) -> Any:
 @styled
 def annotators(names: Sequence[str], value: Array, interval: Array, label: str, truth: Array | None = None) -> Any:
     """Estimates for every annotator (U,), with intervals (U, 2), next to the truth where it is known."""
-    figure = _dots(names, value, interval[:, 0], interval[:, 1], label)
+    figure = differences(names, value, interval[:, 0], interval[:, 1], label, None)
     if truth is not None:
         shown = truth[:_MAX_BARS]
         place = np.arange(len(shown))[::-1]
@@ -211,22 +222,6 @@ def _rewrite(element: Any, prefix: str) -> None:
 def _axes(height: float) -> tuple[Any, Any]:
     figure = require("matplotlib.figure", "cli").Figure(figsize=(_WIDTH, height), layout="constrained")
     return figure, figure.add_subplot()
-
-
-def _dots(
-    names: Sequence[str], value: Array, low: Array, high: Array, label: str, reference: float | None = None
-) -> Any:
-    """Estimates with intervals, a row each from the top, and a vertical line at the reference."""
-    names, value, low, high = names[:_MAX_BARS], value[:_MAX_BARS], low[:_MAX_BARS], high[:_MAX_BARS]
-    figure, axes = _axes(0.9 + 0.22 * len(names))
-    place = np.arange(len(names))[::-1]
-    if reference is not None:
-        axes.axvline(reference, color=_INK, linewidth=0.8)
-    # A percentile interval need not hold the estimate (the calibration error's is biased upwards).
-    axes.errorbar(value, place, xerr=np.maximum([value - low, high - value], 0), fmt="o", label="estimate", **_POINTS)
-    axes.set_yticks(place, [_clean(name) for name in names])
-    axes.set_ylim(-0.6, len(names) - 0.4)
-    return _finish(figure, label, grid="x")
 
 
 def _finish(figure: Any, xlabel: str, ylabel: str = "", *, grid: str = "") -> Any:

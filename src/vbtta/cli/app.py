@@ -12,7 +12,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from vbtta.cli import running
-from vbtta.cli.running import Out, Talk, UsageError, command, complain, existing, needs, refuse, writable, write_json
+from vbtta.cli.running import Out, Talk, UsageError, command, existing, nearest, needs, refuse, writable
 
 _SHOWN, _BAR = 8, 30  # views in the summary of a fit, and the width of a bar of weight 1
 
@@ -27,8 +27,10 @@ class _OneLineErrors(TyperGroup):
         except Exception as error:
             if not hasattr(error, "format_message"):
                 raise
-            name = getattr(getattr(error, "ctx", None), "command_path", "vbtta")
-            complain(f"{error.format_message().rstrip('.')}; see {name} --help")
+            message = error.format_message().rstrip(".").replace("Value error, ", "")
+            given, wrong, choices = message.partition("': ")[2].partition(" is not one of ")
+            message += nearest(given.strip("'"), choices.strip("'").split("', '")) if wrong else ""
+            running.complain(f"{message}; see {getattr(getattr(error, 'ctx', None), 'command_path', 'vbtta')} --help")
             sys.exit(int(getattr(error, "exit_code", 2)))
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -52,11 +54,12 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_VERSION = Option("--version", callback=_version, is_eager=True, help="Show the versions that matter and exit.")
-
-
 @app.callback()
-def _options(version: Annotated[bool, _VERSION] = False) -> None:
+def _options(
+    version: Annotated[
+        bool, Option("--version", callback=_version, is_eager=True, help="Show the versions that matter and exit.")
+    ] = False,
+) -> None:
     pass
 
 
@@ -124,29 +127,23 @@ def views(
     refuse(dense and (on_ray or not masks or labels is None), "--dense needs --masks, --labels and --backend local")
     refuse(on_ray and keep_draws > 0, "--keep-draws is for --backend local; leave one of them out")
     refuse(on_ray and out.suffix in (".npz", ".parquet"), "--backend ray writes many files; give the name of a folder")
-    reason = "a later run under the same key uses the parts that are finished"
-    refuse(
-        on_ray and not key,
-        f"--backend ray needs --key, a name for network and weights such as 'resnet50, May': {reason}",
-    )
+    refuse(on_ray and not key, "--backend ray needs --key, a name for network and weights, for resuming")
     listed = load_views(existing(described, "views (.toml or .json)"))
     names = [view.name for view in listed]
-    options: dict[str, Any] = {"draws": draws, "seed": seed, "progress": talk.progress}
-    if dense:
+    options: dict[str, Any] = {"draws": draws, "seed": seed}
+    if dense and masks and labels is not None:
         writable(out, ".npz", ".parquet")
         writable(labels, ".csv", ".parquet")
         from vbtta.cli.dense import write_views
 
-        assert masks is not None
-        assert labels is not None
-        options |= {"positions": positions or 200, "ignore": ignore, "classes": classes}
+        options |= {"positions": positions or 200, "ignore": ignore, "classes": classes, "progress": talk.progress}
         return write_views(load_predictor(predictor, weights), data, masks, listed, out, labels, talk, **options)
     if on_ray:
         from vbtta.ray import collect_views as collect_on_cluster
 
         weights = None if weights is None else existing(weights, "weights (.pt)").resolve()
         load_predictor(predictor, weights)  # raise errors here rather than on a worker
-        options |= {"batch_size": batch_size, "workers": workers, "address": address}
+        options |= {"batch_size": batch_size, "workers": workers, "address": address, "progress": talk.progress}
         options["key"] = f"{key} {predictor} {'' if weights is None else digest(weights)}"
         factory = partial(load_predictor, predictor, weights, str(Path.cwd()))
         _, n_inputs, n_parts, n_reused = collect_on_cluster(factory, data, listed, out, **options)
@@ -154,6 +151,8 @@ def views(
         origin = f"{n_parts} parts, {n_reused} of them from an earlier run"
         return talk.result(document, f"wrote {n_inputs:,} inputs x {len(names)} views to {out}: {origin}")
     writable(out, ".npz")
+    import numpy as np
+
     from vbtta.collect import collect_views
 
     inputs, ids = read_inputs(existing(data, "inputs"))
@@ -165,12 +164,10 @@ def views(
     for view in talk.track(listed, "views"):
         members = parts.load(view.name)
         if members is None:
-            single = collect_views(
-                function, inputs, [view], draws=draws, keep_draws=keep_draws, batch_size=batch_size, seed=seed
-            )
-            arrays = {key: getattr(single, key) for key in ("outputs", "variance", "classes", "draws")}
-            arrays["fingerprint"] = single.fingerprints.get(view.name, "")
-            members = {key: value for key, value in arrays.items() if value is not None}
+            single = collect_views(function, inputs, [view], keep_draws=keep_draws, batch_size=batch_size, **options)
+            keys = ("outputs", "variance", "classes", "draws")
+            members = {key: value for key in keys if (value := getattr(single, key)) is not None}
+            members["fingerprint"] = np.array(single.fingerprints.get(view.name, ""))
             parts.save(view.name, members)
         collected.append(members)
     side_by_side(names, collected, ids).save(out)
@@ -189,6 +186,7 @@ def fit(
     task: Annotated[running.Task, Option(help="What the labels are.")],
     out: Annotated[Path, Out(help="Where to write the policy (.json).")],
     report: Annotated[Path | None, Option(help="Write a page about the policy (.html) too.")] = None,
+    consensus: Annotated[Path | None, Option(help="Write the inferred true labels (.csv or .parquet) too.")] = None,
     model: Annotated[running.Model, Option(help="What is assumed; auto stacks several.")] = running.Model.auto,
     engine: Annotated[running.Engine, Option(help="How it is inferred.")] = running.Engine.auto,
     guard: Annotated[bool, Option(help="Compare with the network alone on held-out inputs.")] = True,
@@ -206,7 +204,8 @@ def fit(
     """Infer how much weight each view deserves from predictions and labels.
 
     With --task multilabel the labels have a column of 0 and 1 for every output, named by its class. With --sets the
-    file has sets or intervals too, by cross-conformal prediction on the same labels.
+    file has sets or intervals too, by cross-conformal prediction on the same labels. --consensus writes one row an
+    input: the true label that its labels and views point to, how certain it is, and how many labels there were.
 
     Example:
 
@@ -214,6 +213,7 @@ def fit(
     """
     writable(out, ".json")
     writable(report, ".html")
+    writable(consensus, ".csv", ".parquet")
     on_ray = backend is running.Backend.ray
     needs("--backend ray", on_ray, workers=workers, address=address)
     needs("--sequential", sequential, tolerance=tolerance)
@@ -228,8 +228,9 @@ def fit(
         "--task multilabel goes without --backend ray, --budget, --sequential and --sets",
     )
     refuse(
-        on_ray and bool(several_fits or sets or report or advi),
-        "--budget, --sequential, --sets, --engine advi and --report need all data in memory; leave out --backend ray",
+        on_ray and bool(several_fits or sets or report or consensus or advi),
+        "--budget, --sequential, --sets, --report, --consensus and --engine advi need all data in memory; leave out "
+        "--backend ray",
     )
     options: dict[str, Any] = {"task": task.value, "model": model.value, "seed": seed}
     options["guard"] = "hard" if hard_guard else guard
@@ -243,9 +244,10 @@ def fit(
         talk.note("fitting ...")
         remote = fit_on_cluster(predictions, given, **options)
         remote.save(out)
-        return _show(talk, remote, out, None)
-    from vbtta.cli.files import digest, read_pair
+        return _show(talk, remote, out, None, None)
+    from vbtta.cli.files import consensus_table, digest, read_pair
     from vbtta.conformal import conformalize, unwrapped
+    from vbtta.data.files import write_table
     from vbtta.fit import fit_policy
     from vbtta.report.documents import provenance
     from vbtta.report.html import write_report
@@ -271,30 +273,35 @@ def fit(
         recorded = {"model asked for" if key == "model" else key: value for key, value in options.items()}
         circumstances = provenance(unwrapped(policy)[0], files, recorded)
         write_report(report, policy, predictions=views, labels=given, circumstances=circumstances)
-    return _show(talk, policy, out, report)
+    if consensus is not None:
+        write_table(consensus, consensus_table(unwrapped(policy)[0], views, given))
+    return _show(talk, policy, out, report, consensus)
 
 
-def _show(talk: Talk, policy: Any, out: Path, report: Path | None) -> None:
+def _show(talk: Talk, policy: Any, out: Path, report: Path | None, consensus: Path | None) -> None:
     """Print the policy: whether it helps, and a bar chart of the heaviest views."""
     from vbtta._support.files import to_plain
     from vbtta.conformal import unwrapped
-    from vbtta.report.documents import headline, policy_document, views_in_words
+    from vbtta.report.documents import guarantee_in_words, headline, policy_document, stops_in_words, views_in_words
 
     policy, sequential, conformal = unwrapped(policy)
-    document = policy_document(policy)
+    document, sentences = policy_document(policy), [*headline(policy), *views_in_words(policy)]
     if sequential is not None:
         names = ("stages", "rule", "threshold", "tolerance", "loss", "loss_upper")
         document["sequential"] = to_plain({name: getattr(sequential, name) for name in names})
+        sentences += stops_in_words(sequential)
     if conformal is not None:
         document["sets"] = {"levels": conformal.levels.tolist(), "method": conformal.method, "covers": conformal.covers}
-    wrapped = [f"{part!r}." for part in (sequential, conformal) if part is not None]
+        sentences.append(guarantee_in_words(conformal))
     views = sorted(document["views"], key=lambda view: -view["weight"])[:_SHOWN]
     rows = [[view["name"], *(f"{view[key]:.3f}" for key in ("weight", "low", "high"))] for view in views]
     head, line, *lines = talk.table(["view", "weight", "5 %", "95 %"], rows).splitlines()
     bars = [f"{row}   {'█' * round(_BAR * view['weight'])}".rstrip() for row, view in zip(lines, views, strict=True)]
-    text = "\n".join([*headline(policy), *views_in_words(policy), *wrapped, "", head, line, *bars, "", f"wrote {out}"])
-    written = {"policy": str(out), "report": None if report is None else str(report)}
-    talk.result({**document, "written": written}, text if report is None else f"{text} and {report}")
+    files = {"policy": out, "report": report, "consensus": consensus}
+    document["written"] = {name: path if path is None else str(path) for name, path in files.items()}
+    *others, last = [str(path) for path in files.values() if path is not None]
+    written = f"{', '.join(others)} and {last}" if others else last
+    talk.result(document, "\n".join([*sentences, "", head, line, *bars, "", f"wrote {written}"]))
 
 
 @app.command()
@@ -404,11 +411,13 @@ def compare(
     several = read_predictions(predictions).outputs.shape[2] > 1
     given = task.value if task is not None else "classification" if several else "regression"
     kind = "classification" if given == "multilabel" else given
-    names = default_methods(kind) if methods is None else [name.strip() for name in methods.split(",")]
+    known = default_methods(kind)
+    names = known if methods is None else [name.strip() for name in methods.split(",")]
     try:
         entries(names, kind, seed)
     except ValueError as error:
-        raise UsageError(f"--methods {methods}: {error}") from error
+        hint = next((nearest(name, known) for name in names if name not in known), "")
+        raise UsageError(f"--methods {methods}: {error}{hint}") from error
     pairs = [
         read_pair(*paths, given, talk, columns_are_annotators=columns_are_annotators)
         for paths in ((predictions, labels), test)
@@ -421,7 +430,7 @@ def compare(
     outcome = run(*pairs[0], *pairs[1], task=kind, methods=names, store=store, **options)
     document = comparison_document(outcome)
     if out is not None:
-        write_json(out, document)
+        running.write_json(out, document)
         parts.clear()
     closing = closing_sentences(document["n_labels"], document["n_instances"], document["notes"])
     text = "\n".join([comparison_table(document, talk), "", *closing, *gain_in_words(document)])
@@ -471,7 +480,7 @@ def diagnose(
     diagnosis = check(rule, views, sets, incoming=new, refit=refit, seed=seed)
     document = diagnosis_document(diagnosis)
     if out is not None:
-        write_json(out, document)
+        running.write_json(out, document)
     talk.result(document, diagnosis.summary() + ("" if out is None else f"\n\nwrote {out}"))
 
 

@@ -7,6 +7,7 @@ __all__ = ["run"]
 
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,20 @@ from vbtta._support.checks import require
 from vbtta.augment.arrays import Identity
 from vbtta.augment.base import Augmentation
 from vbtta.augment.images import Blur, Brightness, Contrast, HorizontalFlip, Rotate, Rotate90, VerticalFlip, Zoom
-from vbtta.cli.files import comparison_table, digest
+from vbtta.cli.files import comparison_table, write_run_report
 from vbtta.cli.running import Talk, write_json
 from vbtta.comparison import compare
-from vbtta.data.files import write_table
 from vbtta.data.labels import Array
 from vbtta.dense import collect_dense
 from vbtta.diagnostics import diagnose
 from vbtta.diagnostics.diagnosis import annotators_in_words
-from vbtta.fit import fit_policy
 from vbtta.module import TTAModule
 from vbtta.report import documents
-from vbtta.report.html import write_report
 from vbtta.report.maps import map_examples
+from vbtta.select import select_views
 
-_METHODS = ("original", "original+t", "uniform", "uniform+t", "aug_tta", "greedy", "vbtta")
+_METHODS = ("original", "original+t", "uniform", "uniform+t", "aug_tta", "greedy")
+_BUDGET = 4  # passes of the network per image
 _SIZE = 64  # pixels across an image
 _N_TRAIN, _N_CALIBRATION, _N_TEST = 16, 40, 60
 _LIGHT = (1.0, 0.8, 0.8)  # brightness of the three parts: the lamp got dimmer after the training
@@ -46,21 +46,15 @@ def run(out: Path, seed: int, talk: Talk) -> None:
     with require("threadpoolctl", "cli").threadpool_limits(1):  # fastest for so little data
         document, findings = _fit_and_compare(torch, out, seed, talk)
     seconds = time.perf_counter() - started
-    alerts = [line.removeprefix("! ") for line in document["diagnosis"] if line.startswith("! ")]
-    findings["diagnosis"] = alerts or ["Nothing needs attention; the report has all checks."]
     gained, learned, checked = (
         "\n".join([title, *(textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in lines)])
-        for title, lines in zip(("What was gained", "What was learned", "Diagnosis"), findings.values(), strict=True)
+        for title, lines in findings.items()
     )
-    texts = [
-        gained,
-        comparison_table(document["comparison"], talk),
-        learned,
-        checked,
-        "Images and raters are simulated: the numbers are an illustration, not evidence.",
-        f"Done in {seconds:.0f} s. Open {out / 'report.html'}",
-    ]
-    talk.result(document | {"written": str(out / "report.html"), "seconds": seconds}, "\n\n".join(texts))
+    table = comparison_table(document["comparison"], talk)
+    closing = "Images and raters are simulated: the numbers are an illustration, not evidence."
+    done = f"Done in {seconds:.0f} s. Open {out / 'report.html'}"
+    text = "\n\n".join([gained, table, learned, checked, closing, done])
+    talk.result(document | {"written": str(out / "report.html"), "seconds": seconds}, text)
 
 
 def _fit_and_compare(torch: Any, out: Path, seed: int, talk: Talk) -> tuple[dict[str, Any], dict[str, list[str]]]:
@@ -74,42 +68,28 @@ def _fit_and_compare(torch: Any, out: Path, seed: int, talk: Talk) -> tuple[dict
     (images, cells), (test_images, test_cells) = ((torch.from_numpy(part[0]), part[1]) for part in (calibration, test))
     drawn, truth = rate(cells, np.random.default_rng([seed, 3])), (test_cells > 0).astype(int)
     talk.note(f"predicting {_N_CALIBRATION + _N_TEST} images under {len(views)} views ...")
-    options: dict[str, Any] = {"seed": seed, "classes": ["background", "cell"]}
-    predictions, labels = collect_dense(network, images, views, drawn, positions=50, raters=list(RATERS), **options)
-    test_predictions, test_labels = collect_dense(network, test_images, views, truth, positions=200, **options)
-    for prefix, part, given in (("", predictions, labels), ("test_", test_predictions, test_labels)):
-        part.save(out / f"{prefix}predictions.npz")
-        assert part.ids is not None
-        columns = {
-            "instance": part.ids[given.instance],
-            "label": np.array(["background", "cell"])[given.value.astype(int)],
-        }
-        if given.annotator is not None:
-            columns["annotator"] = np.array(given.annotator_names)[given.annotator]
-        write_table(out / f"{prefix}labels.csv", columns)
+    fitted = collect_dense(network, images, views, drawn, positions=50, raters=list(RATERS), seed=seed)
+    held_out = collect_dense(network, test_images, views, truth, positions=200, seed=seed)
+    for prefix, (predictions, labels) in (("", fitted), ("test_", held_out)):
+        predictions.save(out / f"{prefix}predictions.npz")
+        predictions.align(labels).save(out / f"{prefix}labels.csv")
     skill = dict(zip(RATERS, (drawn == (cells > 0)[:, None]).mean(axis=(0, 2, 3)).tolist(), strict=True))
 
-    talk.note(f"fitting to {len(labels):,} labels of three raters ...")
-    policy = fit_policy(predictions, labels, task="classification", seed=seed)
+    talk.note(f"fitting seven methods to {len(fitted[1]):,} labels of three raters, and comparing ...")
+    options: dict[str, Any] = {"task": "classification", "seed": seed}
+    methods = {name: name for name in _METHODS} | {"vbtta": partial(select_views, budget=_BUDGET, **options)}
+    outcome = compare(*fitted, *held_out, methods=methods, **options)
+    policy, comparison = outcome.fitted["vbtta"], documents.comparison_document(outcome)
     policy.save(out / "policy.json")
-    talk.note(f"comparing {len(_METHODS)} methods on {_N_TEST} images with the true outlines ...")
-    outcome = compare(
-        predictions, labels, test_predictions, test_labels, task="classification", methods=_METHODS, seed=seed
-    )
-    comparison = documents.comparison_document(outcome)
     write_json(out / "comparison.json", comparison)
-    diagnosis = diagnose(policy, predictions, labels, incoming=test_predictions, seed=seed)
-    findings = documents.diagnosis_document(diagnosis)
-    write_json(out / "diagnosis.json", findings)
+    diagnosis = documents.diagnosis_document(diagnose(policy, *fitted, incoming=held_out[0], seed=seed))
+    write_json(out / "diagnosis.json", diagnosis)
 
     module = TTAModule(network, views, policy).eval()
-    examples = map_examples(module, list(test_images), list(truth), background=0)
     with torch.no_grad():
         proba = {"network": network(test_images).softmax(1).numpy(), "policy": module(test_images).numpy()}
     dice = {name: metrics.dice(truth, maps, background=0) for name, maps in proba.items()}
     overlap = f"Overlap with the true cells (Dice): {dice['policy']:.3f}, by the network alone {dice['network']:.3f}."
-    gained = [overlap, *documents.gain_in_words(comparison)]
-    learned = [*documents.views_in_words(policy), *annotators_in_words(policy.annotators, skill)]
     people = ", ".join(f"{name} {manner}" for name, manner in RATERS.items())
     text = [
         f"A small network learned to find cells in {_N_TRAIN} simulated images. Three simulated raters outlined the "
@@ -121,20 +101,16 @@ def _fit_and_compare(torch: Any, out: Path, seed: int, talk: Talk) -> tuple[dict
     story = {"title": f"Finding cells: three raters, {len(views)} views", "text": text, "skill": skill}
     write_json(out / "run.json", {"story": story, "options": {"command": "vbtta demo", "seed": seed}})
     talk.note("writing the report ...")
-    files = {path.name: digest(path) for path in sorted(out.iterdir()) if path.suffix in (".json", ".npz", ".csv")}
-    parts: dict[str, Any] = {"predictions": predictions, "labels": labels, "test": (test_predictions, test_labels)}
-    parts |= {"comparison": comparison, "diagnosis": findings, "maps": examples, "story": story}
-    circumstances = documents.provenance(policy, files, {"command": "vbtta demo", "seed": seed})
-    write_report(out / "report.html", policy, circumstances=circumstances, **parts)
-    summary = findings["summary"]
-    document = {
-        **documents.policy_document(policy),
-        "comparison": comparison,
-        "diagnosis": summary,
-        "skill": skill,
-        "dice": dice,
+    examples = map_examples(module, list(test_images), list(truth), background=0)
+    write_run_report(out, out / "report.html", Talk(False, True), maps=examples)
+    summary = diagnosis["summary"]
+    alerts = [line.removeprefix("! ") for line in summary if line.startswith("! ")]
+    document = {"comparison": comparison, "diagnosis": summary, "skill": skill, "dice": dice}
+    return documents.policy_document(policy) | document, {
+        "What was gained": [overlap, *documents.gain_in_words(comparison)],
+        "What was learned": [*documents.views_in_words(policy), *annotators_in_words(policy.annotators, skill)],
+        "Diagnosis": alerts or ["Nothing needs attention; the report has all checks."],
     }
-    return document, {"gained": gained, "learned": learned}
 
 
 # -- cells, raters, views, network ----------------------------------------------------------------

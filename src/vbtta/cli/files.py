@@ -1,11 +1,10 @@
 """What the commands read and keep: predictions, labels, inputs, predictors, the files of a run, finished parts."""
 
 __all__ = [
-    "Parts", "ScoredParts", "comparison_table", "content", "digest", "fingerprint", "load_predictor", "read_inputs",
-    "read_labels", "read_pair", "read_predictions", "side_by_side", "write_run_report",
+    "Parts", "ScoredParts", "comparison_table", "consensus_table", "content", "digest", "fingerprint", "load_predictor",
+    "read_inputs", "read_labels", "read_pair", "read_predictions", "side_by_side", "write_run_report",
 ]  # fmt: skip
 
-import difflib
 import hashlib
 import json
 import re
@@ -22,13 +21,14 @@ import numpy as np
 from vbtta._support.checks import require
 from vbtta._support.files import atomic_path, set_aside
 from vbtta._support.fingerprints import array_digest
-from vbtta.cli.running import Talk, UsageError, existing
+from vbtta.cli.running import Talk, UsageError, existing, nearest
 from vbtta.comparison import Scored, table_cells
 from vbtta.conformal import load_policy, unwrapped
 from vbtta.data import files
 from vbtta.data.labels import ID_COLUMNS, Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.models.parts.class_data import refuse_probabilities
+from vbtta.policy import Policy
 from vbtta.ray.collect import read_inputs as read_cells
 from vbtta.report.documents import provenance
 from vbtta.report.html import write_report
@@ -56,11 +56,7 @@ def _table(path: Path) -> Path:
 
 def read_labels(path: Path, *, columns_are_annotators: bool = False) -> files.Labels:
     """Read labels from a CSV or parquet file, long or wide."""
-    try:
-        return files.read_labels(_table(path), columns_are_annotators=columns_are_annotators)
-    except ValueError as error:
-        near = difflib.get_close_matches("label", files.read_table(path), 1) if "no labels: give" in str(error) else []
-        raise ValueError(f"{error}; rename {near[0]!r} to 'label'" if near else str(error)) from None
+    return files.read_labels(_table(path), columns_are_annotators=columns_are_annotators)
 
 
 def _read_multilabel(path: Path, views: ViewPredictions) -> files.Labels:
@@ -71,9 +67,9 @@ def _read_multilabel(path: Path, views: ViewPredictions) -> files.Labels:
     classes = list(table) if views.classes is None else [str(name) for name in views.classes]
     missing = [name for name in classes if name not in table]
     if missing or len(table) != views.outputs.shape[2]:
-        near = difflib.get_close_matches(missing[0], list(table), 1) if missing else []
-        problem = f"no column {missing[0]!r}" if missing else f"{len(table)} columns"
-        problem += f"; did you mean {near[0]!r}?" if near else ""
+        problem = f"{len(table)} columns"
+        if missing:
+            problem = f"no column {missing[0]!r}{nearest(missing[0], table)}"
         raise ValueError(
             f"{path}: multilabel needs a column for each of {views.outputs.shape[2]} outputs; it has {problem}"
         )
@@ -117,6 +113,18 @@ def read_pair(
     described = ", ".join(f"{count:,} {name}{endings[name]}" for name, count in counts.items())
     talk.note(f"read {described} ({labels.name}: {layout} layout, paired by {'id' if by_id else 'row'})")
     return views, sets
+
+
+def consensus_table(policy: Policy, views: ViewPredictions, labels: LabelSets) -> dict[str, Array]:
+    """The inferred true label of every input, its certainty, and the number of labels it was given."""
+    truth: Any = policy.consensus(views, labels)
+    columns = truth.columns()
+    if policy.task == "classification" and not policy.multilabel:
+        proba = {name: column for name, column in columns.items() if name.startswith("proba_")}
+        columns = {"label": truth.label, "certainty": truth.proba.max(axis=1), **proba}
+    ids = np.arange(len(views)) if views.ids is None else views.ids
+    n_labels = labels.labels_per_instance.reshape(len(views), -1).sum(axis=1).astype(np.int64)
+    return {"instance": ids, **columns, "labels": n_labels}
 
 
 def digest(path: Path) -> str:
@@ -193,31 +201,31 @@ def comparison_table(document: dict[str, Any], talk: Talk) -> str:
     return talk.table(*table_cells(document["methods"], metrics, metrics, document["references"].get("original")))
 
 
-def write_run_report(folder: Path, target: Path, talk: Talk) -> list[str]:
+def write_run_report(folder: Path, target: Path, talk: Talk, **parts: Any) -> list[str]:
     """Write the page of a run; the names of the files that it was made from."""
     policy = load_policy(folder / "policy.json")
-    used = [folder / "policy.json"]
-    parts: dict[str, Any] = {}
+    inner, used = unwrapped(policy)[0], [folder / "policy.json"]
     for prefix in ("", "test_"):
         views, labels = (
             next((path for end in ends if (path := folder / f"{prefix}{name}{end}").is_file()), None)
             for name, ends in (("predictions", (".npz", ".parquet")), ("labels", (".csv", ".parquet")))
         )
         if views is not None and labels is not None:
-            pair = read_pair(views, labels, unwrapped(policy)[0].task, talk)
+            pair = read_pair(views, labels, inner.task, talk)
             used += [views, labels]
             parts |= {"test": pair} if prefix else {"predictions": pair[0], "labels": pair[1]}
+    documents: dict[str, Any] = {}
     for name in ("comparison", "diagnosis", "run"):
         if (path := folder / f"{name}.json").is_file():
             try:
-                parts[name] = dict(json.loads(path.read_text(encoding="utf-8")))
+                documents[name] = dict(json.loads(path.read_text(encoding="utf-8")))
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{path} was not written by vbtta: {error}; make it again") from None
             used += [] if name == "run" else [path]
-    run = parts.pop("run", {})
-    circumstances = provenance(unwrapped(policy)[0], {path.name: digest(path) for path in used}, run.get("options"))
+    run = documents.pop("run", {})
+    circumstances = provenance(inner, {path.name: digest(path) for path in used}, run.get("options"))
     try:
-        write_report(target, policy, story=run.get("story"), circumstances=circumstances, **parts)
+        write_report(target, policy, story=run.get("story"), circumstances=circumstances, **documents, **parts)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} has a .json file that vbtta did not write ({error!r}); make it again") from error
     return [path.name for path in used]

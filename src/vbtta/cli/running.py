@@ -1,7 +1,7 @@
 """Shared by all commands: options, output, files to write, and errors."""
 
 __all__ = [
-    "Talk", "UsageError", "as_json_text", "command", "complain", "existing", "needs", "refuse", "writable",
+    "Talk", "UsageError", "as_json_text", "command", "complain", "existing", "nearest", "needs", "refuse", "writable",
     "write_json",
 ]  # fmt: skip
 
@@ -12,8 +12,9 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ import typer
 from typer import Argument, Option
 
 from vbtta._support.checks import printable
+from vbtta._support.tensors import Progress
 
 _RESUMABLE = ("compare", "views")  # keep finished parts beside --out
 
@@ -79,14 +81,12 @@ class Talk:
         text = as_json_text(document) if self.as_json else printable(text.rstrip("\n"), "\n\t")
         print(text, file=self._output, flush=True)
 
-    def track(self, items: Sequence[Any], title: str) -> Any:
-        """Iterate with a progress bar on the error stream."""
-        if not self.progress or len(items) < 2:
-            return iter(items)
-        from rich.console import Console
-        from rich.progress import track
-
-        return track(items, description=title, console=Console(stderr=True), transient=True)
+    def track(self, items: Sequence[Any], unit: str) -> Iterator[Any]:
+        """Iterate and count on the error stream."""
+        with Progress(unit, len(items), self.progress) as bar:
+            for item in items:
+                yield item
+                bar.advance(1)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         """A table for the terminal; the first column is text, the others are numbers."""
@@ -154,6 +154,12 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 def complain(message: str, kind: str = "error") -> None:
     """One line on the error stream."""
     print(f"vbtta: {kind}:", printable(" ".join(message.split())), file=sys.stderr, flush=True)
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """A question after the option that was meant, to end an error with; nothing where none is near."""
+    near = get_close_matches(word, options, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def needs(partner: str, present: object, **options: object) -> None:

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, Self
 
 import numpy as np
@@ -568,6 +569,9 @@ def long_labels(
              for small, (name, column) in zip(lower, table.items(), strict=True)}  # fmt: skip
     key, person = (_one_column(table, names, where) for names in (ID_COLUMNS, _ANNOTATOR_COLUMNS))
     endings = {name: match.group(1) for name in table if (match := _WIDE.fullmatch(name))}
+    for name in table.keys() - reserved - endings.keys():
+        if len(name) > 4 and (near := get_close_matches(name.lower(), reserved, 1, 0.8)):
+            raise ValueError(f"{where}: its column {name!r} is not used; rename it to {near[0]!r}, or leave it out")
     if endings and "label" in table:
         raise ValueError(f"{where} has both columns 'label' (long) and {next(iter(endings))!r} (wide); keep one layout")
     if not endings and "label" not in table:

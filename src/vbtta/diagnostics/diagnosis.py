@@ -235,7 +235,7 @@ def _influence(diagnosis: Diagnosis) -> list[str]:
     names, score, error = diagnosis.influence
     text = [f"{names[k]} ({score[k]:+.4f} per input)" for k in range(len(names))]
     missed = [text[k] for k in np.argsort(score, kind="stable") if score[k] < -2 * error[k]]
-    harmful = [text[k] for k in np.flatnonzero(diagnosis.weights > 0) if score[k] > 2 * error[k] > 0]
+    harmful = [text[k] for k in range(len(names)) if score[k] > 2 * error[k] > 0]
     lines = ["No single view is missed: held-out scores do not fall beyond two standard errors without it."]
     if missed:
         lines = [f"Held-out scores fall beyond two standard errors without {listing(missed)}."]

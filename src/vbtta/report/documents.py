@@ -1,7 +1,8 @@
 """Policies, comparisons and diagnoses as plain data for JSON files, and as sentences."""
 
 __all__ = [
-    "comparison_document", "diagnosis_document", "headline", "policy_document", "provenance",
+    "comparison_document", "diagnosis_document", "gain_in_words", "guarantee_in_words", "headline", "policy_document",
+    "provenance", "stops_in_words", "versions", "views_in_words",
 ]  # fmt: skip
 
 import platform
@@ -16,10 +17,12 @@ import numpy as np
 from vbtta._support.files import finite, to_plain
 from vbtta._version import __version__
 from vbtta.comparison import Comparison
+from vbtta.conformal import ConformalPolicy
+from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics import Diagnosis
 from vbtta.diagnostics.diagnosis import listing
-from vbtta.models.base import record_to_dict
 from vbtta.policy import KEPT, Policy
+from vbtta.sequential import SequentialPolicy
 
 _UNKNOWN = {"options": "not recorded", "seed": "not recorded"}
 _METRICS = {"nll": "negative log-likelihood", "mse": "squared error"}
@@ -28,14 +31,10 @@ _REFERENCES = {"original": "without augmentation", "uniform": "with equal weight
 
 def comparison_document(outcome: Comparison) -> dict[str, Any]:
     """A comparison without the fitted methods."""
+    names = ("task", "metrics", "level", "n_instances", "n_labels", "notes")
     return {
-        "task": outcome.task,
-        "metrics": list(outcome.metrics),
-        "level": outcome.level,
-        "n_instances": outcome.n_instances,
-        "n_labels": outcome.n_labels,
+        **to_plain({name: getattr(outcome, name) for name in names}),
         "references": {name: difference.reference for name, difference in outcome.references.items()},
-        "notes": list(outcome.notes),
         "methods": finite(outcome.to_records()),
     }
 
@@ -78,15 +77,12 @@ def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, A
 
     Without options these and the seed are marked as not recorded.
     """
-    records: dict[str, Any] = {"model": record_to_dict(policy.model), "engine": record_to_dict(policy.engine)}
-    for name, spec in records.items():
-        if isinstance(spec, Mapping):
-            records[name] = ", ".join(f"{key}={value}" for key, value in spec.items() if value is not None)
     return {
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": f"{platform.system()} {platform.machine()}",
         "versions": versions(),
-        **records,
+        "model": policy.model_name,
+        "engine": repr(policy.engine),
         "options": {key: str(value) for key, value in (options or _UNKNOWN).items()},
         "files": dict(files),
     }
@@ -103,12 +99,37 @@ def headline(policy: Policy, comparison: Mapping[str, Any] | None = None) -> lis
     return sentences
 
 
-def passes_in_words(policy: Policy) -> str:
+def cost_in_words(policy: Policy, sequential: SequentialPolicy | None, views: ViewPredictions | None) -> list[str]:
     """The cost of a prediction."""
+    if sequential is not None:
+        return stops_in_words(sequential, views)
     n_used, n_views = np.count_nonzero(policy.weights), len(policy.names)
     if n_used == 1:
-        return f"One pass of the network per input; {n_views} views were tried."
-    return f"{n_used} passes of the network per input, one a view that has weight, instead of one without augmentation."
+        return [f"One pass of the network per input; {n_views} views were tried."]
+    return [f"{n_used} passes of the network per input, one for each view that has weight, instead of one."]
+
+
+def stops_in_words(sequential: SequentialPolicy, views: ViewPredictions | None = None) -> list[str]:
+    """Stages, loss and, where there are views, the share of inputs that stop after each stage."""
+    if len(sequential.policies) == 1:
+        return ["Every input takes all views: no early stop keeps the loss within the tolerance."]
+    sizes = ", ".join(str(len(stage)) for stage in sequential.stages)
+    rule = "expected gain" if sequential.rule == "gain" else sequential.rule
+    loss = f"at most {sequential.loss_upper:.4f} nats an input are lost (95 % confidence)"
+    sentences = [f"Views come in stages of {sizes}; an input stops early by its {rule}: {loss}."]
+    if views is not None and set(sequential.names) <= set(views.names):
+        passes = sequential.passes(views)
+        stages = ", ".join(f"{n} for {100 * np.mean(passes == n):.0f} %" for n in np.unique(passes))
+        sentences.append(f"{passes.mean():.2f} of {len(sequential.names)} passes on average: {stages} of the inputs.")
+    return sentences
+
+
+def guarantee_in_words(conformal: ConformalPolicy) -> str:
+    """What the sets or intervals of a conformal policy cover."""
+    kind = "Intervals" if conformal.method == "distributional" else "Sets of classes"
+    levels = " and ".join(f"{level:g}" for level in conformal.levels)
+    sample = f"on average over inputs like the {conformal.n_units.sum():,.0f} of the calibration"
+    return f"{kind} ({conformal.method}) hold the {conformal.covers} with probability {levels} or more, {sample}."
 
 
 def advice(policy: Policy, comparison: Mapping[str, Any] | None = None) -> list[str]:

@@ -1,6 +1,6 @@
 """The page: figures, tables and examples in one template, self-contained and escaped."""
 
-__all__ = ["Drawing", "Examples", "quality_figures", "render_report", "write_report"]
+__all__ = ["Drawing", "quality_figures", "render_report", "write_report"]
 
 import base64
 import hashlib
@@ -26,21 +26,13 @@ from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Pre
 from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import KEPT, Policy
-from vbtta.report.documents import advice, headline, passes_in_words, provenance, views_in_words
+from vbtta.report import documents
 from vbtta.report.maps import MapExample
 from vbtta.sequential import SequentialPolicy
 
 _MAX_VIEWS = 24  # of an example
 _MAX_INPUTS = 3000  # labelled inputs that are shown, a regular sample where there are more
 _LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
-
-
-class Examples(NamedTuple):
-    """Inputs to show, with their augmented images."""
-
-    rows: Array  # (E,) of the predictions
-    names: tuple[str, ...]  # K views
-    images: Array | None = None  # (E, K, H, W) or (E, K, H, W, 3) uint8
 
 
 def render_report(
@@ -51,7 +43,7 @@ def render_report(
     test: tuple[ViewPredictions, LabelSets] | None = None,
     comparison: Mapping[str, Any] | None = None,
     diagnosis: Mapping[str, Any] | None = None,
-    examples: Examples | None = None,
+    images: Sequence[Array] | None = None,
     maps: Sequence[MapExample] = (),
     story: Mapping[str, Any] | None = None,
     circumstances: Mapping[str, Any] | None = None,
@@ -64,11 +56,11 @@ def render_report(
     predictions, labels : optional
         Of the calibration sample; of multi-label tasks, labels of :meth:`LabelSets.from_multilabel`.
     test : (ViewPredictions, LabelSets), optional
-        Where reliability and examples are shown; else the calibration sample.
+        The sample that reliability and hard inputs are shown of; else the calibration sample.
     comparison, diagnosis : mappings, optional
         From :func:`comparison_document` and :func:`diagnosis_document`.
-    examples : Examples, optional
-        Rows of the sample that is shown, with images; by default those the views disagree most about, without images.
+    images : sequence of (H, W) or (H, W, 3) uint8 arrays, optional
+        The inputs of that sample as pictures, for those the views disagree most about.
     maps : sequence of MapExample
         From :func:`vbtta.report.maps.map_examples`, for segmentations.
     story : mapping, optional
@@ -81,26 +73,20 @@ def render_report(
     inner, sequential, conformal = unwrapped(policy)
     (views, given), where = (test, "test labels") if test is not None else ((predictions, labels), "calibration labels")
     policy, views = two_class(inner, views)
-    drawings = fit_figures(policy) | annotator_figures(policy, story.get("skill"))
+    drawings = weight_figures(policy) | curve_figures(policy, sequential)
+    drawings |= annotator_figures(policy, story.get("skill"))
     if comparison is not None:
         drawings |= comparison_figures(comparison)
     if views is not None and given is not None:
         drawings |= quality_figures(policy, views, given, where)
     if policy.gate is not None and views is not None:
         drawings |= gate_figures(policy, views)
-    guarantees = []
-    if sequential is not None:
-        drawings |= _stopping_figure(sequential)
-        guarantees += stops_in_words(sequential, views)
-    if conformal is not None:
-        guarantees.append(f"{conformal!r}.")
-        if test is not None and (conformal.strata is None or conformal.by_class):
-            drawings |= set_figures(conformal, *test)
+    if conformal is not None and test is not None and (conformal.strata is None or conformal.by_class):
+        drawings |= set_figures(conformal, *test)
     facts = [
         ("views kept", f"{np.count_nonzero(policy.weights)} of {len(policy.names)}"),
         ("model", policy.model_name),
         ("engine", f"{type(policy.engine).__name__}, {policy.n_steps} updates"),
-        *([] if policy.stacked else [("bound", f"{policy.elbo:.5g}")]),
     ]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vbtta.report"), autoescape=True, undefined=jinja2.StrictUndefined,
@@ -109,19 +95,19 @@ def render_report(
     text: str = environment.get_template("report.html").render(
         title=story.get("title", "Test-time augmentation policy"),
         story=story.get("text", ()),
-        headline=headline(policy, comparison),
-        views=views_in_words(policy),
+        headline=documents.headline(policy, comparison),
+        views=documents.views_in_words(policy),
         people=annotators_in_words(policy.annotators, story.get("skill")),
-        passes=passes_in_words(policy),
-        advice=advice(policy, comparison),
+        cost=documents.cost_in_words(policy, sequential, views),
+        advice=documents.advice(policy, comparison),
         facts=facts,
         drawings=drawings,
-        guarantees=guarantees,
+        guarantee=None if conformal is None else documents.guarantee_in_words(conformal),
         comparison=None if comparison is None else _table(comparison),
-        examples=[] if views is None or maps else _examples(policy, views, examples),
+        examples=[] if views is None or maps else _examples(policy, views, images),
         maps=[(f"{name}: Dice {dice:.3f}", [(t, _png(p)) for t, p in panels.items()]) for name, dice, panels in maps],
         findings=[str(line) for line in (diagnosis or {}).get("summary", ())],
-        provenance=provenance(policy, {}) if circumstances is None else circumstances,
+        provenance=documents.provenance(policy, {}) if circumstances is None else circumstances,
     )
     script = text.rpartition("<script>")[2].partition("</script>")[0]  # the only one that the page allows
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -166,32 +152,28 @@ def _table(comparison: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _examples(policy: Policy, views: ViewPredictions, chosen: Examples | None) -> list[tuple[str, str, list[Any]]]:
-    """Outputs of every view for a few inputs, and the policy's prediction."""
-    rows = _disputed(policy, views) if chosen is None else np.asarray(chosen.rows)
-    if not len(rows) or rows.max() >= len(views):
-        return []
+def _examples(policy: Policy, views: ViewPredictions, images: Sequence[Array] | None) -> list[tuple[Any, ...]]:
+    """Inputs that the views disagree about: name, the policy's prediction, picture, and the outputs of every view."""
+    rows = _disputed(policy, views)
     part = views.take(rows)
     prediction, by_input = policy.predict(part), policy.weights_for(part)
-    order = np.argsort(-policy.weights, kind="stable")[:_MAX_VIEWS]
+    order = [k for k in np.argsort(-policy.weights, kind="stable") if policy.names[k] in views.names][:_MAX_VIEWS]
     examples = []
     for e, row in enumerate(rows):
         entries = []
-        for name, k in [(policy.names[k], k) for k in order if policy.names[k] in views.names]:
-            image, weight, outputs = None, by_input[e, k], part.outputs[e, part.names.index(name)]
-            if chosen is not None and chosen.images is not None and name in chosen.names:
-                image = _png(chosen.images[e, chosen.names.index(name)])
+        for k in order:
+            outputs, weight = part.outputs[e, part.names.index(policy.names[k])], by_input[e, k]
             text = ", ".join(f"{value:.4g}" for value in outputs[:4])
             if isinstance(prediction, CategoricalPrediction):
-                best = int(outputs.argmax())
-                text = f"{prediction.classes[best]} ({100 * special.softmax(outputs)[best]:.0f} %)"
-            entries.append((name, f"{weight:.3f}", text, image, weight < KEPT))
+                text = f"{prediction.classes[outputs.argmax()]} ({100 * special.softmax(outputs).max():.0f} %)"
+            entries.append((policy.names[k], f"{weight:.3f}", text, weight < KEPT))
         if isinstance(prediction, CategoricalPrediction):
             verdict = f"{prediction.label[e]} ({100 * prediction.proba[e].max():.0f} %)"
         else:
-            spread = np.sqrt(prediction.variance[e])
-            verdict = ", ".join(f"{m:.4g} ± {s:.2g}" for m, s in zip(prediction.mean[e], spread, strict=True))
-        examples.append((str(row if views.ids is None else views.ids[row]), verdict, entries))
+            numbers = zip(prediction.mean[e], prediction.std[e], strict=True)
+            verdict = ", ".join(f"{mean:.4g} ± {std:.2g}" for mean, std in numbers)
+        name = str(row if views.ids is None else views.ids[row])
+        examples.append((name, verdict, None if images is None else _png(images[row]), entries))
     return examples
 
 
@@ -231,8 +213,8 @@ def _drawing(name: str, figure: Any, alt: str, caption: str, titles: Any = None)
     return {name: Drawing(plotting.to_svg(figure, alt, name.replace("_", "-"), titles), caption)}
 
 
-def fit_figures(policy: Policy) -> dict[str, Drawing]:
-    """Weights and, where views were selected, the cost-quality curve."""
+def weight_figures(policy: Policy) -> dict[str, Drawing]:
+    """Weights with intervals; the numbers are tooltips."""
     names, weights, interval = policy.names, policy.weights, policy.weight_interval(0.9)
     titles = {
         f"view-{k}": f"{names[k]}: {weights[k]:.4f} (90 % interval {interval[k, 0]:.4f} to {interval[k, 1]:.4f})"
@@ -241,16 +223,26 @@ def fit_figures(policy: Policy) -> dict[str, Drawing]:
     alt = ", ".join(f"{names[k]} {weights[k]:.3f}" for k in np.argsort(-weights, kind="stable")[:10])
     caption = "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a bar "
     figure = plotting.weights(names, weights, interval)
-    drawings = _drawing("weights", figure, f"Weights: {alt}", f"{caption}for its numbers.", titles)
-    if policy.selection is None:
-        return drawings
-    curve, budget = policy.selection.curve, policy.selection.budget
-    chosen = [point.views for point in curve].index(policy.selection.chosen.views)
-    alt = f"Cost and quality of {len(curve)} sets of views; the chosen one costs {curve[chosen].cost:g}"
-    caption = "Held-out score against cost. Bars are standard errors of the difference from all views; budget "
-    cost, score, error = np.array([(point.cost, point.score, point.difference_error) for point in curve]).T
+    return _drawing("weights", figure, f"Weights: {alt}", f"{caption}for its numbers.", titles)
+
+
+def curve_figures(policy: Policy, sequential: SequentialPolicy | None) -> dict[str, Drawing]:
+    """Held-out score against cost: of the thresholds of an early stop, or of the sets of views that were tried."""
+    if sequential is not None and sequential.curve:
+        points = [(point.cost, point.score, point.standard_error) for point in sequential.curve]
+        chosen = [point.threshold for point in sequential.curve].index(sequential.threshold)
+        caption = "Held-out log score against the mean cost of an input, for every threshold of the early stop."
+    elif policy.selection is not None:
+        points = [(point.cost, point.score, point.difference_error) for point in policy.selection.curve]
+        chosen = [point.views for point in policy.selection.curve].index(policy.selection.chosen.views)
+        caption = "Held-out log score of the best sets of views against what they cost; "
+        caption += f"budget {policy.selection.budget:g}."
+    else:
+        return {}
+    alt = f"Cost and quality at {len(points)} points; the chosen one costs {points[chosen][0]:.3g}"
+    cost, score, error = np.array(points).T
     figure = plotting.cost_curve(cost, score, error, chosen)
-    return drawings | _drawing("cost_curve", figure, alt, f"{caption}{budget:g}.")
+    return _drawing("cost_curve", figure, alt, f"{caption} Bars are standard errors of the difference from all views.")
 
 
 def gate_figures(policy: Policy, views: ViewPredictions) -> dict[str, Drawing]:
@@ -262,29 +254,6 @@ def gate_figures(policy: Policy, views: ViewPredictions) -> dict[str, Drawing]:
     effects = ", ".join(f"{name} {value:+.2f}" for name, value in zip(gate.names, gate.coefficients, strict=True))
     caption = f"Mean weight of a view against its features. Coefficients per standard deviation: {effects}."
     return _drawing("gate", figure, f"Weights that depend on the input: {effects}", caption)
-
-
-def stops_in_words(sequential: SequentialPolicy, views: ViewPredictions | None) -> list[str]:
-    """Stages, loss and, where there are views, the share of inputs that stop after each stage."""
-    sentences = [f"{sequential!r}."]
-    if views is not None and set(sequential.names) <= set(views.names):
-        passes = sequential.passes(views)
-        stages = ", ".join(f"{n} for {100 * np.mean(passes == n):.0f} %" for n in np.unique(passes))
-        sentences.append(f"{passes.mean():.2f} of {len(sequential.names)} passes on average: {stages} of the inputs.")
-    return sentences
-
-
-def _stopping_figure(sequential: SequentialPolicy) -> dict[str, Drawing]:
-    """Cross-validated score against the mean cost of an input."""
-    curve = sequential.curve
-    if not curve:
-        return {}
-    chosen = [point.threshold for point in curve].index(sequential.threshold)
-    alt = f"Cost and quality of {len(curve)} thresholds; the chosen one costs {curve[chosen].cost:.3g} an input"
-    caption = "Held-out score against the mean cost of an input, for other thresholds of the rule that stops early. "
-    caption += "Bars are standard errors of the difference from all views."
-    cost, score, error = np.array([(point.cost, point.score, point.standard_error) for point in curve]).T
-    return _drawing("stopping", plotting.cost_curve(cost, score, error, chosen), alt, caption)
 
 
 def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: LabelSets) -> dict[str, Drawing]:
