@@ -53,7 +53,10 @@ class ClassModel(Model):
         simple = "annotator" if len(labels.annotator_names) > 1 else "uniform"
         kinds = (most.noise,) if self.noise or most.noise == simple else (simple, most.noise)
         levels = (False, True) if self.difficulty is None else (self.difficulty,)
-        return tuple(replace(self, noise=kind, difficulty=level) for kind in kinds for level in levels)
+        options = [(kind, level) for kind in kinds for level in levels]
+        if len(options) == 4:  # matrices without difficulty absorb errors that people and views share: too sure
+            options.remove((most.noise, False))
+        return tuple(replace(self, noise=kind, difficulty=level) for kind, level in options)
 
     def with_noise_of(self, raw: Posterior) -> Self:
         """The model with the accuracy of single labels that the raw network infers as its prior.
