@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta import metrics, plotting
-from vbtta._support.checks import between, require, whole_number
+from vbtta._support.checks import between, one_of, require, whole_number
 from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.baselines.methods import normal_prediction, residual_variance
 from vbtta.conformal import conformalize, shared_rows
@@ -32,11 +33,11 @@ METRICS = {
     "classification": ("accuracy", "nll", "brier", "ece"),
     "regression": ("mse", "mae", "nll", "crps", "coverage"),
 }
-POLICIES: dict[str, Literal["auto", "mixture", "latent"]] = {
+POLICIES: dict[str, Any] = {
     "vbtta": "auto",
     "vbtta-mixture": "mixture",
     "vbtta-latent": "latent",
-}
+}  # models of fit_policy
 COVERAGE_LEVEL = 0.9
 _WITH_TEMPERATURE = ("original", "uniform", "greedy")
 _BINS = 15
@@ -101,17 +102,10 @@ class Comparison:
         tables = {"": self.values}
         for name, difference in self.references.items():
             tables |= dict(zip([f"_minus_{name}{end}" for end in ("", "_low", "_high")], difference[1:], strict=True))
-        counts = ("fit_seconds", "views_used", "forward_passes")
-        return [
-            {"method": method}
-            | {
-                f"{metric}{end}": float(table[m, s])
-                for s, metric in enumerate(self.metrics)
-                for end, table in tables.items()
-            }
-            | {name: getattr(self, name)[m].item() for name in counts}
-            for m, method in enumerate(self.methods)
-        ]
+        fields = {f"{metric}{end}": tables[end][:, s] for s, metric in enumerate(self.metrics) for end in tables}
+        fields |= {name: getattr(self, name) for name in ("fit_seconds", "views_used", "forward_passes")}
+        columns = [self.methods, *(values.tolist() for values in fields.values())]
+        return [dict(zip(["method", *fields], row, strict=True)) for row in zip(*columns, strict=True)]
 
     def to_frame(self) -> Any:
         """A pandas DataFrame, one row a method, columns as in :meth:`to_records`."""
@@ -125,35 +119,30 @@ class Comparison:
 
         records, titles = self.to_records(), [metric_title(metric) for metric in self.metrics]
         best = {metric: best_methods(records, metric) for metric in self.metrics}
-        rows = []
+        rows = [["method", *titles, "views", "passes", "fit (s)"]]
         for record in records:
             values = [bold(f"{record[metric]:.4f}", record["method"] in best[metric]) for metric in self.metrics]
             cost = str(record["views_used"]), f"{record['forward_passes']:.4g}", f"{record['fit_seconds']:.2f}"
             rows.append([record["method"], *values, *cost])
-        parts = [_markdown_table(["method", *titles, "views", "passes", "fit (s)"], rows)]
+        parts = [_markdown_table(rows)]
         for name, difference in self.references.items():
-            parts.append(
-                f"Minus `{difference.reference}`, with {100 * self.level:g} % paired bootstrap intervals "
-                "(bold where they exclude 0):"
-            )
-            rows = []
+            intervals = f"{100 * self.level:g} % paired bootstrap intervals (bold where they exclude 0)"
+            rows = [["method", *titles]]
             for record, clear in zip(records, (difference.low > 0) | (difference.high < 0), strict=True):
-                changes = [change_text(record, metric, name) for metric in self.metrics]
-                rows.append([record["method"], *map(bold, changes, clear)])
-            rows = [row for row in rows if row[0] != difference.reference]
-            parts.append(_markdown_table(["method", *titles], rows))
+                if record["method"] != difference.reference:
+                    changes = [change_text(record, metric, name) for metric in self.metrics]
+                    rows.append([record["method"], *map(bold, changes, clear)])
+            parts += [f"Minus `{difference.reference}`, with {intervals}:", _markdown_table(rows)]
         return "\n\n".join([*parts, " ".join(closing_sentences(self.n_labels, self.n_instances, self.notes))]) + "\n"
 
     def plot(self, metric: str = "nll", against: str = "best") -> Any:
         """A matplotlib Figure: every method's difference in one metric from "best" or "original", with its interval."""
-        differences = self.references
-        if metric not in self.metrics:
-            raise ValueError(f"metric must be one of {', '.join(self.metrics)}; got {metric!r}")
-        if against not in differences:
-            raise ValueError(f"against must be one of {', '.join(differences) or 'none here'}; got {against!r}")
+        for argument, name, known in (("metric", metric, self.metrics), ("against", against, self.references)):
+            if name not in known:
+                raise ValueError(f"{argument} must be one of {', '.join(known) or 'none here'}; got {name!r}")
         s = self.metrics.index(metric)
         order = np.argsort(metric_loss(metric, self.values[:, s]), kind="stable")  # the best on top
-        reference, *tables = differences[against]
+        reference, *tables = self.references[against]
         value, low, high = (table[order, s] for table in tables)
         names = [f"{self.methods[m]}  ({self.values[m, s]:.4g})" for m in order]
         better = "larger" if metric == "accuracy" else "nearer the level" if "coverage" in metric else "smaller"
@@ -227,8 +216,7 @@ def compare(
     >>> outcome.against_original.high[1, 0] < 0  # the interval excludes 0
     np.True_
     """
-    if task not in METRICS:
-        raise ValueError(f"task must be one of {', '.join(METRICS)}; got {task!r}")
+    one_of("task", task, tuple(METRICS))
     between("level", level, 0.01, 0.99)
     scored_as = METRICS[task]
     if sets is not None:
@@ -273,8 +261,7 @@ def compare(
     replicates = bootstrap(sums, test, resamples=resamples, seed=seed)
     loss = values[:, METRICS[task].index("nll")]
     original = next((m for m, entry in enumerate(chosen) if entry.baseline == "original"), None)
-    baselines = [m for m, entry in enumerate(chosen) if entry.baseline is not None]
-    best = min(baselines, key=lambda m: loss[m]) if baselines else None
+    best = min((m for m, entry in enumerate(chosen) if entry.baseline), key=lambda m: loss[m], default=None)
     if test_predictions.groups is not None:
         notes.append(f"intervals are over the {test.n_instances:,} groups of the test instances")
     if best is not None:
@@ -299,16 +286,14 @@ def compare(
 
 def _warn_of_shared_rows(chosen: Sequence[Entry], train: ViewPredictions, test: ViewPredictions) -> None:
     """Test rows that a method was fitted to, here or before."""
-    some = train.take(slice(None, None, -(-len(train) // _MAX_HASHED) or 1))
     known = {f"{entry.name!r} was": getattr(entry.method, "rows", Rows()) for entry in chosen}
     if any(not hasattr(entry.method, "predict") for entry in chosen):
+        some = train.take(slice(None, None, -(-len(train) // _MAX_HASHED) or 1))
         known["the methods are"] = Rows(some.names, row_hashes(some.outputs))
     for who, rows in known.items():
         if shared := shared_rows(rows, test):
-            warnings.warn(
-                f"test_predictions hold rows that {who} fitted to ({shared}), whose scores flatter; give other rows",
-                stacklevel=3,
-            )
+            text = f"test_predictions hold rows that {who} fitted to ({shared}), whose scores flatter; give other rows"
+            warnings.warn(text, stacklevel=3)
 
 
 class Scored(NamedTuple):
@@ -373,9 +358,8 @@ def entries(methods: Sequence[Any] | Mapping[str, Any] | None, task: str, seed: 
         raise ValueError(f"methods must be a list or a dict of methods; got {methods!r}")
     named = methods.items() if isinstance(methods, Mapping) else [(None, method) for method in methods]
     chosen = [_entry(name, method, task, seed) for name, method in named]
-    names = [entry.name for entry in chosen]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    times = Counter(entry.name for entry in chosen)
+    if twice := sorted(name for name in times if times[name] > 1):
         raise ValueError(f"methods {twice} occur more than once; give a dict of names and methods")
     return chosen
 
@@ -394,22 +378,27 @@ def predict(
     entry: Entry, fitted: Any, predictions: ViewPredictions, train: tuple[ViewPredictions, LabelSets], task: str
 ) -> Prediction:
     """A prediction with a distribution: plain means get a normal density of their calibration residuals."""
-    prediction = fitted.predict(predictions)
-    shape, categorical = (len(predictions), predictions.outputs.shape[2]), isinstance(prediction, CategoricalPrediction)
+
+    def plain(values: Any, n_rows: int) -> Array:
+        array = np.asarray(values, dtype=np.float64)
+        array = array[:, None] if array.ndim == 1 and C == 1 else array
+        if array.shape != (n_rows, C):
+            raise ValueError(f"method {entry.name!r} must predict an array of shape {n_rows, C}; got {array.shape}")
+        return array
+
+    prediction, C = fitted.predict(predictions), predictions.outputs.shape[2]
     if isinstance(prediction, CategoricalPrediction | ContinuousPrediction):
-        outputs = prediction.proba if isinstance(prediction, CategoricalPrediction) else prediction.location[:, 0]
-        if categorical != (task == "classification"):
+        if isinstance(prediction, CategoricalPrediction) != (task == "classification"):
             raise TypeError(f"method {entry.name!r} gives a {type(prediction).__name__}, which is not for {task}")
-        if outputs.shape != shape:
-            raise ValueError(f"method {entry.name!r} must predict {shape} outputs; got {outputs.shape}")
+        outputs = prediction.proba if isinstance(prediction, CategoricalPrediction) else prediction.location[:, 0]
+        plain(outputs, len(predictions))
         return prediction
-    mean = _plain(prediction, shape, entry.name)
+    mean = plain(prediction, len(predictions))
     if task == "classification":
-        classes = np.arange(shape[1]) if predictions.classes is None else predictions.classes
+        classes = np.arange(C) if predictions.classes is None else predictions.classes
         return CategoricalPrediction(mean, np.zeros(len(mean)), classes)
     views, labels = train
-    y = labels.continuous(shape[1])
-    at_train = _plain(fitted.predict(views), (len(views), shape[1]), entry.name)
+    y, at_train = labels.continuous(C), plain(fitted.predict(views), len(views))
     return normal_prediction(mean, residual_variance(y - at_train[labels.instance], y, labels.count))
 
 
@@ -427,27 +416,19 @@ def views_used(fitted: Any, predictions: ViewPredictions) -> tuple[str, ...]:
 def _entry(name: Any, method: Any, task: str, seed: int) -> Entry:
     if isinstance(method, str):
         label = method if name is None else str(name)
-        if method == "vbtta-sequential":
-            return Entry(label, partial(fit_sequential, task=task, seed=seed), None)
-        if method in POLICIES:
-            return Entry(label, partial(fit_policy, task=task, model=POLICIES[method], seed=seed), None)
+        policies: dict[str, Any] = {key: partial(fit_policy, model=model) for key, model in POLICIES.items()}
+        policies["vbtta-sequential"] = fit_sequential
+        if method in policies:
+            return Entry(label, partial(policies[method], task=task, seed=seed), None)
         if (method.removesuffix("+t") if task == "classification" else method) in BASELINES[task]:
             return Entry(label, partial(fit_baseline, method, task=task), method)
-        known = ", ".join([*BASELINES[task], *POLICIES, "vbtta-sequential"])
+        known = ", ".join([*BASELINES[task], *policies])
         raise ValueError(f"there is no {task} method {method!r}; there are {known}")
+    kind = type(method).__name__
     if not hasattr(method, "predict") and not callable(method):
-        kind = type(method).__name__
         raise TypeError(f"a method is a name, a function of (predictions, labels) or has .predict; got {kind}")
-    name = name or getattr(method, "name", None) or getattr(method, "__name__", None) or type(method).__name__
+    name = name or getattr(method, "name", None) or getattr(method, "__name__", None) or kind
     return Entry(str(name), method, None)
-
-
-def _plain(values: Any, shape: tuple[int, int], name: str) -> Array:
-    array = np.asarray(values, dtype=np.float64)
-    array = array[:, None] if array.ndim == 1 and shape[1] == 1 else array
-    if array.shape != shape:
-        raise ValueError(f"method {name!r} must predict an array of shape {shape}; got {array.shape}")
-    return array
 
 
 def held_out(predictions: ViewPredictions, labels: LabelSets, task: str) -> HeldOut:
@@ -483,18 +464,15 @@ def columns(prediction: Prediction, test: HeldOut) -> dict[str, Array]:
 
 
 def _sums(scores: Array, test: HeldOut, bin_index: Array | None = None) -> Array:
-    width = 1 if bin_index is None else _BINS
-    cell = test.instance * width + (0 if bin_index is None else bin_index)
-    flat = np.bincount(cell, weights=scores * test.times, minlength=test.n_instances * width)
+    width, place = (1, 0) if bin_index is None else (_BINS, bin_index)
+    flat = np.bincount(test.instance * width + place, scores * test.times, test.n_instances * width)
     return flat.reshape(test.n_instances, width)
 
 
 def bootstrap(sums: Sequence[Mapping[str, Array]], test: HeldOut, *, resamples: int, seed: int) -> Array:
     """The metrics of every method on resampled instances, the same for all of them: (resamples, methods, metrics)."""
-    generator = np.random.default_rng(seed)
-    size = test.n_instances
+    generator, size, parts = np.random.default_rng(seed), test.n_instances, []
     at_once = max(1, _CELLS // size)
-    parts = []
     for first in range(0, resamples, at_once):
         rows = min(at_once, resamples - first)
         drawn = generator.integers(0, size, (rows, size)) + size * np.arange(rows)[:, None]
@@ -514,8 +492,7 @@ def resampled(sums: Sequence[Mapping[str, Array]], test: HeldOut, multiplicity: 
 
 
 def _difference(names: list[str], values: Array, replicates: Array, reference: int, level: float) -> Difference:
-    tails = [0.5 - 0.5 * level, 0.5 + 0.5 * level]
-    low, high = np.quantile(replicates - replicates[:, [reference]], tails, axis=0)
+    low, high = np.quantile(replicates - replicates[:, [reference]], [0.5 - level / 2, 0.5 + level / 2], axis=0)
     return Difference(names[reference], values - values[reference], low, high)
 
 
@@ -574,6 +551,6 @@ def closing_sentences(n_labels: float, n_instances: int, notes: Sequence[str]) -
     return [f"{n_labels:,g} labels of {n_instances:,} test instances.", *(f"{n[0].upper()}{n[1:]}." for n in notes)]
 
 
-def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+def _markdown_table(rows: list[list[str]]) -> str:
+    lines = [rows[0], ["---"] + ["---:"] * (len(rows[0]) - 1), *rows[1:]]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -104,12 +105,11 @@ class ConformalPolicy:
             raise ValueError("predict_interval is for numbers, and this policy predicts classes; use predict_set")
         stratum = self._stratum(strata, len(predictions))
         limits = np.empty((2, *prediction.mean.shape, len(self.levels)))
-        for s, output, place in np.ndindex(self.thresholds.shape):
-            rows = stratum == s
-            for side, sign in enumerate((-1, 1)):
-                q = 0.5 + sign * float(self.thresholds[s, output, place])
-                values = prediction.take(rows).quantile(q)[:, output] if 0 < q < 1 else sign * np.inf
-                limits[side, rows, output, place] = values
+        for s, output, place, side in np.ndindex(*self.thresholds.shape, 2):
+            rows, sign = stratum == s, 2 * side - 1
+            q = 0.5 + sign * float(self.thresholds[s, output, place])
+            values = prediction.take(rows).quantile(q)[:, output] if 0 < q < 1 else sign * np.inf
+            limits[side, rows, output, place] = values
         lower, upper = limits[..., 0] if self.one_level else limits
         return lower, upper
 
@@ -143,8 +143,7 @@ class ConformalPolicy:
 
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> Self:
-        policy = from_plain(_KINDS[data["kind"]], data["policy"])
-        return replace(fields_from_plain(cls, data), policy=policy)
+        return replace(fields_from_plain(cls, data), policy=from_plain(_KINDS[data["kind"]], data["policy"]))
 
     def _stratum(self, strata: ArrayLike | None, n_rows: int) -> Array:
         """The stratum of every row by its place."""
@@ -166,12 +165,10 @@ class ConformalPolicy:
 def load_policy(path: str | os.PathLike[str]) -> Policy | SequentialPolicy | ConformalPolicy:
     """Read a policy of any kind, by the format that its file names."""
     kinds: dict[str, Any] = {_FORMAT: ConformalPolicy, SEQUENTIAL: SequentialPolicy}
-    try:
-        with open(path, encoding="utf-8") as file:
-            kind = str(json.load(file)["format"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        kind = None  # load says what is wrong
-    return kinds.get(kind or "", Policy).load(path)  # type: ignore[no-any-return]
+    kind = ""
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError), open(path, encoding="utf-8") as file:
+        kind = str(json.load(file)["format"])
+    return kinds.get(kind, Policy).load(path)  # type: ignore[no-any-return]  # load says what is wrong
 
 
 def unwrapped(policy: Any) -> tuple[Policy, SequentialPolicy | None, ConformalPolicy | None]:
@@ -239,7 +236,6 @@ def conformalize(
     >>> conformal.predict_set(views).shape
     (600, 3)
     """
-    one_level = np.ndim(level) == 0
     levels = np.atleast_1d(np.asarray(level, dtype=np.float64))
     if levels.ndim != 1 or not len(levels) or not np.all((levels > 0) & (levels < 1)):
         raise ValueError(f"level must be between 0 and 1, such as 0.9, or several such numbers; got {shown(level)}")
@@ -274,27 +270,29 @@ def conformalize(
     elif strata is not None:
         known, stratum = np.unique(_stratum_names(strata, len(predictions))[rows[inputs]], return_inverse=True)
         names = tuple(known.tolist())
-    thresholds, n_units = [], []
+    thresholds, n_units, highest = [], [], float(levels.max())
+    needed = highest / (1 - highest) * (1 - 1e-9)  # n + 1 >= 1 / (1 - level)
     for place, name in enumerate(names):
         inside = ~tuning[inputs] & (stratum == place)
         _, unit = np.unique(units[inputs[inside]], return_inverse=True)
         counts = weight[inside] / np.maximum(np.bincount(unit, weight[inside]), 1)[unit]  # those of a unit sum to 1
         n_units.append(float(counts.sum()))
-        _check_enough(n_units[-1], levels, name)
+        if n_units[-1] < needed:
+            where = f"stratum {name!r} has" if name else "there are"
+            raise ValueError(
+                f"level {highest:g} needs at least {int(np.ceil(needed))} labelled calibration inputs, or groups of "
+                f"them, and {where} {n_units[-1]:.4g}; give more, or a lower level"
+            )
         if labels.instance_weights is not None:
             counts = counts * labels.instance_weights[rows[inputs[inside]]]
             counts *= n_units[-1] / counts.sum()
         thresholds.append([_smallest_covering(column, counts, levels) for column in scores[inside].T])
     calibrated = np.array(thresholds), np.array(n_units), None if strata is None else names
-    return ConformalPolicy(policy, method, levels, covers, *calibrated, by_class, one_level, penalty)
+    return ConformalPolicy(policy, method, levels, covers, *calibrated, by_class, np.ndim(level) == 0, penalty)
 
 
 def class_scores(proba: Array, method: str, penalty: Penalty = _NO_PENALTY) -> Array:
-    """Scores of all classes, the larger the less they conform: (N, C).
-
-    "lac" is 1 - p_c. "aps" is the total probability of the classes above c: the smallest level whose set of most
-    probable classes holds c. "raps" adds a penalty for every rank beyond a given one.
-    """
+    """Scores of all classes, the larger the less they conform, as :func:`conformalize` defines them: (N, C)."""
     if method == "lac":
         return np.asarray(1 - proba)
     order = np.argsort(-proba, axis=1, kind="stable")
@@ -325,22 +323,21 @@ def _calibration(
         views, given = predictions.take(rows), labels.take(rows)
         prediction = predictor.predict(views)
         parts.append((np.arange(start, start + len(rows)), prediction))
-        inputs, *others = _values_of(predictor, prediction, views, given, covers)
-        values.append((inputs + start, *others))
+        inputs, weight = given.instance, given.count / np.bincount(given.instance, given.count)[given.instance]
+        if covers == "truth":
+            inputs, weight, value = _truth(predictor, views, given)
+        elif isinstance(prediction, CategoricalPrediction):
+            value = given.categorical(prediction.proba.shape[1], prediction.classes)
+        else:
+            value = given.continuous(prediction.mean.shape[1])
+        values.append((inputs + start, weight, value))
         start += len(rows)
     inputs, weight, value = (np.concatenate(arrays) for arrays in zip(*values, strict=True))
     return np.concatenate([rows for _, rows in held_out]), merge(parts, start), inputs, weight, value
 
 
-def _values_of(
-    predictor: Any, prediction: Prediction, views: ViewPredictions, labels: LabelSets, covers: str
-) -> tuple[Array, Array, Array]:
-    """What is to be covered, with inputs (J,) and weights (J,) that sum to 1 an input: labels, or the consensus."""
-    if covers == "label":
-        weight = labels.count / np.bincount(labels.instance, labels.count)[labels.instance]
-        if isinstance(prediction, CategoricalPrediction):
-            return labels.instance, weight, labels.categorical(prediction.proba.shape[1], prediction.classes)
-        return labels.instance, weight, labels.continuous(prediction.mean.shape[1])
+def _truth(predictor: Any, views: ViewPredictions, labels: LabelSets) -> tuple[Array, Array, Array]:
+    """Inputs (J,), weights (J,) that sum to 1 an input, and values of the consensus."""
     if not hasattr(predictor, "consensus"):
         raise ValueError(f"covers='truth' needs a policy with a consensus; got {type(predictor).__name__}")
     truth: Prediction = predictor.consensus(views, labels)
@@ -357,13 +354,11 @@ def shared_rows(known: Rows, predictions: ViewPredictions) -> str:
     """Number of rows known from a fit, in words; empty where it may be chance. Rows that occur twice do not count."""
     if not known.hashes or not set(known.views) <= set(predictions.names):
         return ""
-    sides = []
-    for hashes in (known.hashes, row_hashes(predictions.select(known.views).outputs)):
-        values, times = np.unique(np.array(hashes), return_counts=True)
-        sides.append(values[times == 1])
+    hashes = known.hashes, row_hashes(predictions.select(known.views).outputs)
+    counted = [np.unique(np.array(side), return_counts=True) for side in hashes]
+    sides = [values[times == 1] for values, times in counted]
     n_shared = len(np.intersect1d(*sides))
-    chance = n_shared <= _MAX_SHARED * min(map(len, sides))
-    return "" if chance else f"at least {n_shared} of {len(predictions)}"
+    return f"at least {n_shared} of {len(predictions)}" if n_shared > _MAX_SHARED * min(map(len, sides)) else ""
 
 
 def _smallest_covering(score: Array, weight: Array, levels: Array) -> list[float]:
@@ -373,17 +368,6 @@ def _smallest_covering(score: Array, weight: Array, levels: Array) -> list[float
     needed = levels * (below[-1] + 1)
     place = np.searchsorted(below, needed * (1 - 1e-12))
     return [float(value) for value in score[order][np.minimum(place, len(order) - 1)]]
-
-
-def _check_enough(n_units: float, levels: Array, stratum: str) -> None:
-    """A level needs n + 1 >= 1 / (1 - level) inputs."""
-    highest = float(levels.max())
-    if (n_units + 1) * (1 - highest) < 1 - 1e-9:
-        where = f"stratum {stratum!r} has" if stratum else "there are"
-        raise ValueError(
-            f"level {highest:g} needs at least {int(np.ceil(highest / (1 - highest) - 1e-9))} labelled calibration "
-            f"inputs, or groups of them, and {where} {n_units:.4g}; give more, or a lower level"
-        )
 
 
 def _stratum_names(strata: ArrayLike, n_rows: int) -> Array:

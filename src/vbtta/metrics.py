@@ -155,37 +155,19 @@ def entropy(proba: Array) -> Array:
 
 
 def squared_errors(y: ArrayLike, mean: ArrayLike) -> Array:
-    """Squared error of every label, averaged over outputs: (J,).
-
-    Examples
-    --------
-    >>> squared_errors([[1.0, 0.0], [3.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]])
-    array([0., 2.])
-    """
+    """Squared error of every label, averaged over outputs: (J,)."""
     target, mean = _same_shape(y=y, mean=mean)
     return _over_outputs((target - mean) ** 2)
 
 
 def absolute_errors(y: ArrayLike, mean: ArrayLike) -> Array:
-    """Absolute error of every label, averaged over outputs: (J,).
-
-    Examples
-    --------
-    >>> absolute_errors([1.0, 3.0], [1.0, 1.0])
-    array([0., 2.])
-    """
+    """Absolute error of every label, averaged over outputs: (J,)."""
     target, mean = _same_shape(y=y, mean=mean)
     return _over_outputs(np.abs(target - mean))
 
 
 def covered(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> Array:
-    """Share of every label's outputs inside the interval: (J,).
-
-    Examples
-    --------
-    >>> covered([0.0, 5.0], [-1.0, -1.0], [1.0, 1.0])
-    array([1., 0.])
-    """
+    """Share of every label's outputs inside the interval: (J,)."""
     target, low, high = _same_shape(y=y, lower=lower, upper=upper)
     if (low > high).any():
         raise ValueError("lower must not exceed upper; were they swapped?")
@@ -193,25 +175,13 @@ def covered(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> Array:
 
 
 def hits(y: ArrayLike, proba: ArrayLike) -> Array:
-    """Whether every label is the most probable class, 0 or 1: (J,).
-
-    Examples
-    --------
-    >>> hits([0, 1], [[0.9, 0.1], [0.8, 0.2]])
-    array([1., 0.])
-    """
+    """Whether every label is the most probable class, 0 or 1: (J,)."""
     position, table = _classes(y, proba)
     return np.asarray(table.argmax(axis=1) == position, dtype=np.float64)
 
 
 def brier_scores(y: ArrayLike, proba: ArrayLike) -> Array:
-    """Brier score of every label: (J,).
-
-    Examples
-    --------
-    >>> brier_scores([0, 1], [[0.9, 0.1], [0.8, 0.2]]).round(2)
-    array([0.02, 1.28])
-    """
+    """Brier score of every label: (J,)."""
     position, table = _classes(y, proba)
     return np.asarray((table**2).sum(axis=1) - 2 * table[np.arange(len(position)), position] + 1)
 
@@ -292,13 +262,7 @@ def dice_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, 
 
 
 def iou_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, ignore: int | None = None) -> Array:
-    """Intersection over union of every image and class, (N, C); NaN for a class neither there nor predicted.
-
-    Examples
-    --------
-    >>> iou_scores([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 2).round(2)
-    array([[0.5 , 0.67]])
-    """
+    """Intersection over union of every image and class, (N, C); NaN for a class neither there nor predicted."""
     both, either = _overlap(y, maps, n_classes, ignore)
     with np.errstate(invalid="ignore"):
         return np.asarray(both / either)
@@ -319,18 +283,11 @@ def average_precision(y: ArrayLike, score: ArrayLike) -> float:
 
 
 def average_precisions(y: ArrayLike, score: ArrayLike) -> Array:
-    """Average precision of every image, (N,): the mean precision at the positives, ties shared; NaN without any.
-
-    Examples
-    --------
-    >>> average_precisions([[1, 0], [0, 0]], [[0.5, 0.5], [0.1, 0.2]])
-    array([0.5, nan])
-    """
+    """Average precision of every image, (N,): the mean precision at the positives, ties shared; NaN without any."""
     truth, values = np.asarray(y), real_array("score", score)
     if truth.shape != values.shape or truth.ndim < 2 or not np.isin(truth, (0, 1)).all() or np.isnan(values).any():
-        raise ValueError(
-            f"y must be (N, ...) of 0 and 1 and score numbers of its shape; got {truth.shape}, {values.shape}"
-        )
+        shapes = f"{truth.shape}, {values.shape}"
+        raise ValueError(f"y must be (N, ...) of 0 and 1 and score numbers of its shape; got {shapes}")
     precisions = np.full(len(truth), np.nan)
     for image in np.flatnonzero(truth.reshape(len(truth), -1).any(axis=1)):
         levels, rank = np.unique(-values[image].ravel(), return_inverse=True)
@@ -431,11 +388,9 @@ def _classes(y: ArrayLike, proba: ArrayLike) -> tuple[Array, Array]:
         raise ValueError(f"proba must be (J, C); got shape {table.shape}")
     if position.shape != table.shape[:1]:
         raise ValueError(f"y must be ({len(table)},), one class a row of proba; got shape {position.shape}")
-    if position.dtype.kind not in "iu":
-        raise ValueError(f"y must be class positions 0..{table.shape[1] - 1}; got dtype {position.dtype}")
-    if len(position) and not 0 <= position.min() <= position.max() < table.shape[1]:
-        wrong = position[(position < 0) | (position >= table.shape[1])][0]
-        raise ValueError(f"y must be class positions 0..{table.shape[1] - 1}; got {int(wrong)}")
+    wrong = position if position.dtype.kind not in "iu" else position[(position < 0) | (position >= table.shape[1])]
+    if len(wrong):
+        raise ValueError(f"y must be class positions 0..{table.shape[1] - 1}; got {wrong[0]} of dtype {wrong.dtype}")
     if not np.all(table >= 0) or not np.allclose(table.sum(axis=1), 1, rtol=0, atol=_SUM_TOLERANCE):
         raise ValueError("proba must be probabilities: not negative, rows summing to 1. Logits need a softmax first")
     return position, table

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from vbtta import crossval
 from vbtta._support.checks import shown, whole_number
 from vbtta.crossval import compare_scores
-from vbtta.data.labels import Array, LabelSets
+from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy, model_record, quick_fit
 from vbtta.inference.em import EM
@@ -76,21 +76,23 @@ def select_views(
     >>> policy.selection.chosen.views, policy.selection.stability
     (('identity', 'flip'), 1.0)
     """
-    unknown = sorted(set(fit_options) - {"model", "engine", "guard", "seed", "progress"})
-    if unknown:
+    if unknown := sorted(set(fit_options) - {"model", "engine", "guard", "seed", "progress"}):
         raise TypeError(f"select_views() got an unexpected keyword argument {unknown[0]!r}")
     options = {"model": "auto", "seed": 0, "guard": True, **fit_options}
     record = model_record(options["model"], task)
     if record.obstacle:
-        raise ValueError(
-            f"views are selected by many fits, and {record.obstacle} has no closed form; use fit_policy and "
-            "Policy.prune"
-        )
+        reason = f"{record.obstacle} has no closed form"
+        raise ValueError(f"views are selected by many fits, and {reason}; use fit_policy and Policy.prune")
     if labels is None:
         raise ValueError("labels must be given: views are selected by held-out scores; got None")
     labels = predictions.align(labels)
     price = prices(cost, predictions.names)
-    _check_budget(budget, price)
+    cheapest = min(price, key=price.__getitem__)
+    if isinstance(budget, bool) or not isinstance(budget, int | float | np.number) or not budget >= price[cheapest]:
+        raise ValueError(
+            f"budget must be a number that pays for a view at least; got {budget!r}, and the cheapest view, "
+            f"{cheapest!r}, costs {price[cheapest]:g}"
+        )
     crossval.check_units(labels, predictions.groups, "views are selected", "fit_policy and Policy.prune")
     options["seed"] = whole_number("seed", options["seed"], 0)
     predictions.check_finite()
@@ -101,12 +103,8 @@ def select_views(
     if options["guard"] and "identity" in set(predictions.names) - set(selection.chosen.views):
         reason = "the view 'identity' was not chosen, so there is nothing to compare with"
         policy = replace(policy, guard=policy.guard._replace(reason=reason))
-    return policy.among(
-        predictions.names,
-        generated_names=predictions.generated_names,
-        fingerprints=predictions.fingerprints,
-        selection=selection,
-    )
+    known = {"generated_names": predictions.generated_names, "fingerprints": predictions.fingerprints}
+    return policy.among(predictions.names, **known, selection=selection)
 
 
 _Level = tuple[Views, list[Policy]]  # a set of views, and the members' policies; the raw network's last, if it is seen
@@ -142,18 +140,16 @@ class _Search:
         settled = [model.settle(sample, first)[0] for model in models]
         members = [_Member(after, after != before) for after, before in zip(settled, models, strict=True)]
         levels = self.eliminate(sample, members, alone)
-        whole = zip(members, levels[0][1], strict=False)
         shared = [
             member._replace(start=policy.posterior) if member.model.one_optimum(n_rows, n_views) else member
-            for member, policy in whole
+            for member, policy in zip(members, levels[0][1], strict=False)
         ]
         folds = crossval.split(np.random.default_rng(self.seed).permutation(n_rows), sample.predictions.groups)
-        searches = []
-        for train, _ in folds:
-            inside = sample.take(train)
-            searches.append(self.eliminate(inside, shared, self.alone(inside, stack.raw, first)))
+        parts = [sample.take(train) for train, _ in folds]
+        searches = [self.eliminate(part, shared, self.alone(part, stack.raw, first)) for part in parts]
         depth = min(len(levels), *map(len, searches))
-        by_level = [_by_member([found[place] for found in searches]) for place in range(depth)]
+        # every member's policies, one a fold; the raw network's only if all folds kept the identity
+        by_level = [list(zip(*(found[place][1] for found in searches), strict=False)) for place in range(depth)]
         of_members = iter(crossval.score_folds([fits for level in by_level for fits in level], sample, folds))
         scores = []
         for level in by_level:
@@ -169,7 +165,8 @@ class _Search:
         for place in affordable[1:]:
             lead, error = compare_scores(scores[place], scores[chosen])
             chosen = place if lead > 2 * error else chosen
-        stability = _mean_jaccard([found[chosen][0] for found in searches])
+        pairs = combinations([set(found[chosen][0]) for found in searches], 2)
+        stability = float(np.mean([len(first & second) / len(first | second) for first, second in pairs]))
         curve = tuple(sorted(points, key=lambda point: point.cost))
         return Selection(self.budget, self.price, points[chosen], curve, stability)
 
@@ -199,11 +196,12 @@ class _Search:
                 return levels
             kept = self._heaviest(views, weights)
             places = np.array([views.index(name) for name in kept])
-            starts = [_restricted(policy.posterior, places) for policy in policies]
+            fitted = [policy.posterior for policy in policies]  # start from fits whose views keep some weight
+            starts = [fit.keep(places) if fit.weights[places].sum() > 0.01 else None for fit in fitted]
             views, engine = kept, replace(engine, tol=max(engine.tol, _COARSE))
 
     def _heaviest(self, views: Views, weights: dict[str, float]) -> Views:
-        """The next set: what three quarters of the cost pay for, or the budget if that is met first."""
+        """The next set: what half of the cost pays for, or the budget if that is met first."""
         limit = _SHRINK * self.cost(views)
         if not self.fits(views):
             limit = max(limit, self.budget)
@@ -224,47 +222,18 @@ class _Search:
         return self.cost(views) <= self.budget * (1 + 1e-9)
 
 
-def _by_member(levels: list[_Level]) -> list[tuple[Policy, ...]]:
-    """Every member's policies, one a fold; the raw network's only if all folds kept the identity."""
-    return list(zip(*(policies for _, policies in levels), strict=False))
-
-
-def _restricted(posterior: Posterior, places: Array) -> Posterior | None:
-    """A posterior of fewer views, to start from; None where they have next to no weight."""
-    return posterior.keep(places) if posterior.weights[places].sum() > 0.01 else None
-
-
-def _mean_jaccard(sets: list[Views]) -> float:
-    """Mean share of views that two sets have in common."""
-    pairs = [(set(first), set(second)) for first, second in combinations(sets, 2)]
-    return float(np.mean([len(first & second) / len(first | second) for first, second in pairs]))
-
-
 def prices(cost: Any, names: Views) -> dict[str, float]:
     """The cost of every view by name, 1 each where it is not given."""
     if cost is None:
         return dict.fromkeys(names, 1.0)
-    if isinstance(cost, Mapping):
-        missing = [name for name in names if name not in cost]
-        if missing:
-            raise ValueError(f"cost says nothing of the views {missing}; give every view's")
-        values = [cost[name] for name in names]
-    else:
-        if isinstance(cost, str) or not hasattr(cost, "__iter__"):
-            raise ValueError(f"cost must be a dict by view name or {len(names)} numbers, one a view; got {cost!r}")
-        values = list(cost)
+    if not isinstance(cost, Mapping):
+        values = list(cost) if hasattr(cost, "__iter__") and not isinstance(cost, str) else []
         if len(values) != len(names):
-            raise ValueError(f"cost must be {len(names)} numbers, one a view; got {len(values)}")
-    for name, value in zip(names, values, strict=True):
-        if not isinstance(value, Real) or not 0 < float(value) < np.inf:
-            raise ValueError(f"cost must be positive; view {name!r} has {shown(value)}")
-    return {name: float(value) for name, value in zip(names, values, strict=True)}
-
-
-def _check_budget(budget: float, price: dict[str, float]) -> None:
-    cheapest = min(price, key=price.__getitem__)
-    if isinstance(budget, bool) or not isinstance(budget, int | float | np.number) or not budget >= price[cheapest]:
-        raise ValueError(
-            f"budget must be a number that pays for a view at least; got {budget!r}, and the cheapest view, "
-            f"{cheapest!r}, costs {price[cheapest]:g}"
-        )
+            raise ValueError(f"cost must be a dict by view name or {len(names)} numbers, one a view; got {shown(cost)}")
+        cost = dict(zip(names, values, strict=True))
+    if missing := [name for name in names if name not in cost]:
+        raise ValueError(f"cost says nothing of the views {missing}; give every view's")
+    for name in names:
+        if not isinstance(cost[name], Real) or not 0 < float(cost[name]) < np.inf:
+            raise ValueError(f"cost must be positive; view {name!r} has {shown(cost[name])}")
+    return {name: float(cost[name]) for name in names}
