@@ -4,7 +4,7 @@ __all__ = ["Maps", "Stage", "TTAModule"]
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -175,8 +175,7 @@ class TTAModule(nn.Module):
         elif running:
             self._check_batch(batch)
             batch = self._in_precision(batch)
-        training = not exporting and any(part.training for part in self.network.modules())
-        with evaluating(self.network) if training or not torch.compiler.is_compiling() else nullcontext():
+        with self._evaluating(exporting):
             states: list[list[State | None]] = [[] for _ in self._pools]  # of every member and block
             masks: list[Masks] = []  # of every block
             for views, outputs, seen in self._outputs(batch, exporting):
@@ -265,26 +264,23 @@ class TTAModule(nn.Module):
     def _in_stages(self, batch: Batch, sequential: SequentialPolicy) -> Tensor:
         """Every stage for the rows that are left."""
         self._check_batch(batch)
-        batch = self._in_precision(batch)
-
-        def compute(stage: int, rows: Array) -> Array:
-            with torch.no_grad():
-                return to_array(self.stages[stage](rows_of(batch, torch.from_numpy(rows)), rows))
-
-        n_rows = n_rows_of(batch)
-        first = compute(0, np.arange(n_rows))  # (B, V, C), or maps (B, V, ..., C)
-        size = first.shape[2:-1]
-        n_positions = int(np.prod(size))
-        if size and not sequential.by_group:
-            raise ValueError("the network returns maps; fit the sequential policy to collect_dense")
+        batch, n_rows = self._in_precision(batch), n_rows_of(batch)
 
         def by_position(stage: int, rows: Array) -> Array:
             """Outputs of the positions of whole images: (n, V, C)."""
-            outputs = first if stage == 0 else compute(stage, rows[::n_positions] // n_positions)
+            inputs = rows[::n_positions] // n_positions
+            left = batch if len(inputs) == n_rows else rows_of(batch, torch.from_numpy(inputs))
+            outputs = first if stage == 0 else to_array(self.stages[stage](left, inputs))
             return np.moveaxis(outputs, 1, -2).reshape(len(rows), outputs.shape[1], -1)
 
-        groups = np.repeat(np.arange(n_rows), n_positions) if size else None
-        prediction = sequential.run(by_position, n_rows * n_positions, groups)
+        with evaluating(self.network), torch.no_grad():
+            first = to_array(self.stages[0](batch, np.arange(n_rows)))  # (B, V, C), or maps (B, V, ..., C)
+            size = first.shape[2:-1]
+            n_positions = int(np.prod(size))
+            if size and not sequential.by_group:
+                raise ValueError("the network returns maps; fit the sequential policy to collect_dense")
+            groups = np.repeat(np.arange(n_rows), n_positions) if size else None
+            prediction = sequential.run(by_position, n_rows * n_positions, groups)
         values = prediction.mean if isinstance(prediction, ContinuousPrediction) else prediction.proba
         if size:
             values = np.moveaxis(values.reshape(n_rows, *size, -1), -1, 1)
@@ -411,6 +407,10 @@ class TTAModule(nn.Module):
                 raise _unseen(self.views)
             total = total if len(states) == 1 else total / share
         return _log(total) if in_log else total
+
+    def _evaluating(self, exporting: bool) -> AbstractContextManager[None]:
+        training = not exporting and any(part.training for part in self.network.modules())
+        return evaluating(self.network) if training or not torch.compiler.is_compiling() else nullcontext()
 
     @property
     def _pools(self) -> list["_Pool"]:
@@ -623,9 +623,8 @@ class Stage(TTAModule):
         exporting = torch.compiler.is_exporting()
         if exporting:
             self._check_exportable()
-        training = not exporting and any(part.training for part in self.network.modules())
         first = 0 if row_numbers is None else row_numbers - np.arange(len(row_numbers))
-        with evaluating(self.network) if training or not torch.compiler.is_compiling() else nullcontext():
+        with self._evaluating(exporting) if row_numbers is None else nullcontext():  # else the whole module's
             parts = list(self._outputs(batch, exporting, first))
         outputs = torch.cat([part[1] for part in parts])
         if outputs.ndim > 3 and any(map(is_partial, self.views)):

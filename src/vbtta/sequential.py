@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Self
 
@@ -122,7 +122,7 @@ class SequentialPolicy:
         """What the policy predicts."""
         return self.policies[-1].task
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Views, ...]:
         """Names of the views that every stage adds."""
         known: set[str] = set()

@@ -125,8 +125,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         with _LOCK:
             for part in parts:
                 _IN_USE[part][0] -= 1
-                if not _IN_USE[part][0]:
-                    part.training = bool(_IN_USE.pop(part)[1])
+                if not _IN_USE[part][0] and (mode := bool(_IN_USE.pop(part)[1])) is not part.training:
+                    part.training = mode  # slow, so only if needed
 
 
 def device_of(module: nn.Module) -> torch.device:
