@@ -2,7 +2,7 @@
 
 __all__ = [
     "Progress", "RowList", "as_batch", "batches_of", "copy_of", "is_floating", "is_instance", "is_tensor", "like",
-    "n_rows_of", "rows_of", "to_array", "where",
+    "n_rows_of", "resized", "rows_of", "to_array", "to_tensor", "where",
 ]  # fmt: skip
 
 import copy
@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vbtta._support.checks import whole_number
+from vbtta._support.checks import require, whole_number
 
 Batch = Any  # an array or tensor of N rows, a RowList, or a dict, tuple or list of such
 
@@ -96,6 +96,17 @@ def to_array(values: Any) -> NDArray[Any]:
         return np.asarray(values)
     values = values.detach().cpu()
     return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
+
+
+def resized(maps: Any, size: tuple[int, ...]) -> Any:
+    """Tensors (N, C, ...) at another size, bilinear or trilinear."""
+    mode = "bilinear" if len(size) == 2 else "trilinear"
+    return require("torch", "torch").nn.functional.interpolate(maps, size=size, mode=mode, align_corners=False)
+
+
+def to_tensor(array: NDArray[Any]) -> Any:
+    """A NumPy array as a tensor, without a copy if it can be."""
+    return require("torch", "torch").from_numpy(np.ascontiguousarray(array))
 
 
 def like(values: NDArray[Any], batch: Any) -> Any:

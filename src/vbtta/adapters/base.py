@@ -102,11 +102,9 @@ def log_probability(probability: Any) -> Any:
     array([[0.025, 1.   ], [0.001, 0.999]])
     """
     limit, seen = _UNSEEN / probability.shape[-1], probability != 0  # what is not a number stays so
-    if is_tensor(probability):
-        smallest = probability.where(seen, limit).amin(-1, keepdim=True)
-        return probability.where(seen, smallest).clamp_min(_MIN_PROBABILITY).log()
-    smallest = np.where(seen, probability, limit).min(axis=-1, keepdims=True)
-    return np.log(np.maximum(np.where(seen, probability, smallest), _MIN_PROBABILITY))
+    library: Any = sys.modules["torch"] if is_tensor(probability) else np
+    smallest = library.amin(library.where(seen, probability, limit), -1, keepdims=True)
+    return library.log(library.clip(library.where(seen, probability, smallest), _MIN_PROBABILITY, None))
 
 
 class Adapter:
@@ -210,7 +208,14 @@ def _method(estimator: Any, output: Output) -> str:
         return output
     if isinstance(output, int):
         raise ValueError(f"output must be the name of a method or a function for an estimator; got {output}")
-    if callable(output) or not _is_classifier(estimator):
+    try:
+        from sklearn.base import is_classifier
+
+        has_classes = bool(is_classifier(estimator))  # hasattr(predict_proba) would include outlier detectors
+    except (ImportError, AttributeError, TypeError):  # other libraries may lack scikit-learn's tags
+        is_tagged = getattr(estimator, "_estimator_type", None) == "classifier"
+        has_classes = is_tagged or hasattr(estimator, "predict_proba")
+    if callable(output) or not has_classes:
         return "predict"
     if available[0] == "predict":
         kind, remedy = type(estimator).__name__, "wrap it in sklearn.calibration.CalibratedClassifierCV"
@@ -222,16 +227,6 @@ def _check_single(values: Any) -> None:
     """Refuse lists, which estimators with several targets return."""
     if isinstance(values, list):
         raise ValueError("the estimator predicts several classifications at once; wrap one of them")
-
-
-def _is_classifier(estimator: Any) -> bool:
-    """Whether labels are classes; hasattr(predict_proba) alone would include outlier detectors."""
-    try:
-        from sklearn.base import is_classifier
-
-        return bool(is_classifier(estimator))
-    except (ImportError, AttributeError, TypeError):  # other libraries may lack scikit-learn's tags
-        return hasattr(estimator, "predict_proba") or getattr(estimator, "_estimator_type", None) == "classifier"
 
 
 class OnnxPredictor(Adapter):
@@ -331,8 +326,7 @@ def to_outputs(values: Any, batch: Batch) -> Array:
         raise ValueError(f"the model must return real numbers; got {array.dtype}. Pick them with output=")
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float32 if is_tensor(values) else np.float64)
-    outputs: Array = as_columns(array, batch)
-    return outputs
+    return np.asarray(as_columns(array, batch))
 
 
 def _has_rows(part: Any) -> bool:

@@ -59,8 +59,7 @@ class TorchPredictor(Adapter):
     def outputs(self, batch: Batch) -> Tensor:
         """Outputs (B, C) as a tensor, differentiable where gradients are on."""
         raw = call_module(self.module, batch, self.needed, self.keywords)
-        chosen: Tensor = as_columns(select_output(raw, self.output), batch)
-        return chosen
+        return as_columns(select_output(raw, self.output), batch)  # type: ignore[no-any-return]
 
     def __call__(self, batch: Batch) -> Array:
         """Outputs (B, C)."""
@@ -199,10 +198,7 @@ def noise_variance(function: Callable[[Tensor], Tensor], centre: Tensor, std: fl
     """
     derivative: Any = torch.func.vjp(function, centre)
     outputs, vector_product = derivative
-    columns = []
-    for c in range(outputs.shape[1]):
-        unit = torch.zeros_like(outputs)
-        unit[:, c] = 1
-        (gradient,) = vector_product(unit)  # row b holds the gradient of its own output c
-        columns.append((gradient.double() ** 2).flatten(1).sum(1))
+    units = torch.eye(outputs.shape[1]).to(outputs)  # row b of a gradient is that of its own output c
+    gradients = (vector_product(unit.expand_as(outputs))[0].double() for unit in units)
+    columns = [(gradient**2).flatten(1).sum(1) for gradient in gradients]
     return (std**2 * torch.stack(columns, dim=1)).to(centre.dtype)

@@ -21,13 +21,7 @@ from vbtta.augment.base import BuiltIn, Number, Positive, Probability, check_flo
 
 
 class Identity(BuiltIn, label="identity"):
-    """The unchanged input; the view that the guard compares with.
-
-    Examples
-    --------
-    >>> Identity().name
-    'identity'
-    """
+    """The unchanged input; the view that the guard compares with."""
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Return the batch."""
@@ -41,7 +35,6 @@ class GaussianNoise(BuiltIn, label="noise", stochastic=True):
 
     Examples
     --------
-    >>> from vbtta.augment import RowStreams
     >>> view = GaussianNoise(0.1)
     >>> view(np.zeros((3, 2)), RowStreams(0, view.name, 0, range(3))).shape
     (3, 2)
@@ -64,8 +57,7 @@ class GaussianNoise(BuiltIn, label="noise", stochastic=True):
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Add the noise."""
         check_floating(self, batch)
-        noise = check_streams(self, batch, rng).normal(0.0, self.std, tuple(batch.shape))
-        result = batch + like(noise, batch)
+        result = batch + like(check_streams(self, batch, rng).normal(0.0, self.std, tuple(batch.shape)), batch)
         return result if self.clip is None else result.clip(*self.clip)
 
 
@@ -93,8 +85,7 @@ class Affine(BuiltIn):
             raise ValueError(f"Affine: b must have shape ({len(matrix)},) to go with A; got {offset.shape}.")
         if not (np.isfinite(matrix).all() and np.isfinite(offset).all()):
             raise ValueError("Affine: A and b must be finite.")
-        digest = hashlib.sha256(matrix.tobytes() + offset.tobytes()).hexdigest()
-        self._store(A=matrix, b=offset, digest=digest)
+        self._store(A=matrix, b=offset, digest=hashlib.sha256(matrix.tobytes() + offset.tobytes()).hexdigest())
 
     def _default_name(self) -> str:
         return f"affine({self.digest[:8]})"
@@ -114,7 +105,6 @@ class FeatureDropout(BuiltIn, label="dropout", stochastic=True):
 
     Examples
     --------
-    >>> from vbtta.augment import RowStreams
     >>> view = FeatureDropout(0.5)
     >>> dropped = view(np.ones((1000, 4)), RowStreams(0, view.name, 0, range(1000)))
     >>> print(np.unique(dropped), dropped.mean().round(1))
@@ -215,9 +205,10 @@ class Pool:
 
 
 class Mixing(BuiltIn, stochastic=True):
-    """Base of mixup and cutmix: draws a partner x* of the pool for each row; subclasses work in `_mix`."""
+    """Base of mixup and cutmix: (1 - share) x + share x*, with a partner x* of the pool for each row."""
 
     invertible: ClassVar[bool] = False
+    by_feature: ClassVar[bool] = False  # whether every feature has a share of its own
     alpha: Positive
     pool: Pool
 
@@ -230,11 +221,9 @@ class Mixing(BuiltIn, stochastic=True):
         pool_shape, batch_shape = tuple(self.pool.rows.shape[1:]), tuple(batch.shape[1:])
         if pool_shape != batch_shape:
             raise ValueError(f"view {self.name}: pool rows have shape {pool_shape}, rows of the batch {batch_shape}.")
-        return self._mix(batch, self.pool.take(streams.integers(len(self.pool)), batch), streams)
-
-    def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
-        """Mix each row of the batch with its partner."""
-        raise NotImplementedError
+        partners = self.pool.take(streams.integers(len(self.pool)), batch)
+        shape = batch_shape if self.by_feature else (1,) * len(batch_shape)
+        return batch + like(streams.beta(self.alpha, self.alpha, (len(batch), *shape)), batch) * (partners - batch)
 
 
 class Mixup(Mixing, label="mixup"):
@@ -245,16 +234,11 @@ class Mixup(Mixing, label="mixup"):
 
     Examples
     --------
-    >>> from vbtta.augment import RowStreams
     >>> view = Mixup(0.5, np.ones((10, 2)))
     >>> mixed = view(np.zeros((4, 2)), RowStreams(0, view.name, 0, range(4)))
     >>> view.name, bool(np.all((mixed >= 0) & (mixed <= 1)))
     ('mixup(0.5)', True)
     """
-
-    def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
-        share = streams.beta(self.alpha, self.alpha, (len(batch), *[1] * (batch.ndim - 1)))  # (N, 1, ...)
-        return batch + like(share, batch) * (partners - batch)
 
 
 class CutMix(Mixing, label="cutmix"):
@@ -264,13 +248,10 @@ class CutMix(Mixing, label="cutmix"):
 
     Examples
     --------
-    >>> from vbtta.augment import RowStreams
     >>> view = CutMix(0.5, np.ones((10, 4)))
     >>> mixed = view(np.zeros((1, 4)), RowStreams(0, view.name, 0, [0]))
     >>> len(np.unique(mixed))  # every feature has its own share of the partner
     4
     """
 
-    def _mix(self, batch: Batch, partners: Batch, streams: RowStreams) -> Batch:
-        mask = like(streams.beta(self.alpha, self.alpha, tuple(batch.shape)), batch)
-        return batch + mask * (partners - batch)
+    by_feature: ClassVar[bool] = True

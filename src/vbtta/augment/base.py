@@ -9,10 +9,9 @@ from typing import Annotated, Any, ClassVar, Protocol, dataclass_transform, runt
 
 import numpy as np
 
-from vbtta._support.checks import require
 from vbtta._support.fingerprints import describe_fields
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, RowList, as_batch, copy_of, is_floating, is_tensor
+from vbtta._support.tensors import Batch, RowList, as_batch, copy_of, is_floating, is_tensor, resized, to_tensor
 from vbtta.data.labels import Array
 
 
@@ -205,8 +204,7 @@ class BuiltIn:
 
     def _rules(self) -> Iterator[tuple[Field[Any], Number | Choice]]:
         """Annotated fields with their annotations."""
-        annotated = ((item, rule) for item in fields(self) for rule in getattr(item.type, "__metadata__", ()))
-        return ((item, rule) for item, rule in annotated if isinstance(rule, Number | Choice))
+        return ((item, rule) for item in fields(self) for rule in getattr(item.type, "__metadata__", ()))
 
 
 class Chain(BuiltIn):
@@ -235,8 +233,8 @@ class Chain(BuiltIn):
         for view in self.views:
             if isinstance(view, type) or not isinstance(view, Augmentation):
                 raise ValueError(f"Chain: {view!r} is not a view; make one of a function with as_view(function).")
-        self._store(stochastic=any(view.stochastic for view in self.views), partial=any(map(is_partial, self.views)))
-        self._store(invertible=not any(map(_lacks_inverse, self.views)))
+        draws, partial = any(view.stochastic for view in self.views), any(map(is_partial, self.views))
+        self._store(stochastic=draws, partial=partial, invertible=not any(map(_lacks_inverse, self.views)))
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Apply the views in order."""
@@ -454,11 +452,7 @@ def _at_size(outputs: Batch, size: tuple[int, ...]) -> Batch:
     if len(own) != len(size) or len(factors) != 1 or 0 in factors:
         remedy = "return their size, or the size divided by a whole number: pad or crop the inputs to suit the model"
         raise ValueError(f"the model returned maps {own} for inputs {size}; it must {remedy}.")
-    torch = require("torch", "torch")
-    if not is_tensor(outputs):
-        return _at_size(torch.from_numpy(np.ascontiguousarray(outputs)), size).numpy()
-    mode = "bilinear" if len(size) == 2 else "trilinear"
-    return torch.nn.functional.interpolate(outputs, size=size, mode=mode, align_corners=False)
+    return resized(outputs, size) if is_tensor(outputs) else resized(to_tensor(outputs), size).numpy()
 
 
 def _is_built_in(view: Augmentation) -> bool:

@@ -61,8 +61,12 @@ def as_view(
     if isinstance(obj, type):
         raise TypeError(f"a view must be an object, not a class: use {obj.__name__}(...).")
     if isinstance(obj, Augmentation) and isinstance(obj.name, str):
-        view = obj if name in (None, obj.name) else _rename(obj, str(name))
-        return view if inverse is None else FunctionView(view.name, view, view.stochastic, inverse, True)
+        if inverse is None and name in (None, obj.name):
+            return obj
+        if inverse is None and isinstance(obj, BuiltIn | ForeignView):
+            return replace(obj, name=str(name))  # type: ignore[return-value]
+        inverse = getattr(obj, "inverse", None) if inverse is None else inverse
+        return FunctionView(str(name or obj.name), obj, obj.stochastic, inverse, True)
     if _is_from(obj, "ttach"):
         kind, n_views = _name_of(obj), len(obj) if _is_compose(obj) else "several"
         remedy = "compose" if _is_compose(obj) else f"ttach.Compose([{kind}()])"
@@ -73,7 +77,7 @@ def as_view(
     if _is_from(obj, "albumentations"):
         return AlbumentationsView(view_name, obj, stochastic is not False, inverse)
     if _is_from(obj, "monai.transforms"):
-        return MonaiView(view_name, obj, _monai_draws(obj) if stochastic is None else stochastic, inverse)
+        return MonaiView(view_name, obj, _draws(obj) if stochastic is None else stochastic, inverse)
     if _crops(obj):
         raise TypeError(f"{_name_of(obj)} stands for {_crops(obj)} views; use as_views, which lists them.")
     if any(_is_from(obj, package) for package in ("kornia.augmentation", "torchvision", "timm")):
@@ -261,18 +265,6 @@ def _with_zeros(operation: Any) -> Any:
     return {key: "zeros" if key == "padding_mode" else _with_zeros(value) for key, value in operation.items()}
 
 
-def _monai_draws(transform: Any) -> bool:
-    """Whether a MONAI transform, or one of a Compose, draws random numbers."""
-    parts = getattr(transform, "transforms", None)
-    return any(map(_monai_draws, parts)) if parts is not None else hasattr(transform, "set_random_state")
-
-
-def _rename(view: Augmentation, name: str) -> Augmentation:
-    if isinstance(view, BuiltIn | ForeignView):
-        return replace(view, name=name)
-    return FunctionView(name, view, view.stochastic, getattr(view, "inverse", None), True)
-
-
 def _is_from(obj: Any, package: str) -> bool:
     """Whether the object's class or one of its bases is defined in a package."""
     return any(f"{base.__module__}.".startswith(f"{package}.") for base in type(obj).__mro__)
@@ -366,9 +358,11 @@ def _is_random(part: Any) -> bool:
 
 
 def _draws(transform: Any) -> bool:
-    """Whether a transform of kornia.augmentation or torchvision draws random numbers."""
+    """Whether a transform of kornia.augmentation, torchvision or MONAI draws random numbers."""
     if _is_from(transform, "kornia.augmentation"):
         return True
     if type(transform).__name__ == "Compose":
-        return any(_draws(part) for part in transform.transforms)
+        return any(map(_draws, transform.transforms))
+    if _is_from(transform, "monai.transforms"):
+        return hasattr(transform, "set_random_state")
     return type(transform).__name__ not in _DETERMINISTIC_TORCHVISION

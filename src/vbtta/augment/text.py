@@ -109,8 +109,7 @@ class Case(TextView, label="case"):
         return self.form
 
     def _change(self, text: str, rng: Any) -> str:
-        changed: str = getattr(text, self.form)()
-        return changed
+        return str(getattr(text, self.form)())
 
 
 class Template(TextView, label="template"):
@@ -136,13 +135,7 @@ class Template(TextView, label="template"):
 
 
 class Paraphrase(TextView, label="paraphrase"):
-    """Other words for every text, from a table of your own; see :func:`paraphrases`.
-
-    Examples
-    --------
-    >>> Paraphrase({"Good film": "A film worth seeing"})(["Good film"])
-    ['A film worth seeing']
-    """
+    """Other words for every text, from a table of your own; see :func:`paraphrases`."""
 
     table: Mapping[str, str] = field(compare=False, repr=False)
 

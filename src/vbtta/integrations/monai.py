@@ -83,9 +83,9 @@ def collect_dataset(
 
     def load(i: int) -> tuple[Any, Any]:
         item = dataset[i]
-        target = _plain(item[label]).cpu().numpy()
-        target = target[0] if len(target) == 1 else target
-        return _plain(item[image]), target
+        parts = (item[image], item[label])  # MONAI's tensors hold metadata, others are plain
+        values, target = (part.as_tensor() if hasattr(part, "as_tensor") else part for part in parts)
+        return values, (target[0] if len(target) == 1 else target).cpu().numpy()
 
     if inferer is None:
         return collect_items(network, len(dataset), load, views, **options)
@@ -95,8 +95,3 @@ def collect_dataset(
 
     with evaluating(network), torch.no_grad():
         return collect_items(lambda batch: inferer(batch, network), len(dataset), load, views, **options)
-
-
-def _plain(tensor: Any) -> Any:
-    """A tensor without MONAI's metadata."""
-    return tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
