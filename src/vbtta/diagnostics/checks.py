@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -134,10 +134,9 @@ def gate_of(policy: Policy, predictions: ViewPredictions) -> GateUse | None:
     raw, weights = gate.features.raw(used), gate.weights_for(used)  # (N, K, F), (N, K)
     heaviest = weights.argmax(axis=1)
     views = []
-    for k in np.argsort(-np.bincount(heaviest, minlength=weights.shape[1]), kind="stable"):
+    places, times = np.unique(heaviest, return_counts=True)
+    for k in places[np.argsort(-times, kind="stable")]:
         here = heaviest == k
-        if not here.any():
-            break
         elsewhere = raw[here if here.all() else ~here, k].mean(axis=0)
         top = np.argsort(-weights[:, k], kind="stable")[:4]
         names = tuple(str(row if predictions.ids is None else predictions.ids[row]) for row in top if here[row])
@@ -270,9 +269,6 @@ def predictive_checks(
     def mean(scores: Array) -> float:
         return float(np.average(scores if scores.ndim == 1 else scores.mean(axis=1), weights=given.count))
 
-    def frequency(c: int, value: Array) -> float:
-        return mean(value == c)
-
     statistics: dict[str, Statistic]
     if isinstance(prediction, CategoricalPrediction):
         n_classes = prediction.proba.shape[1]
@@ -280,9 +276,8 @@ def predictive_checks(
         predicted = prediction.proba.argmax(axis=1)[given.instance]
         statistics = {"share of labels that are the predicted class": lambda value: mean(value == predicted)}
         repeated: dict[str, Statistic] = {"share of pairs of labels that agree": partial(_agreement, given, n_classes)}
-        if n_classes <= 20:
-            for c in range(n_classes):
-                statistics[f"frequency of class {prediction.classes[c]}"] = partial(frequency, c)
+        for c in range(n_classes if n_classes <= 20 else 0):
+            statistics[f"frequency of class {prediction.classes[c]}"] = partial(lambda c, value: mean(value == c), c)
     else:
         observed = given.continuous(prediction.mean.shape[1])
         centre, spread = prediction.mean[given.instance], np.sqrt(prediction.variance)[given.instance]
@@ -297,7 +292,13 @@ def predictive_checks(
         statistics |= repeated
     draw, generator = _simulator(policy, part, prediction, given), np.random.default_rng(seed)
     simulated = [draw(generator) for _ in range(simulations)]
-    return tuple(_check(name, statistic, observed, simulated) for name, statistic in statistics.items())
+    results = []
+    for name, statistic in statistics.items():
+        value, values = statistic(observed), np.array([statistic(drawn) for drawn in simulated])
+        tail = min(1 + (values <= value).sum(), 1 + (values >= value).sum())
+        numbers = value, values.mean(), *np.quantile(values, [0.025, 0.975]), min(1.0, 2 * tail / (1 + len(values)))
+        results.append(PredictiveCheck(name, *map(float, numbers)))
+    return tuple(results)
 
 
 def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> tuple[Sensitivity, ...]:
@@ -315,13 +316,10 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
             warnings.simplefilter("ignore", ConvergenceWarning)
             return quick_fit(model, None, False, engine, 0)(InMemory(views, given)).weights
 
-    reference, noise = weights(policy.model), getattr(policy.model, "noise", None)
-    changes = []
-    for prior in _PRIORS:
+    reference, noise, changes = weights(policy.model), getattr(policy.model, "noise", None), []
+    for prior, factor in product(_PRIORS, (1 / _FACTOR, _FACTOR)):
         value = getattr(policy.model, prior, None)
-        if value is None or _OF_NOISE.get(prior, noise) != noise:
-            continue
-        for factor in (1 / _FACTOR, _FACTOR):
+        if value is not None and _OF_NOISE.get(prior, noise) == noise:
             changed = tuple(factor * entry for entry in value) if isinstance(value, tuple) else factor * value
             refitted = weights(replace(cast("Any", policy.model), **{prior: changed}))
             changes.append(Sensitivity(prior, factor, float(0.5 * np.abs(refitted - reference).sum())))
@@ -350,15 +348,13 @@ def copying_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
     rows_of = [np.flatnonzero(labels.annotator == person) for person in range(len(labels.annotator_names))]
     pairs = []
     for a, b in combinations(range(len(rows_of)), 2):
-        shared, at_a, at_b = np.intersect1d(
-            labels.instance[rows_of[a]], labels.instance[rows_of[b]], return_indices=True
-        )
-        if len(shared) < _MIN_SHARED:
-            continue
-        first, second = rows_of[a][at_a], rows_of[b][at_b]
-        truth = special.softmax(log_truth[shared] - np.log(likelihood[second]), axis=1)
-        repeat = matrices[place[second], value[first]]
-        pairs.append((a, b, np.vecdot(truth, repeat), value[first] == value[second]))
+        instances = labels.instance[rows_of[a]], labels.instance[rows_of[b]]
+        shared, at_a, at_b = np.intersect1d(*instances, return_indices=True)
+        if len(shared) >= _MIN_SHARED:
+            first, second = rows_of[a][at_a], rows_of[b][at_b]
+            truth = special.softmax(log_truth[shared] - np.log(likelihood[second]), axis=1)
+            repeat = matrices[place[second], value[first]]
+            pairs.append((a, b, np.vecdot(truth, repeat), value[first] == value[second]))
     shares = np.array([_copied_share(chance, same) for _, _, chance, same in pairs])
     typical = float(np.median(shares)) if len(shares) >= 3 else 0.0
     ratios = [
@@ -366,12 +362,9 @@ def copying_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
         for share, (_, _, chance, same) in zip(shares, pairs, strict=True)
     ]
     p_values = holm(special.ndtr(-np.sqrt(2 * np.maximum(ratios, 0)))) if pairs else np.zeros(0)
-    names = labels.annotator_names
-    found = [
-        Copying(names[a], names[b], len(same), float(share), float(p_value))
-        for (a, b, _, same), share, p_value in zip(pairs, shares, p_values, strict=True)
-    ]
-    return tuple(sorted(found, key=lambda pair: pair.p_value))
+    names, found = labels.annotator_names, zip(pairs, shares.tolist(), p_values.tolist(), strict=True)
+    copying = [Copying(names[a], names[b], len(same), share, p_value) for (a, b, _, same), share, p_value in found]
+    return tuple(sorted(copying, key=lambda pair: pair.p_value))
 
 
 def _log_copies(share: float, chance: Array, same: Array) -> float:
@@ -389,13 +382,10 @@ def _copied_share(chance: Array, same: Array) -> float:
 
 
 def annotator_places(names: Sequence[str], labels: LabelSets) -> Array:
-    """Every label's annotator by position in the fit, one past the last for annotators that it did not meet: (J,).
-
-    All positions are 0 where the fit has one annotator or none by name.
-    """
+    """Every label's annotator by position in the fit, one past the last for those it did not meet; 0 of one: (J,)."""
     if len(names) <= 1 or labels.annotator is None:
         return np.full(len(labels), 0 if len(names) <= 1 else len(names))
-    known = {name: place for place, name in enumerate(names)}
+    known = dict(zip(names, range(len(names)), strict=True))
     return np.array([known.get(name, len(names)) for name in labels.annotator_names])[labels.annotator]
 
 
@@ -409,42 +399,30 @@ def _agreement(labels: LabelSets, n_classes: int, value: Array) -> float:
 
 def _within(labels: LabelSets, value: Array) -> float:
     """Standard deviation of labels around the mean of their instance, pooled over instances and outputs."""
-    weight = np.bincount(labels.instance, labels.count, labels.n_instances)
-    total = 0.0
+    weight, total = np.bincount(labels.instance, labels.count, labels.n_instances), 0.0
     for column in value.T:
         mean = np.bincount(labels.instance, labels.count * column, labels.n_instances) / np.where(weight > 0, weight, 1)
         total += float((labels.count * (column - mean[labels.instance]) ** 2).sum())
     return float(np.sqrt(total / max(np.maximum(weight - 1, 0).sum() * value.shape[1], 1e-300)))
 
 
-def _check(name: str, statistic: Statistic, observed: Array, simulated: list[Array]) -> PredictiveCheck:
-    value, values = statistic(observed), np.array([statistic(drawn) for drawn in simulated])
-    low, high = np.quantile(values, [0.025, 0.975])
-    tail = min(1 + (values <= value).sum(), 1 + (values >= value).sum())
-    p_value = min(1.0, 2 * tail / (1 + len(values)))
-    return PredictiveCheck(name, float(value), float(values.mean()), float(low), float(high), float(p_value))
-
-
 def _simulator(policy: Policy, predictions: ViewPredictions, prediction: Prediction, labels: LabelSets) -> Draw:
     """A function that draws new labels of the same inputs and annotators: (J,) class positions or (J, C) numbers."""
-    annotators = policy.annotators
-    if isinstance(prediction, CategoricalPrediction):
-        if annotators is None:
-            return lambda generator: draw_positions(generator, prediction.proba[labels.instance])
+    people = policy.annotators
+    drawn = prediction.take(labels.instance) if people is None else prediction  # labels of an instance share its truth
+
+    def truth(generator: np.random.Generator) -> Array:
+        if isinstance(drawn, CategoricalPrediction):
+            return draw_positions(generator, drawn.proba)
+        return drawn.draw(generator)
+
+    if people is None:
+        return truth
+    places = annotator_places(people.names, labels)
+    if not isinstance(people, AnnotatorNoise):
         assert policy.label_noise is not None
-        places = annotator_places(annotators.names, labels)
         draw_labels = policy.label_noise.label_sampler(places, labels.instance, predictions.outputs)
-        return lambda generator: draw_labels(generator, draw_positions(generator, prediction.proba)[labels.instance])
-    if annotators is None:
-        return lambda generator: prediction.take(labels.instance).draw(generator)
-    assert isinstance(annotators, AnnotatorNoise)
-    bias = np.concatenate([annotators.bias, np.zeros((1, annotators.bias.shape[1]))])
-    scale = np.concatenate([annotators.noise, np.sqrt((annotators.noise**2).mean(axis=0, keepdims=True))])
-    annotator = annotator_places(annotators.names, labels)
-
-    def numbers(generator: np.random.Generator) -> Array:
-        truth = prediction.draw(generator)  # (N, C)
-        error = bias[annotator] + scale[annotator] * generator.standard_normal((len(annotator), bias.shape[1]))
-        return np.asarray(truth[labels.instance] + error)
-
-    return numbers
+        return lambda generator: draw_labels(generator, truth(generator)[labels.instance])
+    bias = np.concatenate([people.bias, np.zeros((1, people.bias.shape[1]))])[places]
+    scale = np.concatenate([people.noise, np.sqrt((people.noise**2).mean(axis=0, keepdims=True))])[places]
+    return lambda generator: truth(generator)[labels.instance] + (bias + scale * generator.standard_normal(bias.shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -55,8 +55,11 @@ class Diagnosis:
 
     def summary(self) -> str:
         """The findings in words, one line each; those that need attention start with an exclamation mark."""
-        parts = (_views, _gate, _noise, _copying, _overlap, _influence, _predictive, _sensitivity, _normality, _drift)
-        return "\n".join(line for part in parts for line in part(self))
+        lines = _views(self)
+        for name, (words, absent) in _IN_WORDS.items():
+            part = getattr(self, name)
+            lines += (words(part) if part else []) or absent
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """All findings as plain data for JSON; undefined numbers are None."""
@@ -160,24 +163,17 @@ def _views(diagnosis: Diagnosis) -> list[str]:
     return [*lines, f"{mark}Against the network alone: {diagnosis.guard.reason}."]
 
 
-def _gate(diagnosis: Diagnosis) -> list[str]:
-    if diagnosis.gate is None:
-        return []
-    names, pooled, coefficients, interval, views = diagnosis.gate
+def _gate(gate: checks.GateUse) -> list[str]:
+    names, pooled, coefficients, (low, high), views = gate._replace(interval=gate.interval.T)
     where = "averages over a group" if pooled else "features of the views' outputs"
     order = np.argsort(-np.abs(coefficients), kind="stable")
-    clear = [
-        f"{names[f]} {coefficients[f]:+.2f} ({interval[f, 0]:+.2f} to {interval[f, 1]:+.2f})"
-        for f in order
-        if interval[f, 0] > 0 or interval[f, 1] < 0
-    ]
-    lines = [f"Weights depend on {where}; clearly on: {listing(clear) or 'none of them'}."]
+    clear = [f for f in order if low[f] > 0 or high[f] < 0]
+    effects = [f"{names[f]} {coefficients[f]:+.2f} ({low[f]:+.2f} to {high[f]:+.2f})" for f in clear]
+    lines = [f"Weights depend on {where}; clearly on: {listing(effects) or 'none of them'}."]
     for name, share, contrast, examples in views[:_MAX_HEAVY]:
         f = int(np.abs(contrast * coefficients).argmax()) if len(contrast) else 0
-        because = (
-            f", where its {names[f]} is {contrast[f]:+.1f} standard deviations from elsewhere" if share < 1 else ""
-        )
-        lines.append(f"  {name} is the heaviest for {100 * share:.0f} % of the inputs{because}: {listing(examples)}")
+        where = f", where its {names[f]} is {contrast[f]:+.1f} standard deviations from elsewhere" if share < 1 else ""
+        lines.append(f"  {name} is the heaviest for {100 * share:.0f} % of the inputs{where}: {listing(examples)}")
     return lines
 
 
@@ -185,87 +181,64 @@ def annotators_in_words(annotators: Any, truth: Mapping[str, float] | None = Non
     """Estimated quality of the annotators, next to the true accuracy where it is known."""
     if annotators is None or not annotators.names:
         return []
-    known = truth or {}
-    if hasattr(annotators, "accuracy"):
-        rows = zip(annotators.names, annotators.accuracy, annotators.accuracy_interval, strict=True)
-        estimates = [
-            f"{name} {100 * value:.0f} % right ({100 * low:.0f} to {100 * high:.0f} %"
-            + (f"; in truth {100 * known[name]:.0f} %)" if name in known else ")")
-            for name, value, (low, high) in rows
-        ]
-    else:
-        estimates = [
-            f"{name} errs by {np.mean(noise):.3g} with a bias of {np.mean(bias):+.3g}"
-            for name, noise, bias in zip(annotators.names, annotators.noise, annotators.bias, strict=True)
-        ]
+    estimates = []
+    for k, name in enumerate(annotators.names):
+        if hasattr(annotators, "accuracy"):
+            value, (low, high) = 100 * annotators.accuracy[k], 100 * annotators.accuracy_interval[k]
+            known = f"; in truth {100 * truth[name]:.0f} %" if truth and name in truth else ""
+            estimates.append(f"{name} {value:.0f} % right ({low:.0f} to {high:.0f} %{known})")
+        else:
+            error, bias = annotators.noise[k].mean(), annotators.bias[k].mean()
+            estimates.append(f"{name} errs by {error:.3g} with a bias of {bias:+.3g}")
     return [f"Annotators: {listing(estimates, 8)}."]
 
 
-def _noise(diagnosis: Diagnosis) -> list[str]:
-    return annotators_in_words(diagnosis.annotators) or ["Label noise is not modelled."]
-
-
-def _copying(diagnosis: Diagnosis) -> list[str]:
-    if not diagnosis.copying:
-        return []
+def _copying(pairs: Sequence[checks.Copying]) -> list[str]:
     suspects = [
-        f"{pair.first} and {pair.second} ({100 * pair.copied:.0f} % of {pair.n_instances}, p = {pair.p_value:.1g})"
-        for pair in diagnosis.copying
-        if pair.p_value < _SMALL_P
+        f"{first} and {second} ({100 * copied:.0f} % of {n}, p = {p_value:.1g})"
+        for first, second, n, copied, p_value in pairs
+        if p_value < _SMALL_P
     ]
-    none = f"None of {len(diagnosis.copying)} pairs of annotators seems to copy."
+    none = f"None of {len(pairs)} pairs of annotators seems to copy."
     return [f"! Annotators who seem to copy each other: {listing(suspects)}." if suspects else none]
 
 
-def _overlap(diagnosis: Diagnosis) -> list[str]:
-    if diagnosis.overlap is None or len(diagnosis.overlap.names) < 2:
-        return []
-    names, _, matrix = diagnosis.overlap
+def _overlap(overlap: checks.Overlap) -> list[str]:
+    names, _, matrix = overlap
     pairs = sorted(((matrix[a, b], a, b) for a in range(len(names)) for b in range(a)), reverse=True)
-    if pairs[0][0] < _ALIKE:
-        value, a, b = pairs[0]
-        return [f"No two views explain the same labels; nearest are {names[b]} and {names[a]} (overlap {value:.2f})."]
-    alike = [f"{names[b]} and {names[a]} ({value:.2f})" for value, a, b in pairs if value >= _ALIKE]
-    return [f"Views that explain the same labels (overlap): {listing(alike)}."]
+    if alike := [f"{names[b]} and {names[a]} ({value:.2f})" for value, a, b in pairs if value >= _ALIKE]:
+        return [f"Views that explain the same labels (overlap): {listing(alike)}."]
+    nearest = [f"{names[b]} and {names[a]} (overlap {value:.2f})" for value, a, b in pairs[:1]]
+    return [f"No two views explain the same labels; nearest are {text}." for text in nearest]
 
 
-def _influence(diagnosis: Diagnosis) -> list[str]:
-    if diagnosis.influence is None:
-        return []
-    names, score, error = diagnosis.influence
-    text = [f"{names[k]} ({score[k]:+.4f} per input)" for k in range(len(names))]
+def _influence(influence: checks.Influence) -> list[str]:
+    names, score, error = influence
+    text = [f"{name} ({change:+.4f} per input)" for name, change in zip(names, score, strict=True)]
     missed = [text[k] for k in np.argsort(score, kind="stable") if score[k] < -2 * error[k]]
-    harmful = [text[k] for k in range(len(names)) if score[k] > 2 * error[k] > 0]
+    harmful = [text[k] for k in np.flatnonzero(error) if score[k] > 2 * error[k]]
     lines = ["No single view is missed: held-out scores do not fall beyond two standard errors without it."]
     if missed:
         lines = [f"Held-out scores fall beyond two standard errors without {listing(missed)}."]
     return [*lines, f"! Held-out scores rise without {listing(harmful)}."] if harmful else lines
 
 
-def _predictive(diagnosis: Diagnosis) -> list[str]:
-    if diagnosis.predictive is None:
-        return []
+def _predictive(results: Sequence[checks.PredictiveCheck]) -> list[str]:
     lines = [
-        f"! {check.statistic[0].upper()}{check.statistic[1:]}: observed {check.observed:.4g}, the model expects "
-        f"{check.expected:.4g} ({check.low:.4g} to {check.high:.4g})."
-        for check in diagnosis.predictive
-        if check.p_value < _SMALL_P
+        f"! {name[0].upper()}{name[1:]}: observed {value:.4g}, the model expects {mean:.4g} ({low:.4g} to {high:.4g})."
+        for name, value, mean, low, high, p_value in results
+        if p_value < _SMALL_P
     ]
-    return lines or [f"Simulated label sets look like the observed ones in all {len(diagnosis.predictive)} respects."]
+    return lines or [f"Simulated label sets look like the observed ones in all {len(results)} respects."]
 
 
-def _sensitivity(diagnosis: Diagnosis) -> list[str]:
-    if not diagnosis.sensitivity:
-        return []
-    prior, factor, distance = max(diagnosis.sensitivity, key=lambda change: change.distance)
+def _sensitivity(changes: Sequence[checks.Sensitivity]) -> list[str]:
+    prior, factor, distance = max(changes, key=lambda change: change.distance)
     verdict = "! The weights depend on a prior" if distance > _SENSITIVE else "The weights do not depend on the priors"
     return [f"{verdict}: {100 * distance:.0f} % of the weight moves at most, with {prior} times {factor:.2g}."]
 
 
-def _normality(diagnosis: Diagnosis) -> list[str]:
-    part = diagnosis.normality
-    if part is None:
-        return ["Normality of the draws was not tested: there are none (collect_views(keep_draws=...))."]
+def _normality(part: Normality) -> list[str]:
     tests = {"Henze-Zirkler": part[1], "Anderson-Darling": part[2], "Shapiro-Wilk": part[3]}
     lines = []
     for k in np.flatnonzero(part.tested):
@@ -282,12 +255,23 @@ def _normality(diagnosis: Diagnosis) -> list[str]:
     return lines or ["Normality of the draws was not tested: no view's draws vary."]
 
 
-def _drift(diagnosis: Diagnosis) -> list[str]:
-    if diagnosis.drift is None:
-        return []
-    drifted = diagnosis.drift.drifted
-    changes = [
+def _drift(drift: checks.Drift) -> list[str]:
+    title = "! Incoming views differ from calibration time:" if drift.drifted else "Incoming views look as before:"
+    return [title] + [
         f"  {signal}: {then:.4g} then, {now:.4g} now ({shift:+.2f} standard deviations, p = {p_value:.2g})"
-        for signal, then, now, shift, p_value in diagnosis.drift.checks
+        for signal, then, now, shift, p_value in drift.checks
     ]
-    return ["! Incoming views differ from calibration time:" if drifted else "Incoming views look as before:", *changes]
+
+
+_NO_DRAWS = "Normality of the draws was not tested: there are none (collect_views(keep_draws=...))."
+_IN_WORDS: dict[str, tuple[Callable[[Any], list[str]], list[str]]] = {  # of a part, and what is said without it
+    "gate": (_gate, []),
+    "annotators": (annotators_in_words, ["Label noise is not modelled."]),
+    "copying": (_copying, []),
+    "overlap": (_overlap, []),
+    "influence": (_influence, []),
+    "predictive": (_predictive, []),
+    "sensitivity": (_sensitivity, []),
+    "normality": (_normality, [_NO_DRAWS]),
+    "drift": (_drift, []),
+}
