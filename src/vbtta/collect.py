@@ -94,11 +94,8 @@ def collect_views(
     means, variances, single_draws = gathered
     mean = np.concatenate(means)
     means.clear()  # at most twice the result is in memory
-    variance_of_draws = np.concatenate(variances) if variances else None
-    kept = np.concatenate(single_draws) if single_draws else None
-    return ViewPredictions(
-        mean, variance_of_draws, ids=ids, groups=groups, draws=kept, **collector.description(classes)
-    )
+    of_draws, kept = (np.concatenate(parts) if parts else None for parts in (variances, single_draws))
+    return ViewPredictions(mean, of_draws, ids=ids, groups=groups, draws=kept, **collector.description(classes))
 
 
 def collect_rows(

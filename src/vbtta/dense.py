@@ -95,14 +95,12 @@ def collect_dense(
             if start + shape[0] > len(truth):
                 raise ValueError(f"there are more inputs than the {len(truth)} targets; every input needs its target")
             visible = collector.visible(batch, start)
-            drawn = [
-                _draw(truth, start + row, visible[row], positions, stratify, seed, batch) for row in range(len(batch))
-            ]
-            collector.places = (
-                np.repeat(np.arange(len(batch)), [len(chosen.position) for chosen in drawn]),
-                np.concatenate([chosen.position for chosen in drawn]),
-            )
-            if len(collector.places[0]):
+            options = (positions, stratify, seed, batch)
+            drawn = [_draw(truth, start + row, mask, *options) for row, mask in enumerate(visible)]
+            sizes = [len(chosen.position) for chosen in drawn]
+            places = np.concatenate([chosen.position for chosen in drawn])
+            collector.places = np.repeat(np.arange(len(batch)), sizes), places
+            if len(places):
                 mean, variance, _ = collector.collect(batch, start)
                 for row, chosen in enumerate(drawn):
                     _check_labels(chosen, truth.name(start + row), mean.shape[2], classes, stratify)
@@ -228,7 +226,11 @@ def _draw(truth: _Targets, row: int, visible: Array, count: int, stratify: bool,
     if not stratify:
         position = np.sort(random.choice(valid, min(count, len(valid)), replace=False))
     else:
-        kinds, kind = np.unique(_majority(values[:, valid], labelled[:, valid]), return_inverse=True)
+        majority, every = values[0, valid], np.unique(values[labelled])
+        if len(values) > 1 and len(every):  # the value that most raters gave, the smallest of several
+            votes = [((values[:, valid] == each) & labelled[:, valid]).sum(axis=0) for each in every]
+            majority = every[np.argmax(votes, axis=0)]
+        kinds, kind = np.unique(majority, return_inverse=True)
         sizes, quotas, left = np.bincount(kind, minlength=len(kinds)), np.zeros(len(kinds), dtype=np.intp), count
         for order, member in enumerate(np.argsort(sizes, kind="stable")):  # small classes leave positions to others
             quotas[member] = min(sizes[member], left // (len(kinds) - order))
@@ -241,15 +243,6 @@ def _draw(truth: _Targets, row: int, visible: Array, count: int, stratify: bool,
     value = values[rater, position[instance]]
     kinds = np.unique(values[labelled])
     return _Drawn(position.astype(np.int32), weight, instance.astype(np.int32), value, people[rater], kinds)
-
-
-def _majority(values: Array, labelled: Array) -> Array:
-    """The value that most raters gave, (n,) from (R, n); the smallest of several."""
-    if len(values) == 1:
-        return np.asarray(values[0])
-    kinds = np.unique(values[labelled])
-    votes = np.stack([((values == kind) & labelled).sum(axis=0) for kind in kinds])
-    return np.asarray(kinds[votes.argmax(axis=0)])
 
 
 @dataclass
@@ -296,10 +289,8 @@ def _check_labels(drawn: _Drawn, name: str, n_outputs: int, classes: ArrayLike |
     """Refuse labels that do not fit the outputs."""
     if n_outputs == 1:
         if drawn.value.dtype.kind != "f":
-            remedy = (
-                "targets.astype(float) for a regression, or two logits, torch.cat([0 * maps, maps], 1), for classes"
-            )
-            raise ValueError(f"the model returns one map and the targets are whole numbers: give {remedy}")
+            remedy = "targets.astype(float) for a regression, or two logits, torch.cat([0 * maps, maps], 1)"
+            raise ValueError(f"the model returns one map and the targets are whole numbers: give {remedy}, for classes")
         if stratify:
             raise ValueError("stratify=True draws by class; the targets of a single output are no classes")
         return

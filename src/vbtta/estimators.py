@@ -115,11 +115,8 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_clone__(self) -> Self:
         """A new estimator with the same parameters; a frozen estimator and the views are shared, not copied."""
         shared = {"views", "estimator"} if self._is_frozen() else {"views"}
-        parameters = {
-            name: value if name in shared else clone(value, safe=False)
-            for name, value in self.get_params(deep=False).items()
-        }
-        new = type(self)(**parameters)
+        given = self.get_params(deep=False).items()
+        new = type(self)(**{name: value if name in shared else clone(value, safe=False) for name, value in given})
         for name in ("_metadata_request", "_sklearn_output_config"):
             if name in self.__dict__:
                 setattr(new, name, self.__dict__[name])
@@ -135,8 +132,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return isinstance(self.cv, str) and self.cv == "frozen"
 
     def _allows_gaps(self) -> bool:
-        tagged = hasattr(self.estimator, "__sklearn_tags__")
-        return tagged and bool(get_tags(self.estimator).input_tags.allow_nan)
+        return hasattr(self.estimator, "__sklearn_tags__") and bool(get_tags(self.estimator).input_tags.allow_nan)
 
     def _inputs(self, X: Any, *, reset: bool) -> Any:
         """Checked inputs: arrays of any dimension; tables stay tables, for their names and types."""
@@ -261,7 +257,7 @@ class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """The most probable class of every input: (N,)."""
-        best = self.predict_proba(X).argmax(axis=1)
+        best = self.predict_proba(X).argmax(axis=1)  # says if the estimator is not fitted, before classes_ is missed
         return np.asarray(self.classes_[best])
 
     def predict_proba(self, X: Any) -> Array:

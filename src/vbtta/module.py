@@ -127,7 +127,11 @@ class TTAModule(nn.Module):
         self.max_batch = None if max_batch is None else whole_number("max_batch", max_batch, 1)
         self.draws, self.seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
         self.key = key
-        self.output_kind: OutputKind = _output_kind(output, policy.task)
+        kinds: tuple[OutputKind, ...] = ("mean",) if policy.task == "regression" else ("probability", "log_probability")
+        if output is not None and output not in kinds:
+            choice = " or ".join(map(repr, kinds))
+            raise ValueError(f"output must be {choice} for a {policy.task} policy; got {output!r}")
+        self.output_kind: OutputKind = output or kinds[0]
         self.network = adapter.module
         self.views = _used_views(as_views(views), policy, adapter.output_kind)
         self.n_outputs, names = policy.n_outputs, policy.used_names
@@ -364,8 +368,8 @@ class TTAModule(nn.Module):
         joint = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         outputs = self._call(joint, len(tensors) * n_rows)
         if outputs.ndim == 2:
-            outputs = outputs.reshape(len(tensors), n_rows, outputs.shape[1])
-            yield views, _swap_rows([self.views[k] for k in views], outputs), None
+            rows = zip(views, outputs.reshape(len(tensors), n_rows, outputs.shape[1]), strict=True)
+            yield views, torch.stack([reorder_classes(self.views[k], part) for k, part in rows]), None
             return
         parts = [outputs[place * n_rows : (place + 1) * n_rows] for place in range(len(views))]
         del joint, outputs  # of maps only those in use are kept
@@ -432,9 +436,8 @@ class TTAModule(nn.Module):
 
     def _in_precision(self, batch: Batch) -> Batch:
         """Floating-point tensors in the network's precision, as in collect_views."""
-        dtype = dtype_of(self.network)
         if isinstance(batch, Tensor):
-            return batch.to(dtype) if dtype is not None and batch.is_floating_point() else batch
+            return batch.to(dtype_of(self.network) or batch.dtype) if batch.is_floating_point() else batch
         if isinstance(batch, Mapping):
             return {key: self._in_precision(part) for key, part in batch.items()}
         return tuple(self._in_precision(part) for part in batch) if isinstance(batch, tuple) else batch
@@ -466,11 +469,7 @@ class _Pool(nn.Module):
         self.gate = None if pooling.gate is None else _Gate(pooling.gate, policy.used_names)
 
     def add(
-        self,
-        states: list[State | None],
-        views: list[int],
-        parts: Sequence[Tensor],
-        masks: Sequence[Tensor | None],
+        self, states: list[State | None], views: list[int], parts: Sequence[Tensor], masks: Sequence[Tensor | None]
     ) -> list[State | None]:
         """The sums of every block with some views' outputs (V, B, C, ...) added, where they are seen."""
         used = [place for place, view in enumerate(views) if self.row_of[view] >= 0]
@@ -479,62 +478,48 @@ class _Pool(nn.Module):
         rows = [self.row_of[views[place]] for place in used]
         if len(used) < len(views):
             parts = [_rows_of(part, used) for part in parts]
-        tables = self._tables(rows, parts[0])
-        blocks = zip(states, parts, masks, strict=True)
+        return [self._add(*block, rows) for block in zip(states, parts, masks, strict=True)]
+
+    def _add(self, state: State | None, outputs: Tensor, seen: Tensor | None, rows: list[int]) -> State | None:
+        """The sums of a block with outputs added; with a gate that does not stream the outputs of all views."""
         if self.gate is None:
-            return [self._add(state, part, mask, tables) for state, part, mask in blocks]
-        return [self._add_gated(state, rows, part, mask) for state, part, mask in blocks]
-
-    def _add(
-        self, state: State | None, outputs: Tensor, seen: Tensor | None, tables: tuple[Tensor, Tensor, Tensor]
-    ) -> State:
-        terms = self._terms(outputs, tables)
-        terms = terms * tables[2] if seen is None else terms * tables[2] * seen
-        part = terms[0] if len(terms) == 1 else terms.sum(0)
-        return (part if state is None else state[0] + part,)
-
-    def _add_gated(self, state: State | None, rows: list[int], outputs: Tensor, seen: Tensor | None) -> State | None:
-        """The sums with outputs added whose weights depend on them; without streams the outputs of all views."""
-        assert self.gate is not None
-        if self.gate.streams and outputs.ndim > 3:
+            terms, weights = self._terms(rows, outputs)
+            terms = terms * weights if seen is None else terms * weights * seen
+            part = terms[0] if len(terms) == 1 else terms.sum(0)
+        elif self.gate.streams and outputs.ndim > 3:
             for row, maps in zip(rows, outputs, strict=True):
                 state = self._add_map(state, row, maps, seen)
             return state
-        if seen is not None:
+        elif seen is not None:
             raise ValueError("features='all' needs views that see all of a map; fit with features='own'")
-        if self.gate.pooled:
+        elif self.gate.pooled:
             raise ValueError("features='pooled' averages over maps (B, C, H, W), and the network returns rows")
-        zeros = torch.zeros_like(outputs[0])
-        part = torch.stack([outputs[rows.index(k)] if k in rows else zeros for k in range(len(self.scale))])
+        else:
+            zeros = torch.zeros_like(outputs[0])
+            part = torch.stack([outputs[rows.index(k)] if k in rows else zeros for k in range(len(self.scale))])
         return (part if state is None else state[0] + part,)
 
     def _add_map(self, state: State | None, row: int, outputs: Tensor, seen: Tensor | None) -> State:
         """The sums with one view's maps (B, C, ...) added, whose weights depend on it and on the identity."""
         assert self.gate is not None
         identity = outputs if state is None else state[-1]
-        tables = self._tables([row], outputs[None])
-        terms = self._terms(outputs[None], tables)[0]
+        (terms,), weights = self._terms([row], outputs[None])
         score = self.gate.score(row, outputs, identity if self.gate.places else outputs, seen)  # (B, 1, ...)
         top = score if state is None else torch.maximum(state[2], score)
-        weight = torch.exp(score - top) * (tables[2][0, :, :1] > 0)
+        weight = torch.exp(score - top) * (weights[0, :, :1] > 0)
         weight = weight if seen is None else weight * seen
         if state is None:
             return weight * terms, weight, top, identity
         faded = torch.exp(state[2] - top)
         return faded * state[0] + weight * terms, faded * state[1] + weight, top, identity
 
-    def _tables(self, rows: list[int], outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scale, offset and weights of some views, which broadcast to their outputs (V, B, C, ...)."""
+    def _terms(self, rows: list[int], outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What views contribute to the sums before they are weighted, (V, B, C, ...), and their weights."""
         shape = (len(rows), 1, outputs.shape[2], *[1] * (outputs.ndim - 3))
-        scale, offset, weights = (
-            _rows_of(table, rows).reshape(shape).to(outputs.dtype) for table in (self.scale, self.offset, self.weights)
-        )
-        return scale, offset, weights
-
-    def _terms(self, outputs: Tensor, tables: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """What views contribute before they are weighted: (V, B, C, ...)."""
-        terms = (outputs * tables[0]).add_(tables[1])
-        return self._probabilities(terms, 2) if self.kind == "mixture" else terms
+        tables = (_rows_of(table, rows).reshape(shape) for table in (self.scale, self.offset, self.weights))
+        scale, offset, weights = (table.to(outputs.dtype) for table in tables)
+        terms = (outputs * scale).add_(offset)
+        return self._probabilities(terms, 2) if self.kind == "mixture" else terms, weights
 
     def _probabilities(self, utility: Tensor, axis: int) -> Tensor:
         """Class probabilities of utilities with the classes along an axis."""
@@ -564,8 +549,7 @@ class _Pool(nn.Module):
     def finish(self, state: State, masks: Masks) -> tuple[Tensor, Tensor | None]:
         """Means or probabilities (B, C, ...) from the sums over all views, and where any is seen (None: everywhere)."""
         if self.gate is not None and len(state) == 1:
-            tables = self._tables(list(range(len(self.scale))), state[0])
-            terms, weights = self._terms(state[0], tables), tables[2]
+            terms, weights = self._terms(list(range(len(self.scale))), state[0])
             positions = state[0].movedim(2, -1)  # (K, B, ..., C)
             gates: Tensor = self.gate(positions.flatten(1, -2).transpose(0, 1)).T  # (K, positions)
             by_input = gates.reshape(positions.shape[:-1]).unsqueeze(2) * (weights > 0)  # (K, B, C, ...)
@@ -599,13 +583,9 @@ class _Gate(nn.Module):
         pair = torch.stack([identity.movedim(1, -1), outputs.movedim(1, -1)], -2)  # (B, ..., 2, C)
         raw = built_in(torch, self.task, pair.flatten(0, -3), unit, [0])[:, 1].reshape(*pair.shape[:-2], -1)
         if self.pooled:  # in double precision, since sums over maps lose digits
-            space = tuple(range(1, raw.ndim - 1))
-            if seen is None:
-                raw = raw.mean(space, keepdim=True, dtype=torch.float64)
-            else:
-                visible = seen.movedim(1, -1).expand(*raw.shape[:-1], 1).double()
-                raw = (raw * visible).sum(space, keepdim=True) / visible.sum(space, keepdim=True)
-            raw = raw.to(outputs.dtype)
+            space, mask = tuple(range(1, raw.ndim - 1)), torch.ones_like(outputs[:, :1]) if seen is None else seen
+            visible = mask.movedim(1, -1).expand(*raw.shape[:-1], 1).double()
+            raw = ((raw * visible).sum(space, keepdim=True) / visible.sum(space, keepdim=True)).to(outputs.dtype)
         clipped = torch.minimum(torch.maximum(raw, limits[0]), limits[1]) - limits[0]
         score = log_weights[row] + (clipped * slopes).sum(-1, keepdim=True)  # (B, ..., 1)
         return score.movedim(-1, 1).expand(outputs.shape[0], 1, *outputs.shape[2:])
@@ -637,13 +617,6 @@ class Stage(TTAModule):
         return next((tensor.device for tensor in self.network.parameters()), super()._device)
 
 
-def _output_kind(output: OutputKind | None, task: str) -> OutputKind:
-    kinds: tuple[OutputKind, ...] = ("mean",) if task == "regression" else ("probability", "log_probability")
-    if output is not None and output not in kinds:
-        raise ValueError(f"output must be {' or '.join(map(repr, kinds))} for a {task} policy; got {output!r}")
-    return output or kinds[0]
-
-
 def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> list[Augmentation]:
     """The views of positive weight in the order of the fit."""
     by_name = {view.name: view for view in views}
@@ -672,22 +645,13 @@ def _streams(view: Augmentation, batch: Batch, seed: int, draw: int, first: int 
     return RowStreams(seed, view.name, draw, first + np.arange(n_rows_of(batch)))
 
 
-def _swap_rows(views: list[Augmentation], outputs: Tensor) -> Tensor:
-    """Outputs (V, B, C) with the classes exchanged that views turn into each other."""
-    parts = list(outputs)
-    swapped = [reorder_classes(view, part) for view, part in zip(views, parts, strict=True)]
-    return torch.stack(swapped) if any(new is not old for new, old in zip(swapped, parts, strict=True)) else outputs
-
-
 def _log(probability: Tensor) -> Tensor:
     return probability.clamp_min(torch.finfo(probability.dtype).tiny).log()
 
 
 def _unseen(views: list[Augmentation]) -> ValueError:
-    names = [view.name for view in views]
-    return ValueError(
-        f"some positions are seen by none of the policy's views {names}; fit it with Identity() among them"
-    )
+    unseen = f"some positions are seen by none of the policy's views {[view.name for view in views]}"
+    return ValueError(f"{unseen}; fit it with Identity() among them")
 
 
 def _by_rows(maps: Tensor) -> Tensor:
