@@ -155,19 +155,37 @@ def entropy(proba: Array) -> Array:
 
 
 def squared_errors(y: ArrayLike, mean: ArrayLike) -> Array:
-    """Squared error of every label, averaged over outputs: (J,)."""
+    """Squared error of every label, averaged over outputs: (J,).
+
+    Examples
+    --------
+    >>> squared_errors([[1.0, 0.0], [3.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]])
+    array([0., 2.])
+    """
     target, mean = _same_shape(y=y, mean=mean)
     return _over_outputs((target - mean) ** 2)
 
 
 def absolute_errors(y: ArrayLike, mean: ArrayLike) -> Array:
-    """Absolute error of every label, averaged over outputs: (J,)."""
+    """Absolute error of every label, averaged over outputs: (J,).
+
+    Examples
+    --------
+    >>> absolute_errors([1.0, 3.0], [1.0, 1.0])
+    array([0., 2.])
+    """
     target, mean = _same_shape(y=y, mean=mean)
     return _over_outputs(np.abs(target - mean))
 
 
 def covered(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> Array:
-    """Share of every label's outputs inside the interval: (J,)."""
+    """Share of every label's outputs inside the interval: (J,).
+
+    Examples
+    --------
+    >>> covered([0.0, 5.0], [-1.0, -1.0], [1.0, 1.0])
+    array([1., 0.])
+    """
     target, low, high = _same_shape(y=y, lower=lower, upper=upper)
     if (low > high).any():
         raise ValueError("lower must not exceed upper; were they swapped?")
@@ -175,13 +193,25 @@ def covered(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> Array:
 
 
 def hits(y: ArrayLike, proba: ArrayLike) -> Array:
-    """Whether every label is the most probable class, 0 or 1: (J,)."""
+    """Whether every label is the most probable class, 0 or 1: (J,).
+
+    Examples
+    --------
+    >>> hits([0, 1], [[0.9, 0.1], [0.8, 0.2]])
+    array([1., 0.])
+    """
     position, table = _classes(y, proba)
     return np.asarray(table.argmax(axis=1) == position, dtype=np.float64)
 
 
 def brier_scores(y: ArrayLike, proba: ArrayLike) -> Array:
-    """Brier score of every label: (J,)."""
+    """Brier score of every label: (J,).
+
+    Examples
+    --------
+    >>> brier_scores([0, 1], [[0.9, 0.1], [0.8, 0.2]]).round(2)
+    array([0.02, 1.28])
+    """
     position, table = _classes(y, proba)
     return np.asarray((table**2).sum(axis=1) - 2 * table[np.arange(len(position)), position] + 1)
 
@@ -262,7 +292,13 @@ def dice_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, 
 
 
 def iou_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, ignore: int | None = None) -> Array:
-    """Intersection over union of every image and class, (N, C); NaN for a class neither there nor predicted."""
+    """Intersection over union of every image and class, (N, C); NaN for a class neither there nor predicted.
+
+    Examples
+    --------
+    >>> iou_scores([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 2).round(2)
+    array([[0.5 , 0.67]])
+    """
     both, either = _overlap(y, maps, n_classes, ignore)
     with np.errstate(invalid="ignore"):
         return np.asarray(both / either)
@@ -283,7 +319,13 @@ def average_precision(y: ArrayLike, score: ArrayLike) -> float:
 
 
 def average_precisions(y: ArrayLike, score: ArrayLike) -> Array:
-    """Average precision of every image, (N,): the mean precision at the positives, ties shared; NaN without any."""
+    """Average precision of every image, (N,): the mean precision at the positives, ties shared; NaN without any.
+
+    Examples
+    --------
+    >>> average_precisions([[1, 0], [0, 0]], [[0.5, 0.5], [0.1, 0.2]])
+    array([0.5, nan])
+    """
     truth, values = np.asarray(y), real_array("score", score)
     if truth.shape != values.shape or truth.ndim < 2 or not np.isin(truth, (0, 1)).all() or np.isnan(values).any():
         shapes = f"{truth.shape}, {values.shape}"

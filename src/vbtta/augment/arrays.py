@@ -21,7 +21,13 @@ from vbtta.augment.base import BuiltIn, Number, Positive, Probability, check_flo
 
 
 class Identity(BuiltIn, label="identity"):
-    """The unchanged input; the view that the guard compares with."""
+    """The unchanged input; the view that the guard compares with.
+
+    Examples
+    --------
+    >>> Identity().name
+    'identity'
+    """
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Return the batch."""
@@ -35,6 +41,7 @@ class GaussianNoise(BuiltIn, label="noise", stochastic=True):
 
     Examples
     --------
+    >>> from vbtta.augment import RowStreams
     >>> view = GaussianNoise(0.1)
     >>> view(np.zeros((3, 2)), RowStreams(0, view.name, 0, range(3))).shape
     (3, 2)
@@ -105,6 +112,7 @@ class FeatureDropout(BuiltIn, label="dropout", stochastic=True):
 
     Examples
     --------
+    >>> from vbtta.augment import RowStreams
     >>> view = FeatureDropout(0.5)
     >>> dropped = view(np.ones((1000, 4)), RowStreams(0, view.name, 0, range(1000)))
     >>> print(np.unique(dropped), dropped.mean().round(1))
@@ -234,6 +242,7 @@ class Mixup(Mixing, label="mixup"):
 
     Examples
     --------
+    >>> from vbtta.augment import RowStreams
     >>> view = Mixup(0.5, np.ones((10, 2)))
     >>> mixed = view(np.zeros((4, 2)), RowStreams(0, view.name, 0, range(4)))
     >>> view.name, bool(np.all((mixed >= 0) & (mixed <= 1)))
@@ -248,6 +257,7 @@ class CutMix(Mixing, label="cutmix"):
 
     Examples
     --------
+    >>> from vbtta.augment import RowStreams
     >>> view = CutMix(0.5, np.ones((10, 4)))
     >>> mixed = view(np.zeros((1, 4)), RowStreams(0, view.name, 0, [0]))
     >>> len(np.unique(mixed))  # every feature has its own share of the partner

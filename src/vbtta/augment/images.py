@@ -95,13 +95,25 @@ class Mirror(ImageView):
 
 
 class HorizontalFlip(Mirror, label="hflip"):
-    """Mirror left and right."""
+    """Mirror left and right.
+
+    Examples
+    --------
+    >>> HorizontalFlip()(np.array([[[[1.0, 2.0, 3.0]]]]))
+    array([[[[3., 2., 1.]]]])
+    """
 
     flipped: ClassVar[tuple[int, ...]] = (-1,)
 
 
 class VerticalFlip(Mirror, label="vflip"):
-    """Mirror top and bottom."""
+    """Mirror top and bottom.
+
+    Examples
+    --------
+    >>> VerticalFlip()(np.array([[[[1.0], [2.0], [3.0]]]])).ravel()
+    array([3., 2., 1.])
+    """
 
     flipped: ClassVar[tuple[int, ...]] = (-2,)
 
@@ -140,6 +152,8 @@ class Rotate90(ImageView):
     --------
     >>> Rotate90(1)(np.array([[[[1.0, 2.0, 3.0]]]])).shape
     (1, 1, 3, 1)
+    >>> Rotate90(2)(np.array([[[[1.0, 2.0, 3.0]]]])).ravel()
+    array([3., 2., 1.])
     """
 
     interpolates: ClassVar[bool] = False
@@ -174,6 +188,11 @@ class Rotate(ImageView, label="rotate"):
     """Rotate by degrees about the centre, counter-clockwise, keeping the size.
 
     `padding` are the values beyond the border of the image: "reflection", "border" or "zeros".
+
+    Examples
+    --------
+    >>> Rotate(15).name
+    'rotate(+15)'
     """
 
     partial: ClassVar[bool] = True

@@ -135,7 +135,13 @@ class Template(TextView, label="template"):
 
 
 class Paraphrase(TextView, label="paraphrase"):
-    """Other words for every text, from a table of your own; see :func:`paraphrases`."""
+    """Other words for every text, from a table of your own; see :func:`paraphrases`.
+
+    Examples
+    --------
+    >>> Paraphrase({"Good film": "A film worth seeing"})(["Good film"])
+    ['A film worth seeing']
+    """
 
     table: Mapping[str, str] = field(compare=False, repr=False)
 
