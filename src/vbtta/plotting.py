@@ -9,12 +9,11 @@ __all__ = [
     "reliability", "save_svg", "set_sizes", "styled", "to_svg", "weights",
 ]  # fmt: skip
 
-import functools
 import os
 import unicodedata
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from typing import Any, TypeVar
 
@@ -34,7 +33,8 @@ _POINTS: dict[str, Any] = {"color": COLOURS[0], "markersize": 4, "capsize": 2, "
 _SVG = "http://www.w3.org/2000/svg"
 
 
-def _style() -> AbstractContextManager[Any]:
+@contextmanager
+def _style() -> Iterator[None]:
     """Matplotlib's defaults with this style; the user's own settings are ignored."""
     matplotlib = require("matplotlib", "cli")
     off = ("axes.spines.right", "axes.spines.top", "legend.frameon", "text.parse_math", "text.usetex")
@@ -43,19 +43,13 @@ def _style() -> AbstractContextManager[Any]:
     other = {"grid.color": _FAINT, "svg.fonttype": "none", "svg.hashsalt": "vbtta"}
     ink = {f"{part}color": _INK for part in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")}
     style = {**ink, **dict.fromkeys(off, False), **sizes, **lines, **other}
-    context: AbstractContextManager[Any] = matplotlib.rc_context({**matplotlib.rcParamsDefault, **style})
-    return context
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style}):
+        yield
 
 
 def styled(draw: Draw) -> Draw:
     """Make a function draw in this style; it returns a matplotlib Figure."""
-
-    @functools.wraps(draw)
-    def run(*args: Any, **options: Any) -> Any:
-        with _style():
-            return draw(*args, **options)
-
-    return run  # type: ignore[return-value]
+    return _style()(draw)
 
 
 @styled
@@ -195,7 +189,14 @@ def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None 
             title = ElementTree.Element(f"{{{_SVG}}}title")
             title.text = _clean(titles[element.attrib["id"]], 400)
             element.insert(0, title)
-        _rewrite(element, prefix)
+        for key, value in list(element.attrib.items()):
+            if key == "id":
+                element.set(key, f"{prefix}-{value}")
+            elif value.startswith("#") and key.endswith("href"):
+                element.set(key, f"#{prefix}-{value[1:]}")
+            elif key in ("style", "clip-path", "fill", "stroke"):
+                value = value.replace("url(#", f"url(#{prefix}-").replace(_INK, "currentColor")
+                element.set(key, value.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.15"))
     del root.attrib["width"], root.attrib["height"]
     root.attrib |= {"role": "img", "aria-label": _clean(alt, 1000)}
     return ElementTree.tostring(root, encoding="unicode")
@@ -205,18 +206,6 @@ def save_svg(figure: Any, path: str | os.PathLike[str]) -> None:
     """Write a figure to a file, on white, atomically; the same figure gives the same bytes."""
     with _style(), atomic_path(path) as temporary:
         figure.savefig(temporary, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
-
-
-def _rewrite(element: Any, prefix: str) -> None:
-    """Prefix the ids, and replace the placeholders by the page's colour."""
-    for key, value in list(element.attrib.items()):
-        if key == "id":
-            element.set(key, f"{prefix}-{value}")
-        elif value.startswith("#") and key.endswith("href"):
-            element.set(key, f"#{prefix}-{value[1:]}")
-        elif key in ("style", "clip-path", "fill", "stroke"):
-            value = value.replace("url(#", f"url(#{prefix}-").replace(_INK, "currentColor")
-            element.set(key, value.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.15"))
 
 
 def _axes(height: float) -> tuple[Any, Any]:

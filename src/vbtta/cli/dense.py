@@ -17,14 +17,7 @@ from vbtta.policy import Policy
 
 
 def write_views(
-    predictor: Any,
-    folder: Path,
-    masks: list[Path],
-    views: Any,
-    out: Path,
-    labels_file: Path,
-    talk: Talk,
-    **options: Any,
+    network: Any, folder: Path, masks: list[Path], views: Any, out: Path, labels_file: Path, talk: Talk, **options: Any
 ) -> None:
     """Write predictions and labels at positions of the images that have masks; one folder of masks a rater."""
     inputs, raters = _files(folder), [(path.name, _files(path)) for path in masks]
@@ -43,7 +36,7 @@ def write_views(
 
     if len(raters) > 1:
         options["raters"] = [[rater for rater, _ in given[name]] for name in names]
-    predictions, labels = collect_items(predictor, len(names), load, views, ids=names, **options)
+    predictions, labels = collect_items(network, len(names), load, views, ids=names, **options)
     predictions.save(out)
     predictions.align(labels).save(labels_file)  # with the predictions' ids
     document = {"written": str(out), "labels": str(labels_file), "images": len(names), "positions": len(predictions)}
@@ -70,18 +63,15 @@ def predict_maps(
         if policy.task == "regression":
             images.write_map(out / f"{name}{volume or '.tif'}", maps[0], source)
             continue
-        images.write_map(out / f"{name}{volume or '.png'}", _values(policy, maps.argmax(axis=0)), source)
+        classes = np.arange(len(maps)) if policy.classes is None else np.asarray(policy.classes)
+        position = maps.argmax(axis=0)
+        values = classes[position] if classes.dtype.kind in "iu" else position
+        images.write_map(out / f"{name}{volume or '.png'}", values, source)
         if entropy:
             terms = maps * np.log(np.maximum(maps, np.finfo(maps.dtype).tiny))
             images.write_map(out / f"{name}_entropy{volume or '.tif'}", -terms.sum(axis=0), source)
     kinds = "label and entropy maps" if entropy else "maps"
     talk.result({"written": str(out), "images": list(inputs)}, f"wrote {kinds} of {len(inputs):,} images to {out}")
-
-
-def _values(policy: Policy, position: Array) -> Array:
-    """Class numbers of a map: the names of the classes where they are whole numbers, else their positions."""
-    classes = None if policy.classes is None else np.asarray(policy.classes)
-    return position if classes is None or classes.dtype.kind not in "iu" else classes[position]
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -67,9 +67,7 @@ def _read_multilabel(path: Path, views: ViewPredictions) -> files.Labels:
     classes = list(table) if views.classes is None else [str(name) for name in views.classes]
     missing = [name for name in classes if name not in table]
     if missing or len(table) != views.outputs.shape[2]:
-        problem = f"{len(table)} columns"
-        if missing:
-            problem = f"no column {missing[0]!r}{nearest(missing[0], table)}"
+        problem = f"no column {missing[0]!r}{nearest(missing[0], table)}" if missing else f"{len(table)} columns"
         raise ValueError(
             f"{path}: multilabel needs a column for each of {views.outputs.shape[2]} outputs; it has {problem}"
         )

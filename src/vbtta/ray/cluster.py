@@ -32,21 +32,17 @@ def connect(address: str | None = None) -> Any:
         except ConnectionError:  # there is no cluster
             if address:
                 raise
-        _start_here(ray, quiet)
+        # Start one on this machine, on the loopback interface, as on macOS: no other machine can connect.
+        constants: Any = import_module("ray._private.ray_constants")
+        before = constants.ENABLE_RAY_CLUSTER
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # for the processes that it starts
+        constants.ENABLE_RAY_CLUSTER = False
+        try:
+            ray.init(address="local", include_dashboard=False, **quiet)
+        finally:
+            constants.ENABLE_RAY_CLUSTER = before
+            del os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
     return ray
-
-
-def _start_here(ray: Any, options: dict[str, Any]) -> None:
-    """Start Ray on this machine, on the loopback interface: no other machine can connect."""
-    constants: Any = import_module("ray._private.ray_constants")
-    before = constants.ENABLE_RAY_CLUSTER  # where it is not set Ray takes the loopback address, as on macOS
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # for the processes that it starts
-    constants.ENABLE_RAY_CLUSTER = False
-    try:
-        ray.init(address="local", include_dashboard=False, **options)
-    finally:
-        constants.ENABLE_RAY_CLUSTER = before
-        del os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
 
 
 def patience() -> float:
@@ -130,7 +126,7 @@ class Tasks:
         self.n_workers = n_workers or max(cores, 1)
         self._options = options
         self._functions: dict[Callable[..., Any], Any] = {}
-        if not ray.wait(self.start(_ready, [()]), timeout=_START)[0]:
+        if not ray.wait(self.start(lambda: True, [()]), timeout=_START)[0]:
             raise RuntimeError(
                 f"no worker has started in {_START:.0f} s: the cluster is busy; wait for its work to end"
             )
@@ -145,10 +141,6 @@ class Tasks:
     def results(self, function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> list[Any]:
         """The results of calls, here and in order."""
         return list(answer(self.start(function, calls)))
-
-
-def _ready() -> bool:
-    return True
 
 
 # -- failures -------------------------------------------------------------------------------------

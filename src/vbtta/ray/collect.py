@@ -262,11 +262,19 @@ class Collector:
         self.packed = packed
 
     def collect(self, piece: Piece) -> None:
-        """Write the predictions of a piece unless they are there."""
+        """Write the predictions of a piece, whole or not at all, unless they are there."""
         job, predictor = self._made
         with explained("reading or writing", f"{piece.path}, rows {piece.start} to {piece.stop}: "):
-            if not job.target(piece).exists():
-                _write(job, predictor, piece)
+            if job.target(piece).exists():
+                return
+            with atomic_path(job.target(piece)) as path, predictor.ready():
+                tables = map(prediction_table, _row_groups(job, predictor, piece))
+                first = next(tables)
+                # Hardly a number comes twice, so a dictionary takes time and room.
+                options = {"use_dictionary": False, "write_page_checksum": True}
+                with require("pyarrow.parquet", "ray").ParquetWriter(path, first.schema, **options) as writer:
+                    for table in chain([first], tables):
+                        writer.write_table(table)
 
     @cached_property
     def _made(self) -> tuple[Job, Predictor]:
@@ -274,18 +282,6 @@ class Collector:
             job: Job = require("ray.cloudpickle", "ray").loads(self.packed)
         with explained("predictor_factory"):
             return job, as_predictor(job.factory(), job.output)
-
-
-def _write(job: Job, predictor: Predictor, piece: Piece) -> None:
-    """Write the predictions of a piece, whole or not at all."""
-    with atomic_path(job.target(piece)) as path, predictor.ready():
-        tables = map(prediction_table, _row_groups(job, predictor, piece))
-        first = next(tables)
-        # Hardly a number comes twice, so a dictionary takes time and room.
-        options = {"use_dictionary": False, "write_page_checksum": True}
-        with require("pyarrow.parquet", "ray").ParquetWriter(path, first.schema, **options) as writer:
-            for table in chain([first], tables):
-                writer.write_table(table)
 
 
 def _row_groups(job: Job, predictor: Predictor, piece: Piece) -> Iterator[ViewPredictions]:
@@ -310,10 +306,7 @@ def _row_groups(job: Job, predictor: Predictor, piece: Piece) -> Iterator[ViewPr
 
 
 def pieces_of(dataset: Any, rows: int, *, alike: bool = True) -> list[Piece]:
-    """Input files cut into pieces of so many rows, or more where row groups are large; only footers are read.
-
-    Where the files must be `alike`, the columns that inputs are made of are the same in all.
-    """
+    """Input files cut into pieces of so many rows, or more where row groups are large; only footers are read."""
     paths = parquet_files(dataset)
     files = footers(paths, "dataset")
     names = [file.schema.to_arrow_schema().names for file in files]
@@ -359,16 +352,11 @@ def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | Non
 
 
 def read_inputs(table: Any, where: str = "dataset") -> Array:
-    """A predictor's inputs (n, ...) from a table.
-
-    A column `image` of image files becomes numbers from 0 to 1 of shape (n, 3, H, W); a column `inputs` of lists (of
-    lists ...) or tensors becomes an array; other tables must be numbers, one column a feature.
-    """
+    """A predictor's inputs (n, ...) from a table, as :func:`collect_views` describes its columns."""
     names = table.column_names
     if "image" in names:
-        files: list[Any] = [
-            cell.get("bytes") if isinstance(cell, dict) else cell for cell in table["image"].to_pylist()
-        ]
+        cells = table["image"].to_pylist()
+        files: list[Any] = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
         return decode_images(files, mode="RGB", where=where).astype(np.float32) / 255
     if "inputs" in names:
         column = table["inputs"].combine_chunks()

@@ -123,7 +123,14 @@ class LabelReader:
             return self.sets.place(rows, n_rows, kept=np.flatnonzero(~unknown))
         if ids is None:
             raise ValueError("labels name instances, but the predictions have no column 'instance'; write one")
-        table = self._share(ids)
+        arrow = require("pyarrow.compute", "ray")
+        files = require("pyarrow.dataset", "ray").dataset(list(self.paths))
+        key = next(name for name in ID_COLUMNS if name in self.columns)
+        bounds = None  # the first and the last of the ids
+        if len(ids) and (str(files.schema.field(key).type) in ("string", "large_string")) == (ids.dtype.kind in "US"):
+            low, high = np.sort(ids)[[0, -1]].tolist()
+            bounds = (arrow.field(key) >= low) & (arrow.field(key) <= high)
+        table = self._long(files.to_table(columns=list(self.columns), filter=bounds), ", ".join(self.paths), 0)
         rows, unknown = look_up(table.instance, ids)
         columns = {name: getattr(table, name) for name in ("label", "annotator", "count", "weight")}
         known: dict[str, Any] = {name: None if column is None else column[~unknown] for name, column in columns.items()}
@@ -139,17 +146,6 @@ class LabelReader:
                 total += len(labels.label) if labels.count is None else int((labels.count > 0).sum())
                 first += len(table)
         return total
-
-    def _share(self, ids: Array) -> LongLabels:
-        """The labels of the instances between the first and the last of some ids."""
-        arrow = require("pyarrow.compute", "ray")
-        files = require("pyarrow.dataset", "ray").dataset(list(self.paths))
-        key = next(name for name in ID_COLUMNS if name in self.columns)
-        bounds = None
-        if len(ids) and (str(files.schema.field(key).type) in ("string", "large_string")) == (ids.dtype.kind in "US"):
-            low, high = np.sort(ids)[[0, -1]].tolist()
-            bounds = (arrow.field(key) >= low) & (arrow.field(key) <= high)
-        return self._long(files.to_table(columns=list(self.columns), filter=bounds), ", ".join(self.paths), 0)
 
     def _long(self, table: Any, where: str, first_row: int) -> LongLabels:
         options: dict[str, Any] = {"columns_are_annotators": self.columns_are_annotators, "first_row": first_row}
@@ -276,11 +272,6 @@ def class_block(part: Part, sample: Sample, layout: Layout) -> CategoricalBlock:
     return class_data.categorical_block(outputs, variance, rows, table, layout.noise, classes_last=layout.classes_last)
 
 
-def widest_and_suspects(part: Part, block: CategoricalBlock) -> tuple[Array, Array]:
-    """The widest range of the logits of every view, and which views look like probabilities."""
-    return block.ranges.max(axis=0), class_data.probability_views(block.mean)
-
-
 def sums(part: Part, data: Any, request: tuple[Callable[[Any], Any], int]) -> list[Node]:
     """Sums of a function over every n-th block of a part."""
     function, every = request
@@ -403,22 +394,14 @@ class Calibration:
         """All labelled instances, a part of whole blocks for every worker."""
         n_blocks = -(-self.n_instances // size)
         edges = np.linspace(0, n_blocks, min(n_blocks, self.tasks.n_workers) + 1).astype(int).tolist()
-        parts = [
-            Part(first, size, self._slices(first * size, min(last * size, self.n_instances)))
-            for first, last in pairwise(edges)
-        ]
+        parts = []
+        for first, last in pairwise(edges):
+            starts = np.maximum(first * size - self._edges[:-1], 0).tolist()
+            stops = np.minimum(last * size - self._edges[:-1], np.diff(self._edges)).tolist()
+            slices = zip(self.chunks, starts, stops, strict=True)
+            parts.append(Part(first, size, tuple(each for each in slices if each[1] < each[2])))
         calls = [(self._reader, part, layout) for part in parts]
         return Parts(self.tasks, parts, self.tasks.start(read_part, calls, scheduling_strategy="SPREAD"))
-
-    def _slices(self, start: int, stop: int) -> tuple[tuple[Chunk, int, int], ...]:
-        """Where labelled instances from .. to are: chunks, and the places among their labelled instances."""
-        first, last = np.searchsorted(self._edges, [start, stop - 1], side="right") - 1
-        slices = []
-        for number in range(int(first), int(last) + 1):
-            low, high = int(self._edges[number]), int(self._edges[number + 1])
-            if high > low:
-                slices.append((self.chunks[number], max(start, low) - low, min(stop, high) - low))
-        return tuple(slices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -484,7 +467,8 @@ class RemoteViews:
         layout = Layout(self.names, home.annotator_names, with_variance and self.has_variance, noise, classes_last)
         size = class_data.block_rows(len(names), home.n_outputs, label_noise.n_entries(noise, home.n_outputs, people))
         parts = home.read(size, layout).map(class_block, layout)
-        widest, suspects = zip(*answer(parts.map(widest_and_suspects).data), strict=True)
+        ranges = parts.map(lambda _, block: (block.ranges.max(axis=0), class_data.probability_views(block.mean)))
+        widest, suspects = zip(*answer(ranges.data), strict=True)
         class_data.refuse_suspects(names, np.min(suspects, axis=0))
         return RemoteCategorical(
             len(names), home.n_outputs, home.n_instances, home.total, home.n_rows, people,

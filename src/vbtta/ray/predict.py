@@ -15,7 +15,6 @@ from vbtta.augment.base import Augmentation
 from vbtta.augment.foreign import as_views
 from vbtta.collect import check_options, collect_rows
 from vbtta.data.files import columns_of, parquet_files
-from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
 from vbtta.policy import Policy
 from vbtta.ray.cluster import check_factory, check_workers, connect
@@ -107,9 +106,12 @@ class Worker:
     def __call__(self, table: Any) -> Any:
         """The rows of a batch with the policy's prediction."""
         ids = columns_of(table, ["instance"]).get("instance", np.arange(len(table)))
+        if ids.dtype.kind not in "iu" or ids.min(initial=0) < 0:  # rows draw by digests of their ids
+            digests = [hashlib.sha256(str(name).encode()).digest()[:7] for name in ids.tolist()]
+            ids = np.array([int.from_bytes(digest) for digest in digests], dtype=np.int64)
         with self.predictor.ready():
             inputs = self.read(table)
-            outputs, variance = collect_rows(self.predictor, inputs, self.views, _numbers(ids), **self.options)
+            outputs, variance = collect_rows(self.predictor, inputs, self.views, ids.astype(np.int64), **self.options)
         names, classes = [view.name for view in self.views], self.predictor.classes
         predictions = ViewPredictions(outputs, variance, names=names, classes=classes, fingerprints=self.fingerprints)
         arrow = require("pyarrow", "ray")
@@ -117,11 +119,3 @@ class Worker:
         for name, values in self.policy.predict(predictions).columns(self.level).items():
             table = table.append_column(name, arrow.array(values))
         return table
-
-
-def _numbers(ids: Array) -> Array:
-    """Whole numbers by which rows draw: the ids themselves, or digests of them."""
-    if ids.dtype.kind in "iu" and (not len(ids) or ids.min() >= 0):
-        return ids.astype(np.int64)
-    digests = [hashlib.sha256(str(name).encode()).digest()[:7] for name in ids.tolist()]
-    return np.array([int.from_bytes(digest) for digest in digests], dtype=np.int64)

@@ -73,10 +73,7 @@ def versions() -> dict[str, str]:
 
 
 def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Versions, options, hashes of the data and time: what it takes to get the same result again.
-
-    Without options these and the seed are marked as not recorded.
-    """
+    """Versions, options, hashes of the data and time: what it takes to get the same result again."""
     return {
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": f"{platform.system()} {platform.machine()}",

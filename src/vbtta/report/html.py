@@ -265,14 +265,12 @@ def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: Labe
         size, position = sets.sum(axis=1), labels.categorical(sets.shape[1], views.classes)
         inside, count = sets[labels.instance, position], np.bincount(position, labels.count)
         held = 100 * np.average(inside, weights=labels.count)
-        caption = (
-            f"Sizes of the sets of {level}: {size.mean():.2f} classes on average, {held:.1f} % of test labels inside"
-        )
+        caption = f"Sizes of the sets of {level}: {size.mean():.2f} classes on average, "
         known = np.flatnonzero(count)  # classes that have labels
         by_class = 100 * np.bincount(position, inside * labels.count)[known] / count[known]
         names = np.arange(sets.shape[1]) if views.classes is None else views.classes
         ends = [f"{by_class[place]:.1f} % ({names[known[place]]})" for place in (by_class.argmin(), by_class.argmax())]
-        caption += f"; by class from {ends[0]} to {ends[1]}."
+        caption += f"{held:.1f} % of test labels inside; by class from {ends[0]} to {ends[1]}."
         share = np.bincount(size, minlength=2) / len(size)
         return _drawing("set_sizes", plotting.set_sizes(share), caption, caption)
     lower, upper = conformal.predict_interval(views)  # (N, C, L) each
@@ -304,12 +302,9 @@ def comparison_figures(comparison: Mapping[str, Any]) -> dict[str, Drawing]:
 
 
 def _expected_labels(policy: Policy, truth: Prediction, labels: LabelSets) -> Prediction:
-    """The distribution of every label given that of its input's truth, a row a label; noise must be modelled.
-
-    An annotator the fit did not meet is unbiased and otherwise like the average of those it met.
-    """
+    """The distribution of every label given that of its input's truth, a row a label; noise must be modelled."""
     annotators = policy.annotators
-    assert annotators is not None
+    assert annotators is not None  # one that the fit did not meet: unbiased, else like the average of the others
     annotator = annotator_places(annotators.names, labels)
     if isinstance(truth, CategoricalPrediction):
         assert isinstance(annotators, AnnotatorAccuracy)
@@ -331,11 +326,7 @@ def _expected_labels(policy: Policy, truth: Prediction, labels: LabelSets) -> Pr
 
 
 def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, where: str) -> dict[str, Drawing]:
-    """Reliability of class probabilities, or interval coverage of numbers.
-
-    Where noise is modelled, labels are compared with the predicted labels of their annotators, not with the predicted
-    truth; test labels without annotators are taken as the truth.
-    """
+    """Reliability of class probabilities, or interval coverage of numbers; test labels without annotators are truth."""
     labels = labels.align(len(views), views.ids)
     rows = labels.labelled
     if not len(rows):
