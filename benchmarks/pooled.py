@@ -1,7 +1,9 @@
-"""Seeds pooled: values, paired bootstrap intervals and the verdicts that follow from them.
+"""Trials pooled: values, paired bootstrap intervals and the verdicts that follow from them.
 
-A metric is the mean over seeds of its value in each. A resample draws instances, by id, once for all seeds and
+A metric is the mean over trials of its value in each. A resample draws instances, by id, once for all trials and
 methods: images that several networks were tested on stay together, so what is pooled is not counted as new evidence.
+It also draws networks, or calibration samples where there is one network, and adds how far their mean lies from that
+of all; with a single trial the intervals are over images alone.
 """
 
 from __future__ import annotations
@@ -83,7 +85,21 @@ def pool(task: str, cells: Mapping[Any, Sequence[Cell]], ids: Mapping[Any, Array
         times = np.stack([np.bincount(row, minlength=len(instances)) for row in drawn]).astype(np.float64)
         parts.append(np.mean([resampled(sums[s], tests[s], times[:, places[s]]) for s in cells], axis=0))
     baselines = tuple(cell.method for cell in next(iter(cells.values())) if cell.record["baseline"])
-    return Pooled(task, tuple(methods), baselines, METRICS[task], by_seed.mean(axis=0), by_seed, np.concatenate(parts))
+    values, replicates = by_seed.mean(axis=0), np.concatenate(parts)
+    replicates += _drawn_trials(list(cells), by_seed - values, np.random.default_rng([seed, 1]))
+    return Pooled(task, tuple(methods), baselines, METRICS[task], values, by_seed, replicates)
+
+
+def _drawn_trials(trials: Sequence[Any], deviation: Array, generator: np.random.Generator) -> Array:
+    """Mean deviations (resamples, methods, metrics) of drawn networks, or of drawn samples of one network."""
+    networks = [trial[0] if isinstance(trial, tuple) else trial for trial in trials]
+    units = networks if len(set(networks)) > 1 else list(range(len(trials)))
+    known = list(dict.fromkeys(units))
+    if len(known) == 1:
+        return np.zeros((_RESAMPLES, *deviation.shape[1:]))
+    means = np.stack([deviation[[unit == other for other in units]].mean(axis=0) for unit in known])
+    drawn = generator.integers(len(known), size=(_RESAMPLES, len(known)))
+    return np.asarray(means[drawn].mean(axis=1) * np.sqrt(len(known) / (len(known) - 1)))  # the variance without bias
 
 
 def verdicts(pooled: Pooled) -> list[Verdict]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from reproduction.tallies import plural
 from vbtta._support.checks import require
 
 __all__ = ["figure", "markdown", "point_metric", "strong_figure", "strong_table", "strong_text"]
@@ -39,10 +40,11 @@ def markdown(outcome: dict[str, Any]) -> str:
         (
             f"Networks that never saw the images below, 25 deterministic views; scored on the {outcome['part']} part "
             "against the true labels. Values are means over seeds and calibration samples; differences have 95 % "
-            "intervals from a paired bootstrap over images, pooled over seeds (those of ECE, which is never negative, "
-            "lean low). `vbtta` is `fit_policy` with its defaults, `vbtta-half` is `select_views` with half of the "
-            "views, `vbtta-input` the mixture with weights by input, `vbtta-sequential` `fit_sequential`, whose number "
-            "of views is the mean over images. Bold: the best of a column."
+            "intervals from a paired bootstrap over images and over networks, or over calibration samples of one "
+            "network (over images alone where there is one sample; those of ECE, which is never negative, lean low). "
+            "`vbtta` is `fit_policy` with its defaults, `vbtta-half` is `select_views` with half of the views, "
+            "`vbtta-input` the mixture with weights by input, `vbtta-sequential` `fit_sequential`, whose number of "
+            "views is the mean over images. Bold: the best of a column."
         ),
         "![NLL of every method minus the default policy's](figure.svg)",
     ]
@@ -233,11 +235,13 @@ def _network(key: str) -> str:
 
 
 def _size(result: dict[str, Any]) -> str:
-    seeds = ", ".join(str(seed) for seed in result["seeds"])
-    sample = f"{result['calibration']:,} calibration images, {len(result['trials'])} calibration samples in all"
+    seeds = f"{plural(len(result['seeds']), 'network')} (seeds {', '.join(map(str, result['seeds']))})"
+    sample = (
+        f"{result['calibration']:,} calibration images, {plural(len(result['trials']), 'calibration sample')} in all"
+    )
     seconds = [value for value in result.get("training_seconds", []) if value is not None]
     minutes = f" Training took {max(seconds) / 60:.0f} processor minutes at most." if seconds else ""
-    return f"{result['n_test']:,} test images; seeds {seeds}; {sample}.{minutes}"
+    return f"{result['n_test']:,} test images; {seeds}; {sample}.{minutes}"
 
 
 def _verdicts(name: str, result: dict[str, Any]) -> str:
