@@ -172,7 +172,7 @@ def _nuclei(trial: Trial, places: Places) -> Data:
     return Data(*collected("calibration"), *collected("test"))
 
 
-def _gain(rows: Rows, part: str) -> tuple[float, float]:
+def gained(rows: Rows, part: str) -> tuple[float, float]:
     """Nats gained by weights that depend on the input, and half of the 95 % interval, by inputs and by seeds."""
     chosen = select(rows, part=part, method="input")
     gains = np.array([number(row, "gain") for row in chosen])
@@ -194,7 +194,7 @@ def _table(rows: Rows, config: Config) -> str:
                 values = [number(row, key) for row in select(rows, part=part, method=method)]
                 percent = key == "accuracy"
                 cells.append(f"{100 * np.mean(values):.1f} %" if percent else f"{np.mean(values):.4f}")
-        gain, reach = _gain(rows, part)
+        gain, reach = gained(rows, part)
         body.append([PARTS[part], *cells, f"{gain:+.4f} (± {reach:.4f})"])
     header = ["data", "constant: accuracy or MAE", "input", "constant: NLL", "input", "nats gained, 95 % interval"]
     n_seeds = len({row["seed"] for row in rows})
@@ -214,7 +214,7 @@ def _table(rows: Rows, config: Config) -> str:
 
 
 def _listed(rows: Rows, parts: list[str]) -> str:
-    return "; ".join(f"{part} {_gain(rows, part)[0]:+.4f} (± {_gain(rows, part)[1]:.4f})" for part in parts)
+    return "; ".join(f"{part} {gained(rows, part)[0]:+.4f} (± {gained(rows, part)[1]:.4f})" for part in parts)
 
 
 def _mixed(rows: Rows) -> list[str]:
@@ -226,7 +226,7 @@ def _alike(rows: Rows) -> list[str]:
 
 
 def _helps_mixed(rows: Rows) -> bool | str:
-    clear = [part for part in _mixed(rows) if _gain(rows, part)[0] > _gain(rows, part)[1]]
+    clear = [part for part in _mixed(rows) if gained(rows, part)[0] > gained(rows, part)[1]]
     if len(clear) in (0, len(_mixed(rows))):
         return bool(clear)
     return f"holds if the inputs are mixed in a way that a view undoes: {'; '.join(clear)}"
@@ -240,7 +240,7 @@ _CLAIMS = (
     ),
     Claim(
         "Not in the paper: where inputs are alike they cost less than 0.003 nats",
-        lambda rows: all(_gain(rows, part)[0] > -0.003 for part in _alike(rows)),
+        lambda rows: all(gained(rows, part)[0] > -0.003 for part in _alike(rows)),
         lambda rows: f"nats gained: {_listed(rows, _alike(rows))}",
     ),
 )
