@@ -28,10 +28,10 @@ from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Polic
 _MAX_HASHED = 2048  # rows whose hashes a policy keeps
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
 _ROWS_OF_A_MAP = 20  # rows of a group, on average, from which they are positions of an image
-_TRAINING_SHARE, _MIN_LABELS = 0.995, 50  # of labels known that betrays training data, and labels to judge it by
-_LARGEST_GAIN = 0.01  # nats that the last cycle of a member of the default stack may gain, a label each
-_QUICK, _QUICK_RANGE = 3e-8, (1e-6, 3e-5)  # tolerance of fits for held-out scores: a label's, and its range
-_START_SHARE = 0.5  # of other weights that a fit starts from too; the rest are equal
+_TRAINING_SHARE, _MIN_LABELS = 0.995, 50  # accuracy that suggests training data, and labels needed to judge it
+_LARGEST_GAIN = 0.01  # tolerance of the default stack's members: nats that the last EM cycle may gain, all labels
+_QUICK, _QUICK_RANGE = 3e-8, (1e-6, 3e-5)  # tolerance of held-out fits: per label, and its limits
+_START_SHARE = 0.5  # of an extra start's weights; the rest is spread equally
 _LIKELY = 0.9  # probability below which the gain from the views is called doubtful
 _FEW = 10  # labelled inputs below which the guard's reason is cautious
 
@@ -39,10 +39,10 @@ _FEW = 10  # labelled inputs below which the guard's reason is cautious
 class Candidate(NamedTuple):
     """A model that may be fitted to a sample."""
 
-    model: Model  # settled: nothing is left open
+    model: Model  # all options decided
     start: Posterior | None
     alone: bool = False  # whether it sees the identity view only
-    weights: tuple[Array, ...] = ()  # (K,) each, to start from too
+    weights: tuple[Array, ...] = ()  # (K,) each: extra starts of EM
 
 
 class Sample(Protocol):
@@ -50,7 +50,7 @@ class Sample(Protocol):
 
     @property
     def labels(self) -> LabelFacts:
-        """What decides the options that a model leaves open."""
+        """Facts about the labels that decide open options of a model."""
 
     @property
     def n_units(self) -> int:
@@ -58,7 +58,7 @@ class Sample(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the views."""
+        """Names of the views."""
 
     @property
     def maps(self) -> bool:
@@ -76,7 +76,7 @@ class Sample(Protocol):
     def scores(
         self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool
     ) -> list[CrossValidated]:
-        """Held-out log scores, of the same instances in the same order whatever the model."""
+        """Held-out log scores of the candidates, on the same instances in the same order."""
 
 
 class _LocalSample(InMemory):
@@ -202,7 +202,7 @@ def fit_policy(
 
 
 def _nearly_perfect(predictions: ViewPredictions, labels: LabelSets, task: str) -> bool:
-    """Whether the network alone knows the labels, as it does on the data that it was trained on."""
+    """Whether the identity view predicts the labels as well as a network predicts its training data."""
     if task not in ("classification", "regression") or len(labels) < _MIN_LABELS:
         return False
     outputs = predictions.outputs[labels.instance, predictions.names.index("identity")]
@@ -251,15 +251,15 @@ def fit_sample(
 
 @dataclass(frozen=True)
 class _Fitting:
-    """Models fitted to a sample one after the other."""
+    """The fits of one call of fit_policy; candidates and held-out scores are computed once and kept."""
 
     sample: Sample
     engine: Engine
     seed: int
     progress: bool
-    coarse: float  # least tolerance of members; the raw network, whose noise is their prior, is fitted to the engine's
-    settled: dict[str, Candidate] = field(default_factory=dict)
-    known: dict[str, CrossValidated] = field(default_factory=dict)  # held-out scores
+    coarse: float  # smallest EM tolerance of models of several views; the raw network uses the engine's own
+    settled: dict[str, Candidate] = field(default_factory=dict)  # by model
+    known: dict[str, CrossValidated] = field(default_factory=dict)  # held-out scores by model
 
     def settle(self, model: Model, start: Posterior | None, *, alone: bool = False) -> Candidate:
         """The candidate of a resolved model, with the options that the data decide."""
@@ -287,7 +287,7 @@ class _Fitting:
         return replace(self.sample.fit(candidate, engine, seed=self.seed, progress=self.progress), model=model)
 
     def scores(self, policies: Sequence[Policy], raw: Policy | None) -> list[CrossValidated]:
-        """Held-out scores, the raw network's last; folds start from the policies where that is safe, else from it."""
+        """Held-out scores, the raw network's last; folds start from the policy if it has one optimum, else from raw."""
         candidates, start = {}, None if raw is None else raw.posterior
         for policy, alone in [*((policy, False) for policy in policies), *([(raw, True)] if raw else [])]:
             safe = policy.model.one_optimum(self.sample.n_units, len(policy.names))
@@ -305,7 +305,7 @@ class _Fitting:
         return [self.known[key] for key in candidates]
 
     def decide_on_raw(self, models: Sequence[Model], raw: Model | None) -> tuple[Sequence[Model], Model | None]:
-        """Models and the raw network with the options that it has too: one view takes little time."""
+        """Decide the open options that the raw network shares (label noise) by its held-out scores, which are fast."""
         labels, network = self.sample.labels, None if raw is None else raw.adopt(models[0])
         if network is None or "identity" not in self.sample.names or isinstance(self.engine, ADVI):
             return models, raw
@@ -316,7 +316,7 @@ class _Fitting:
         return [model.adopt(chosen) for model in models], raw.adopt(chosen)
 
     def decide(self, models: Sequence[Model], start: Posterior | None = None) -> list[Model]:
-        """Models, resolved, with the options that they leave open; the last that has any decides for all."""
+        """Resolve the models. Options still open are decided by held-out scores of the last model that has any."""
         labels = self.sample.labels
         several = [model for model in models if len(model.choices(labels)) > 1]
         if several and not isinstance(self.engine, ADVI):
@@ -325,7 +325,7 @@ class _Fitting:
         return [model.resolve(labels) for model in models]
 
     def best(self, options: Sequence[Model], start: Posterior | None = None, *, alone: bool = False) -> Model:
-        """Of several models that with the best held-out score, the first where nothing is held out."""
+        """The model with the best held-out score; the first if there are no held-out scores."""
         if len(options) == 1 or isinstance(self.engine, ADVI) or self.sample.n_units < MIN_UNITS:
             return options[0]
         scores = self._scores({_key(option, alone): self.settle(option, start, alone=alone) for option in options})
@@ -334,7 +334,7 @@ class _Fitting:
         return chosen
 
     def obstacle(self, raw: Model | None) -> str:
-        """Why the views cannot be compared with the raw network; empty where they can."""
+        """Why the views cannot be compared with the raw network; empty if they can."""
         names, n_units = self.sample.names, self.sample.n_units
         reasons = {
             "no raw network: the model has no temperature or scale of its own": raw is None,
@@ -346,10 +346,10 @@ class _Fitting:
         return next((reason for reason, applies in reasons.items() if applies), "")
 
     def stack(self, stack: Stack, guard: bool | str, reason: str) -> Policy:
-        """Fit all members and weigh them by their held-out scores; by the prior where nothing can be held out."""
+        """Fit all members and stack them by held-out scores; by the prior if nothing can be held out."""
         sample, posteriors, raw = self.sample, list[Posterior](), None
         open_members, network = self.decide_on_raw(stack.members, stack.raw)
-        if network is not None and "identity" in sample.names:  # its label noise is where the members start
+        if network is not None and "identity" in sample.names:  # members start from its label noise
             raw = self.fit(network.resolve(sample.labels), None, alone=True)
             posteriors.append(raw.posterior)
         members = self.decide(open_members, posteriors[0] if posteriors else None)
@@ -385,7 +385,7 @@ def _key(model: Model, alone: bool) -> str:
 
 
 def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str, *, warn: bool) -> Guard:
-    """How much better the views are than the raw network, and whether to do without them."""
+    """The gain of the views over the raw network, and whether to fall back on it."""
     difference, error = crossval.compare_scores(views, raw)
     ratio = difference / error if error > 0 else np.sign(difference) * np.inf if difference else 0.0
     probability = float(special.ndtr(ratio))
@@ -463,7 +463,7 @@ def refit(policy: Policy, sample: InMemory) -> Policy:
 def policy_of(
     fit: Fit[Posterior], model: Model, engine: Engine, predictions: ViewPredictions, annotator_names: tuple[str, ...]
 ) -> Policy:
-    """The policy of a fit; predictions are asked for their names and shape only."""
+    """The policy of a fit; only names and shape of the predictions are used."""
     if not fit.converged:
         warnings.warn(type(model).__name__ + engine.unconverged, ConvergenceWarning, stacklevel=4)
     return Policy(
@@ -510,7 +510,7 @@ def _unsupervised(
 
 
 def model_record(model: Model | Callable[..., None] | str, task: str) -> Model:
-    """The record that is asked for, completed for the task; "auto" stacks the task's models and the raw network."""
+    """The model record, completed for the task; "auto" is a stack of the task's models and the raw network."""
     if isinstance(model, str):
         kinds: dict[str, Any] = dict(base.models_of(task))
         if model == "auto":
@@ -527,7 +527,7 @@ def model_record(model: Model | Callable[..., None] | str, task: str) -> Model:
 
 
 def _engine(engine: Engine | str, model: Model) -> Engine:
-    """The engine record that is asked for; by default EM where the model has a closed form."""
+    """The engine record; by default EM if the model has closed-form updates."""
     if engine not in ("auto", "em", "advi") and not isinstance(engine, EM | ADVI):
         raise ValueError(f"engine must be 'auto', 'em', 'advi', EM(...) or ADVI(...); got {engine!r}")
     if isinstance(engine, str):

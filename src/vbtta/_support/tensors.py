@@ -25,7 +25,7 @@ class RowList(list[Any]):
 
 
 def as_batch(batch: Any) -> Batch:
-    """The batch with lists of one entry a row as such; a list of arrays has one entry a part, such as inputs, labels.
+    """A batch whose lists of rows are marked as RowList; a list of arrays holds parts, such as inputs and labels.
 
     Examples
     --------
@@ -218,7 +218,7 @@ def _shuffles(loader: Any) -> bool:
 
 
 def _checked(inputs: Any, batch_size: int) -> Iterator[Any]:
-    """The batches of an iterable, made of its entries where these are rows; it must give as many as it says."""
+    """The batches of an iterable; single rows are collected into batches. It must not end before its length."""
     promised = length_hint(inputs) if hasattr(inputs, "__len__") else 0
     n_entries, rows = 0, []
     for n_entries, entry in enumerate(inputs, start=1):  # noqa: B007

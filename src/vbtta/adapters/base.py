@@ -122,7 +122,7 @@ class Adapter:
 
 
 class FunctionPredictor(Adapter):
-    """Any function of a batch; of a list of two, which a DataLoader makes of inputs and labels, it gets the inputs."""
+    """Any function of a batch. Of a DataLoader's list of inputs and labels it gets the inputs."""
 
     def __init__(self, function: Callable[[Any], Any], output: Output = None) -> None:
         super().__init__(output)

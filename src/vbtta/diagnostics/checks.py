@@ -126,7 +126,7 @@ def two_class(policy: Policy, predictions: ViewPredictions | None) -> tuple[Poli
 
 
 def gate_of(policy: Policy, predictions: ViewPredictions) -> GateUse | None:
-    """For which inputs which views are heavy; None where the weights are constant."""
+    """The features that the weights depend on, and the heaviest views; None if the weights are constant."""
     member = next((part for part in policy.members if part.gate is not None), None)
     if member is None or member.gate is None:
         return None
@@ -382,7 +382,7 @@ def _copied_share(chance: Array, same: Array) -> float:
 
 
 def annotator_places(names: Sequence[str], labels: LabelSets) -> Array:
-    """Every label's annotator by position in the fit, one past the last for those it did not meet; 0 of one: (J,)."""
+    """Position (J,) of every label's annotator in the fit: U for an unknown annotator, 0 if the fit has only one."""
     if len(names) <= 1 or labels.annotator is None:
         return np.full(len(labels), 0 if len(names) <= 1 else len(names))
     known = dict(zip(names, range(len(names)), strict=True))
@@ -390,7 +390,7 @@ def annotator_places(names: Sequence[str], labels: LabelSets) -> Array:
 
 
 def _agreement(labels: LabelSets, n_classes: int, value: Array) -> float:
-    """Of all pairs of labels of one instance, those that are equal."""
+    """Share of equal pairs among all pairs of labels of one instance."""
     n_cells = labels.n_instances * n_classes
     counts = np.bincount(labels.instance * n_classes + value, labels.count, n_cells).reshape(-1, n_classes)
     total = counts.sum(axis=1)

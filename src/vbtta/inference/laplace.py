@@ -1,4 +1,4 @@
-"""Weight intervals from the likelihood, never [0, 0], and Laplace approximations of latent pools."""
+"""Weight intervals from the likelihood, and Laplace approximations of latent pools."""
 
 from typing import Annotated, NamedTuple
 
@@ -9,17 +9,17 @@ from vbtta.data.labels import Array
 from vbtta.inference.linalg import cholesky
 from vbtta.inference.linalg import inverse as inverse_of
 
-PROFILE_GRID = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 40)])  # weights at which a dropped view is tried
+PROFILE_GRID = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 40)])  # of a dropped view's profile likelihood
 
 
 class WeightInformation(NamedTuple):
     """The log likelihood around its maximum, as a function of the weights."""
 
     centre: Annotated[Array, "K"]  # the maximum
-    information: Annotated[Array, "K K"]  # sum_j rho_j rho_j^T less what the nuisance parameters take away
-    profile: Annotated[Array, "K G"]  # log likelihood where view k takes a weight of the grid from all the others
-    clustered: Annotated[Array, "K K"] | None = None  # variance of the score where units come in groups
-    n_groups: int = 0  # 0 where units are independent
+    information: Annotated[Array, "K K"]  # outer products of scores, nuisance parameters eliminated
+    profile: Annotated[Array, "K G"]  # log likelihood with view k at a weight of the grid, the others scaled down
+    clustered: Annotated[Array, "K K"] | None = None  # variance of the score if units have groups
+    n_groups: int = 0  # 0 if units are independent
 
     def take(self, views: Array) -> "WeightInformation":
         """Some of the views, whose weights sum to one again."""
@@ -29,13 +29,13 @@ class WeightInformation(NamedTuple):
 
 
 class PoolUncertainty(NamedTuple):
-    """Laplace approximation of a latent pool v with its prior weakened, for intervals."""
+    """Laplace approximation of a latent pool v under a weakened prior, for intervals."""
 
     centre: Annotated[Array, "K"]  # the mode
     covariance: Annotated[Array, "K K"]  # zero for weights held at 0
     slope: Annotated[Array, "K"]  # gradient at an active bound v_k = 0; 0 where the weight is free
     stiffness: Annotated[Array, "K"]  # curvature there
-    n_groups: int = 0  # 0 where instances are independent
+    n_groups: int = 0  # 0 if instances are independent
 
     @classmethod
     def none(cls, n_views: int) -> "PoolUncertainty":
@@ -44,7 +44,7 @@ class PoolUncertainty(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether it came from the end of a fit."""
+        """Whether there is any information: False for a step before the end of a fit."""
         return bool((self.stiffness < 1e300).any())
 
     def take(self, views: Array) -> "PoolUncertainty":
@@ -60,9 +60,9 @@ def group_sums(scores: Array, size: Array, group: Array, n_groups: int) -> Array
 
 def score_variance(sums: Array) -> Array:
     """Variance (P, P) of the score from its sums over independent groups: the middle of a sandwich."""
-    # Scores are centred: that of a weight held at zero has a negative mean, which is no variation.
+    # Scores are centred: the mean score of a weight held at zero is negative, and is not variation.
     scores, size, n_groups = sums[:-1], sums[-1], sums.shape[1]
-    if n_groups == 1:  # says nothing about the variation between groups
+    if n_groups == 1:  # one group does not show the variation between groups
         return 1e12 * np.eye(len(scores))
     centred = scores - np.outer(scores.sum(axis=1) / size.sum(), size)
     return np.asarray(n_groups / (n_groups - 1) * centred @ centred.T)
@@ -72,9 +72,9 @@ def weight_information(
     centre: Array, outer: Array, nuisance_prior: Array, profile: Array, sums: Array | None, n_kept: int
 ) -> WeightInformation:
     """The information on weights when nuisance parameters are inferred too: a Schur complement."""
-    # `outer` (P, P) sums outer products of scores, weights first; `sums` are those of groups, where there are any. With
-    # groups the profile of a dropped view is divided by the design effect of its weight. With a gate the first `n_kept`
-    # scores are those of (ln v, b), and the largest design effect of these is taken.
+    # `outer` (P, P) sums outer products of scores, weights first; `sums` are sums of scores over groups, if any.
+    # With groups the profile of a dropped view is divided by the design effect of its weight. With a gate the first
+    # `n_kept` scores are those of (ln v, b), and their largest design effect is used.
     K, gated = n_kept, n_kept > len(centre)
     inside = outer[K:, K:] + nuisance_prior
     inside[np.diag_indices_from(inside)] += 1e-10 * np.abs(np.diagonal(inside)).max(initial=1e-300)
@@ -116,15 +116,15 @@ def _tangent(weights: Array) -> Array:
 
 def weight_intervals(estimate: Array, known: WeightInformation | None, level: float) -> Array:
     """Intervals (K, 2) at a level, around the likelihood's maximum; they hold the estimate too."""
-    # A free weight gets a normal interval below and, above, that of its square root, which is longer: a small weight
-    # may well have been a larger one. A view whose weight is zero gets [0, u], u the quantile of its profile
-    # likelihood; and what it might take from the others lowers their limits.
+    # Positive weights: the lower limit is normal, the upper limit is normal on the square root, which is wider. Zero
+    # weights: [0, u], u the quantile of the profile likelihood. The lower limits of other views are scaled by 1 - u,
+    # because a dropped view might take weight from them.
     check_level(level, known is not None)
     assert known is not None
     weights = known.centre
     free = np.flatnonzero(weights > 0)
     moves = _tangent(weights)
-    # one label's worth of prior information, so that the inverse exists where labels say nothing
+    # prior information of one label, so that the inverse exists
     inner = moves.T @ known.information @ moves + np.eye(moves.shape[1])
     inverse = inverse_of(inner)
     if known.clustered is not None:
@@ -144,7 +144,7 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
 
 def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) -> Array:
     """Intervals (K, 2) of the weights v / sum v at a level, by Laplace; they hold the estimate (K,) too."""
-    # Normal where a weight is free, the half-line's quantile where it is zero.
+    # Positive weights are normal; zero weights have a normal cut off at 0.
     check_level(level, uncertainty.known)
     K, gain = len(estimate), max(float(uncertainty.centre.sum()), 1e-300)
     weights = uncertainty.centre / gain if uncertainty.centre.any() else np.full(K, 1 / K)
@@ -167,7 +167,7 @@ def _with_estimate(bounds: Array, estimate: Array) -> Array:
 
 
 def reach_of(level: float, n_groups: int) -> float:
-    """Half the length of a standard normal's interval, or of Student's t where groups estimate the variance."""
+    """Half-width of the standard normal's interval; of Student's t if the variance is estimated from groups."""
     tail = 0.5 + 0.5 * level
     return float(special.stdtrit(n_groups - 1, tail) if n_groups > 1 else special.ndtri(tail))
 
@@ -182,8 +182,8 @@ def check_level(level: float, known: bool) -> None:
 
 def _upper_limit(profile: Array, level: float) -> float:
     """The level-quantile of the profile likelihood, normalised over the weights of the grid."""
-    # A chi-squared limit is too small at the edge: after J labels without a trace it gives 0.8 / J for 90 %, where the
-    # chance of no trace is 10 % at 2.3 / J.
+    # A chi-squared limit is too small at the boundary: if none of J labels supports a view, its 90 % limit is 0.8 / J,
+    # but no support has a probability of 10 % at a weight of 2.3 / J.
     height = np.exp(profile - profile.max())
     mass = np.concatenate([[0.0], np.cumsum(0.5 * (height[1:] + height[:-1]) * np.diff(PROFILE_GRID))])
     return float(np.interp(level, mass / mass[-1], PROFILE_GRID))
@@ -210,9 +210,8 @@ def pool_uncertainty(
     quadratic: Array, linear: Array, n_views: int, shrinkage: float, centre: float, variance: Array | None = None
 ) -> PoolUncertainty:
     """Quadratic approximation of the energy around its mode, with the prior precision of v lowered to 1/gain^2."""
-    # That much prior keeps the approximation proper where labels say nothing of the pool. `variance` is that of the
-    # score where instances come in groups; it makes the covariance a sandwich and weakens the forces at the bounds by
-    # the design effect.
+    # This prior keeps the approximation proper without labels. `variance` is that of the score if there are groups: the
+    # covariance becomes a sandwich, and gradient and curvature at the bounds are divided by the design effect.
     K, weak = n_views, min(shrinkage, 1 / centre**2)
     diagonal = np.arange(K)
     quadratic, linear = quadratic.copy(), linear.copy()
