@@ -31,7 +31,7 @@ from vbtta.policy import ConvergenceWarning, Policy
 
 SIZES = (10, 25, 50, 100, 200, 500)
 _SCORED = 5_000  # test inputs
-_FRESH = 20  # part of the samples' seeds: priors were chosen with other samples
+_FRESH = 21  # part of the samples' seeds: defaults were chosen with other samples
 _ALLOWED = {"classification": 0.2, "regression": 0.05}  # upper limits of the loss in error
 _ERROR = {"classification": "error rate (%)", "regression": "absolute error (years)"}
 
@@ -124,7 +124,7 @@ def markdown(document: dict[str, Any]) -> str:
     few = f" A cell has {min(counts)} to {max(counts)} samples of 20: with so few, limits can fail by width alone."
     lines += [
         "",
-        "Samples are not those that priors were chosen with. Fits took up to "
+        "Samples are not those that defaults were chosen with. Fits took up to "
         f"{max(row['seconds'] for row in rows):.0f} processor seconds.{few if min(counts) < 20 else ''}",
         "",
         f"Made at {made['time']} from commit {made['git'][:12]}.",
@@ -133,7 +133,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def _mean(values: np.ndarray) -> str:
-    return f"{values.mean():+.3f} +- {_half_width(values):.3f}"
+    return f"{values.mean():+.3f} ± {_half_width(values):.3f}"
 
 
 def _half_width(values: np.ndarray) -> float:
@@ -152,8 +152,9 @@ def main() -> int:
     options = parser.parse_args()
     path = options.out / "rows.json"
     document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if document.get("samples") != _FRESH:  # rows of other samples, by earlier code
-        document = {"samples": _FRESH, "rows": []}
+    made = provenance()
+    if document.get("samples") != _FRESH or document["provenance"]["git"] != made["git"]:  # by other code
+        document = {"samples": _FRESH, "provenance": made, "rows": []}
     done = {(row["data"], row["size"], row["labels"], row["draw"]) for row in document["rows"]}
     options.out.mkdir(parents=True, exist_ok=True)
     ready = [name for name in options.names if is_ready(name, 0, options.cache)]
@@ -165,7 +166,6 @@ def main() -> int:
             if (name, size, each, draw) in done:
                 continue
             document["rows"].append(score_sample(prepared, size, each, draw))
-            document.setdefault("provenance", provenance())
             for file, text in ((path, json.dumps(document)), (options.out / "README.md", markdown(document))):
                 with atomic_path(file) as temporary:
                     temporary.write_text(text, encoding="utf-8")
