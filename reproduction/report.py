@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.items import ITEMS
-from reproduction.records import judge
+from reproduction.records import Cell, judge
 from reproduction.running import NOT_RECORDED, Outcome, made_by, read_outcome, write_outcome
 from reproduction.store import write_text
 from vbtta.plotting import save_svg
@@ -60,13 +60,17 @@ def _section(outcome: Outcome, folder: Path) -> str:
     if verdicts:
         parts.append("\n".join(["| the paper says | verdict | our numbers |", "| --- | --- | --- |", *verdicts]))
     cells = [
-        f"| {cell.what} | {cell.paper:.3f} | {cell.ours:.3f} | {cell.spread:.3f} | {cell.verdict} |"
+        f"| {cell.what} | {cell.paper:.3f} | {cell.ours:.3f} | {_spread(cell)} | {cell.verdict} |"
         for cell in item.cells(rows)
     ]
     if cells:
         head = ["| cell | paper | ours | spread | verdict |", "| --- | ---: | ---: | ---: | --- |"]
         parts.append("\n".join([*head, *cells]))
     return "\n\n".join(parts) + "\n"
+
+
+def _spread(cell: Cell) -> str:
+    return f"{cell.spread:.3f}" if cell.spread > 0 else "–"  # of one trial there is none
 
 
 def _made(trials: Sequence[Mapping[str, Any]]) -> str:

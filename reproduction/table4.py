@@ -296,7 +296,7 @@ def _label(method: str, strategy: str) -> str:
 
 
 ITEM = Item(
-    "CIFAR-10N, Food-101 and UTKFace with a ResNet-18",
+    "CIFAR-10N, Food-101 and UTKFace",
     2,
     {
         "smoke": Config((0,), tuple(SETUPS["smoke"].values()), steps=10),
