@@ -180,7 +180,11 @@ def _goal(key: str, result: dict[str, Any]) -> str:
         return ""
     value = _by_name(result)["original"]["values"][point]
     met = value >= _GOALS[base] if point in _LARGER_IS_BETTER else value <= _GOALS[base]
-    return f" (goal {_number(_GOALS[base], point)}: {'met' if met else 'missed'})"
+    by = f"missed by {_number(abs(value - _GOALS[base]), point)}"
+    if point == "accuracy":
+        error = (value * (1 - value) / result["n_test"]) ** 0.5
+        by += f"; the standard error from {result['n_test']:,} test images is {_number(error, point)}"
+    return f" (goal {_number(_GOALS[base], point)}: {'met' if met else by})"
 
 
 def point_metric(result: dict[str, Any]) -> str:
