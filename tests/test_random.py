@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vbtta._support import random as streams_module
 from vbtta._support.random import RowStreams
 
 METHODS = {
@@ -46,16 +45,11 @@ def test_numbers_of_a_row_do_not_depend_on_the_batch(method, shape):
     rows=st.lists(st.integers(0, 2**62), min_size=1, max_size=90),
     n_words=st.integers(1, 40),
 )
-def test_both_ways_of_making_words_are_numpys_philox(seed, rows, n_words):
-    key = streams_module._key(seed, "view", 1)
-    row_words = np.array(rows, dtype=np.uint64)
-    one_by_one = streams_module._words_row_by_row(key, row_words, 1, n_words)
-    n_blocks = -(-n_words // 4)
-    blocks = np.broadcast_to(np.arange(1, n_blocks + 1, dtype=np.uint64), (len(rows), n_blocks))
-    together = streams_module._philox(blocks, np.broadcast_to(row_words[:, None], blocks.shape), key)
-    np.testing.assert_array_equal(together.reshape(len(rows), -1)[:, :n_words], one_by_one)
-    reference = np.random.Philox(key=key[0] + (key[1] << 64), counter=[0, 0, rows[0], 0]).random_raw(n_words)
-    np.testing.assert_array_equal(one_by_one[0], reference)
+def test_numbers_are_those_of_numpys_philox_for_few_rows_and_for_many(seed, rows, n_words):
+    streams = RowStreams(seed, "view", 1, rows)
+    key = next(iter(streams)).bit_generator.state["state"]["key"]
+    words = [np.random.Philox(key=key, counter=[0, 0, row, 0]).random_raw(n_words) for row in rows]
+    np.testing.assert_array_equal(streams.random((len(rows), n_words)), ((np.array(words) >> 12) + 0.5) * 2.0**-52)
 
 
 def test_every_part_of_the_key_matters():

@@ -83,8 +83,10 @@ class RowStreams:
     def __iter__(self) -> Iterator[np.random.Generator]:
         """One generator a row, new ones every time."""
         self._iterations += 1  # the second word of the counter, which is 0 for numbers of all rows together
-        for row in self.rows.tolist():
-            yield np.random.Generator(np.random.Philox(key=list(self._key), counter=[0, self._iterations, row, 0]))
+        key = np.array(self._key, dtype=np.uint64)  # NumPy rounds lists of large whole numbers to floats
+        for row in self.rows:
+            counter = np.array([0, self._iterations, row, 0], dtype=np.uint64)
+            yield np.random.Generator(np.random.Philox(key=key, counter=counter))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Other methods of NumPy's generators, called with the same parameters for every row."""

@@ -287,7 +287,7 @@ class _Sweep:
         shape = (len(nodes), *self.block.mean.shape)
         x = np.subtract(nodes, self.block.mean, out=get("x", shape))
         x *= self.inverse
-        log_cdf = _fast_log_ndtr(x, self.workspace)
+        log_cdf = fast_log_ndtr(x, self.workspace)
         base = log_cdf.sum(axis=1)  # (q, R), log F
         base += self.block.log_weights[part]
         log_hazard = np.multiply(x, x, out=get("hazard", shape))
@@ -385,7 +385,7 @@ def _cubic_table() -> Array:
 _TABLE = _cubic_table()
 
 
-def _fast_log_ndtr(x: Array, workspace: Workspace) -> Array:
+def fast_log_ndtr(x: Array, workspace: Workspace) -> Array:
     """Table look-up of ln Phi(x) to 1e-12, several times faster than SciPy's; valid until the workspace's next use."""
     position = np.subtract(x, _TABLE_FROM, out=workspace.get("position", x.shape))
     position *= _TABLE_DENSITY
