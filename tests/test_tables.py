@@ -7,8 +7,23 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from sklearn.linear_model import LogisticRegression
 
-from vbtta import LabelSets, ViewPredictions, fit_policy
+from vbtta import (
+    LabelSets,
+    Policy,
+    VBTTAClassifier,
+    ViewPredictions,
+    compare,
+    conformalize,
+    diagnose,
+    fit_baseline,
+    fit_policy,
+    fit_sequential,
+    select_views,
+)
+from vbtta.augment import Identity
+from vbtta.cli.app import app
 
 N, K, C = 90, 3, 3
 IDS = np.array([f"image-{i:02d}" for i in range(N)])
@@ -171,3 +186,260 @@ def test_progress_of_a_fit_tells_the_time_left(capsys: pytest.CaptureFixture[str
     views = ViewPredictions(rng.normal(size=(40, 2, 2)), names=["identity", "flip"])
     fit_policy(views, rng.integers(0, 2, 40), task="classification", progress=True)
     assert re.search(r"of \d+ held-out fits, \d+ s passed, about \d+ s left", capsys.readouterr().err)
+
+
+# -- the matrix of pairings -------------------------------------------------------------------------
+
+PEOPLE = {"ann": TRUTH, "bob": TRUTH}
+ONE_HOT = np.eye(C, dtype=int)[TRUTH]
+COLUMNS = {f"c{c}": ONE_HOT[:, c] for c in range(C)}
+NUMBERS = 100 + np.arange(N)  # ids that are whole numbers
+NAMELESS = ViewPredictions(LOGITS, names=PREDICTIONS.names)
+NUMBERED = ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=NUMBERS)
+CLASSED = ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=IDS, classes=list(COLUMNS))
+BY_INDEX = pd.Series(TRUTH, index=IDS).iloc[ORDER]
+NARWHALS = pytest.importorskip("narwhals").from_native
+NO_IDS, HAVE_NONE = "a table without ids, but the predictions have ids", "by id .* but the predictions have none"
+SEVERAL = "a list of pandas objects has several indices"
+
+
+def numbered(**columns):
+    return shuffled(**columns).assign(id=NUMBERS[ORDER])
+
+
+def plain(frame):
+    return frame.drop(columns="id")
+
+
+# what labels are built from, the predictions they belong to, and the error, or None where they must be paired
+PAIRINGS: dict[str, tuple[Any, Any, Any]] = {
+    "array": (lambda: TRUTH, PREDICTIONS, None),
+    "row numbers": (lambda: LabelSets.from_table(ORDER, TRUTH[ORDER]), NAMELESS, None),
+    "row numbers of a table": (
+        lambda: plain(shuffled(label=TRUTH)).assign(instance=ORDER), NAMELESS, None
+    ),
+    "series by index": (lambda: BY_INDEX, PREDICTIONS, None),
+    "series in narwhals": (lambda: NARWHALS(BY_INDEX, series_only=True), PREDICTIONS, None),
+    "frame by index in narwhals": (lambda: NARWHALS(BY_INDEX.to_frame("label")), PREDICTIONS, None),
+    "series and its index": (lambda: LabelSets.from_table(BY_INDEX.index, BY_INDEX), PREDICTIONS, None),
+    "series, ids on one side": (lambda: BY_INDEX, NAMELESS, HAVE_NONE),
+    "series without ids": (lambda: pd.Series(TRUTH), PREDICTIONS, NO_IDS),
+    "labels of a series without ids": (lambda: LabelSets.from_array(pd.Series(TRUTH)), PREDICTIONS, NO_IDS),
+    "series without ids in narwhals": (lambda: NARWHALS(pd.Series(TRUTH), series_only=True), PREDICTIONS, NO_IDS),
+    "arrow column": (lambda: pa.chunked_array([TRUTH]), PREDICTIONS, NO_IDS),
+    "list of a series": (lambda: [BY_INDEX], PREDICTIONS, SEVERAL),
+    "series beside each other": (lambda: [BY_INDEX, BY_INDEX[::-1]], PREDICTIONS, SEVERAL),
+    "tuple of frames": (lambda: (BY_INDEX.to_frame(),), PREDICTIONS, SEVERAL),
+    "array of instances, series by id": (
+        lambda: LabelSets.from_table(np.arange(N), BY_INDEX), NAMELESS, "has a pandas index .* other than instance"
+    ),
+    "series in different orders": (
+        lambda: LabelSets.from_table(pd.Series(IDS), BY_INDEX), PREDICTIONS, "different pandas indices"
+    ),
+    "frame with whole numbers as ids": (lambda: numbered(label=TRUTH), NUMBERED, None),
+    "whole numbers as ids, on one side": (lambda: numbered(label=TRUTH), NAMELESS, HAVE_NONE),
+    "ids that count the rows, on one side": (
+        lambda: shuffled(label=TRUTH).assign(id=ORDER), NAMELESS, HAVE_NONE
+    ),
+    "series of whole numbers as ids": (
+        lambda: LabelSets.from_table(numbered()["id"], TRUTH[ORDER]), NAMELESS, HAVE_NONE
+    ),
+    "frame with text for whole numbers": (
+        lambda: numbered(label=TRUTH).astype({"id": str}), NUMBERED, None
+    ),
+    "wide frame with ids": (lambda: shuffled(**PEOPLE), PREDICTIONS, None),
+    "wide frame by index": (lambda: shuffled(**PEOPLE).set_index("id"), PREDICTIONS, None),
+    "wide frame, numbered labels": (lambda: shuffled(label_1=TRUTH, label_2=TRUTH), PREDICTIONS, None),
+    "wide frame without ids": (lambda: plain(shuffled(**PEOPLE)), PREDICTIONS, NO_IDS),
+    "wide frame, arrow, index kept": (
+        lambda: pa.Table.from_pandas(shuffled(**PEOPLE).set_index("id")), PREDICTIONS, None
+    ),
+    "wide frame, arrow, index without a name": (
+        lambda: pa.Table.from_pandas(pd.DataFrame(PEOPLE, index=IDS)), PREDICTIONS, "'__index_level_0__', which looks"
+    ),
+    "wide frame, index of a CSV": (
+        lambda: shuffled(**PEOPLE).set_axis(["Unnamed: 0", "ann", "bob"], axis=1), PREDICTIONS, "looks like ids"
+    ),
+    "unused ids": (
+        lambda: shuffled(label=TRUTH).set_axis(["image_id", "label"], axis=1), PREDICTIONS, "'image_id' is not used"
+    ),
+    "two columns of ids": (lambda: shuffled(label=TRUTH, task=ORDER), PREDICTIONS, "which mean the same"),
+    "two columns of ids, wide": (lambda: shuffled(item=ORDER, **PEOPLE), PREDICTIONS, "which mean the same"),
+    "index of several levels": (
+        lambda: shuffled(label=TRUTH, fold=0).set_index(["id", "fold"]), PREDICTIONS, "several levels"
+    ),
+    "dict of lists": (lambda: shuffled(label=TRUTH).to_dict("list"), PREDICTIONS, None),
+    "dict of lists without ids": (lambda: {"label": TRUTH.tolist()}, PREDICTIONS, NO_IDS),
+    "dict of series by index": (lambda: {"label": BY_INDEX}, PREDICTIONS, None),
+    "dict of series in different orders": (
+        lambda: {"label": BY_INDEX, "count": pd.Series(1, index=IDS)}, PREDICTIONS, "different pandas indices"
+    ),
+    "counts": (lambda: LabelSets.from_counts(shuffled(**COLUMNS)), CLASSED, None),
+    "counts without ids": (lambda: LabelSets.from_counts(plain(shuffled(**COLUMNS))), CLASSED, NO_IDS),
+    "counts, ids unused": (
+        lambda: LabelSets.from_counts(numbered(**COLUMNS).rename(columns={"id": "file"})), CLASSED, "looks like ids"
+    ),
+    "probabilities": (lambda: LabelSets.from_probabilities(shuffled(**COLUMNS)), CLASSED, None),
+    "probabilities without ids": (lambda: LabelSets.from_probabilities(plain(shuffled(**COLUMNS))), CLASSED, NO_IDS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PAIRINGS)
+def test_labels_are_paired_by_id_or_refused(case):
+    make, predictions, error = PAIRINGS[case]
+    if error is not None:
+        with pytest.raises(ValueError, match=error):
+            predictions.align(make())
+        return
+    aligned = predictions.align(make())
+    value = aligned.categorical(C, predictions.classes)
+    assert np.array_equal(value, TRUTH[aligned.instance])
+    assert np.array_equal(aligned.labelled, np.arange(N))
+
+
+MULTILABEL = {
+    "array": (lambda: ONE_HOT, CLASSED, None),
+    "ids and names": (lambda: shuffled(**COLUMNS)[["c2", "id", "c0", "c1"]], CLASSED, None),
+    "index and names": (lambda: shuffled(**COLUMNS).set_index("id")[["c2", "c0", "c1"]], CLASSED, None),
+    "names alone": (lambda: pd.DataFrame(COLUMNS)[["c2", "c0", "c1"]], CLASSED, "instance '0/c0', which is not among"),
+    "names, no ids": (
+        lambda: pd.DataFrame(COLUMNS)[["c2", "c0", "c1"]], ViewPredictions(LOGITS, classes=list(COLUMNS)), None
+    ),
+    "names on one side": (lambda: pd.DataFrame(COLUMNS), NAMELESS, "'0/c0'.* classes="),
+    "numbers of columns": (lambda: pd.DataFrame(ONE_HOT), NAMELESS, None),
+    "numbers of columns, ids on one side": (lambda: pd.DataFrame(ONE_HOT), PREDICTIONS, NO_IDS),
+    "two columns of ids": (lambda: shuffled(item=0, **COLUMNS), CLASSED, "which mean the same"),
+    "ids unused": (lambda: shuffled(**COLUMNS).rename(columns={"id": "image_id"}), CLASSED, "looks like ids"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MULTILABEL)
+def test_several_labels_are_paired_by_id_and_name_or_refused(case):
+    make, predictions, error = MULTILABEL[case]
+    if error is not None:
+        with pytest.raises(ValueError, match=error):
+            predictions.as_binary().align(LabelSets.from_multilabel(make()))
+        return
+    aligned = predictions.as_binary().align(LabelSets.from_multilabel(make()))
+    assert np.array_equal(aligned.value, ONE_HOT.ravel())
+    assert np.array_equal(aligned.instance, np.arange(N * C))
+
+
+def test_rankings_of_a_series_are_paired_by_its_index():
+    orders = [list(row) for row in np.argsort(-LOGITS[:, 0], axis=1)]
+    series = pd.Series(orders, index=IDS)
+    aligned = PREDICTIONS.align(LabelSets.from_rankings(series.iloc[ORDER]))
+    assert aligned.value.tolist() == [list(map(int, order)) for order in orders]
+    for rankings, message in (
+        (lambda: LabelSets.from_rankings(series.reset_index(drop=True)), NO_IDS),
+        (lambda: LabelSets.from_rankings(series, np.arange(N)), "has a pandas index .* other than instance"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PREDICTIONS.align(rankings())
+
+
+ENTRIES = {
+    "fit_policy": lambda views, labels: fit_policy(views, labels, **OPTIONS),
+    "compare": lambda views, labels: compare(views, labels, views, labels, methods=["original"], task="classification"),
+    "fit_baseline": lambda views, labels: fit_baseline("uniform", views, labels, task="classification"),
+    "select_views": lambda views, labels: select_views(views, labels, budget=1, **OPTIONS),
+    "fit_sequential": lambda views, labels: fit_sequential(views, labels, task="classification", model="mixture"),
+    "conformalize": lambda views, labels: conformalize(POLICY, views, labels),
+    "score": lambda views, labels: POLICY.score(views, labels),
+    "consensus": lambda views, labels: POLICY.consensus(views, labels),
+    "diagnose": lambda views, labels: diagnose(POLICY, views, labels, refit=False),
+}  # fmt: skip
+OPTIONS: Any = {"task": "classification", "model": "mixture", "guard": False}
+POLICY = fit_policy(PREDICTIONS, TRUTH, **OPTIONS)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("labels", [pd.Series(TRUTH), LabelSets.from_array(pd.DataFrame({"ann": TRUTH, "bob": TRUTH}))])
+def test_every_entry_refuses_a_table_without_ids(entry, labels):
+    with pytest.raises(ValueError, match=NO_IDS):
+        ENTRIES[entry](PREDICTIONS, labels)
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        (lambda: NAMELESS.with_groups(shuffled(patient=0)), "have no ids"),
+        (lambda: PREDICTIONS.with_groups(shuffled(item=0, patient=0)), "which mean the same"),
+        (lambda: PREDICTIONS.with_groups(shuffled(image_id=0, patient=0)), "looks like ids"),
+        (lambda: PREDICTIONS.with_groups([BY_INDEX]), SEVERAL),
+        (lambda: PREDICTIONS.with_groups(NARWHALS(pd.Series(TRUTH), series_only=True)), "default index"),
+        (lambda: LabelSets.from_array(TRUTH).with_weights(BY_INDEX + 1.0), "have no ids"),
+        (lambda: LabelSets.from_array(BY_INDEX).with_weights(shuffled(task=0, weight=1.0)), "which mean the same"),
+        (lambda: ViewPredictions.from_table(PREDICTIONS.to_frame().assign(id=0)), "which mean the same"),
+        (lambda: ViewPredictions(LOGITS, features=LONG), "by 'id' but the predictions have no ids"),
+        (lambda: ViewPredictions(LOGITS, ids=IDS, features=LONG.assign(item=0)), "which mean the same"),
+    ],
+)  # fmt: skip
+def test_groups_weights_and_features_are_paired_by_id_or_refused(what, error):
+    with pytest.raises(ValueError, match=error):
+        what()
+
+
+LONG = pd.DataFrame({"id": np.repeat(IDS, K), "view": list(PREDICTIONS.names) * N, "blur": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("y", "error"),
+    [
+        (lambda y: y, None),
+        (lambda y: y.to_numpy(), None),
+        (lambda y: y.reset_index(drop=True), "another order"),
+        (lambda y: LabelSets.from_array(y.iloc[::-1]), None),
+        (lambda y: y.iloc[::-1], "another order"),
+        (lambda y: y.set_axis([f"other-{i}" for i in range(len(y))]), "different pandas indices"),
+        (lambda y: [y], SEVERAL),
+        (lambda y: y.rename_axis("id").reset_index(name="label"), "y has a column 'id'"),
+        (lambda y: y.rename_axis("image_id").reset_index(name="label"), "another order"),
+    ],
+)  # fmt: skip
+def test_estimators_pair_rows_or_refuse(y, error):
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.normal(size=(60, 2)), columns=["u", "v"], index=rng.permutation(60))
+    target = (X.u + 0.3 * rng.normal(size=60) > 0).astype(int)
+    network = LogisticRegression().fit(X, target)
+    weighted = VBTTAClassifier(network, [Identity()], model="mixture", guard=False)
+    if error is None:
+        expected = weighted.fit(X.to_numpy(), target.to_numpy()).policy_.elbo
+        assert weighted.fit(X, y(target)).policy_.elbo == pytest.approx(expected)
+        assert weighted.score(X, y(target)) > 0.7
+        return
+    for method in (weighted.fit, VBTTAClassifier(network, [Identity()], guard=False).fit(X, target).score):
+        with pytest.raises(ValueError, match=error):
+            method(X, y(target))
+
+
+@pytest.mark.parametrize(
+    ("header", "key", "ids", "error"),
+    [
+        ("id,label", IDS, IDS, None),
+        ("instance,label", IDS, IDS, None),
+        ("instance,label", np.arange(N), None, None),
+        ("id,label", NUMBERS, NUMBERS, None),
+        ("id,label", np.arange(N), None, "has no ids.*call it 'instance'"),
+        ("id,label", IDS, None, "has no ids"),
+        ("image_id,label", IDS, IDS, "'image_id' is not used"),
+        (",label", np.arange(N), None, "is not used"),
+        ("label", None, IDS, NO_IDS),
+    ],
+)  # fmt: skip
+def test_the_command_line_pairs_by_id_or_refuses(header, key, ids, error, tmp_path, capsys):
+    ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=ids).save(tmp_path / "views.npz")
+    keys = [""] * N if key is None else [f"{name}," for name in key]
+    lines = [f"{keys[i]}{TRUTH[i]}" for i in ORDER]
+    (tmp_path / "labels.csv").write_text("\n".join([header, *lines]) + "\n")
+    arguments = ["fit", "views.npz", "labels.csv", "--task", "classification", "--model", "mixture", "--no-guard"]
+    arguments = [str(tmp_path / name) if "." in name else name for name in arguments]
+    with pytest.raises(SystemExit) as end:
+        app([*arguments, "--out", str(tmp_path / "policy.json")])
+    said = capsys.readouterr().err
+    if error is None:
+        assert end.value.code == 0
+        assert Policy.load(tmp_path / "policy.json").elbo == pytest.approx(POLICY.elbo)
+    else:
+        assert end.value.code == 1
+        assert re.search(error, said)

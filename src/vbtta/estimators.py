@@ -3,6 +3,7 @@
 __all__ = ["VBTTAClassifier", "VBTTARegressor"]
 
 import warnings
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from vbtta._support.checks import missing_extra
 from vbtta._support.tensors import RowList, as_batch, rows_of
 from vbtta.collect import collect_views
-from vbtta.data.labels import Array, LabelSets
+from vbtta.data.labels import Array, LabelSets, id_column, index_of, rows_of_table
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy
 
@@ -56,7 +57,8 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             Inputs that a frozen estimator was not trained on.
         y : (N,) array, (N, M) array with gaps, or LabelSets
             One label or more for every input; NaN and None mean "no label". Several outputs go in as (N, M, C). As in
-            scikit-learn rows are paired by position; pandas objects with the same index in another order are refused.
+            scikit-learn rows are paired by position; pandas objects with another index than X are refused. LabelSets
+            with ids are paired with the index of X.
         sample_weight : (N,) array, optional
             How often the labels of an input count.
         groups : (N,) array, optional
@@ -67,7 +69,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         for name, values in {"y": y, "sample_weight": sample_weight, "groups": groups}.items():
             _check_order(X, values, name)
         inputs = self._inputs(X, reset=True)
-        labels = self._labels(y, len(inputs))
+        labels = self._labels(y, X, len(inputs))
         weight = np.ones(len(inputs))
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, np.empty((len(inputs), 1)), ensure_non_negative=True)
@@ -106,8 +108,9 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _score(self, metric: Any, X: Any, y: Any, sample_weight: Any) -> float:
         """A metric over all labels: an input with several counts once for each."""
+        _check_order(X, y, "y")
         predicted = self.predict(X)
-        labels = self._labels(y, len(predicted))
+        labels = self._labels(y, X, len(predicted))
         value = self.classes_[labels.value] if labels.by_position else labels.value
         weight = labels.count if sample_weight is None else labels.count * np.asarray(sample_weight)[labels.instance]
         return float(metric(value, predicted[labels.instance], sample_weight=weight))
@@ -147,9 +150,9 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             return X
         return validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric", ensure_all_finite=finite)
 
-    def _labels(self, y: Any, n_inputs: int) -> LabelSets:
+    def _labels(self, y: Any, X: Any, n_inputs: int) -> LabelSets:
         if not isinstance(y, LabelSets):
-            values = np.asarray(y)
+            values = rows_of_table(y, "y").values
             if values.dtype.kind == "f" and np.isinf(values).any():
                 raise ValueError("Input y contains infinity or a value too large for dtype('float64').")
             if values.ndim and len(values) != n_inputs:
@@ -158,7 +161,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         labels: LabelSets = y
         if self._task == "classification" and not labels.by_position and labels.value.ndim == 1:
             check_classification_targets(labels.value)
-        return labels.align(n_inputs)
+        return replace(labels.align(n_inputs, index_of(X, "X")), ids=None)
 
     def _collect(self, estimator: Any, inputs: Any) -> ViewPredictions:
         options: Any = {"draws": self.draws, "batch_size": self.batch_size, "seed": self.seed_}
@@ -318,12 +321,18 @@ def _take(inputs: Any, rows: Array) -> Any:
 
 
 def _check_order(X: Any, values: Any, name: str) -> None:
-    """Refuse pandas objects of the same rows in another order."""
+    """Refuse pandas objects of other rows than X, or of the same in another order, and tables with a column of ids."""
+    if hasattr(values, "iloc") and hasattr(values, "columns") and (key := id_column(values.columns, name)) is not None:
+        raise ValueError(f"{name} has a column {key!r}: make it the index, in the order of X, or leave it out")
     first: Any = getattr(X, "index", None)
     second: Any = getattr(values, "index", None)
     both = hasattr(first, "equals") and hasattr(second, "equals") and len(first) == len(second)
-    if both and not first.equals(second) and first.sort_values().equals(second.sort_values()):
+    if not both or first.equals(second):
+        return
+    if first.sort_values().equals(second.sort_values()):
         raise ValueError(f"X and {name} have the same pandas index in another order: use {name}.loc[X.index]")
+    if index_of(X, "X") is not None and index_of(values, name) is not None:
+        raise ValueError(f"X and {name} have different pandas indices; pair them by row with {name}.to_numpy()")
 
 
 def _with_classes(predictions: ViewPredictions, classes: Array | None) -> ViewPredictions:

@@ -88,7 +88,8 @@ def read_pair(
     if given.ids is not None and views.ids is None:
         raise ValueError(
             f"{labels} names instances by id (such as {str(given.ids[0])!r}) but {predictions} has no ids: add an "
-            "array `ids` to the predictions, or leave that column out of the labels to pair by row"
+            "array `ids` to the predictions, or to pair by row leave that column out of the labels (call it 'instance' "
+            "if it numbers the rows from 0)"
         )
     hint, n_outputs = "", views.outputs.shape[2]
     try:

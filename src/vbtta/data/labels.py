@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
-    "ID_COLUMNS", "Array", "LabelSets", "LongLabels", "as_table", "by_id", "class_positions", "frame_of",
-    "has_default_index", "is_absent", "long_labels", "look_up", "pair_ids",
+    "ID_COLUMNS", "Array", "LabelSets", "LongLabels", "as_table", "by_id", "class_positions", "frame_of", "id_column",
+    "index_of", "is_absent", "long_labels", "look_up", "pair_ids", "rows_of_table",
 ]  # fmt: skip
 
 import os
@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,8 +22,11 @@ from vbtta._support.checks import printable, real_array, require, shown, whole_n
 
 Array = NDArray[Any]
 
-_ID_LIKE = re.compile(r"(^|[_\s-])(id|index)$", re.IGNORECASE)
+_ID_LIKE = re.compile(
+    r"(^|[_\s-])(id|index|key|uuid|file|filename|path|image|sample)$|unnamed: \d+|__index_level_\d+__", re.IGNORECASE
+)
 ID_COLUMNS = ("instance", "id", "item", "task")
+_NEVER_ROWS = ID_COLUMNS[1:]  # whole numbers in such a column are ids, not row numbers
 _ANNOTATOR_COLUMNS = ("annotator", "worker", "rater", "user")
 _UNKNOWN = "unknown"  # all annotators without a name
 _WIDE = re.compile(r"label_(.+)")
@@ -65,6 +68,7 @@ class LabelSets:
     columns: int | None = None  # of the array the labels came from
     instance_weights: Array | None = None
     soft: bool = False  # counts are probabilities of classes, which need no noise model
+    unnamed_rows: bool = False  # of a table without ids: not paired with predictions that have ids
 
     # -- building -----------------------------------------------------------------------------
 
@@ -84,21 +88,10 @@ class LabelSets:
             Whether column m is always the same annotator. By default the names of a DataFrame's columns, where they
             are strings; columns of arrays are anonymous labels.
         """
-        Y = as_table(Y)
-        if _is_frame(Y):
-            names: list[Hashable] = list(Y.columns)
-            reserved = [name for name in names if str(name).lower() in ("label", *ID_COLUMNS)]
-            labelled = any(str(name).lower() == "label" or _WIDE.fullmatch(str(name)) for name in names)
-            if reserved and missing is None and annotators is None and labelled:
-                return cls.from_table(Y)
-            reserved += [name for name in names if isinstance(name, str) and _ID_LIKE.search(name)]
-            if reserved:
-                raise ValueError(
-                    f"the labels have a column {reserved[0]!r}, which looks like ids: make it the index, as "
-                    f"labels.set_index({reserved[0]!r}), or name it 'instance' and use LabelSets.from_table"
-                )
-            annotators = _people_of(names) if annotators is None else annotators
-        table = np.ma.getdata(Y) if isinstance(Y, np.ma.MaskedArray) else _as_array(Y, "Y")
+        if isinstance(Y, Mapping) or (missing is None and annotators is None and _names_its_columns(as_table(Y))):
+            return cls.from_table(Y)
+        table, ids, names, unnamed = rows_of_table(Y, "Y")
+        annotators = _people_of(names or []) if annotators is None else annotators
         if table.ndim not in (1, 2, 3) or 0 in table.shape[2:]:
             raise ValueError(f"Y must be (N,), (N, M) or (N, M, C) with C at least 1; got shape {table.shape}")
         absent = is_absent(table, missing)
@@ -114,10 +107,10 @@ class LabelSets:
             absent = np.asarray(absent.any(axis=2))
         rows, column = np.nonzero(~absent)
         people = () if annotators is None else _names_of_columns(annotators, table.shape[1])
-        ids, instance, size = _by_id(_index_of(Y, "Y"), rows, len(table))
+        ids, instance, size = _by_id(ids, rows, len(table))
         return cls._build(
             instance, table[rows, column], annotator=column if people else None, annotator_names=people,
-            n_instances=size, ids=ids, columns=table.shape[1] if size == len(table) else None,
+            n_instances=size, ids=ids, columns=table.shape[1] if size == len(table) else None, unnamed_rows=unnamed,
         )  # fmt: skip
 
     @classmethod
@@ -135,9 +128,10 @@ class LabelSets:
         ----------
         instance : (J,) array, or DataFrame
             Row number of the instance, or its id (paired with the predictions' `ids`). A DataFrame or a dict of
-            columns is the whole table, with the columns `instance` (or `id`, `item`, `task`), `label` (or `label_1`,
-            `label_2`, ..., one row an instance) and optionally `annotator` (or `worker`, `rater`, `user`), `count` and
-            `instance_weight`; without a column of ids its index has them. Any dataframe library will do.
+            columns is the whole table, with the columns `instance` (or `id`, `item`, `task`: ids, also where they are
+            whole numbers), `label` (or `label_1`, `label_2`, ..., one row an instance) and optionally `annotator` (or
+            `worker`, `rater`, `user`), `count` and `instance_weight`; without a column of ids its index has them. Any
+            dataframe library will do.
         label : (J,) or (J, C) array
         annotator : (J,) array, optional
             Who gave the label; any hashable values. Those without a name (None, NaN) count as one, `unknown`.
@@ -151,22 +145,47 @@ class LabelSets:
             if not _is_frame(instance) and not isinstance(instance, Mapping):
                 raise ValueError("label must be given, or one table with the columns instance and label")
             return cls._from_frame(instance, n_instances)
-        _check_one_table(instance=instance, label=label, annotator=annotator, count=count)
+        _check_one_table({"instance": instance, "label": label, "annotator": annotator, "count": count})
         key, value = _as_array(instance, "instance"), _as_array(label, "label")
+        name = str(getattr(instance, "name", "")).lower()
+        return cls.from_long(LongLabels(key, value, annotator, count, None, n_instances, "long", name or "instance"))
+
+    @classmethod
+    def _from_frame(cls, frame: Any, n_instances: int | None) -> Self:
+        """Labels of a DataFrame or dict of columns, by its column of ids or else its index."""
+        names = list(frame.columns if _is_frame(frame) else frame)
+        if len(set(map(str, names))) < len(names):
+            raise ValueError(f"the table names a column twice: {', '.join(map(str, names))}")
+        columns = {str(name): frame[name] for name in names}
+        _check_one_table(columns)
+        table = long_labels({name: _as_array(column, name) for name, column in columns.items()}, "the table")
+        index = next((index_of(column, "table") for column in columns.values() if hasattr(column, "iloc")), None)
+        if n_instances is not None:
+            table = replace(table, n_rows=n_instances, key=table.key or "instance")
+        labels = cls.from_long(table)
+        if index is None or table.key is not None:
+            return labels
+        ids, rows, size = _by_id(index, labels.instance, labels.n_instances)
+        return labels.place(rows, size, ids)
+
+    @classmethod
+    def from_long(cls, table: LongLabels) -> Self:
+        """Labels of a long table."""
+        key, value, n_instances = table.instance, table.label, table.n_rows
         if key.ndim != 1 or value.ndim not in (1, 2) or len(value) != len(key):
             shapes = f"{key.shape} and {value.shape}"
             raise ValueError(f"instance must be (J,) and label (J,) or (J, C) of the same length; got shapes {shapes}")
         gaps = is_absent(value).any(axis=tuple(range(1, value.ndim)))
         if gaps.any():
             raise ValueError(f"label is missing in row {int(np.argmax(gaps))}; leave such rows out")
-        code, names = (None, ()) if annotator is None else _annotator_codes(annotator, len(key))
-        times = None if count is None else _checked_counts(count, (len(key),))
+        code, names = (None, ()) if table.annotator is None else _annotator_codes(table.annotator, len(key))
+        times = None if table.count is None else _checked_counts(table.count, (len(key),))
         key, ids = _id_values(key, "instance"), None
-        if key.dtype.kind in "iu":
+        if key.dtype.kind in "iu" and (n_instances is not None or table.key not in _NEVER_ROWS):
             rows, size = key.astype(np.int64), int(key.max()) + 1 if key.size else 0
             if key.size and key.min() < 0:
                 raise ValueError(f"instance must not be negative; got {int(key.min())}")
-            if size > 2**62:
+            if size > (2**62 if table.weight is None else _MOST_WEIGHTS):
                 raise ValueError(f"instance {size - 1} is too large for a row number; give ids as strings")
             if n_instances is not None and size > whole_number("n_instances", n_instances, least=0):
                 raise ValueError(f"instance {size - 1} does not exist: n_instances is {n_instances}")
@@ -177,39 +196,16 @@ class LabelSets:
             ids, rows = np.unique(key, return_inverse=True)
             size = len(ids)
         keep = slice(None) if times is None else times > 0
-        return cls._build(
+        labels = cls._build(
             rows[keep], value[keep], None if times is None else times[keep], None if code is None else code[keep],
             names, n_instances=size, ids=ids, open_ended=ids is None and n_instances is None,
+            unnamed_rows=table.key is None,
         )  # fmt: skip
-
-    @classmethod
-    def _from_frame(cls, frame: Any, n_instances: int | None) -> Self:
-        """Labels of a DataFrame or dict of columns, by its column of ids or else its index."""
-        names = list(frame.columns if _is_frame(frame) else frame)
-        if len(set(map(str, names))) < len(names):
-            raise ValueError(f"the table names a column twice: {', '.join(map(str, names))}")
-        table = {str(name): _as_array(frame[name], str(name)) for name in names}
-        labels = cls.from_long(long_labels(table, "the table"), n_instances)
-        index = None if any(name.lower() in ID_COLUMNS for name in table) else _index_of(frame, "table")
-        if index is None:
-            return labels
-        ids, rows, size = _by_id(index, labels.instance, labels.n_instances)
-        return labels.place(rows, size, ids)
-
-    @classmethod
-    def from_long(cls, table: LongLabels, n_instances: int | None = None) -> Self:
-        """Labels of a table that :func:`long_labels` read."""
-        n_rows = n_instances if table.n_rows is None else table.n_rows
-        labels = cls.from_table(table.instance, table.label, table.annotator, table.count, n_rows)
         if table.weight is None:
             return labels
-        if labels.n_instances > _MOST_WEIGHTS:
-            raise ValueError(f"instance {labels.n_instances - 1} is too large for a row number; give ids as strings")
-        weights = np.ones(labels.n_instances)
-        key = table.instance.astype(np.intp) if labels.ids is None else look_up(table.instance, labels.ids)[0]
-        given = real_array("instance_weight", table.weight)
-        weights[key] = given
-        if (weights[key] != given).any():
+        weights, given = np.ones(size), real_array("instance_weight", table.weight)
+        weights[rows] = given
+        if (weights[rows] != given).any():
             raise ValueError("instance_weight differs between labels of an instance; give every instance one weight")
         return labels.with_weights(weights)
 
@@ -219,20 +215,20 @@ class LabelSets:
 
         The columns of a DataFrame, as `pandas.crosstab` makes it, are the classes by name.
         """
-        counts = as_table(counts)
-        table = _as_array(counts, "counts")
-        if table.ndim != 2:
-            raise ValueError(f"counts must be (N, C), how often each class was given; got shape {table.shape}")
-        return cls._from_counts(_checked_counts(table, table.shape), counts)
+        rows = rows_of_table(counts, "counts")
+        if rows.values.ndim != 2:
+            raise ValueError(f"counts must be (N, C), how often each class was given; got shape {rows.values.shape}")
+        return cls._from_counts(_checked_counts(rows.values, rows.values.shape), rows)
 
     @classmethod
-    def _from_counts(cls, table: Array, counts: Any, *, soft: bool = False) -> Self:
+    def _from_counts(cls, table: Array, given: TableRows, *, soft: bool = False) -> Self:
         rows, classes = np.nonzero(table)
-        ids, instance, size = _by_id(_index_of(counts, "counts"), rows, len(table))
-        named = _is_frame(counts)
-        value = np.asarray(counts.columns)[classes] if named else classes
-        times = table[rows, classes]
-        return cls._build(instance, value, times, n_instances=size, ids=ids, by_position=not named, soft=soft)
+        ids, instance, size = _by_id(given.ids, rows, len(table))
+        value = classes if given.names is None else np.asarray(given.names)[classes]
+        return cls._build(
+            instance, value, table[rows, classes], n_instances=size, ids=ids, by_position=given.names is None,
+            soft=soft, unnamed_rows=given.unnamed,
+        )  # fmt: skip
 
     @classmethod
     def from_probabilities(cls, proba: Any) -> Self:
@@ -246,34 +242,35 @@ class LabelSets:
         >>> LabelSets.from_probabilities([[0.8, 0.2], [0.0, 1.0]]).count
         array([0.8, 0.2, 1. ])
         """
-        table = as_table(proba)
-        values = np.nan_to_num(real_array("proba", table), nan=0.0)
+        rows = rows_of_table(proba, "proba")
+        values = np.nan_to_num(real_array("proba", rows.values), nan=0.0)
         sums = values.sum(axis=-1)
         if values.ndim != 2 or (values < 0).any() or not np.all((np.abs(sums - 1) < 1e-3) | (sums == 0)):
             raise ValueError("proba must be (N, C), not negative, with rows that sum to 1; from_counts takes counts")
-        return cls._from_counts(values / np.where(sums > 0, sums, 1)[:, None], table, soft=True)
+        return cls._from_counts(values / np.where(sums > 0, sums, 1)[:, None], rows, soft=True)
 
     @classmethod
     def from_multilabel(cls, Y: Any) -> Self:
         """Read which of C labels every input has: (N, C) of 0 and 1, NaN where it is not known.
 
-        Instances are pairs of an input and a label, as in :meth:`ViewPredictions.as_binary`. A DataFrame with ids as
-        index is paired by them and by its columns' names.
+        Instances are pairs of an input and a label, as in :meth:`ViewPredictions.as_binary`. A DataFrame is paired by
+        its ids, and by its columns' names, which are the predictions' classes.
 
         Examples
         --------
         >>> LabelSets.from_multilabel([[1, 0, 1], [0, float("nan"), 1]])
         LabelSets(5 labels of 6 instances)
         """
-        table = as_table(Y)
+        table, ids, names, unnamed = rows_of_table(Y, "Y")
         values: Array = real_array("Y", table)
         if values.ndim != 2 or not np.isin(values[~np.isnan(values)], (0, 1)).all():
             raise ValueError(f"Y must be (N, C) of 0 and 1, NaN where it is not known; got shape {values.shape}")
-        index, flat = _index_of(table, "Y"), values.ravel()
+        flat = values.ravel()
         rows = np.flatnonzero(~np.isnan(flat))
-        pairs = None if index is None else pair_ids(index, table.columns)
-        ids, instance, size = _by_id(pairs, rows, flat.size)
-        return cls._build(instance, flat[rows].astype(np.int64), n_instances=size, ids=ids)
+        if names is not None and (ids is not None or names != list(range(len(names)))):
+            ids, unnamed = pair_ids(np.arange(len(values)) if ids is None else ids, names), False
+        ids, instance, size = _by_id(ids, rows, flat.size)
+        return cls._build(instance, flat[rows].astype(np.int64), n_instances=size, ids=ids, unnamed_rows=unnamed)
 
     @classmethod
     def from_rankings(cls, orders: Sequence[ArrayLike | None], instance: ArrayLike | None = None) -> Self:
@@ -293,6 +290,8 @@ class LabelSets:
         array([[ 2,  0,  1],
                [ 1, -1, -1]])
         """
+        if instance is not None:
+            _check_one_table({"instance": instance, "orders": orders})
         rows = [np.zeros(0) if order is None else _as_array(order, "orders") for order in orders]
         for place, row in enumerate(rows):
             if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
@@ -306,8 +305,12 @@ class LabelSets:
         value = np.full((len(kept), max((len(rows[place]) for place in kept), default=1)), -1, dtype=np.int64)
         for line, place in enumerate(kept):
             value[line, : len(rows[place])] = rows[place]
-        size = int(key.max()) + 1 if key.size else 0
-        return cls._build(key[kept], value, n_instances=size, by_position=True, open_ended=instance is not None)
+        index = None if instance is not None else index_of(orders, "orders")
+        ids, key, size = _by_id(index, key, int(key.max()) + 1 if key.size else 0)
+        return cls._build(
+            key[kept], value, n_instances=size, ids=ids, by_position=True, open_ended=instance is not None,
+            unnamed_rows=instance is None and index is None and hasattr(orders, "to_numpy"),
+        )  # fmt: skip
 
     @classmethod
     def _build(
@@ -461,8 +464,14 @@ class LabelSets:
         if self.ids is not None and ids is None:
             raise ValueError(
                 f"labels name their instances by id (such as {str(next(iter(self.ids), ''))!r}) but the predictions "
-                "have none; give ViewPredictions(ids=...), or pair by row with labels without ids (of a pandas object: "
-                "reset_index(drop=True))"
+                "have none; give ViewPredictions(ids=...) (multi-label: classes=...), or pair by row: of a pandas "
+                "object reset_index(drop=True), of a table row numbers in a column 'instance'"
+            )
+        if self.unnamed_rows and ids is not None and not np.array_equal(ids, np.arange(len(ids))):
+            raise ValueError(
+                "labels are a table without ids, but the predictions have ids (such as "
+                f"{str(next(iter(ids), ''))!r}): give labels the ids as index or column 'id', or pair them by row: "
+                "labels.to_numpy()"
             )
         if self.ids is not None or ids is None:
             return self.ids is not None
@@ -510,7 +519,8 @@ class LabelSets:
             weights = np.ones(n_instances)
             weights[rows[order]] = self.instance_weights[self.instance[order]]
         changes: dict[str, Any] = {"n_instances": n_instances, "ids": ids, "instance_weights": weights}
-        return replace(self, **self._entries(order), instance=rows[order], open_ended=False, **changes)
+        changes |= {"open_ended": False, "unnamed_rows": False}
+        return replace(self, **self._entries(order), instance=rows[order], **changes)
 
     def take(self, rows: Array) -> Self:
         """The labels of some instances; the k-th of `rows` becomes instance k."""
@@ -548,11 +558,12 @@ class LongLabels:
 
     instance: Array  # ids or row numbers
     label: Array
-    annotator: Array | None
-    count: Array | None
+    annotator: Any
+    count: Any
     weight: Array | None  # of the instance
-    n_rows: int | None  # of a table without ids, whose rows are the instances
+    n_rows: int | None  # instances, where `instance` holds row numbers
     layout: str  # "long" or "wide"
+    key: str | None  # name of the column `instance`; None if the table has no ids
 
 
 def long_labels(
@@ -567,7 +578,9 @@ def long_labels(
     lower = [name.lower() for name in table]
     table = {small if small in reserved and lower.count(small) == 1 else name: column
              for small, (name, column) in zip(lower, table.items(), strict=True)}  # fmt: skip
-    key, person = (_one_column(table, names, where) for names in (ID_COLUMNS, _ANNOTATOR_COLUMNS))
+    key, person = (
+        _one_column([name for name in names if name in table], where) for names in (ID_COLUMNS, _ANNOTATOR_COLUMNS)
+    )
     endings = {name: match.group(1) for name in table if (match := _WIDE.fullmatch(name))}
     for name in table.keys() - reserved - endings.keys():
         if len(name) > 4 and (near := get_close_matches(name.lower(), reserved, 1, 0.8)):
@@ -611,12 +624,12 @@ def long_labels(
         weight=given("instance_weight"),
         n_rows=len(absent) if key is None else None,
         layout="long" if key is not None and not endings else "wide",
+        key=key,
     )
 
 
-def _one_column(table: Mapping[str, Array], synonyms: Sequence[str], where: str) -> str | None:
-    """The column of a table that has one of the names for a thing."""
-    names = [name for name in synonyms if name in table]
+def _one_column(names: Sequence[Any], where: str) -> Any:
+    """The name among synonyms; None where there is none."""
     if len(names) > 1:
         raise ValueError(f"{where} has the columns {names[0]!r} and {names[1]!r}, which mean the same; keep one")
     return names[0] if names else None
@@ -625,13 +638,65 @@ def _one_column(table: Mapping[str, Array], synonyms: Sequence[str], where: str)
 # -- pandas, without importing it -------------------------------------------------------------------
 
 
-def pair_ids(ids: Any, names: Any) -> Array:
+class TableRows(NamedTuple):
+    """Values with one row an instance, and what a table says about its rows and columns."""
+
+    values: Array
+    ids: Array | None
+    names: list[Any] | None  # of the columns, without that of the ids
+    unnamed: bool  # a table without ids
+
+
+def rows_of_table(values: Any, name: str) -> TableRows:
+    """The values of an array, Series or table with one row an instance, whose ids are in a column or the index."""
+    values = as_table(values)
+    if not hasattr(values, "to_numpy"):
+        return TableRows(_as_array(values, name), None, None, False)
+    ids, names = index_of(values, name), None
+    if _is_frame(values):
+        names = list(values.columns)
+        key = id_column(names, name)
+        if key is not None:
+            ids = _id_values(_as_array(values[key], str(key)), str(key))
+            names.remove(key)
+        if not names:
+            raise ValueError(f"{name} is a table of ids alone; add a column with what belongs to them")
+        for column in names:
+            if isinstance(column, str) and _ID_LIKE.search(column):
+                raise ValueError(
+                    f"{name} has a column {column!r}, which looks like ids: make it the index, as "
+                    f"{name}.set_index({column!r}), or name it 'id'"
+                )
+        values = values[names]
+    return TableRows(_as_array(values.to_numpy(), name), ids, names, ids is None)
+
+
+def id_column(names: Iterable[Any], where: str) -> Any:
+    """The one column that has a name for ids, in any case; None where there is none."""
+    names = list(names)
+    if len(set(map(str, names))) < len(names):
+        raise ValueError(f"{where} names a column twice: {', '.join(map(str, names))}")
+    return _one_column([name for name in names if str(name).lower() in ID_COLUMNS], where)
+
+
+def _names_its_columns(values: Any) -> bool:
+    """Whether a DataFrame has labels and ids in columns of these names."""
+    names = [str(name).lower() for name in values.columns] if _is_frame(values) else []
+    labelled = "label" in names or any(map(_WIDE.fullmatch, names))
+    return labelled and any(name in ("label", *ID_COLUMNS) for name in names)
+
+
+def pair_ids(ids: Array, names: Any) -> Array:
     """Ids of pairs of an input and a label, those of an input side by side."""
-    return np.array([f"{key}/{name}" for key in ids for name in names])
+    first, second = np.char.add(np.asarray(ids).astype(str), "/"), np.asarray(names).astype(str)
+    return np.char.add(np.repeat(first, len(second)), np.tile(second, len(first)))
 
 
 def as_table(values: Any) -> Any:
     """A dataframe of any library (Arrow, polars, ...) with pandas' way to its columns; anything else as it is."""
+    if isinstance(values, list | tuple) and values and hasattr(values[0], "iloc"):
+        raise ValueError("a list of pandas objects has several indices; join them first, as pd.concat(..., axis=1)")
+    values = values.to_native() if hasattr(values, "to_native") else values  # narwhals hides the index
     foreign = not hasattr(values, "to_numpy") and any(
         hasattr(values, protocol) for protocol in ("__dataframe__", "__arrow_c_stream__")
     )
@@ -643,33 +708,15 @@ def frame_of(columns: Mapping[str, Any], index: Any = None) -> Any:
     return require("pandas", "cli").DataFrame(dict(columns), index=index)
 
 
-def has_default_index(values: Any) -> bool:
-    """Whether this is a Series or DataFrame that does not say which rows are which."""
-    values = as_table(values)
-    if not hasattr(values, "to_numpy") or _index_of(values, "labels") is not None:
-        return False
-    return not _is_frame(values) or not any(str(name).lower() in ID_COLUMNS for name in values.columns)
-
-
 def by_id(values: Any, ids: Array | None, name: str, owner: str) -> Any:
     """Values of a Series or table in the order of the ids, by its index or column of ids; anything else as it is.
 
     A table gives (N, F), or (N,) where it has one column besides that of the ids.
     """
-    values = as_table(values)
-    if not hasattr(values, "to_numpy"):
+    if not hasattr(as_table(values), "to_numpy"):
         return values
-    index = _index_of(values, name)
-    if _is_frame(values):
-        columns = list(values.columns)
-        key = next((column for column in columns if str(column).lower() in ID_COLUMNS), None)
-        index = index if key is None else _id_values(_as_array(values[key], str(key)), str(key))
-        arrays = [np.asarray(values[column]) for column in columns if column != key]
-        if not arrays:
-            raise ValueError(f"{name} is a table of ids alone; add a column with what belongs to them")
-        array = np.stack(arrays, axis=1) if len(arrays) > 1 else arrays[0]
-    else:
-        array = values.to_numpy()
+    array, index, names, _ = rows_of_table(values, name)
+    array = array[:, 0] if names is not None and len(names) == 1 else array
     if index is None and (ids is None or np.array_equal(ids, np.arange(len(array)))):
         return array
     if index is None or ids is None:
@@ -688,11 +735,11 @@ def _is_frame(values: object) -> bool:
     return hasattr(values, "columns") and hasattr(values, "to_numpy")
 
 
-def _index_of(values: Any, name: str) -> Array | None:
+def index_of(values: Any, name: str) -> Array | None:
     """The index of a Series or DataFrame as ids; None where there is none, or it is pandas' default."""
-    index = getattr(values, "index", None)
-    if index is None or callable(index) or not hasattr(values, "to_numpy"):
+    if not hasattr(values, "iloc"):
         return None
+    index = values.index
     if getattr(index, "nlevels", 1) > 1:
         raise ValueError(f"{name} has an index of several levels; use LabelSets.from_table({name}.reset_index())")
     ids = _id_values(np.asarray(index), f"the index of {name}")
@@ -719,16 +766,23 @@ def _people_of(columns: list[Hashable]) -> list[str] | None:
     return None if all(ending.isdigit() for ending in endings) else endings
 
 
-def _check_one_table(**columns: Any) -> None:
-    """Series that are read side by side have one index."""
-    indices = {name: np.asarray(values.index) for name, values in columns.items()
-               if hasattr(values, "to_numpy") and hasattr(values, "index")}  # fmt: skip
+def _check_one_table(columns: Mapping[str, Any]) -> None:
+    """Series that are read side by side have one index, which says what an array of instances says."""
+    indices = {name: np.asarray(values.index) for name, values in columns.items() if hasattr(values, "iloc")}
+    first = next(iter(indices), "")
     for name, index in indices.items():
-        if not np.array_equal(index, next(iter(indices.values()))):
+        if not np.array_equal(index, indices[first]):
             raise ValueError(
-                f"{next(iter(indices))} and {name} have different pandas indices: take them from one table, or pair "
-                "them by row with .to_numpy()"
+                f"{first} and {name} have different pandas indices: take them from one table, or pair them by row with "
+                ".to_numpy()"
             )
+    key = next((name for name in columns if name.lower() in ID_COLUMNS), first)
+    ids = None if key in indices or not indices else index_of(columns[first], first)
+    if ids is not None and not np.array_equal(ids.astype(str), _as_array(columns[key], key).astype(str)):
+        raise ValueError(
+            f"{first} has a pandas index (such as {str(ids[0])!r}) other than {key}: take both from one table, or pair "
+            f"them by row with {first}.to_numpy()"
+        )
 
 
 # -- values -----------------------------------------------------------------------------------------

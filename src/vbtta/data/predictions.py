@@ -131,15 +131,6 @@ class ViewPredictions:
 
     def align(self, labels: LabelSets | ArrayLike) -> LabelSets:
         """Labels of these inputs, or an array or table of them, by id where both sides have ids, else by row."""
-        if (
-            self.ids is not None
-            and tables.has_default_index(labels)
-            and not np.array_equal(self.ids, np.arange(len(self)))
-        ):
-            raise ValueError(
-                "labels are a table without ids, but the predictions have ids: give labels the ids as index or column "
-                "'id', or pair them by row: labels.to_numpy()"
-            )
         labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
         return labels.align(len(self), self.ids)
 
@@ -189,11 +180,12 @@ class ViewPredictions:
 
         names = np.arange(n_outputs) if self.classes is None else self.classes
         own = np.arange(size) if self.ids is None else self.ids
+        named = self.ids is not None or self.classes is not None
         groups = np.repeat(own if self.groups is None else self.groups, n_outputs)
         features = None if self.features is None else np.repeat(self.features, n_outputs, axis=0)
         return self._part(
             outputs=paired(self.outputs), variance=paired(self.variance), classes=None, groups=groups,
-            ids=None if self.ids is None else tables.pair_ids(own, names), features=features, draws=None,
+            ids=tables.pair_ids(own, names) if named else None, features=features, draws=None,
         )  # fmt: skip
 
     def _part(self, **changes: Any) -> Self:
@@ -256,9 +248,8 @@ class ViewPredictions:
         from vbtta.data.files import one_row_a_view
 
         frame = tables.as_table(frame)
-        table = {
-            "instance" if name in tables.ID_COLUMNS else str(name): np.asarray(frame[name]) for name in frame.columns
-        }
+        key = tables.id_column(frame.columns, "the table")
+        table = {"instance" if name == key else str(name): np.asarray(frame[name]) for name in frame.columns}
         return one_row_a_view(table, "the table")
 
     def to_frame(self) -> Any:
@@ -312,14 +303,13 @@ def _same_table(ids: Any, values: Any) -> bool:
 
 def _by_view(table: Any, ids: Array | None, names: tuple[str, ...]) -> tuple[Array, list[str]]:
     """Columns (N, K, F) of a long table with one row an instance and view, and their names."""
-    present = list(table.columns)
-    key = next((name for name in present if name in tables.ID_COLUMNS), None)
+    present, key = list(table.columns), tables.id_column(table.columns, "features")
     if key is None or "view" not in present:
         raise ValueError(f"features need the columns instance (or id) and view; the table has {shown(present)}")
-    columns = [name for name in present if name not in (key, "view")]
-    rows, unknown = tables.look_up(
-        np.asarray(table[key]), np.arange(len(np.unique(table[key]))) if ids is None else ids
-    )
+    columns, keys = [name for name in present if name not in (key, "view")], np.asarray(table[key])
+    if ids is None and (key != "instance" or keys.dtype.kind not in "iu"):
+        raise ValueError(f"features name their inputs by {key!r} but the predictions have no ids; give ids=...")
+    rows, unknown = tables.look_up(keys, np.arange(len(np.unique(keys))) if ids is None else ids)
     views, strange = tables.look_up(np.asarray(table["view"]).astype(str), np.array(names))
     kept = ~(unknown | strange)
     if len(np.unique(rows[kept] * len(names) + views[kept])) < kept.sum():

@@ -21,7 +21,7 @@ from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction, variance_factor
 from vbtta.inference.em import Block
-from vbtta.inference.linalg import Reader, inverse, inverse_and_log_det, kl_gamma
+from vbtta.inference.linalg import Reader, inverse_and_log_det, kl_gamma
 from vbtta.models.parts.standard import Standard
 
 MIN_LABEL_VARIANCE = 1e-6  # in standard units, of labels that are taken for the truth
@@ -280,7 +280,7 @@ def _pool_truth(
     labelled = np.flatnonzero(np.bincount(labels.instance, minlength=N))
     scale = variance_factor(prediction.dof)[:, None, None] * prediction.scale
     covariance = scale[labelled] / (standard.scale[:, None] * standard.scale)  # (n, K, C, C)
-    precision = inverse(covariance).swapaxes(0, 1)  # (K, n, C, C)
+    precision, log_det = inverse_and_log_det(covariance.swapaxes(0, 1))  # (K, n, C, C), (K, n)
     block = Block(
         mean=standard.apply(prediction.location[labelled]).transpose(2, 1, 0),
         variance=None,
@@ -289,7 +289,7 @@ def _pool_truth(
         repeats=labels.count,
         annotator=np.where(annotator < 0, len(people.shape), annotator),
     )
-    pooled = infer_truth(block, everybody, block.mean, precision, np.linalg.slogdet(precision)[1])
+    pooled = infer_truth(block, everybody, block.mean, precision, -log_det)
     with np.errstate(divide="ignore"):
         log_share = np.log(prediction.weights)  # (N, K)
     log_share[labelled] += pooled.log_evidence.T
