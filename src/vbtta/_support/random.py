@@ -18,28 +18,17 @@ from vbtta._support.checks import positive
 FloatArray = npt.NDArray[np.float64]
 WordArray = npt.NDArray[np.uint64]
 
-# Philox4x64-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
-_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_ROUNDS = 10
-_WORDS_PER_BLOCK = 4
-_LOW_HALF = np.uint64(0xFFFFFFFF)
-_HALF_BITS = np.uint64(32)
-
-# NumPy's own Philox, set to each row in turn, gives the same words and is faster for few rows or long ones.
-_FEW_ROWS = 64
-_LONG_ROW = 16  # blocks
-# Counters worked on at once: the temporaries of a round stay in the second-level cache.
-_CHUNK = 4096
+_WORDS_PER_BLOCK = 4  # of Philox4x64-10
 _NOT_BY_ROW = ("bit_generator", "bytes", "permuted", "shuffle", "spawn")  # methods that have no meaning row by row
 
 
 class RowStreams:
     """Independent random streams for the rows of a batch, keyed by (seed, view, draw, row).
 
-    The numbers are those of the counter-based generator Philox4x64-10: a hash of (seed, view, draw) is the key, and row
-    and position in the row's stream are the counter. A row receives the same numbers whatever batch, order or process
-    it is in. Each call takes the next numbers of every row's stream.
+    The numbers are those of the counter-based generator Philox4x64-10 (Salmon, Moraes, Dror and Shaw, "Parallel random
+    numbers: as easy as 1, 2, 3", 2011): a hash of (seed, view, draw) is the key, and row and position in the row's
+    stream are the counter. A row receives the same numbers whatever batch, order or process it is in. Each call takes
+    the next numbers of every row's stream.
 
     It has the methods of `numpy.random.Generator`, with the same arguments. `size` begins with the number of rows, as
     in ``rng.normal(0, 0.1, batch.shape)``; without it there is one number a row, or one for every entry of the
@@ -172,19 +161,19 @@ class RowStreams:
 
     def _words(self, n_words: int) -> WordArray:
         """Take the next 64-bit words of every row, (N, n_words); a call always starts a new block."""
-        n_blocks = -(-n_words // _WORDS_PER_BLOCK)
-        first_block = self._next_block
-        self._next_block += n_blocks
-        if n_blocks >= _LONG_ROW or len(self.rows) < _FEW_ROWS:
-            return _words_row_by_row(self._key, self.rows, first_block, n_words)
-        words = np.empty((len(self.rows), n_blocks, _WORDS_PER_BLOCK), dtype=np.uint64)
-        blocks = np.arange(first_block, first_block + n_blocks, dtype=np.uint64)
-        rows_at_once = _CHUNK // max(n_blocks, 1)
-        for start in range(0, len(self.rows), rows_at_once):
-            rows = self.rows[start : start + rows_at_once]
-            block, row = np.broadcast_arrays(blocks[None, :], rows[:, None])
-            words[start : start + rows_at_once] = _philox(block, row, self._key)
-        return words.reshape(len(self.rows), -1)[:, :n_words]
+        generator = np.random.Philox(key=0)
+        state: Any = generator.state
+        state["state"]["key"] = np.array(self._key, dtype=np.uint64)
+        counter = state["state"]["counter"]  # raised before a block is made
+        counter[0] = self._next_block - 1
+        state["buffer_pos"] = _WORDS_PER_BLOCK  # the buffer is used up
+        self._next_block += -(-n_words // _WORDS_PER_BLOCK)
+        words = np.empty((len(self.rows), n_words), dtype=np.uint64)
+        for i, row in enumerate(self.rows):
+            counter[2] = row
+            generator.state = state
+            words[i] = generator.random_raw(n_words)
+        return words
 
 
 def _key(seed: int, view: str, draw: int) -> tuple[int, int]:
@@ -192,40 +181,3 @@ def _key(seed: int, view: str, draw: int) -> tuple[int, int]:
     text = json.dumps(["vbtta row stream", int(seed), str(view), int(draw)])
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
-
-
-def _philox(block: WordArray, row: WordArray, key: tuple[int, int]) -> WordArray:
-    """Philox4x64-10 of the counters (block, 0, row, 0): shape (..., 4)."""
-    # 64-bit sums and products are meant to wrap around; NumPy does so silently for arrays.
-    x0, x1, x2, x3 = block, np.zeros_like(block), row, np.zeros_like(row)
-    for step in range(_ROUNDS):
-        key0, key1 = (np.uint64((key[i] + step * _KEY_STEPS[i]) % 2**64) for i in range(2))
-        high0, low0 = _multiply(x0, _MULTIPLIERS[0])
-        high1, low1 = _multiply(x2, _MULTIPLIERS[1])
-        x0, x1, x2, x3 = high1 ^ x1 ^ key0, low1, high0 ^ x3 ^ key1, low0
-    return np.stack([x0, x1, x2, x3], axis=-1)
-
-
-def _multiply(x: WordArray, factor: int) -> tuple[WordArray, WordArray]:
-    """High and low 64 bits of the 128-bit product x * factor, by schoolbook multiplication of halves."""
-    factor_low, factor_high = np.uint64(factor & 0xFFFFFFFF), np.uint64(factor >> 32)
-    x_low, x_high = x & _LOW_HALF, x >> _HALF_BITS
-    middle = x_high * factor_low + (x_low * factor_low >> _HALF_BITS)  # below 2^64: no overflow
-    other = x_low * factor_high + (middle & _LOW_HALF)
-    high = x_high * factor_high + (middle >> _HALF_BITS) + (other >> _HALF_BITS)
-    return high, x * np.uint64(factor)
-
-
-def _words_row_by_row(key: tuple[int, int], rows: WordArray, first_block: int, n_words: int) -> WordArray:
-    """Make the words of `_philox` with NumPy's compiled generator, set to each row's counter in turn."""
-    generator = np.random.Philox(key=0)
-    state: Any = generator.state
-    state["state"]["key"] = np.array(key, dtype=np.uint64)
-    words = np.empty((len(rows), n_words), dtype=np.uint64)
-    for i, row in enumerate(rows):
-        # The counter is raised before a block is made, and position 4 says that the buffer is used up.
-        state["state"]["counter"] = np.array([first_block - 1, 0, row, 0], dtype=np.uint64)
-        state["buffer_pos"] = _WORDS_PER_BLOCK
-        generator.state = state
-        words[i] = generator.random_raw(n_words)
-    return words
