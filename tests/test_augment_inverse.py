@@ -299,3 +299,10 @@ def test_monai_undoes_what_it_drew_and_agrees_with_ours():
     check_invertible([view])
     with pytest.raises(ValueError, match="has no inverse"):
         check_invertible([as_view(transforms.RandGaussianNoise(1.0), "noise")])
+    choice = as_view(transforms.OneOf([transforms.Flip(0), transforms.Flip(1)]), "one of two")
+    assert choice.stochastic  # although neither part draws
+    streams = [RowStreams(0, choice.name, 0, range(8)) for _ in range(2)]
+    images = torch.rand(8, 1, 5, 6)
+    augmented = choice(images, streams[0])
+    assert {torch.equal(row, image.flip(1)) for row, image in zip(augmented, images, strict=True)} == {True, False}
+    assert torch.equal(choice.inverse(augmented, streams[1]), images)

@@ -439,6 +439,9 @@ def map_policy(net, images, kind):
         return fit_policy(predictions, labels, task="regression", model=kind.split()[1], guard=False)
     masks = (8 * maps.mean(0) + rng.gumbel(size=maps.shape[1:])).argmax(-1)
     predictions, labels = collect_dense(net, images, MAP_VIEWS, masks, positions=60)
+    if kind == "pooled":
+        gate = CategoricalMixture(weights="input", features="pooled", gate_scale=1.0)
+        return fit_policy(predictions, labels, task="classification", model=gate, guard=False)
     latent = CategoricalLatent(noise="none", shrinkage=0.01)
     model = latent if kind == "latent" else Stack(members=(latent, CategoricalMixture()), prior_count=1000.0)
     return fit_policy(predictions, labels, task="classification", model=model, guard=False)
@@ -568,6 +571,10 @@ def test_maps_that_cannot_be_pooled_are_refused(images):
     nan.forward = lambda batch: torch.full((len(batch), CLASSES, 8, 8), torch.nan)
     with pytest.raises(ValueError, match="not finite"):
         TTAModule(nan, [Identity(), as_view(torch.neg, "sort", inverse=torch.clone)], policy)(images)
+    with pytest.raises(ValueError, match="gave NaN or infinity for input 0 under view identity"):
+        TTAModule(nan, [Identity(), as_view(torch.neg, "sort", inverse=torch.clone)], policy).maps(images)
+    with pytest.raises(ValueError, match="the batch is empty"):
+        TTAModule(net, [Identity(), HorizontalFlip(name="sort")], policy).maps(images[:0])
 
 
 def test_rows_have_their_classes_exchanged(images):
@@ -581,7 +588,7 @@ def test_rows_have_their_classes_exchanged(images):
         np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "latent"])
+@pytest.mark.parametrize("kind", ["latent", "class weights", "pooled"])
 def test_maps_are_exported_to_onnx(tmp_path, kind):
     onnxruntime = pytest.importorskip("onnxruntime")
     images = torch.rand(2, 3, 12, 16, generator=torch.Generator().manual_seed(0))
@@ -597,7 +604,7 @@ def test_maps_are_exported_to_onnx(tmp_path, kind):
     for some in (images, torch.rand(5, 3, 12, 16)):
         result = session.run(None, {session.get_inputs()[0].name: some.numpy()})[0]
         with torch.no_grad():
-            np.testing.assert_allclose(result, module(some), atol=1e-4)
+            np.testing.assert_allclose(result, module(some), atol=1e-5)
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------
@@ -696,3 +703,23 @@ def test_stages_are_compiled_one_by_one(staged):
         stage.compile(backend="aot_eager")
     for rows, result in zip((given[:40], given[40:90]), expected, strict=True):
         torch.testing.assert_close(module(rows), result)
+
+
+@pytest.mark.parametrize("features", [None, "own", "pooled"])
+def test_maps_in_blocks_with_and_without_gradients_agree(features, monkeypatch):
+    """Blocks of two rows that are added in place, and one block with gradients."""
+    images = torch.rand(2, 3, 12, 16, generator=torch.Generator().manual_seed(0))
+    net, views = MapNet(CLASSES).eval(), [Identity(), HorizontalFlip(), Shift(0.25, 0.0), Zoom(1.3)]
+    maps, seen = restored(net, images, views)
+    masks = (30 * (maps * seen[..., None]).mean(0) + np.random.default_rng(0).gumbel(size=maps.shape[1:])).argmax(-1)
+    collected = collect_dense(net, images, views, masks, positions=60)
+    weights = {} if features is None else {"weights": "input", "features": features, "gate_scale": 1.0}
+    policy = fit_policy(*collected, task="classification", model=CategoricalMixture(**weights), guard=False)
+    module = TTAModule(net, views, policy).eval()
+    whole = module(images)
+    (gradient,) = torch.autograd.grad(whole[:, 0].sum(), net.layers[0].weight)
+    assert gradient.isfinite().all()
+    assert gradient.abs().max() > 0
+    monkeypatch.setattr("vbtta.module._POSITIONS_AT_ONCE", 64)
+    with torch.no_grad():
+        torch.testing.assert_close(module(images), whole.detach(), atol=2e-6, rtol=0)

@@ -3,10 +3,10 @@
 __all__ = ["Maps", "Stage", "TTAModule"]
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -43,10 +43,21 @@ _POSITIONS_OF_A_PASS = 1 << 20  # before it is known whether the network returns
 _POSITIONS_AT_ONCE = 1 << 15  # of maps that are pooled: their temporary arrays stay in a processor's cache
 _POSITIONS_ELSEWHERE = 1 << 22
 
-# Sum over views (with a gate of rows, their outputs). For maps with a gate also the sum of the weights, both relative
-# to the exponential of a third, the largest logarithm of a weight so far; and the identity's outputs.
-State = tuple[Any, ...]
 Masks = dict[int, Tensor]  # (1 or B, 1, ...) of the positions that a view sees, for views that miss some
+_UNSEEN = -1e9  # logarithm of a weight, for positions that a view does not see
+
+
+class _Sums(NamedTuple):
+    """What the views computed so far add up to, at the rows or positions of a member of the policy."""
+
+    total: Tensor  # (B, C, ...): weighted sum; with a gate, weighted average
+    log_weight: Tensor | None = None  # (B, 1, ...): of the views so far, with a gate
+    identity: Tensor | None = None  # (B, C, ...): outputs that a gate compares with
+
+    def at(self, block: Any) -> "_Sums":
+        """A part of the positions; changes of it are changes of the whole."""
+        parts: Any = (None if part is None else part[block] for part in self)
+        return _Sums(*parts)
 
 
 @dataclass(frozen=True)
@@ -180,23 +191,17 @@ class TTAModule(nn.Module):
             self._check_batch(batch)
             batch = self._in_precision(batch)
         with self._evaluating(exporting):
-            states: list[list[State | None]] = [[] for _ in self._pools]  # of every member and block
-            masks: list[Masks] = []  # of every block
+            sums: list[Any] = [None] * len(self._pools)
+            masks: Masks = {}
             for views, outputs, seen in self._outputs(batch, exporting):
                 if self.policy.multilabel:  # two classes a label, as positions of a map have them
                     outputs = torch.stack([torch.zeros_like(outputs), outputs], dim=2)
-                parts, visible = self._blocks(outputs, seen)
-                masks = masks or [{} for _ in parts]
-                for block, mask in zip(masks, visible, strict=True):
-                    block |= {} if mask is None else {views[0]: mask}
+                if seen is not None:
+                    masks[views[0]] = seen
                 for place, pool in enumerate(self._pools):
-                    states[place] = pool.add(states[place] or [None] * len(parts), views, parts, visible)
-                del outputs, seen, parts, visible, mask  # before the next view is computed
-        results = []
-        for block in masks:
-            by_member = [state.pop(0) for state in states]
-            results.append(self._finish([state for state in by_member if state is not None], block))
-        result = results[0] if len(results) == 1 else torch.cat(results, 2)  # along the first axis of space
+                    sums[place] = pool.add(sums[place], views, outputs, seen)
+                del outputs, seen  # before the next view is computed
+        result = self._finish(sums, masks)
         result = result[:, 1] if self.policy.multilabel else result
         check = running and result.device.type == "cpu"  # on other devices a costly wait
         if check and not result.sum().isfinite() and not result.isfinite().all():  # a sum is quick, and may overflow
@@ -209,6 +214,8 @@ class TTAModule(nn.Module):
         One input after the other, with the outputs of all views for it in memory.
         """
         self._check_batch(batch)
+        if not len(batch):
+            raise ValueError("the batch is empty; maps need at least one input")
         batch = self._in_precision(batch)
         with evaluating(self.network), torch.no_grad():
             parts = [self._uncertainty(batch[row : row + 1], row) for row in range(len(batch))]
@@ -224,6 +231,9 @@ class TTAModule(nn.Module):
         for views, outputs, mask in self._outputs(single, False, row):
             if outputs.ndim == 3:
                 raise ValueError("the network returns rows (B, C), not maps; use Policy.predict for their uncertainty")
+            if not outputs.isfinite().all():
+                name = self.view_names[views[0]]
+                raise ValueError(f"the network gave NaN or infinity for input {row} under view {name}; leave one out")
             held[:, views[0]] = outputs.reshape(-1, n_positions).T.cpu().numpy()
             if mask is not None:
                 seen[:, views[0]] = mask.reshape(-1).cpu().numpy()
@@ -253,16 +263,6 @@ class TTAModule(nn.Module):
                         whole = result.setdefault(name, np.empty((n_positions, *values.shape[1:]), np.float32))
                         whole[block] = values
         return result
-
-    def _blocks(self, outputs: Tensor, seen: Tensor | None) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """Maps (V, B, C, ...) and their masks in parts of the first axis of space, which are pooled one by one."""
-        pooled = any(pool.gate is not None and pool.gate.pooled for pool in self._pools)
-        if outputs.ndim == 3 or pooled or outputs.requires_grad or torch.compiler.is_compiling():
-            return [outputs], [seen]
-        at_once = _POSITIONS_AT_ONCE if outputs.device.type == "cpu" else _POSITIONS_ELSEWHERE
-        length = max(1, at_once // (outputs[0, :, 0, 0].numel() or 1))
-        parts = torch.split(outputs, length, 3)
-        return parts, [None] * len(parts) if seen is None else torch.split(seen, length, 2)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _in_stages(self, batch: Batch, sequential: SequentialPolicy) -> Tensor:
@@ -326,6 +326,7 @@ class TTAModule(nn.Module):
             indices, tensors = pending.setdefault(shape, ([], []))
             indices.append(k)
             tensors.append(_by_rows(augmented))
+            del augmented
             if len(indices) == at_once or (k == 0 and self.policy.gate is not None and not exporting):
                 yield from self._call_jointly(*pending.pop(shape), batch, n_rows)
         for indices, tensors in pending.values():
@@ -342,7 +343,8 @@ class TTAModule(nn.Module):
             else:
                 outputs = reorder_classes(view, outputs)
             total = outputs if total is None else total + outputs
-            seen = mask if seen is None or mask is None else seen & mask
+            if mask is not None:
+                seen = mask if seen is None else seen & mask
         assert total is not None
         return [k], (total / self.draws)[None], seen
 
@@ -395,21 +397,32 @@ class TTAModule(nn.Module):
             self._gives_maps = outputs.ndim > 2
         return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
-    def _finish(self, states: list[State], masks: Masks) -> Tensor:
-        """The prediction from the sums of all members: (B, C, ...)."""
+    def _finish(self, sums: list[Any], masks: Masks) -> Tensor:
+        """The prediction from the sums of all members; of maps it takes the place of the first member's."""
+        blocks = _blocks(sums[0].total) if all(isinstance(part, _Sums) for part in sums) else [...]
+        if len(blocks) == 1:
+            return self._finish_block(sums, masks)
+        for block in blocks:
+            visible = {view: mask[block] for view, mask in masks.items()}
+            sums[0].total[block] = self._finish_block([part.at(block) for part in sums], visible)
+        result: Tensor = sums[0].total
+        return result
+
+    def _finish_block(self, sums: list[Any], masks: Masks) -> Tensor:
+        """The prediction (B, C, ...) at some positions."""
         in_log, first = self.output_kind == "log_probability", self._pools[0]
-        if in_log and len(states) == 1 and first.kind == "latent" and first.link == "softmax":
-            return torch.log_softmax(first.average(states[0], masks)[0], 1)
+        if in_log and len(sums) == 1 and first.kind == "latent" and first.link == "softmax":
+            return torch.log_softmax(first.average(sums[0], masks)[0], 1)
         total: Any = 0.0
         share: Any = 0.0
-        for pool, state in zip(self._pools, states, strict=True):
-            part, visible = pool.finish(state, masks)
+        for pool, part in zip(self._pools, sums, strict=True):
+            values, visible = pool.finish(part, masks)
             weight = pool.share if visible is None else pool.share * visible
-            total, share = (part if len(states) == 1 else total + weight * part), share + weight
+            total, share = (values if len(sums) == 1 else total + weight * values), share + weight
         if isinstance(share, Tensor):  # members that see nothing of a position count nothing
             if not torch.compiler.is_compiling() and not (share > 0).all():
                 raise _unseen(self.views)
-            total = total if len(states) == 1 else total / share
+            total = total if len(sums) == 1 else total / share
         return _log(total) if in_log else total
 
     def _evaluating(self, exporting: bool) -> AbstractContextManager[None]:
@@ -468,50 +481,60 @@ class _Pool(nn.Module):
             self.register_buffer(name, torch.as_tensor(getattr(pooling, name), dtype=torch.float32))
         self.gate = None if pooling.gate is None else _Gate(pooling.gate, policy.used_names)
 
-    def add(
-        self, states: list[State | None], views: list[int], parts: Sequence[Tensor], masks: Sequence[Tensor | None]
-    ) -> list[State | None]:
-        """The sums of every block with some views' outputs (V, B, C, ...) added, where they are seen."""
+    def add(self, sums: Any, views: list[int], outputs: Tensor, seen: Tensor | None) -> Any:
+        """The sums with some views' outputs (V, B, C, ...) added where they are seen, (1 or B, 1, ...).
+
+        A gate that compares all views has their outputs instead, by row of the tables.
+        """
         used = [place for place, view in enumerate(views) if self.row_of[view] >= 0]
         if not used:
-            return states
+            return sums
         rows = [self.row_of[views[place]] for place in used]
-        if len(used) < len(views):
-            parts = [_rows_of(part, used) for part in parts]
-        return [self._add(*block, rows) for block in zip(states, parts, masks, strict=True)]
-
-    def _add(self, state: State | None, outputs: Tensor, seen: Tensor | None, rows: list[int]) -> State | None:
-        """The sums of a block with outputs added; with a gate that does not stream the outputs of all views."""
-        if self.gate is None:
-            terms, weights = self._terms(rows, outputs)
-            terms = terms * weights if seen is None else terms * weights * seen
-            part = terms[0] if len(terms) == 1 else terms.sum(0)
-        elif self.gate.streams and outputs.ndim > 3:
+        outputs = outputs if len(used) == len(views) else _rows_of(outputs, used)
+        if self.gate is not None and self.gate.compares_all:
+            if seen is not None:
+                raise ValueError("features='all' needs views that see all of a map; fit with features='own'")
+            return (sums or {}) | dict(zip(rows, outputs, strict=True))
+        if sums is None:
+            sums = _Sums(torch.zeros_like(outputs[0]))
+            if self.gate is not None:
+                never = torch.full_like(outputs[0, :, :1], _UNSEEN)
+                sums = sums._replace(log_weight=never, identity=outputs[0] if self.gate.places else None)
+        if self.gate is not None:
             for row, maps in zip(rows, outputs, strict=True):
-                state = self._add_map(state, row, maps, seen)
-            return state
-        elif seen is not None:
-            raise ValueError("features='all' needs views that see all of a map; fit with features='own'")
-        elif self.gate.pooled:
-            raise ValueError("features='pooled' averages over maps (B, C, H, W), and the network returns rows")
-        else:
-            zeros = torch.zeros_like(outputs[0])
-            part = torch.stack([outputs[rows.index(k)] if k in rows else zeros for k in range(len(self.scale))])
-        return (part if state is None else state[0] + part,)
+                sums = self._add_gated(sums, self.gate, row, maps, seen)
+            return sums
+        for block in _blocks(sums.total):
+            terms, weights = self._terms(rows, outputs[(slice(None), *block)])
+            weights = weights if seen is None else weights * seen[block]
+            if len(rows) == 1:
+                sums.total[block].addcmul_(terms[0], weights[0])
+            else:
+                sums.total.add_((terms * weights).sum(0))
+        return sums
 
-    def _add_map(self, state: State | None, row: int, outputs: Tensor, seen: Tensor | None) -> State:
-        """The sums with one view's maps (B, C, ...) added, whose weights depend on it and on the identity."""
-        assert self.gate is not None
-        identity = outputs if state is None else state[-1]
-        (terms,), weights = self._terms([row], outputs[None])
-        score = self.gate.score(row, outputs, identity if self.gate.places else outputs, seen)  # (B, 1, ...)
-        top = score if state is None else torch.maximum(state[2], score)
-        weight = torch.exp(score - top) * (weights[0, :, :1] > 0)
-        weight = weight if seen is None else weight * seen
-        if state is None:
-            return weight * terms, weight, top, identity
-        faded = torch.exp(state[2] - top)
-        return faded * state[0] + weight * terms, faded * state[1] + weight, top, identity
+    def _add_gated(self, sums: _Sums, gate: "_Gate", row: int, outputs: Tensor, seen: Tensor | None) -> _Sums:
+        """The sums with one view's outputs (B, C, ...), whose weight depends on them and on the identity's.
+
+        The average moves towards the view by its share of the weights so far.
+        """
+        identity = outputs if sums.identity is None else sums.identity
+        blocks = _blocks(outputs)
+        if gate.pooled:
+            mean = gate.mean_features(outputs, identity, seen)
+        for block in blocks:
+            total, weight, _ = sums.at(block)
+            assert weight is not None
+            (terms,), _ = self._terms([row], outputs[block][None])
+            score = gate.score(row, mean if gate.pooled else gate.features(outputs[block], identity[block]))
+            score = score.to(terms.dtype) if seen is None else torch.where(seen[block], score, _UNSEEN).to(terms.dtype)
+            average = torch.lerp(total, terms, torch.sigmoid(score - weight))
+            log_weight = torch.maximum(score, weight) + torch.log1p(torch.exp(-(score - weight).abs()))
+            if len(blocks) == 1:  # gradients need the former sums
+                return sums._replace(total=average, log_weight=log_weight)
+            total.copy_(average)
+            weight.copy_(log_weight)
+        return sums
 
     def _terms(self, rows: list[int], outputs: Tensor) -> tuple[Tensor, Tensor]:
         """What views contribute to the sums before they are weighted, (V, B, C, ...), and their weights."""
@@ -527,68 +550,77 @@ class _Pool(nn.Module):
             return torch.softmax(utility, axis)
         return class_probabilities(self.link, utility.movedim(axis, -1)).movedim(-1, axis)
 
-    def average(self, state: State, masks: Masks) -> tuple[Tensor, Tensor | None]:
-        """The weighted average over the views that see a position, zero where none does; and where any does."""
-        if len(state) > 1:  # with a gate
-            coverage = state[1]
-        else:
-            partial = {self.row_of[view]: mask for view, mask in masks.items() if self.row_of[view] >= 0}
-            if not partial:
-                return state[0], None
-            complete = [row for row in range(len(self.weights)) if row not in partial]
-            # weight of the views that see a position, for each class where weights are by class
-            columns = self.weights.unbind(1) if self.by_class else [self.weights[:, 0]]
-            weights = [
-                torch.stack([column[row] * mask for row, mask in partial.items()]).sum(0) + column[complete].sum()
-                for column in columns
-            ]
-            coverage = torch.cat(weights, 1).to(state[0].dtype)
-        visible = None if not masks else (coverage[:, :1] > 0).to(state[0].dtype)
-        return state[0] / torch.where(coverage > 0, coverage, 1.0), visible
+    def average(self, sums: _Sums, masks: Masks) -> tuple[Tensor, Tensor | None]:
+        """The weighted average over the views that see a position; and where any does (None: everywhere)."""
+        partial = {self.row_of[view]: mask for view, mask in masks.items() if self.row_of[view] >= 0}
+        if not partial:
+            return sums.total, None
+        if sums.log_weight is not None:
+            return sums.total, (sums.log_weight > _UNSEEN / 2).to(sums.total.dtype)
+        complete = [row for row in range(len(self.weights)) if row not in partial]
+        # weight of the views that see a position, for each class where weights are by class
+        columns = self.weights.unbind(1) if self.by_class else [self.weights[:, 0]]
+        known = ([column[row] * mask for row, mask in partial.items()] for column in columns)
+        sizes = (sum(parts) + column[complete].sum() for parts, column in zip(known, columns, strict=True))
+        weight = torch.cat(tuple(sizes), 1).to(sums.total.dtype)
+        return sums.total / torch.where(weight > 0, weight, 1.0), (weight[:, :1] > 0).to(weight.dtype)
 
-    def finish(self, state: State, masks: Masks) -> tuple[Tensor, Tensor | None]:
+    def finish(self, sums: Any, masks: Masks) -> tuple[Tensor, Tensor | None]:
         """Means or probabilities (B, C, ...) from the sums over all views, and where any is seen (None: everywhere)."""
-        if self.gate is not None and len(state) == 1:
-            terms, weights = self._terms(list(range(len(self.scale))), state[0])
-            positions = state[0].movedim(2, -1)  # (K, B, ..., C)
+        if not isinstance(sums, _Sums):
+            assert self.gate is not None
+            outputs = torch.stack([sums[row] for row in range(len(self.scale))])  # (K, B, C, ...)
+            positions = outputs.movedim(2, -1)
             gates: Tensor = self.gate(positions.flatten(1, -2).transpose(0, 1)).T  # (K, positions)
-            by_input = gates.reshape(positions.shape[:-1]).unsqueeze(2) * (weights > 0)  # (K, B, C, ...)
-            return (terms * by_input).sum(0) / by_input.sum(0), None
-        average, visible = self.average(state, masks)
+            terms, _ = self._terms(list(range(len(self.scale))), outputs)
+            return (terms * gates.reshape(positions.shape[:-1]).unsqueeze(2)).sum(0), None
+        average, visible = self.average(sums, masks)
         if self.kind == "latent":
             average = self._probabilities(average, 1)
         return average / average.sum(1, keepdim=True) if self.by_class else average, visible
 
 
 class _Gate(nn.Module):
-    """Weights (B, K) that depend on the outputs (B, K, C) of all views."""
+    """Weights that depend on the outputs of a view and of those that it is compared with."""
 
     def __init__(self, gate: Gate, names: tuple[str, ...]) -> None:
         super().__init__()
         gate.check_built_in()
         self.task, self.places = gate.features.task, gate.features.places(names)
-        self.pooled = gate.features.choice == "pooled"
-        self.streams = self.pooled or gate.features.choice == "own"  # needs the outputs of a view and the identity only
+        self.pooled, self.compares_all = gate.features.choice == "pooled", gate.features.choice == "all"
         for name, values in {"unit": gate.features.unit, **gate.tables()}.items():
             self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32))
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """The weights."""
+        """The weights (B, K) from the outputs (B, K, C) of all views."""
         unit, *tables = (table.to(outputs.dtype) for table in self.buffers())
         return gated(torch, built_in(torch, self.task, outputs, unit, self.places), *tables)  # type: ignore[no-any-return]
 
-    def score(self, row: int, outputs: Tensor, identity: Tensor, seen: Tensor | None) -> Tensor:
-        """Logarithms (B, 1, ...) of a view's weight up to a constant, from maps (B, C, ...), seen in part or whole."""
-        unit, limits, slopes, log_weights = (table.to(outputs.dtype) for table in self.buffers())
+    def features(self, outputs: Tensor, identity: Tensor) -> Tensor:
+        """Features (B, ..., F) of a view's outputs (B, C, ...)."""
         pair = torch.stack([identity.movedim(1, -1), outputs.movedim(1, -1)], -2)  # (B, ..., 2, C)
-        raw = built_in(torch, self.task, pair.flatten(0, -3), unit, [0])[:, 1].reshape(*pair.shape[:-2], -1)
-        if self.pooled:  # in double precision, since sums over maps lose digits
-            space, mask = tuple(range(1, raw.ndim - 1)), torch.ones_like(outputs[:, :1]) if seen is None else seen
-            visible = mask.movedim(1, -1).expand(*raw.shape[:-1], 1).double()
-            raw = ((raw * visible).sum(space, keepdim=True) / visible.sum(space, keepdim=True)).to(outputs.dtype)
-        clipped = torch.minimum(torch.maximum(raw, limits[0]), limits[1]) - limits[0]
-        score = log_weights[row] + (clipped * slopes).sum(-1, keepdim=True)  # (B, ..., 1)
-        return score.movedim(-1, 1).expand(outputs.shape[0], 1, *outputs.shape[2:])
+        unit = self.get_buffer("unit").to(outputs.dtype)
+        raw = built_in(torch, self.task, pair.flatten(0, -3), unit, [0])[:, 1]
+        return raw.reshape(*pair.shape[:-2], -1)  # type: ignore[no-any-return]
+
+    def mean_features(self, outputs: Tensor, identity: Tensor, seen: Tensor | None) -> Tensor:
+        """Averages (B, 1, ..., F) over the positions that are seen, in double precision: slopes may be large."""
+        if outputs.ndim < 3:
+            raise ValueError("features='pooled' averages over maps (B, C, H, W), and the network returns rows")
+        total: Any = 0.0
+        count: Any = 0.0
+        space, mask = tuple(range(1, outputs.ndim - 1)), torch.ones_like(outputs[:1, :1]) if seen is None else seen
+        for block in _blocks(outputs):
+            visible = mask[block].movedim(1, -1).double()
+            total = total + (self.features(outputs[block], identity[block]) * visible).sum(space, keepdim=True)
+            count = count + visible.sum(space, keepdim=True)
+        return total / count  # type: ignore[no-any-return]
+
+    def score(self, row: int, features: Tensor) -> Tensor:
+        """Logarithms (B, 1, ...) of a view's weight up to a constant, from features (B, ..., F)."""
+        limits, slopes, log_weights = (self.get_buffer(name) for name in ("limits", "slopes", "log_weights"))
+        clipped = torch.minimum(torch.maximum(features, limits[0]), limits[1]) - limits[0]
+        return (log_weights[row] + (clipped * slopes).sum(-1, keepdim=True)).movedim(-1, 1)
 
 
 class Stage(TTAModule):
@@ -643,6 +675,16 @@ def _draw(view: Augmentation, batch: Batch, seed: int, draw: int, first: int | A
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _streams(view: Augmentation, batch: Batch, seed: int, draw: int, first: int | Array) -> RowStreams:
     return RowStreams(seed, view.name, draw, first + np.arange(n_rows_of(batch)))
+
+
+def _blocks(maps: Tensor) -> list[Any]:
+    """Parts of maps (B, C, ...) along the first axis of space, small enough for a processor's cache, as indices."""
+    if maps.ndim < 3 or maps.requires_grad or torch.compiler.is_compiling():
+        return [()]
+    at_once = _POSITIONS_AT_ONCE if maps.device.type == "cpu" else _POSITIONS_ELSEWHERE
+    length = max(1, at_once // (maps[:, 0, 0].numel() or 1))
+    whole = slice(None)
+    return [(whole, whole, slice(start, start + length)) for start in range(0, maps.shape[2], length)]
 
 
 def _log(probability: Tensor) -> Tensor:
