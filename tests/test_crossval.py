@@ -1,12 +1,25 @@
 """Folds, groups that stay together, and clustered standard errors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vbtta import GaussianLatent, LabelSets, ViewPredictions, fit_policy, select_views
-from vbtta.crossval import CrossValidated, compare_scores, n_units, split, stack_scores
+from vbtta import (
+    EM,
+    CategoricalLatent,
+    CategoricalMixture,
+    GaussianLatent,
+    LabelSets,
+    ViewPredictions,
+    fit_policy,
+    select_views,
+)
+from vbtta.crossval import CrossValidated, compare_scores, cross_validate, n_units, split, stack_scores
+from vbtta.fit import fit_model, quick_fit
+from vbtta.models.base import InMemory, Model
 
 
 @given(
@@ -112,3 +125,22 @@ def test_the_raw_network_takes_the_odds_against_the_views() -> None:
     assert raw_share(10, 0.0) > raw_share(20, 0.0) > raw_share(1_000, 0.0) > 0.5
     assert raw_share(50, -0.5) > 0.95
     assert raw_share(50, 2.0) < 0.03
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("model", [CategoricalMixture(), CategoricalLatent(shrinkage=20.0)])
+def test_a_few_newton_steps_from_the_fit_to_all_rows_score_as_converged_folds(model: Model, labels: int) -> None:
+    rng = np.random.default_rng(labels)
+    truth = rng.integers(0, 4, size=600)
+    logits = rng.normal(size=(600, 6, 4)) + np.linspace(0.5, 2, 6)[:, None] * np.eye(4)[truth][:, None]
+    given = np.where(rng.random((600, labels)) < 0.85, truth[:, None], rng.integers(0, 4, size=(600, labels)))
+    predictions = ViewPredictions(logits)
+    sample = InMemory(predictions, predictions.align(given))
+    settled = replace(model.resolve(sample.labels), noise="uniform", difficulty=False)
+    start = fit_model(sample, settled, EM()).posterior
+    fits = [
+        quick_fit(settled, start, False, True, EM(), 0),
+        lambda part, _: fit_model(part, settled, EM(tol=1e-9), intervals=False),
+    ]
+    near, converged = cross_validate(fits, sample, split(rng.permutation(600)))
+    assert abs(np.mean(near.scores - converged.scores)) < 1e-3

@@ -13,7 +13,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.models.base import InMemory
 from vbtta.policy import ConvergenceWarning, Policy
 
-_FOLDS, _FEW_FOLDS, _MANY_UNITS = 5, 3, 500  # three folds where units are many
+_FOLDS, _FEW_FOLDS, MANY_UNITS = 5, 3, 500  # three folds where units are many
 MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
 _EVEN_ODDS, _TEMPERATURE = 20.0, 5.0  # instances with which views are as likely to help as not; of their gain
 _MAX_INSTANCES = 20_000  # enough to choose between models
@@ -32,18 +32,22 @@ class CrossValidated(NamedTuple):
 
 
 def cross_validate(
-    fits: Sequence[Callable[[InMemory], Policy]], sample: InMemory, folds: Folds, *, progress: bool = False
+    fits: Sequence[Callable[..., Policy]], sample: InMemory, folds: Folds, *, progress: bool = False
 ) -> list[CrossValidated]:
-    """Held-out log scores of label sets, noise model included, of every fit: to all folds but one, in turn."""
+    """Held-out log scores of label sets, noise model included, of every fit: to all folds but one, in turn.
+
+    A fit takes data and the policies that the fits before it made of them.
+    """
     scores: list[list[Array]] = []
     with Progress("held-out fits", len(folds) * len(fits), progress) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
         for train, held in folds:
             inside, outside = sample.take(train), sample.take(held)
-            scores.append([])
+            policies: list[Policy] = []
             for fit in fits:
-                scores[-1].append(fit(inside).log_scores(outside))
+                policies.append(fit(inside, policies))
                 bar.advance(1)
+            scores.append([policy.log_scores(outside) for policy in policies])
     return [_joined(by_fold, sample, folds) for by_fold in zip(*scores, strict=True)]
 
 
@@ -203,7 +207,7 @@ def split(rows: Array, groups: Array | None = None) -> Folds:
     Groups (N,) stay together: dealt out in the order in which they first occur, each to the fold with fewest rows.
     """
     n_units = len(rows) if groups is None else len(np.unique(groups[rows]))
-    n_folds = min(_FOLDS if n_units < _MANY_UNITS else _FEW_FOLDS, n_units)
+    n_folds = min(_FOLDS if n_units < MANY_UNITS else _FEW_FOLDS, n_units)
     if groups is None:
         parts = np.array_split(rows, n_folds)
     else:

@@ -29,8 +29,10 @@ _MAX_HASHED = 2048  # rows whose hashes a policy keeps
 _SLOW = "not checked: cross-validating ADVI would take ten more fits; compare held-out scores (Policy.score) by hand"
 _ROWS_OF_A_MAP = 20  # rows of a group, on average, from which they are positions of an image
 _TRAINING_SHARE, _MIN_LABELS = 0.995, 50  # accuracy that suggests training data, and labels needed to judge it
-_LARGEST_GAIN = 0.01  # tolerance of the default stack's members: nats that the last EM cycle may gain, all labels
+_LARGEST_GAIN = 0.1  # tolerance of the default stack's members: nats that the last EM cycle may gain, all labels
 _QUICK, _QUICK_RANGE = 3e-8, (1e-6, 3e-5)  # tolerance of held-out fits: per label, and its limits
+_MANY_UNITS, _NEAR_TOL = 300, 3e-4  # from which a fold's optimum is near that of all, and tolerance of its fit
+_GATE_TOL = 1e-2  # of members whose weights depend on the input: their bound rises slowly without a better score
 _START_SHARE = 0.5  # of an extra start's weights; the rest is spread equally
 _LIKELY = 0.9  # probability below which the gain from the views is called doubtful
 _FEW = 10  # labelled inputs below which the guard's reason is cautious
@@ -42,6 +44,7 @@ class Candidate(NamedTuple):
     model: Model  # all options decided
     start: Posterior | None
     alone: bool = False  # whether it sees the identity view only
+    near: bool = False  # whether fits to most of the sample are a few Newton steps away from the start
     weights: tuple[Array, ...] = ()  # (K,) each: extra starts of EM
 
 
@@ -74,9 +77,9 @@ class Sample(Protocol):
         """The policy of a candidate."""
 
     def scores(
-        self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool
+        self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool, n_folds: int | None = None
     ) -> list[CrossValidated]:
-        """Held-out log scores of the candidates, on the same instances in the same order."""
+        """Held-out log scores of the candidates, on the same instances in the same order; of the first folds."""
 
 
 class _LocalSample(InMemory):
@@ -101,15 +104,15 @@ class _LocalSample(InMemory):
         return len(self.names) > 1 and model.gate_wanted(self, start)
 
     def fit(self, candidate: Candidate, engine: Engine, *, seed: int, progress: bool) -> Policy:
-        model, start, alone, weights = candidate
+        model, start, alone, _, weights = candidate
         options: dict[str, Any] = {"seed": seed, "progress": progress, "start": start, "weights": weights}
         return fit_model(self.source(alone=alone), model, engine, **options)
 
     def scores(
-        self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool
+        self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool, n_folds: int | None = None
     ) -> list[CrossValidated]:
-        folds = crossval.folds_of(self.predictions, self.labels, seed)
-        fits = [quick_fit(*each[:3], engine, seed) for each in candidates]
+        folds = crossval.folds_of(self.predictions, self.labels, seed)[:n_folds]
+        fits = [quick_fit(*each[:4], engine, seed) for each in candidates]
         return crossval.cross_validate(fits, self, folds, progress=progress)
 
 
@@ -231,7 +234,7 @@ def fit_sample(
     if automatic and not isinstance(_engine(engine, record), EM):
         record = model_record("mixture", task)  # held-out scores by ADVI would take too many fits
     engine = _engine(engine, record)
-    coarse = float(np.clip(_LARGEST_GAIN / sample.n_units, EM.tol, 1e-5)) if automatic and engine == EM() else 0.0
+    coarse = float(np.clip(_LARGEST_GAIN / sample.n_units, EM.tol, 1e-4)) if automatic and engine == EM() else 0.0
     fitting, stack = _Fitting(sample, engine, seed, progress, coarse), record.as_stack()
     raw = base.models_of(task)["mixture"].raw_network() if stack is None else stack.raw
     reason = fitting.obstacle(raw) if guard else "not asked for"
@@ -279,7 +282,8 @@ class _Fitting:
         if start is None:
             candidate = candidate._replace(start=None)  # histories of single models begin at uniform weights
         if isinstance(engine, EM) and not alone:
-            engine, names = replace(engine, tol=max(engine.tol, self.coarse)), self.sample.names
+            coarse = _GATE_TOL if self.coarse and model.ungated is not None else self.coarse
+            engine, names = replace(engine, tol=max(engine.tol, coarse)), self.sample.names
             if "identity" in names and len(names) > 1:
                 weights = [np.eye(len(names))[names.index("identity")], *weights]
             shares = tuple(_START_SHARE * each + (1 - _START_SHARE) / len(names) for each in weights)
@@ -292,17 +296,18 @@ class _Fitting:
         for policy, alone in [*((policy, False) for policy in policies), *([(raw, True)] if raw else [])]:
             safe = policy.model.one_optimum(self.sample.n_units, len(policy.names))
             key = _key(policy.model, alone)
-            candidates[key] = self.settled[key]._replace(start=policy.posterior if safe else start)
-        return self._scores(candidates)
-
-    def _scores(self, candidates: dict[str, Candidate]) -> list[CrossValidated]:
+            near, first = safe and self.sample.n_units >= _MANY_UNITS, policy.posterior if safe else start
+            if policy.model.ungated is not None:  # starts from constant weights, as the policy's fit did
+                near, first = False, None
+            candidates[key] = self.settled[key]._replace(start=first, near=near)
         new = [key for key in candidates if key not in self.known]
         if new:
-            scores = self.sample.scores(
-                [candidates[key] for key in new], self.engine, seed=self.seed, progress=self.progress
-            )
-            self.known.update(zip(new, scores, strict=True))
+            self.known.update(zip(new, self._scores([candidates[key] for key in new]), strict=True))
         return [self.known[key] for key in candidates]
+
+    def _scores(self, candidates: Sequence[Candidate], n_folds: int | None = None) -> list[CrossValidated]:
+        options: dict[str, Any] = {"seed": self.seed, "progress": self.progress, "n_folds": n_folds}
+        return self.sample.scores(candidates, self.engine, **options)
 
     def decide_on_raw(self, models: Sequence[Model], raw: Model | None) -> tuple[Sequence[Model], Model | None]:
         """Decide the open options that the raw network shares (label noise) by its held-out scores, which are fast."""
@@ -328,7 +333,12 @@ class _Fitting:
         """The model with the best held-out score; the first if there are no held-out scores."""
         if len(options) == 1 or isinstance(self.engine, ADVI) or self.sample.n_units < MIN_UNITS:
             return options[0]
-        scores = self._scores({_key(option, alone): self.settle(option, start, alone=alone) for option in options})
+        candidates = [self.settle(option, start, alone=alone) for option in options]
+        if self.sample.n_units >= crossval.MANY_UNITS:  # a third of them is enough to choose
+            scores = self._scores(candidates, n_folds=1)
+        else:
+            scores = self._scores(candidates)
+            self.known.update(zip((_key(option, alone) for option in options), scores, strict=True))
         chosen = options[int(np.argmax([each.scores.sum() for each in scores]))]
         _report(self.progress, f"by held-out scores: {chosen!r}")
         return chosen
@@ -411,6 +421,7 @@ def fit_model(
     progress: bool = False,
     intervals: bool = True,
     start: Posterior | None = None,
+    near: bool = False,
     weights: Sequence[Array] = (),
 ) -> Policy:
     """Fit one resolved model, from a posterior of other data or models and, for EM, from other weights (K,) too.
@@ -423,7 +434,10 @@ def fit_model(
             lambda: base.pose_density(model, source, seed), engine, seed=seed, n_labels=labels.total, progress=progress
         )
     else:
-        fit = fit_problem(*base.pose(model, source, start), engine, intervals=intervals, weights=weights)
+        problem, first = base.pose(model, source, start)
+        if near and problem.newton:
+            engine = replace(engine, tol=max(engine.tol, _NEAR_TOL))
+        fit = fit_problem(problem, first, engine, intervals=intervals, weights=weights)
     policy = policy_of(fit, model, engine, predictions, labels.annotator_names)
     if not intervals:
         return policy
@@ -433,17 +447,22 @@ def fit_model(
 
 
 def quick_fit(
-    model: Model, start: Posterior | None, alone: bool, engine: Engine, seed: int
-) -> Callable[[InMemory], Policy]:
-    """A fit for held-out scores: without intervals, and by EM at a coarser tolerance."""
+    model: Model, start: Posterior | None, alone: bool, near: bool, engine: Engine, seed: int
+) -> Callable[..., Policy]:
+    """A fit for held-out scores: without intervals, and by EM at a coarser tolerance.
 
-    def fit(source: InMemory) -> Policy:
+    Without a start it starts from the nearest of other policies of the same data, where there are any.
+    """
+
+    def fit(source: InMemory, others: Sequence[Policy] = ()) -> Policy:
         quick = replace(engine, keep_states=False)
         if isinstance(quick, EM):
-            tol = float(np.clip(_QUICK * source.labels.total, *_QUICK_RANGE))
+            tol = float(np.clip(_QUICK * source.labels.total, *_QUICK_RANGE)) if model.ungated is None else _GATE_TOL
             quick = replace(quick, max_steps=min(quick.max_steps, 300), tol=max(quick.tol, tol))
         views = source.select(["identity"]) if alone else source
-        return fit_model(views, model, quick, seed=seed, intervals=False, start=start)
+        posteriors = [policy.posterior for policy in others if policy.gate is None]
+        begin = start or base.nearest(model, quick, posteriors, len(views.predictions.names))
+        return fit_model(views, model, quick, seed=seed, intervals=False, start=begin, near=near)
 
     return fit
 
@@ -456,7 +475,7 @@ def refit(policy: Policy, sample: InMemory) -> Policy:
         return stack_policies(policy.model, policy.engine, members, policy.member_weights, covariance, policy.guard)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum predicts as well
-        fit = quick_fit(policy.model, policy.posterior, False, policy.engine, 0)
+        fit = quick_fit(policy.model, policy.posterior, False, False, policy.engine, 0)
         return fit(sample.select(policy.fitted or policy.names))
 
 

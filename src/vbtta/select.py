@@ -174,7 +174,7 @@ class _Search:
         """The raw network, where the identity is among the views."""
         if raw is None or "identity" not in sample.predictions.names:
             return None
-        return quick_fit(raw, start, True, self.engine, self.seed)(sample)
+        return quick_fit(raw, start, True, False, self.engine, self.seed)(sample)
 
     def eliminate(self, sample: InMemory, members: Sequence[_Member], alone: Policy | None) -> list[_Level]:
         """Sets of views from all of them down to one, each the heaviest of the one before and fitted from its fit."""
@@ -189,7 +189,7 @@ class _Search:
             for member, start in zip(of_these, starts, strict=False):
                 model = member.model.rescale(len(views) / len(names)) if member.free else member.model
                 begin = alone.posterior if start is None and alone is not None else start
-                policies.append(quick_fit(model, begin, False, engine, self.seed)(part))
+                policies.append(quick_fit(model, begin, False, False, engine, self.seed)(part))
             weights = dict(zip(views, np.mean([policy.weights for policy in policies], axis=0).tolist(), strict=True))
             levels.append((views, [*policies, alone] if alone is not None and "identity" in views else policies))
             if len(views) == 1:

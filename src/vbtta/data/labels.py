@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -394,7 +395,7 @@ class LabelSets:
         """Number of labels, counts and weights included (J)."""
         return float(self.count.sum())
 
-    @property
+    @cached_property
     def labelled(self) -> Array:
         """Rows of the instances with at least one label, ascending: (N+,)."""
         return np.unique(self.instance)

@@ -178,7 +178,7 @@ def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets
     """
     policy, engine, views, given = _refitted_sample(policy, predictions, labels, seed)
     fitted, folds = policy.fitted or policy.names, folds_of(views, given, seed)
-    fit = quick_fit(policy.model, None, False, engine, seed)
+    fit = quick_fit(policy.model, None, False, False, engine, seed)
 
     def scores(names: Sequence[str]) -> CrossValidated:
         return cross_validate([fit], InMemory(views.select(names), given), folds)[0]
@@ -314,7 +314,7 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
     def weights(model: Any) -> Array:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            return quick_fit(model, None, False, engine, 0)(InMemory(views, given)).weights
+            return quick_fit(model, None, False, False, engine, 0)(InMemory(views, given)).weights
 
     reference, noise, changes = weights(policy.model), getattr(policy.model, "noise", None), []
     for prior, factor in product(_PRIORS, (1 / _FACTOR, _FACTOR)):

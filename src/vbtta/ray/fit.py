@@ -363,13 +363,13 @@ class Calibration:
     def fit(self, candidate: Candidate, engine: Engine, *, seed: int, progress: bool) -> Policy:
         """The policy of a candidate; the data stay where they are."""
         assert isinstance(engine, EM)
-        model, start, alone, weights = candidate
+        model, start, alone, _, weights = candidate
         views = self.views.select(["identity"]) if alone else self.views
         fit = fit_problem(*pose(model, self.source(alone=alone), start), engine, weights=weights)
         return policy_of(fit, model, engine, views, self.annotator_names)
 
     def scores(
-        self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool
+        self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool, n_folds: int | None = None
     ) -> list[CrossValidated]:
         """Held-out log scores of a sample, which is brought here once a seed."""
         order = sampled(self.n_units, seed, len(self.names) * self.n_outputs)
@@ -377,8 +377,8 @@ class Calibration:
         if seed not in self._samples:
             self._samples[seed] = self.take(places, Layout(None, self.annotator_names, with_variance=True))
         sample = InMemory(*self._samples[seed])
-        folds = split(np.searchsorted(places, order), sample.predictions.groups)
-        fits = [quick_fit(*each[:3], engine, seed) for each in candidates]
+        folds = split(np.searchsorted(places, order), sample.predictions.groups)[:n_folds]
+        fits = [quick_fit(*each[:4], engine, seed) for each in candidates]
         return cross_validate(fits, sample, folds, progress=progress)
 
     def take(self, places: Array, layout: Layout) -> Sample:

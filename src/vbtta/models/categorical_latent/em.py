@@ -27,6 +27,7 @@ from vbtta.models.parts.label_noise import FittedNoise
 _FRACTIONS = tuple((0.5 ** np.arange(11)).tolist())  # of a Newton step, tried in turn
 _SPREADS = (30.0, 10.0, 5.0, 3.0, 2.0, 1.0, 0.5, 0.3, 0.2, 0.1, 0.03, 0.01)  # candidates for K / sqrt(lambda)
 _MAX_SHRINKAGE_INSTANCES = 4_000  # on which lambda is chosen
+_SEARCH = EM(tol=1e-4, max_steps=60, accelerate=False)  # after a Newton step that gains a tenth of it nothing is left
 
 
 class PoolCurvature(NamedTuple):
@@ -394,16 +395,18 @@ def _choose_shrinkage(
         problem = _posed(InMemory(*whole.data.take(places)), whole.spec, 1.0)[0]
     problem = problem.quick()
     evidences: dict[int, float] = {}
+    sums = problem.evaluate(state)[1]
 
     def evidence(place: int) -> float:
-        nonlocal state
+        nonlocal state, sums
         if not 0 <= place < len(_SPREADS):
             return -np.inf
         if place not in evidences:
             candidate = replace(problem, shrinkage=(K / _SPREADS[place]) ** 2)
-            ascent = ascend(candidate, state, EM(tol=1e-5, max_steps=60, accelerate=False))
+            candidate.remember(state, sums)
+            ascent = ascend(candidate, state, _SEARCH)
             evidences[place] = candidate.log_laplace_evidence(ascent.state, ascent.statistics)
-            state = ascent.state._replace(pool=np.maximum(ascent.state.pool, 1e-3 / K))  # the next one's start
+            state, sums = ascent.state, ascent.statistics  # the next one's start
         return evidences[place]
 
     best = _SPREADS.index(1.0)

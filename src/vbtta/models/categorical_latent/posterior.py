@@ -8,12 +8,12 @@ import numpy as np
 
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
-from vbtta.distributions import CategoricalPrediction, view_information
+from vbtta.distributions import view_information
 from vbtta.inference.advi import WeightDraws
 from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
 from vbtta.models.base import Pooling
 from vbtta.models.categorical_mixture.posterior import ClassPosterior
-from vbtta.models.parts.class_data import SoftmaxViews, class_prediction, link_arguments
+from vbtta.models.parts.class_data import BlockReader, SoftmaxViews, link_arguments
 from vbtta.models.parts.label_noise import FittedNoise
 from vbtta.models.parts.links import LINKS, Calibration, contract, view_proba
 
@@ -67,7 +67,7 @@ class LatentClassPosterior(ClassPosterior):
         offset = np.broadcast_to(self.offset, weights.shape).copy()
         return Pooling("latent", self.link, np.full(weights.shape, self.gain), offset, weights)
 
-    def _classes(self, predictions: ViewPredictions, factors: Array | None) -> CategoricalPrediction:
+    def _block_reader(self, predictions: ViewPredictions) -> BlockReader:
         # For the mutual information every view's probabilities are those of a pool of its logits alone.
         link, weights = LINKS[self.link], self.weights[self.weights > 0]
         kappa = np.full(len(weights), max(self.gain, 1e-300))
@@ -82,7 +82,7 @@ class LatentClassPosterior(ClassPosterior):
             shares = (each * scale).T * weights[:, None]  # (n, K, C)
             return (proba * inverse).T, lambda proba: view_information(proba, shares)
 
-        return class_prediction(predictions, factors, block)
+        return block
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class ViewSums(NamedTuple):
     feature_mass: Array  # (F,): sum of responsibilities times features; (0,) without a gate
     feature_slope: Array  # (F,): slope of the log evidence in b
     kappa_excess: Array  # (K,): curvature in kappa beyond outer products, 0 in expectation under the model
-    feature_excess: Array  # (F, F): in b, likewise
+    gate_excess: Array  # (2K + F, 2K + F): likewise of a gate, whose weights are not linear in (w, b); zeros without
     calibration: links.CalibrationSums
 
 
@@ -163,7 +163,7 @@ def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, no
             calibration = _averaged_curvature(calibration, scores.by_kappa, scores.by_utility, gross, link.information)
     F = 0 if gate is None else len(gate.values)
     slope, information, kappa_excess = np.zeros(K), np.zeros((2 * K + F, 2 * K + F)), np.zeros(K)
-    size, feature_mass, feature_slope, feature_excess = shares.size.sum(), np.zeros(F), np.zeros(F), np.zeros((F, F))
+    size, feature_mass, feature_slope, gate_excess = shares.size.sum(), np.zeros(F), np.zeros(F), np.zeros((0, 0))
     if not by_class:
         relative *= views.inverse  # rho, summed over an instance's labels
         by_feature = np.zeros((0, len(shares.size)))
@@ -174,12 +174,13 @@ def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, no
             weights = likelihood.weights[:, None] * factor
             excess, feature_mass = share - weights * shares.size, np.einsum("kn,fkn->f", share, gate.values)
             by_feature = np.einsum("kn,fkn->fn", excess, gate.values)
-            centred = (gate.values - np.einsum("kn,fkn->fn", weights, gate.values)[:, None]).reshape(F, -1)
-            feature_slope, feature_excess = by_feature.sum(axis=1), -products(centred * excess.ravel(), centred)
+            centred = gate.values - np.einsum("kn,fkn->fn", weights, gate.values)[:, None]
+            feature_slope = by_feature.sum(axis=1)
         np.minimum(relative, _MAX_RATIO, out=relative)
         slope = relative.sum(axis=1)
         if gate is not None:  # less the normaliser's; a term in the sum of the base weights keeps it at one
             relative -= factor * shares.size
+            gate_excess = _gate_excess(relative, factor, by_kappa, excess, by_feature, centred)
             information[:K, :K] = shares.size.sum()
         if noisy:
             kappas = np.zeros_like(relative) if by_kappa is None else by_kappa
@@ -193,8 +194,23 @@ def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, no
             kappa_excess = calibration.kappa_curvature - square.sum(axis=1)
     return ViewSums(
         shares.log_evidence.sum(), size, share.sum(axis=1), slope, information, class_count, class_load,
-        feature_mass, feature_slope, kappa_excess, feature_excess, calibration,
+        feature_mass, feature_slope, kappa_excess, gate_excess, calibration,
     )  # fmt: skip
+
+
+def _gate_excess(
+    net: Array, factor: Array, by_kappa: Array | None, excess: Array, by_feature: Array, centred: Array
+) -> Array:
+    """Minus the Hessian of the log evidence in (w, kappa, b) less the outer products of slopes, but for kappa's own."""
+    F, K, _ = centred.shape
+    upper, flat = np.zeros((2 * K + F, 2 * K + F)), centred.reshape(F, -1)
+    upper[:K, :K] = products(net, factor)
+    upper[:K, 2 * K :] = products(factor, by_feature) - np.einsum("kn,fkn->kf", net, centred)
+    if by_kappa is not None:
+        upper[:K, K : 2 * K] = products(factor, by_kappa)
+        upper[K : 2 * K, 2 * K :] = -np.einsum("kn,fkn->kf", by_kappa, centred)
+    upper[2 * K :, 2 * K :] = -0.5 * products(flat * excess.ravel(), flat)
+    return upper + upper.T
 
 
 def _label_slopes(shares: ViewShares, weights: Array, gate: Lookup | None, *, with_kappa: bool) -> Array:
@@ -562,7 +578,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         """Newton's step of weights, ln kappa_k and coefficients, and a part of it; `step` is the calibration's own."""
         # sum_j ln sum_k w_k P_jk - J sum_k w_k has its maximum on the simplex. Minus its Hessian is approximated by
         # outer products of slopes, exactly so for the weights, which are constrained to be non-negative. Temperatures
-        # and coefficients have more curvature than that where the model does not hold.
+        # and a gate have more curvature than that where the model does not hold.
         K, now, slopes = self.data.n_views, state.calibration, state.slopes
         u = np.concatenate([state.weights, now.log_kappa, slopes])
         units = np.ones(len(u))
@@ -576,11 +592,13 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         else:
             curvature[K : 2 * K, K : 2 * K] += np.eye(K)
         if self.gate is not None:
-            values, vectors = np.linalg.eigh(sums.feature_excess)
-            curvature[2 * K :, 2 * K :] += (vectors * (np.maximum(values, 0) + self.gate.prior_scale**-2)) @ vectors.T
+            curvature[2 * K :, 2 * K :] += np.eye(len(slopes)) / self.gate.prior_scale**2
             gradient[2 * K :] -= slopes / self.gate.prior_scale**2
         scale = np.sqrt(np.maximum(np.diagonal(curvature), 1e-300))  # a unit diagonal
         curvature = curvature / np.outer(scale, scale) + 1e-9 * np.eye(len(u))
+        if self.gate is not None:  # the positive part of the rest: with all of it the Hessian may be indefinite
+            values, vectors = np.linalg.eigh(sums.gate_excess * units * units[:, None] / np.outer(scale, scale))
+            curvature += (vectors * np.maximum(values, 0)) @ vectors.T
         try:
             weights, others = laplace.solve(curvature, curvature @ (u * scale) + gradient / scale, K)
         except (RuntimeError, np.linalg.LinAlgError):  # no solution within the limit

@@ -13,7 +13,7 @@ from vbtta.distributions import CategoricalPrediction, view_information
 from vbtta.inference.advi import WeightDraws
 from vbtta.inference.laplace import WeightInformation, weight_intervals
 from vbtta.models.base import Pooling, Posterior
-from vbtta.models.parts.class_data import SoftmaxViews, class_prediction, link_arguments
+from vbtta.models.parts.class_data import BlockReader, SoftmaxViews, class_prediction, link_arguments
 from vbtta.models.parts.gate import Gate
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise, class_factors, describe, score_labels
 from vbtta.models.parts.links import LINKS, Calibration, view_proba
@@ -26,23 +26,25 @@ class ClassPosterior(Posterior):
 
     def predict(self, predictions: ViewPredictions) -> CategoricalPrediction:
         """Class probabilities for inputs whose views are those of positive weight, in order."""
-        return self._classes(predictions, None)
+        return class_prediction(predictions, None, self._block_reader(predictions))
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> CategoricalPrediction:
         """The true class of every input given its labels; without a noise model one of the labels is right."""
-        return self._classes(predictions, class_factors(self.noise, predictions, labels, annotator))
+        factors = class_factors(self.noise, predictions, labels, annotator)
+        return class_prediction(predictions, factors, self._block_reader(predictions))
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set, noise included: (N+,)."""
-        return score_labels(self.noise, self.predict(predictions), predictions, labels, annotator)
+        prediction = class_prediction(predictions, None, self._block_reader(predictions), informed=False)
+        return score_labels(self.noise, prediction, predictions, labels, annotator)
 
     def describe_annotators(self, names: tuple[str, ...]) -> AnnotatorAccuracy | None:
         """Accuracies and confusion matrices of the annotators."""
         return describe(self.noise, names)
 
     @abstractmethod
-    def _classes(self, predictions: ViewPredictions, factors: Array | None) -> CategoricalPrediction:
-        """Class probabilities, times factors (N, C) from labels where given."""
+    def _block_reader(self, predictions: ViewPredictions) -> BlockReader:
+        """A function that gives class probabilities of some rows, and what gives their information."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class CategoricalPosterior(ClassPosterior):
         rows = np.broadcast_to(offset, scale.shape).copy()
         return Pooling("mixture", self.link, scale, rows, weights[used], self.gate)
 
-    def _classes(self, predictions: ViewPredictions, factors: Array | None) -> CategoricalPrediction:
+    def _block_reader(self, predictions: ViewPredictions) -> BlockReader:
         link, used = LINKS[self.link], self.weights > 0
         calibration = self.calibration._replace(log_kappa=self.calibration.log_kappa[used])
         gate_weights = None if self.gate is None else self.gate.by_rows(predictions)
@@ -105,7 +107,7 @@ class CategoricalPosterior(ClassPosterior):
             shares = (joint * inverse).T * by_class  # (n, K, C)
             return shares.sum(axis=1), lambda proba: view_information(proba, shares)
 
-        return class_prediction(predictions, factors, block)
+        return block
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _ENTRIES = 1 << 18  # of an array of logits in work: it and a few like it fit a core's share of the cache
 _SINGLE_LOGITS = 1 << 10  # of an instance, given in single precision or less, from which work is in single precision
 _WIDEST_SINGLE = 100.0  # range of logits up to which covariances in single precision are exact enough
-_FEW_CLASSES = 48  # up to which instances come last in memory: reductions over a short last axis are slow
+_FEW_CLASSES = 48  # up to which logits are stored with instances last in memory
 _MIN_SIZE_RATIO = 8  # of a block's logits to its noise statistics, so that adding these takes no time
 _MIN_LOGIT = -1e12  # after the shift: keeps products finite
 _PROBE_ROWS = 256  # looked at before all rows are
@@ -201,22 +201,23 @@ def categorical_block(
     if noise == "none":
         mass = np.bincount(table.instance * C + table.label, table.repeats, size * C).reshape(size, C)
     precision = np.float32 if not classes_last and mean.dtype.itemsize <= 4 and K * C >= _SINGLE_LOGITS else np.float64
+    stored = None
+    if C <= _FEW_CLASSES and not classes_last:
+        stored = np.empty((C, K, size), dtype=np.result_type(mean, precision))
     top, ranges = np.empty((2, size, K))
     for first in range(0, size, step := _step(K, C)):
         part = slice(first, first + step)
-        logits = mean[part] if size == N else mean[rows[part]]
-        top[part] = logits.max(axis=2)
-        ranges[part] = np.minimum(top[part] - logits.min(axis=2), -_MIN_LOGIT)
-    known = (top.astype(precision, copy=False), ranges)
-    block = CategoricalBlock(
-        mean, variance, None if size == N else rows, *known, None, table, mass, precision=precision
-    )
-    if C > _FEW_CLASSES or classes_last:
-        return block
-    stored = np.empty((C, K, size), dtype=precision)
-    for part in block.parts:
-        stored[:, :, part] = block.logits(part)
-    return replace(block, stored=stored)
+        logits = (mean[part] if size == N else mean[rows[part]]).transpose(2, 1, 0)
+        if stored is not None:  # reductions over a short last axis are slow
+            stored[:, :, part] = logits
+            logits = stored[:, :, part]
+        top[part] = logits.max(axis=0).T
+        ranges[part] = np.minimum(top[part] - logits.min(axis=0).T, -_MIN_LOGIT)
+        if stored is not None:
+            np.maximum(np.subtract(logits, top[part].T, out=logits), _MIN_LOGIT, out=logits)
+    stored = None if stored is None else stored.astype(precision, copy=False)
+    known = (top.astype(precision, copy=False), ranges, stored)
+    return CategoricalBlock(mean, variance, None if size == N else rows, *known, table, mass, precision=precision)
 
 
 def block_rows(n_views: int, n_classes: int, n_statistics: int) -> int:
@@ -271,24 +272,27 @@ def _sum_to_one(values: Array) -> Array:
     return np.asarray(((values >= 0).all(axis=2) & (np.abs(values.sum(axis=2) - 1) <= 5e-3)).all(axis=0))
 
 
+# class probabilities (n, C) of some rows, and a function that gives their information (n,)
+BlockReader = Callable[[slice], tuple[Array, Callable[[Array], Array]]]
+
+
 def class_prediction(
-    predictions: ViewPredictions,
-    factors: Array | None,
-    block: Callable[[slice], tuple[Array, Callable[[Array], Array]]],
+    predictions: ViewPredictions, factors: Array | None, block: BlockReader, *, informed: bool = True
 ) -> CategoricalPrediction:
-    """The prediction of blocks of rows: class probabilities (n, C), and a function that gives the information (n,).
+    """The prediction of blocks of rows, without the views' information unless `informed`.
 
     Probabilities are multiplied by factors (N, C) where given, and divided by their sum.
     """
     check_logits(predictions)
     N, K, C = predictions.outputs.shape
-    proba, information, step = np.empty((N, C)), np.empty(N), max(1, _PREDICTED_ENTRIES // (K * C))
+    proba, information, step = np.empty((N, C)), np.zeros(N), max(1, _PREDICTED_ENTRIES // (K * C))
     for first in range(0, N, step):
         rows = slice(first, first + step)
         each, information_of = block(rows)
         each = each if factors is None else np.maximum(each, np.finfo(np.float64).tiny) * factors[rows]
         proba[rows] = each / each.sum(axis=1, keepdims=True)
-        information[rows] = information_of(proba[rows])
+        if informed:
+            information[rows] = information_of(proba[rows])
     return CategoricalPrediction(proba, information, class_names(predictions))
 
 
@@ -416,6 +420,11 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
         statistics = Statistics(sums, noise, counts, bound)
         self._last["evaluation"] = state, statistics
         return bound, statistics
+
+    def remember(self, state: StateT, statistics: Statistics[SumsT]) -> None:
+        """Spare the pass at a state that another prior's problem has evaluated."""
+        bound = float(statistics.sums.log_evidence) - sum(self._penalties(state).values())
+        self._last["evaluation"] = state, statistics._replace(bound=bound)
 
     def bound_terms(self, state: StateT, statistics: Statistics[SumsT]) -> dict[str, float]:
         """The bound, term by term: J_S minus the rest."""

@@ -77,16 +77,18 @@ class FeatureSet(NamedTuple):
 
     def raw(self, predictions: ViewPredictions) -> Array:
         """Features (n, K, F) of the views that the predictions hold."""
-        outputs = np.asarray(predictions.outputs, dtype=np.float64)
-        parts = [np.zeros((*outputs.shape[:2], 0))]
+        outputs, parts = predictions.outputs, []
         if self.choice != "none":
-            parts.append(built_in(np, self.task, outputs, self.unit, self.places(predictions.names)))
+            places, step = self.places(predictions.names), max(1, 8 * _ENTRIES // max(outputs[:1].size, 1))
+            blocks = (outputs[first : first + step] for first in range(0, max(len(outputs), 1), step))
+            each = [built_in(np, self.task, block.astype(np.float64), self.unit, places) for block in blocks]
+            parts.append(each[0] if len(each) == 1 else np.concatenate(each))
         if self.spread:
             if predictions.variance is None:
                 raise ValueError("the weights depend on the spread over draws: predictions need a variance")
             parts.append(np.sqrt((predictions.variance / self.unit**2).sum(axis=2))[:, :, None])
         if self.function:
-            values = np.asarray(_load(self.function)(outputs), dtype=np.float64)
+            values = np.asarray(_load(self.function)(np.asarray(outputs, dtype=np.float64)), dtype=np.float64)
             if values.shape[:2] != outputs.shape[:2] or values.ndim != 3 or not np.isfinite(values).all():
                 raise ValueError(
                     f"features={self.function!r} must return finite numbers, (n, K, F) for outputs of shape "
@@ -100,7 +102,7 @@ class FeatureSet(NamedTuple):
             )
         if self.given and predictions.features is not None:
             parts.append(predictions.features[:, :, [predictions.feature_names.index(name) for name in self.given]])
-        raw = np.concatenate(parts, axis=2)
+        raw = parts[0] if len(parts) == 1 else np.concatenate(parts or [outputs[:, :, :0]], axis=2)
         if self.choice != "pooled":
             return raw
         if predictions.groups is None:
@@ -120,29 +122,29 @@ def built_in(xp: ModuleType, task: str, outputs: Any, unit: Any, places: list[in
     if task == "regression":
         outputs = reference = outputs / unit
         if places:
-            ordered, half = _sorted(xp, outputs[:, places], 1), len(places) // 2
+            ordered, half = xp.sort(outputs[:, places], 1), len(places) // 2
+            ordered = getattr(ordered, "values", ordered)  # torch returns positions too
             reference = 0.5 * (ordered[:, half : half + 1] + ordered[:, len(places) - 1 - half :][:, :1])
         square = ((outputs - reference) ** 2).sum(-1)
         return xp.stack([xp.sqrt(square), square], -1)
-    top = xp.amax(outputs, -1)
-    log_total = xp.log(xp.exp(outputs - top[..., None]).sum(-1))
-    log_proba = outputs - top[..., None] - log_total[..., None]
+    logits = xp.moveaxis(outputs, -1, 0)  # (C, n, K)
+    if xp is np:
+        logits = np.ascontiguousarray(logits)  # reductions over a short last axis are slow
+    top = xp.amax(logits, 0)
+    log_total = xp.log(xp.exp(logits - top).sum(0))
+    log_proba = logits - top - log_total
     proba = xp.exp(log_proba)
-    ordered = _sorted(xp, proba, -1)
-    reference = proba[:, places].mean(1)[:, None] if places else proba
+    best = xp.amax(proba, 0)
+    others = xp.where((proba < best) | ((proba == best).sum(0) > 1), proba, 0.0)  # all but a single largest one
+    reference = proba[:, :, places].mean(2)[:, :, None] if places else proba
     features = [
-        -(proba * log_proba).sum(-1),
-        ordered[..., -1] - ordered[..., -2],
-        (proba * (log_proba - xp.log(reference + 1e-30))).sum(-1),
-        (proba * reference).sum(-1),
+        -(proba * log_proba).sum(0),
+        best - xp.amax(others, 0),
+        (proba * (log_proba - xp.log(reference + 1e-30))).sum(0),
+        (proba * reference).sum(0),
         top + log_total,
     ]
-    return xp.stack(features, -1)
-
-
-def _sorted(xp: ModuleType, values: Any, axis: int) -> Any:
-    ordered = xp.sort(values, axis)
-    return getattr(ordered, "values", ordered)  # torch returns positions too
+    return xp.moveaxis(xp.stack(features, 0), 0, -1)
 
 
 def gated(xp: ModuleType, raw: Any, limits: Any, slopes: Any, log_weights: Any) -> Any:
