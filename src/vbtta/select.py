@@ -22,7 +22,7 @@ from vbtta.models.base import InMemory, Model, Posterior, Stack
 from vbtta.policy import Policy, Selection, SelectionPoint
 
 _MAX_INSTANCES = 4_000  # of the search, which fits some fifty times
-_COARSE = 1e-4  # tolerance of fits that start from one with more views of the same rows
+_COARSE = 3e-4  # tolerance of fits that start from one with more views or rows
 _SHRINK = 0.5  # share of the cost that is kept from one level to the next
 
 Views = tuple[str, ...]
@@ -179,7 +179,7 @@ class _Search:
     def eliminate(self, sample: InMemory, members: Sequence[_Member], alone: Policy | None) -> list[_Level]:
         """Sets of views from all of them down to one, each the heaviest of the one before and fitted from its fit."""
         names = views = sample.predictions.names
-        levels, engine = list[_Level](), self.engine
+        levels, coarse = list[_Level](), replace(self.engine, tol=max(self.engine.tol, _COARSE))
         starts = [member.start for member in members]
         while True:
             if alone is not None and views == ("identity",):
@@ -189,6 +189,7 @@ class _Search:
             for member, start in zip(of_these, starts, strict=False):
                 model = member.model.rescale(len(views) / len(names)) if member.free else member.model
                 begin = alone.posterior if start is None and alone is not None else start
+                engine = self.engine if start is None else coarse
                 policies.append(quick_fit(model, begin, False, False, engine, self.seed)(part))
             weights = dict(zip(views, np.mean([policy.weights for policy in policies], axis=0).tolist(), strict=True))
             levels.append((views, [*policies, alone] if alone is not None and "identity" in views else policies))
@@ -198,7 +199,7 @@ class _Search:
             places = np.array([views.index(name) for name in kept])
             fitted = [policy.posterior for policy in policies]  # start from fits whose views keep some weight
             starts = [fit.keep(places) if fit.weights[places].sum() > 0.01 else None for fit in fitted]
-            views, engine = kept, replace(engine, tol=max(engine.tol, _COARSE))
+            views = kept
 
     def _heaviest(self, views: Views, weights: dict[str, float]) -> Views:
         """The next set: what half of the cost pays for, or the budget if that is met first."""
