@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vbtta import LabelSets, ViewPredictions
+from vbtta import LabelSets, ViewPredictions, compare, diagnose, fit_policy
 from vbtta._support.checks import positive, whole_number
 from vbtta._support.files import atomic_path
 
@@ -45,3 +45,27 @@ def test_messages_show_plain_values() -> None:
         views.select(np.array(["flip"]))
     with pytest.raises(ValueError, match=r"got 'cow'$"):
         LabelSets.from_array(["1.0", "cow"]).continuous(1)
+
+
+def test_control_characters_of_names_are_shown_escaped() -> None:
+    rng = np.random.default_rng(0)
+    red, truth = "\x1b[31mred", rng.integers(0, 2, 60)
+    logits = 2 * np.eye(2)[truth][:, None] + rng.normal(size=(60, 2, 2))
+    names = np.array(["plain", red])
+    views = ViewPredictions(logits, names=["identity", red], classes=names, ids=[f"{red}{i}" for i in range(60)])
+    labels = LabelSets.from_array(np.stack([names[truth]] * 2, axis=1), annotators=[red, "bob"])
+    policy = fit_policy(views, labels, task="classification", model="mixture")
+    comparison = compare(views, labels, views, labels, methods=["original"], task="classification")
+    for shown in (views, labels, policy, policy.guard, policy.annotators, policy.predict(views), comparison):
+        assert "\x1b" not in f"{shown!r} {shown}"
+    assert "\x1b" not in diagnose(policy, views, labels, refit=False).summary()
+    for wrong in (
+        lambda: views.select(["x"]),
+        lambda: policy.predict(views.select(["identity"])),
+        lambda: views.align(LabelSets.from_table([f"{red}x"], ["plain"])),
+        lambda: views.align(np.full(60, f"{red}x")).categorical(2, views.classes),
+        lambda: views.concat(views),
+    ):
+        with pytest.raises(ValueError, match="31mred") as error:
+            wrong()
+        assert "\x1b" not in str(error.value)

@@ -25,7 +25,7 @@ from vbtta.cli.running import Talk, UsageError, existing, nearest
 from vbtta.comparison import Scored, table_cells
 from vbtta.conformal import load_policy, unwrapped
 from vbtta.data import files
-from vbtta.data.labels import ID_COLUMNS, Array, LabelSets
+from vbtta.data.labels import Array, LabelSets, frame_of, id_column
 from vbtta.data.predictions import ViewPredictions
 from vbtta.models.parts.class_data import refuse_probabilities
 from vbtta.policy import Policy
@@ -61,19 +61,17 @@ def read_labels(path: Path, *, columns_are_annotators: bool = False) -> files.La
 
 def _read_multilabel(path: Path, views: ViewPredictions) -> files.Labels:
     """Read which labels every input has: a column of 0 and 1 for every output, empty where it is not known."""
-    table = files.read_table(_table(path))
-    ids = next((table.pop(name) for name in ID_COLUMNS if name in table), None)
-    table = {name.removeprefix("label_"): column for name, column in table.items()}
-    classes = list(table) if views.classes is None else [str(name) for name in views.classes]
-    missing = [name for name in classes if name not in table]
-    if missing or len(table) != views.outputs.shape[2]:
-        problem = f"no column {missing[0]!r}{nearest(missing[0], table)}" if missing else f"{len(table)} columns"
-        raise ValueError(
-            f"{path}: multilabel needs a column for each of {views.outputs.shape[2]} outputs; it has {problem}"
-        )
-    values = np.stack([table[name].astype(np.float64) for name in classes], axis=1)
-    frame = require("pandas", "cli").DataFrame(values, ids, classes)
-    return files.Labels(LabelSets.from_multilabel(values if ids is None else frame), "wide")
+    frame = frame_of(files.read_table(_table(path))).rename(columns=lambda name: name.removeprefix("label_"))
+    key, n_outputs = id_column(frame.columns, str(path)), views.outputs.shape[2]
+    wanted = [str(name) for name in (range(n_outputs) if views.classes is None else views.classes)]
+    given = [name for name in frame.columns if name != key]
+    missing = [name for name in wanted if name not in given]
+    if missing or len(given) > n_outputs:
+        problem = f"no column {missing[0]!r}{nearest(missing[0], given)}" if missing else f"{len(given)} columns"
+        raise ValueError(f"{path}: multilabel needs a column for each of {n_outputs} outputs; it has {problem}")
+    labels = (frame.set_index(key) if key else frame)[wanted]
+    labels = labels.set_axis(range(n_outputs), axis=1) if views.classes is None else labels
+    return files.Labels(LabelSets.from_multilabel(labels), "wide")
 
 
 def read_pair(

@@ -91,8 +91,8 @@ class LabelSets:
         """
         if isinstance(Y, Mapping) or (missing is None and annotators is None and _names_its_columns(as_table(Y))):
             return cls.from_table(Y)
-        table, ids, names, unnamed = rows_of_table(Y, "Y")
-        annotators = _people_of(names or []) if annotators is None else annotators
+        given = rows_of_table(Y, "Y")
+        table, annotators = given.values, _people_of(given.names or []) if annotators is None else annotators
         if table.ndim not in (1, 2, 3) or 0 in table.shape[2:]:
             raise ValueError(f"Y must be (N,), (N, M) or (N, M, C) with C at least 1; got shape {table.shape}")
         absent = is_absent(table, missing)
@@ -108,21 +108,14 @@ class LabelSets:
             absent = np.asarray(absent.any(axis=2))
         rows, column = np.nonzero(~absent)
         people = () if annotators is None else _names_of_columns(annotators, table.shape[1])
-        ids, instance, size = _by_id(ids, rows, len(table))
-        return cls._build(
-            instance, table[rows, column], annotator=column if people else None, annotator_names=people,
-            n_instances=size, ids=ids, columns=table.shape[1] if size == len(table) else None, unnamed_rows=unnamed,
-        )  # fmt: skip
+        options: dict[str, Any] = {"annotator": column if people else None, "annotator_names": people}
+        return cls._of_rows(given, rows, len(table), table[rows, column], columns=table.shape[1], **options)
 
     @classmethod
     def from_table(
-        cls,
-        instance: Any,
-        label: ArrayLike | None = None,
-        annotator: ArrayLike | None = None,
-        count: ArrayLike | None = None,
-        n_instances: int | None = None,
-    ) -> Self:
+        cls, instance: Any, label: ArrayLike | None = None, annotator: ArrayLike | None = None,
+        count: ArrayLike | None = None, n_instances: int | None = None,
+    ) -> Self:  # fmt: skip
         """Read labels from a long table: one row a label, as crowd-sourcing platforms export it.
 
         Parameters
@@ -155,8 +148,7 @@ class LabelSets:
     def _from_frame(cls, frame: Any, n_instances: int | None) -> Self:
         """Labels of a DataFrame or dict of columns, by its column of ids or else its index."""
         names = list(frame.columns if _is_frame(frame) else frame)
-        if len(set(map(str, names))) < len(names):
-            raise ValueError(f"the table names a column twice: {', '.join(map(str, names))}")
+        id_column(names, "the table")
         columns = {str(name): frame[name] for name in names}
         _check_one_table(columns)
         table = long_labels({name: _as_array(column, name) for name, column in columns.items()}, "the table")
@@ -166,8 +158,8 @@ class LabelSets:
         labels = cls.from_long(table)
         if index is None or table.key is not None:
             return labels
-        ids, rows, size = _by_id(index, labels.instance, labels.n_instances)
-        return labels.place(rows, size, ids)
+        ids, instance = np.unique(index, return_inverse=True)
+        return labels.place(instance[labels.instance], len(ids), ids)
 
     @classmethod
     def from_long(cls, table: LongLabels) -> Self:
@@ -224,12 +216,9 @@ class LabelSets:
     @classmethod
     def _from_counts(cls, table: Array, given: TableRows, *, soft: bool = False) -> Self:
         rows, classes = np.nonzero(table)
-        ids, instance, size = _by_id(given.ids, rows, len(table))
         value = classes if given.names is None else np.asarray(given.names)[classes]
-        return cls._build(
-            instance, value, table[rows, classes], n_instances=size, ids=ids, by_position=given.names is None,
-            soft=soft, unnamed_rows=given.unnamed,
-        )  # fmt: skip
+        options: dict[str, Any] = {"by_position": given.names is None, "soft": soft}
+        return cls._of_rows(given, rows, len(table), value, table[rows, classes], **options)
 
     @classmethod
     def from_probabilities(cls, proba: Any) -> Self:
@@ -262,16 +251,16 @@ class LabelSets:
         >>> LabelSets.from_multilabel([[1, 0, 1], [0, float("nan"), 1]])
         LabelSets(5 labels of 6 instances)
         """
-        table, ids, names, unnamed = rows_of_table(Y, "Y")
-        values: Array = real_array("Y", table)
+        given = rows_of_table(Y, "Y")
+        values: Array = real_array("Y", given.values)
         if values.ndim != 2 or not np.isin(values[~np.isnan(values)], (0, 1)).all():
             raise ValueError(f"Y must be (N, C) of 0 and 1, NaN where it is not known; got shape {values.shape}")
         flat = values.ravel()
         rows = np.flatnonzero(~np.isnan(flat))
-        if names is not None and (ids is not None or names != list(range(len(names)))):
-            ids, unnamed = pair_ids(np.arange(len(values)) if ids is None else ids, names), False
-        ids, instance, size = _by_id(ids, rows, flat.size)
-        return cls._build(instance, flat[rows].astype(np.int64), n_instances=size, ids=ids, unnamed_rows=unnamed)
+        if given.names is not None and (given.ids is not None or given.names != list(range(len(given.names)))):
+            inputs = np.arange(len(values)) if given.ids is None else given.ids
+            given = given._replace(ids=pair_ids(inputs, given.names), unnamed=False)
+        return cls._of_rows(given, rows, flat.size, flat[rows].astype(np.int64))
 
     @classmethod
     def from_rankings(cls, orders: Sequence[ArrayLike | None], instance: ArrayLike | None = None) -> Self:
@@ -306,12 +295,21 @@ class LabelSets:
         value = np.full((len(kept), max((len(rows[place]) for place in kept), default=1)), -1, dtype=np.int64)
         for line, place in enumerate(kept):
             value[line, : len(rows[place])] = rows[place]
-        index = None if instance is not None else index_of(orders, "orders")
-        ids, key, size = _by_id(index, key, int(key.max()) + 1 if key.size else 0)
-        return cls._build(
-            key[kept], value, n_instances=size, ids=ids, by_position=True, open_ended=instance is not None,
-            unnamed_rows=instance is None and index is None and hasattr(orders, "to_numpy"),
-        )  # fmt: skip
+        ids = None if instance is not None else index_of(orders, "orders")
+        unnamed = instance is None and ids is None and hasattr(orders, "to_numpy")
+        given, size = TableRows(value, ids, None, unnamed), int(key.max()) + 1 if key.size else 0
+        return cls._of_rows(given, key[kept], size, value, by_position=True, open_ended=instance is not None)
+
+    @classmethod
+    def _of_rows(
+        cls, given: TableRows, rows: Array, n_rows: int, value: Array, count: Array | None = None, **rest: Any
+    ) -> Self:
+        """Labels of rows of a table; rows of one id are one instance."""
+        if given.ids is None:
+            return cls._build(rows, value, count, n_instances=n_rows, unnamed_rows=given.unnamed, **rest)
+        ids, instance = np.unique(given.ids, return_inverse=True)
+        rest |= {"columns": rest.get("columns") if len(ids) == n_rows else None}
+        return cls._build(instance[rows], value, count, n_instances=len(ids), ids=ids, **rest)
 
     @classmethod
     def _build(
@@ -429,9 +427,8 @@ class LabelSets:
             raise ValueError("labels of counts or rankings are no numbers; a regression takes from_array or from_table")
         try:
             value = self._columns().astype(np.float64)
-        except (TypeError, ValueError):
-            word = next(each for each in self._columns().ravel() if not _is_number(each))
-            raise ValueError(f"labels must be numbers in a regression; got {shown(word)}") from None
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"labels must be numbers in a regression: {error}") from None
         if not np.isfinite(value).all():
             raise ValueError("labels must be finite numbers in a regression; got text such as 'nan' or 'inf'")
         if value.shape[1] != n_outputs:
@@ -749,14 +746,6 @@ def index_of(values: Any, name: str) -> Array | None:
     return None if default and np.array_equal(ids, np.arange(len(ids))) else ids
 
 
-def _by_id(index: Array | None, rows: Array, n_rows: int) -> tuple[Array | None, Array, int]:
-    """Distinct ids of an index, the instances of rows of the table, and the number of instances."""
-    if index is None:
-        return None, rows, n_rows
-    ids, instance = np.unique(index, return_inverse=True)
-    return ids, instance[rows], len(ids)
-
-
 def _people_of(columns: list[Hashable]) -> list[str] | None:
     """The annotators that columns of a DataFrame are named for; numbers and label_1, label_2, ... name none."""
     if len(columns) < 2 or not all(isinstance(name, str) for name in columns):
@@ -832,23 +821,17 @@ def _as_array(values: ArrayLike, name: str) -> Array:
 def _plain_values(values: Array) -> Array:
     """Objects (the dtype of pandas columns with gaps) as numbers or strings."""
     entries = list(values.ravel())
-    if all(isinstance(entry, str) for entry in entries):
-        return np.array(entries, dtype=str).reshape(values.shape)
-    if all(isinstance(entry, int | float | np.number | np.bool_) for entry in entries):
-        return _number_array(entries).reshape(values.shape)
-    kinds = sorted({type(entry).__name__ for entry in entries})
-    raise ValueError(f"labels must be all numbers or all strings; got {', '.join(kinds)}")
-
-
-def _number_array(entries: list[Any]) -> Array:
-    """An array of numbers, which a 64-bit integer or a float can hold."""
+    texts = all(isinstance(entry, str) for entry in entries)
+    if not texts and not all(isinstance(entry, int | float | np.number | np.bool_) for entry in entries):
+        kinds = sorted({type(entry).__name__ for entry in entries})
+        raise ValueError(f"labels must be all numbers or all strings; got {', '.join(kinds)}")
     try:
-        numbers = np.array(entries)
+        plain = np.array(entries, dtype=str if texts else None)
     except OverflowError:
-        numbers = np.empty(0, dtype=object)
-    if numbers.dtype.kind not in "iufb":
+        plain = values
+    if plain.dtype == object:
         raise ValueError(f"labels must be real numbers of a size that a float can hold; got {shown(entries)}")
-    return numbers
+    return plain.reshape(values.shape)
 
 
 def _id_values(values: Array, name: str) -> Array:
@@ -856,7 +839,7 @@ def _id_values(values: Array, name: str) -> Array:
     if is_absent(values).any():
         raise ValueError(f"{name} has gaps; every label needs the row or id of its instance")
     if values.dtype == object and all(isinstance(entry, int | float | np.number) for entry in values):
-        values = _number_array(values.tolist())
+        values = _plain_values(values)
     values = _whole(values)
     return values if values.dtype.kind in "iu" else values.astype(str)
 
@@ -923,7 +906,7 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
         if unknown.all() and classes.dtype.kind == "U" and value.dtype.kind in "iub":
             return class_positions(value, n_classes, None)
         if unknown.any():
-            known = ", ".join(str(name) for name in classes[:20])
+            known = ", ".join(map(printable, classes[:20]))
             raise ValueError(f"label {str(value[unknown][0])!r} is not among the classes ({known})")
         return position
     hint = f"name the classes with classes=[...] if labels are not 0..{n_classes - 1}"
@@ -955,11 +938,3 @@ def _whole(values: Array) -> Array:
     if values.dtype.kind == "f" and np.all((values == np.floor(values)) & (np.abs(values.astype(float)) < 2**53)):
         return values.astype(np.int64)
     return values
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True

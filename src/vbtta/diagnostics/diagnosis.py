@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta._support.checks import require
+from vbtta._support.checks import printable, require
 from vbtta._support.files import finite, to_plain
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
@@ -59,7 +59,7 @@ class Diagnosis:
         for name, (words, absent) in _IN_WORDS.items():
             part = getattr(self, name)
             lines += (words(part) if part else []) or absent
-        return "\n".join(lines)
+        return printable("\n".join(lines), "\n")
 
     def to_dict(self) -> dict[str, Any]:
         """All findings as plain data for JSON; undefined numbers are None."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 import numpy as np
 from scipy import special
 
-from vbtta._support.checks import positive
+from vbtta._support.checks import positive, printable
 from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction, variance_factor
@@ -340,5 +340,5 @@ class AnnotatorNoise(NamedTuple):
 
 def brief(names: Sequence[str], values: Array, most: int = 4) -> str:
     """The first names with a number each, such as "3 annotators: ann 0.9, bob 0.8, ..."."""
-    text = ", ".join(f"{name} {value:.3g}" for name, value in zip(names[:most], values[:most], strict=True))
+    text = ", ".join(f"{printable(name)} {value:.3g}" for name, value in zip(names[:most], values[:most], strict=True))
     return f"{len(names)} annotator{'s' * (len(names) > 1)}: {text}{', ...' if len(names) > most else ''}"
