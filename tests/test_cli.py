@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from vbtta import Policy, ViewPredictions, fit_policy
 from vbtta.augment import load_views
 from vbtta.cli.app import app
-from vbtta.cli.files import read_labels, read_predictions
+from vbtta.cli.files import read_predictions
 from vbtta.cli.running import Talk, as_json_text
+from vbtta.data.files import read_labels
 
 CLASSES = np.array(["cat", "cow", "dog"])
 NAMES = ["identity", "flip", "blur"]
@@ -157,10 +158,10 @@ def test_the_demo_runs_from_training_to_report(tmp_path: Path) -> None:
 def test_both_layouts_are_told_apart_and_echoed(labels: str, here: Path, tmp_path: Path) -> None:
     done = run("fit", "preds.npz", labels, "--task", "classification", "--out", tmp_path / "p.json", "--json")
     assert done.code == 0, done.err
-    n_labels = len(read_labels(Path("long.csv")).sets)
+    n_labels = len(read_labels(Path("long.csv")))
     people = "" if labels == "labels.csv" else ", 3 annotators"
     assert f"read 60 instances, {n_labels} labels{people}, 3 classes" in done.err
-    assert f"{'wide' if labels == 'labels.csv' else 'long'} layout, paired by row" in done.err
+    assert f"({labels}, paired by row)" in done.err
     found = json.loads(done.out)
     weights = {view["name"]: view["weight"] for view in found["views"]}
     assert weights["blur"] == min(weights.values()) < 0.2
@@ -168,15 +169,15 @@ def test_both_layouts_are_told_apart_and_echoed(labels: str, here: Path, tmp_pat
 
 
 def test_the_same_labels_from_all_layouts(here: Path, tmp_path: Path) -> None:
-    flat = read_labels(here / "labels.csv", columns_are_annotators=True).sets
+    flat = read_labels(here / "labels.csv", columns_are_annotators=True)
     table = {
         "instance": pa.array(flat.instance),
         "annotator": [flat.annotator_names[a] for a in flat.annotator],
         "label": flat.value.tolist(),
     }
     pq.write_table(pa.table(table), tmp_path / "long.parquet")
-    deep = read_labels(tmp_path / "long.parquet").sets
-    named = read_labels(here / "long.csv").sets
+    deep = read_labels(tmp_path / "long.parquet")
+    named = read_labels(here / "long.csv")
     for other in (deep, named):
         np.testing.assert_array_equal(flat.instance, other.instance)
         np.testing.assert_array_equal(flat.value, other.value)
@@ -184,19 +185,19 @@ def test_the_same_labels_from_all_layouts(here: Path, tmp_path: Path) -> None:
     assert flat.annotator_names == deep.annotator_names == ("1", "2", "3")
     columns: dict[str, Any] = {"label_ann": ["cat", None], "label_bob": ["cow", "dog"]}
     pq.write_table(pa.table(columns), tmp_path / "wide.parquet")
-    assert read_labels(tmp_path / "wide.parquet").sets.annotator_names == ("ann", "bob")
+    assert read_labels(tmp_path / "wide.parquet").annotator_names == ("ann", "bob")
 
 
 def test_numbers_names_and_gaps_in_a_csv(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_text("instance,label\n007,1.5\n010,\n\n011,2\n")
-    sets = read_labels(path).sets
+    sets = read_labels(path)
     assert list(sets.ids) == ["007", "011"]  # names, not numbers
     assert sets.value.tolist() == [1.5, 2.0]
     path.write_text("instance,label\n1_000,1.5\n٣,2\n")  # which Python reads as 1000 and 3
-    assert list(read_labels(path).sets.ids) == ["1_000", "٣"]
+    assert list(read_labels(path).ids) == ["1_000", "٣"]
     path.write_text("\ufefflabel\nNA\nNone\n")  # classes may be called that
-    assert read_labels(path).sets.value.tolist() == ["NA", "None"]
+    assert read_labels(path).value.tolist() == ["NA", "None"]
 
 
 def test_an_id_column_in_another_order_is_paired_by_id(here: Path, tmp_path: Path) -> None:
@@ -210,8 +211,8 @@ def test_an_id_column_in_another_order_is_paired_by_id(here: Path, tmp_path: Pat
     done = run(*args, "--out", tmp_path / "p.json")
     assert done.code == 0, done.err
     assert "60 labels, 2 annotators" in done.err
-    assert "long layout, paired by id" in done.err
-    sets = read_labels(tmp_path / "labels.csv").sets.align(60, ids)
+    assert "labels.csv, paired by id)" in done.err
+    sets = read_labels(tmp_path / "labels.csv").align(60, ids)
     np.testing.assert_array_equal(sets.value, CLASSES[truth])
 
 
@@ -275,7 +276,7 @@ def test_the_consensus_is_written(here: Path, tmp_path: Path) -> None:
     assert f"wrote {out} and {table}" in done.out
     header, *rows = [line.split(",") for line in table.read_text().splitlines()]
     assert header == ["instance", "label", "certainty", "proba_cat", "proba_cow", "proba_dog", "labels"]
-    given = read_labels(Path("long.csv")).sets
+    given = read_labels(Path("long.csv"))
     truth = Policy.load(out).consensus(ViewPredictions.load("preds.npz"), given)
     assert [row[1] for row in rows] == truth.label.tolist()
     np.testing.assert_allclose([float(row[2]) for row in rows], truth.proba.max(axis=1))

@@ -55,7 +55,7 @@ def test_concat() -> None:
     assert views.concat([more], axis="views").names == ("identity", "flip", "noise", "blur")
     with pytest.raises(ValueError, match="different inputs"):
         views.concat(shuffled.select(["noise"]), axis="views")
-    with pytest.raises(ValueError, match="some parts have a variance"):
+    with pytest.raises(ValueError, match="some parts have variance"):
         views.concat(make(variance=np.ones((4, 3, 2))))
     with pytest.raises(ValueError, match="must differ"):
         views.concat(views)

@@ -47,6 +47,7 @@ def test_messages_show_plain_values() -> None:
         LabelSets.from_array(["1.0", "cow"]).continuous(1)
 
 
+@pytest.mark.filterwarnings("ignore:test_predictions hold rows")
 def test_control_characters_of_names_are_shown_escaped() -> None:
     rng = np.random.default_rng(0)
     red, truth = "\x1b[31mred", rng.integers(0, 2, 60)

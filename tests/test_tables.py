@@ -277,7 +277,7 @@ PAIRINGS: dict[str, tuple[Any, Any, Any]] = {
     "counts": (lambda: LabelSets.from_counts(shuffled(**COLUMNS)), CLASSED, None),
     "counts without ids": (lambda: LabelSets.from_counts(plain(shuffled(**COLUMNS))), CLASSED, NO_IDS),
     "counts, ids unused": (
-        lambda: LabelSets.from_counts(numbered(**COLUMNS).rename(columns={"id": "file"})), CLASSED, "looks like ids"
+        lambda: LabelSets.from_counts(numbered(**COLUMNS).rename(columns={"id": "image_id"})), CLASSED, "looks like ids"
     ),
     "probabilities": (lambda: LabelSets.from_probabilities(shuffled(**COLUMNS)), CLASSED, None),
     "probabilities without ids": (lambda: LabelSets.from_probabilities(plain(shuffled(**COLUMNS))), CLASSED, NO_IDS),
@@ -376,6 +376,7 @@ def test_every_entry_refuses_a_table_without_ids(entry, labels):
     ],
 )  # fmt: skip
 def test_groups_weights_and_features_are_paired_by_id_or_refused(what, error):
+    assert PREDICTIONS.with_groups(shuffled(patient_id=IDS)).groups.tolist() == IDS.tolist()
     with pytest.raises(ValueError, match=error):
         what()
 

@@ -124,11 +124,7 @@ def to_plain(value: Any) -> Any:
 
 def finite(value: Any) -> Any:
     """Plain data without the numbers that JSON does not have: they become None."""
-    if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def from_plain(kind: Any, data: Any, sizes: dict[str, int] | None = None) -> Any:

@@ -2,7 +2,7 @@
 
 __all__ = [
     "Parts", "ScoredParts", "comparison_table", "consensus_table", "content", "digest", "fingerprint", "load_predictor",
-    "read_inputs", "read_labels", "read_pair", "read_predictions", "side_by_side", "write_run_report",
+    "read_inputs", "read_pair", "read_predictions", "side_by_side", "write_run_report",
 ]  # fmt: skip
 
 import hashlib
@@ -54,12 +54,7 @@ def _table(path: Path) -> Path:
     return path
 
 
-def read_labels(path: Path, *, columns_are_annotators: bool = False) -> files.Labels:
-    """Read labels from a CSV or parquet file, long or wide."""
-    return files.read_labels(_table(path), columns_are_annotators=columns_are_annotators)
-
-
-def _read_multilabel(path: Path, views: ViewPredictions) -> files.Labels:
+def _read_multilabel(path: Path, views: ViewPredictions) -> LabelSets:
     """Read which labels every input has: a column of 0 and 1 for every output, empty where it is not known."""
     frame = frame_of(files.read_table(_table(path))).rename(columns=lambda name: name.removeprefix("label_"))
     key, n_outputs = id_column(frame.columns, str(path)), views.outputs.shape[2]
@@ -71,7 +66,7 @@ def _read_multilabel(path: Path, views: ViewPredictions) -> files.Labels:
         raise ValueError(f"{path}: multilabel needs a column for each of {n_outputs} outputs; it has {problem}")
     labels = (frame.set_index(key) if key else frame)[wanted]
     labels = labels.set_axis(range(n_outputs), axis=1) if views.classes is None else labels
-    return files.Labels(LabelSets.from_multilabel(labels), "wide")
+    return LabelSets.from_multilabel(labels)
 
 
 def read_pair(
@@ -80,9 +75,9 @@ def read_pair(
     """Predictions and their labels, paired; says what was read. Labels of multilabel tasks are those of two classes."""
     views = read_predictions(predictions)
     if task == "multilabel":
-        given, layout = _read_multilabel(labels, views)
+        given = _read_multilabel(labels, views)
     else:
-        given, layout = read_labels(labels, columns_are_annotators=columns_are_annotators)
+        given = files.read_labels(_table(labels), columns_are_annotators=columns_are_annotators)
     if given.ids is not None and views.ids is None:
         raise ValueError(
             f"{labels} names instances by id (such as {str(given.ids[0])!r}) but {predictions} has no ids: add an "
@@ -108,7 +103,7 @@ def read_pair(
     counts |= {"output" if task == "regression" else "class": n_outputs, "view": len(views.names)}
     endings = {name: "" if count == 1 else "es" if name == "class" else "s" for name, count in counts.items()}
     described = ", ".join(f"{count:,} {name}{endings[name]}" for name, count in counts.items())
-    talk.note(f"read {described} ({labels.name}: {layout} layout, paired by {'id' if by_id else 'row'})")
+    talk.note(f"read {described} ({labels.name}, paired by {'id' if by_id else 'row'})")
     return views, sets
 
 

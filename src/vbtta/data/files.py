@@ -270,14 +270,7 @@ def one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
 # -- labels ---------------------------------------------------------------------------------------
 
 
-class Labels(NamedTuple):
-    """Labels of a file and the layout they came in, "long" or "wide"."""
-
-    sets: LabelSets
-    layout: str
-
-
-def read_labels(path: str | os.PathLike[str], *, columns_are_annotators: bool = False) -> Labels:
+def read_labels(path: str | os.PathLike[str], *, columns_are_annotators: bool = False) -> LabelSets:
     """Read labels from a CSV or parquet file, in either layout.
 
     Long: `instance` (or `id`, `item`, `task`), `label`, optionally `annotator` (or `worker`, `rater`, `user`), `count`
@@ -286,13 +279,13 @@ def read_labels(path: str | os.PathLike[str], *, columns_are_annotators: bool = 
     ones are anonymous unless they are said to be annotators.
     """
     try:
-        long = long_labels(read_table(path), str(path), columns_are_annotators=columns_are_annotators)
-        sets = LabelSets.from_long(long)
+        table = read_table(path)
+        sets = LabelSets.from_long(long_labels(table, str(path), columns_are_annotators=columns_are_annotators))
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     if not len(sets):
         raise ValueError(f"{path} holds no labels: the lines below its first are empty or missing; add some")
-    return Labels(sets, long.layout)
+    return sets
 
 
 def write_labels(path: str | os.PathLike[str], labels: LabelSets) -> None:

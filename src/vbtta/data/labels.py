@@ -23,9 +23,7 @@ from vbtta._support.checks import printable, real_array, require, shown, whole_n
 
 Array = NDArray[Any]
 
-_ID_LIKE = re.compile(
-    r"(^|[_\s-])(id|index|key|uuid|file|filename|path|image|sample)$|unnamed: \d+|__index_level_\d+__", re.IGNORECASE
-)
+_ID_LIKE = re.compile(r"(^|[_\s-])(id|uuid|index|filename)$|^unnamed: \d+$|^__index_level_\d+__$", re.IGNORECASE)
 ID_COLUMNS = ("instance", "id", "item", "task")
 _NEVER_ROWS = ID_COLUMNS[1:]  # whole numbers in such a column are ids, not row numbers
 _ANNOTATOR_COLUMNS = ("annotator", "worker", "rater", "user")
@@ -142,7 +140,7 @@ class LabelSets:
         _check_one_table({"instance": instance, "label": label, "annotator": annotator, "count": count})
         key, value = _as_array(instance, "instance"), _as_array(label, "label")
         name = str(getattr(instance, "name", "")).lower()
-        return cls.from_long(LongLabels(key, value, annotator, count, None, n_instances, "long", name or "instance"))
+        return cls.from_long(LongLabels(key, value, annotator, count, None, n_instances, name or "instance"))
 
     @classmethod
     def _from_frame(cls, frame: Any, n_instances: int | None) -> Self:
@@ -364,7 +362,7 @@ class LabelSets:
         """Read labels from a `.csv` or `.parquet` file, long or wide."""
         from vbtta.data.files import read_labels
 
-        return read_labels(path).sets
+        return read_labels(path)
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row a label: instance, label, annotator and count, as :meth:`from_table` reads."""
@@ -428,7 +426,8 @@ class LabelSets:
         try:
             value = self._columns().astype(np.float64)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"labels must be numbers in a regression: {error}") from None
+            word = str(error).partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
+            raise ValueError(f"labels must be numbers in a regression; got {word}") from None
         if not np.isfinite(value).all():
             raise ValueError("labels must be finite numbers in a regression; got text such as 'nan' or 'inf'")
         if value.shape[1] != n_outputs:
@@ -560,7 +559,6 @@ class LongLabels:
     count: Any
     weight: Array | None  # of the instance
     n_rows: int | None  # instances, where `instance` holds row numbers
-    layout: str  # "long" or "wide"
     key: str | None  # name of the column `instance`; None if the table has no ids
 
 
@@ -621,7 +619,6 @@ def long_labels(
         count=given("count"),
         weight=given("instance_weight"),
         n_rows=len(absent) if key is None else None,
-        layout="long" if key is not None and not endings else "wide",
         key=key,
     )
 
@@ -659,12 +656,12 @@ def rows_of_table(values: Any, name: str) -> TableRows:
             names.remove(key)
         if not names:
             raise ValueError(f"{name} is a table of ids alone; add a column with what belongs to them")
-        for column in names:
-            if isinstance(column, str) and _ID_LIKE.search(column):
-                raise ValueError(
-                    f"{name} has a column {column!r}, which looks like ids: make it the index, as "
-                    f"{name}.set_index({column!r}), or name it 'id'"
-                )
+        unused = [column for column in names if isinstance(column, str) and _ID_LIKE.search(column)]
+        if unused and (key is None or len(names) > 1):  # beside ids, one column alone is what belongs to them
+            raise ValueError(
+                f"{name} has a column {unused[0]!r}, which looks like ids: make it the index, as "
+                f"{name}.set_index({unused[0]!r}), or give it another name"
+            )
         values = values[names]
     return TableRows(_as_array(values.to_numpy(), name), ids, names, ids is None)
 

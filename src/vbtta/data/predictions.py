@@ -203,20 +203,19 @@ class ViewPredictions:
             raise ValueError(f"others must be ViewPredictions, one or a list of them; got {shown(others)}")
         if axis not in ("inputs", "views"):
             raise ValueError(f"axis must be 'inputs' or 'views'; got {shown(axis)}")
-        if len({part.variance is None for part in parts}) > 1:
-            raise ValueError("some parts have a variance and some not; give all of them one or none")
+        for name in ("variance", "groups"):
+            if len({getattr(part, name) is None for part in parts}) > 1:
+                raise ValueError(f"some parts have {name} and some not; give it to all of them or none")
         if any(not _same(part.classes, self.classes) for part in parts):
             raise ValueError("parts have different classes; predictions of different models cannot be joined")
-        if len({part.feature_names for part in parts}) > 1:
-            raise ValueError(f"parts have different features: {[list(part.feature_names) for part in parts]}")
-        if len({part.outputs.shape[2] for part in parts}) > 1:
-            raise ValueError(f"parts have different numbers of outputs: {[part.outputs.shape[2] for part in parts]}")
+        columns, sizes = [list(part.feature_names) for part in parts], [part.outputs.shape[2] for part in parts]
+        for what, values in (("features", columns), ("numbers of outputs", sizes)):
+            if any(value != values[0] for value in values):
+                raise ValueError(f"parts have different {what}: {shown(values)}")
         ids, groups, names = self.ids, self.groups, list(self.names)
         if axis == "inputs":
             parts = [self, *(part.select(self.names) for part in parts[1:])]
             _check_same_views(parts)
-            if len({part.groups is None for part in parts}) > 1:
-                raise ValueError("some parts have groups and some not; give all of them groups or none")
             ids, groups = (_joined([getattr(part, key) for part in parts]) for key in ("ids", "groups"))
         else:
             for part in parts:
