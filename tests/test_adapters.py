@@ -58,7 +58,7 @@ def test_an_exported_module_is_a_model_and_what_surrounds_it_is_evaluated(batch)
     model = as_predictor(nn.Sequential(exported, nn.Dropout(0.5)))
     with model.ready():
         np.testing.assert_allclose(model(batch), network(example).detach().numpy(), atol=1e-6)
-    assert model.module[1].training
+    assert model.module[1].training  # type: ignore[attr-defined]
 
 
 def test_dict_and_tuple_inputs_and_outputs(batch):

@@ -28,14 +28,14 @@ def test_equal_to_monte_carlo_for_a_linear_network_draw_by_draw(inputs):
     drawn = collect_views(network(True), inputs, views, draws=8)
     np.testing.assert_allclose(delta.variance, drawn.variance, rtol=1e-4, atol=1e-9)
     np.testing.assert_allclose(delta.outputs, drawn.outputs)
-    assert (delta.variance[:, 0] == 0).all()
+    assert (delta.variance[:, 0] == 0).all()  # type: ignore[index]
 
 
 def test_gaussian_noise_is_exact_without_draws(inputs):
     linear = network(True)
     delta = collect_views(linear, inputs, [GaussianNoise(0.3)], variance="delta")
     exact = 0.09 * (linear.weight.detach().numpy() ** 2).sum(axis=1)
-    np.testing.assert_allclose(delta.variance[:, 0], np.broadcast_to(exact, (6, 3)), rtol=1e-5)
+    np.testing.assert_allclose(delta.variance[:, 0], np.broadcast_to(exact, (6, 3)), rtol=1e-5)  # type: ignore[index]
 
 
 def test_small_noise_on_a_curved_network(inputs):

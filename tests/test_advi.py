@@ -140,7 +140,7 @@ def _tiny_evidence() -> float:
     standard, prior = problem.data.standard, problem.prior
     f, value = standard.apply(predictions.outputs)[:, :, 0], standard.apply(y[:, None])[:, 0]
     gamma = stats.gamma(prior.nu / 2, scale=2 / prior.inverse_scale[0, 0])
-    precision = gamma.ppf((np.arange(2000) + 0.5) / 2000)  # midpoints of equal probability
+    precision = gamma.ppf((np.arange(500) + 0.5) / 500)  # midpoints of equal probability
 
     def block(residual: np.ndarray) -> float:
         n = len(residual)
@@ -168,10 +168,10 @@ def test_bounds_tighten_and_stay_below_the_evidence() -> None:
     options: dict[str, Any] = {"task": "regression", "model": spec, "guard": False}
     em = fit_policy(predictions, y, engine=EM(), **options).elbo
     engines = [
-        ADVI(steps=500, learning_rate=0.05),
-        ADVI(steps=500, learning_rate=0.05, bound="renyi"),
-        ADVI(steps=500, learning_rate=0.05, bound="iwae"),
-        ADVI(steps=500, learning_rate=0.05, bound="iwae", particles=64),
+        ADVI(steps=300, learning_rate=0.1),
+        ADVI(steps=300, learning_rate=0.1, bound="renyi"),
+        ADVI(steps=300, learning_rate=0.1, bound="iwae"),
+        ADVI(steps=300, learning_rate=0.1, bound="iwae", particles=64),
     ]
     elbo, renyi, iwae, many = (fit_policy(predictions, y, engine=engine, **options).elbo for engine in engines)
     assert em < evidence
@@ -415,29 +415,35 @@ def test_a_built_in_prior_is_a_pyro_model() -> None:
     assert flat.value(u)[0] == pytest.approx(float(trace.log_prob_sum() + likelihood[0]) + volume)
 
 
-# -- what only ADVI can do --------------------------------------------------------------------------
+# -- other components and models --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("n_spare", "tail", "least"),
-    [(0, np.inf, 0.03), (0, 1.5, 0.03), (1, np.inf, -0.01), (1, 1.5, 0.03)],
-    ids=["all views used", "strays of any size", "a spare view", "a spare view, strays of any size"],
+    ("n_spare", "tail", "least", "engine"),
+    [
+        (0, np.inf, 0.03, ADVI(steps=500, particles=2, learning_rate=0.05)),
+        (0, np.inf, 0.03, EM()),
+        (0, 1.5, 0.03, EM()),
+        (1, np.inf, -0.01, EM()),
+        (1, 1.5, 0.03, EM()),
+    ],
+    ids=["ADVI", "all views used", "strays of any size", "a spare view", "a spare view, strays of any size"],
 )
-def test_student_t_pays_on_contaminated_labels(n_spare: int, tail: float, least: float) -> None:
+def test_student_t_pays_on_contaminated_labels(n_spare: int, tail: float, least: float, engine: ADVI | EM) -> None:
     """One label in ten strays, by normal or by heavier-tailed amounts.
 
     A view that explains nothing becomes the wide component that normal strays need: the normal mixture is then the
     true model, heavy-tailed by itself, and a tie is all to ask for.
     """
-    assert _gain(n_spare, tail, 0.1) > least
+    assert _gain(n_spare, tail, 0.1, engine) > least
 
 
 @pytest.mark.parametrize("n_spare", [0, 1])
 def test_student_t_costs_nothing_on_clean_labels(n_spare: int) -> None:
-    assert abs(_gain(n_spare, np.inf, 0.0)) < 0.01
+    assert abs(_gain(n_spare, np.inf, 0.0, EM())) < 0.01
 
 
-def _gain(n_spare: int, tail: float, share: float) -> float:
+def _gain(n_spare: int, tail: float, share: float, engine: ADVI | EM) -> float:
     """Held-out log density a label, Student-t minus normal."""
 
     def data(seed: int) -> tuple[ViewPredictions, np.ndarray]:
@@ -448,10 +454,10 @@ def _gain(n_spare: int, tail: float, share: float) -> float:
         return ViewPredictions(f[:, :, None]), y + (rng.random(300) < share) * 4 * width * rng.normal(size=300)
 
     (predictions, y), (held, held_y) = data(0), data(1)
-    engine, scores = ADVI(steps=1200, particles=4, learning_rate=0.05), {}
+    scores = {}
     for component in ("student_t", "normal"):
         model = GaussianMixture(component=component, noise="none")  # type: ignore[arg-type]
-        policy = fit_policy(predictions, y, task="regression", model=model, engine=engine)
+        policy = fit_policy(predictions, y, task="regression", model=model, engine=engine, guard=False)
         scores[component] = float(policy.predict(held).log_prob(held_y).mean())
     return scores["student_t"] - scores["normal"]
 
@@ -564,7 +570,7 @@ def test_a_users_own_model(tmp_path: Path) -> None:
     assert found["tail"]["careless"] < 3 < found["tail"]["careful"]
     robust.save(tmp_path / "policy.json")
     loaded = Policy.load(tmp_path / "policy.json")
-    assert "heavy_tailed_annotators" in str(loaded.model.function)  # type: ignore[union-attr]
+    assert "heavy_tailed_annotators" in str(loaded.model.function)  # type: ignore[attr-defined, union-attr]
     np.testing.assert_allclose(loaded.predict(found["predictions"]).mean, robust.predict(found["predictions"]).mean)
     with pytest.raises(ValueError, match="by its name only"):
         fit_policy(found["predictions"], found["labels"], task="regression", model=loaded.model)
@@ -890,4 +896,4 @@ def test_any_callable_is_a_model_and_is_saved_by_name(tmp_path: Path) -> None:
     engine = ADVI(steps=5.0, particles=2.0)  # type: ignore[arg-type]
     policy = fit_policy(predictions, y, task="regression", model=functools.partial(model, 0.1), engine=engine)
     policy.save(tmp_path / "policy.json")
-    assert Policy.load(tmp_path / "policy.json").model.function == "functools:partial"  # type: ignore[union-attr]
+    assert Policy.load(tmp_path / "policy.json").model.function == "functools:partial"  # type: ignore[attr-defined, union-attr]

@@ -169,7 +169,7 @@ def test_annotators_are_recovered(model: str) -> None:
     labels = LabelSets.from_array(Y, annotators=list("abcde"))
     predictions = ViewPredictions(f)
     policy = fit_policy(predictions, labels, task="regression", model=model, guard=False)  # type: ignore[arg-type]
-    assert policy.model.noise == "annotator"
+    assert policy.model.noise == "annotator"  # type: ignore[attr-defined]
     found = policy.annotators
     np.testing.assert_allclose(found.bias[:, 0], known["bias"], atol=0.1)
     assert (found.bias_error[:, 0] < 0.08).all()
@@ -212,8 +212,8 @@ def test_the_default_follows_the_labels(rng: np.random.Generator) -> None:
     overlap = LabelSets.from_table(np.r_[rows, rows], np.r_[y, y + 0.1], annotator=np.r_[rows % 3, (rows + 1) % 3])
     apart = LabelSets.from_table(rows, y, annotator=rows % 3)
     options = {"task": "regression", "model": "mixture", "guard": False}
-    assert fit_policy(ViewPredictions(f), overlap, **options).model.noise == "annotator"  # type: ignore[arg-type]
-    assert fit_policy(ViewPredictions(f), apart, **options).model.noise == "none"  # type: ignore[arg-type]
+    assert fit_policy(ViewPredictions(f), overlap, **options).model.noise == "annotator"  # type: ignore[arg-type, attr-defined]
+    assert fit_policy(ViewPredictions(f), apart, **options).model.noise == "none"  # type: ignore[arg-type, attr-defined]
     options["model"] = GaussianMixture(noise="annotator")
     with pytest.warns(UserWarning, match="cannot be told apart"):
         fit_policy(ViewPredictions(f), apart, **options)  # type: ignore[arg-type]

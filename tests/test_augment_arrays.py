@@ -180,7 +180,7 @@ def test_built_in_views_follow_the_protocol_and_pickle():
 def test_the_papers_set_shares_one_pool():
     views = paper_mixup_cutmix(np.zeros((4, 2)))
     assert len(views) == 6
-    assert len({id(view.pool) for view in views}) == 1
+    assert len({id(view.pool) for view in views}) == 1  # type: ignore[attr-defined]
     assert all(view.stochastic for view in views)
 
 

@@ -141,7 +141,7 @@ def test_crops_show_the_part_they_name():
     for view in five_crop(0.5):
         horizontal, vertical = view(across).mean(), view(down).mean()
         for value, low, high in ((horizontal, "left", "right"), (vertical, "top", "bottom")):
-            side = 0.25 if low in view.position else 0.75 if high in view.position else 0.5
+            side = 0.25 if low in view.position else 0.75 if high in view.position else 0.5  # type: ignore[attr-defined]
             assert abs(value - side) < 0.03, view.name
         assert view(across).shape == across.shape
     torch.testing.assert_close(Crop("center", 1.0)(across), across)

@@ -101,7 +101,7 @@ def test_interpolating_views_are_undone_on_smooth_images(view, size):
     augmented = view(images)
     restored, seen = invert_view(view, augmented, augmented, images)
     assert seen.shape == (1, 1, *size)
-    error = (restored - images).abs()[:, :, seen[0, 0]]
+    error = (restored - images).abs()[:, :, seen[0, 0]]  # type: ignore[index]
     assert len(error.flatten()) > 0
     assert error.mean() < 1e-3
     np.testing.assert_allclose(view.inverse(augmented.numpy()), restored, atol=1e-6)
@@ -117,7 +117,7 @@ def test_slices_of_volumes_are_transformed_and_undone_as_images(view, depth):
     restored, seen = invert_view(view, augmented, augmented, slices[None])
     maps, mask = invert_view(view, expected, expected, slices.transpose(0, 1))
     torch.testing.assert_close(restored[0], maps.transpose(0, 1))
-    assert torch.equal(seen, mask[:, :, None].expand_as(seen))
+    assert torch.equal(seen, mask[:, :, None].expand_as(seen))  # type: ignore[index]
 
 
 def test_colours_of_volumes_are_those_of_one_large_image():
@@ -131,20 +131,20 @@ def test_colours_of_volumes_are_those_of_one_large_image():
 
 def test_what_a_view_does_not_see():
     outputs = torch.zeros(1, 1, 8, 12)
-    assert Zoom(0.8).seen(outputs)[..., 2:-2, 2:-2].all()  # the outermost mix with the padding
-    seen = Zoom(2.0).seen(outputs)[0, 0]  # the middle half: 4 of 8 rows, 6 of 12 columns
+    assert Zoom(0.8).seen(outputs)[..., 2:-2, 2:-2].all()  # type: ignore[index]  # the outermost mix with the padding
+    seen = Zoom(2.0).seen(outputs)[0, 0]  # type: ignore[index]  # the middle half: 4 of 8 rows, 6 of 12 columns
     assert seen.sum() == 24
     assert seen[2:6, 3:9].all()
-    seen = Crop("top_right", 0.5).seen(outputs)[0, 0]
+    seen = Crop("top_right", 0.5).seen(outputs)[0, 0]  # type: ignore[index]
     assert seen.sum() == 24
     assert seen[:4, 6:].all()
-    corner = Rotate(45).seen(torch.zeros(1, 1, 21, 21))[0, 0]
+    corner = Rotate(45).seen(torch.zeros(1, 1, 21, 21))[0, 0]  # type: ignore[index]
     assert not corner[0, 0]
     assert corner[10, 2]
     there_and_back = Chain((Shift(0.25, 0.0), Shift(-0.25, 0.0)))
-    assert there_and_back.seen(outputs)[0, 0, 0].tolist() == [True] * 9 + [False] * 3
+    assert there_and_back.seen(outputs)[0, 0, 0].tolist() == [True] * 9 + [False] * 3  # type: ignore[index]
     turned = Chain((Shift(0.25, 0.0), Rotate90(1)))  # outputs are 12 x 8 there
-    assert turned.seen(torch.zeros(1, 1, 12, 8))[0, 0, 0].tolist() == [True] * 9 + [False] * 3
+    assert turned.seen(torch.zeros(1, 1, 12, 8))[0, 0, 0].tolist() == [True] * 9 + [False] * 3  # type: ignore[index]
     assert Blur(0.5).seen(outputs) is Brightness(0.1).seen(outputs) is HorizontalFlip().seen(outputs) is None
     nan = torch.full((1, 1, 8, 12), torch.nan)
     assert Zoom(2.0).seen(nan).sum() == 24  # values do not matter
@@ -240,7 +240,7 @@ def test_ttach_has_inverses_that_agree_with_ours():
     ours = {"HorizontalFlip": HorizontalFlip(), "Rotate90(90)": Rotate90(1)}
     for view in as_views(ttach.Compose([ttach.HorizontalFlip(), ttach.Rotate90([0, 90])])):
         if view.name in ours:
-            assert torch.equal(view.inverse(images), ours[view.name].inverse(images))
+            assert torch.equal(view.inverse(images), ours[view.name].inverse(images))  # type: ignore[attr-defined]
     crops = as_views(ttach.Compose([ttach.FiveCrops(4, 4)]))
     with pytest.raises(ValueError, match="has no inverse"):
         check_invertible(crops)
@@ -253,8 +253,8 @@ def test_kornia_undoes_what_it_drew():
         view = as_view(transform)
         streams = [RowStreams(0, view.name, 0, range(3)) for _ in range(3)]
         augmented = view(images, streams[0])
-        restored = view.inverse(augmented, streams[1])
-        seen = view.seen(augmented, streams[2])
+        restored = view.inverse(augmented, streams[1])  # type: ignore[attr-defined]
+        seen = view.seen(augmented, streams[2])  # type: ignore[attr-defined]
         assert seen.shape == (3, 1, 40, 48)
         assert seen.float().mean() > 0.6
         inner = (..., slice(3, -3), slice(3, -3))  # kornia pads with zeros, which mix at the border
@@ -284,7 +284,7 @@ def test_monai_undoes_what_it_drew_and_agrees_with_ours():
         np.testing.assert_array_equal(view(images.numpy()), augmented)
     volumes = torch.rand(2, 1, 3, 4, 5)
     view = as_view(transforms.Flip((0, 2)), "volume")
-    assert torch.equal(view.inverse(view(volumes)), volumes)
+    assert torch.equal(view.inverse(view(volumes)), volumes)  # type: ignore[attr-defined]
     drawn = transforms.RandAffine(1.0, rotate_range=0.4, padding_mode="border", cache_grid=False)
     random = transforms.Compose([transforms.RandFlip(0.5, spatial_axis=1), drawn])
     view = as_view(random, "random")
@@ -292,7 +292,7 @@ def test_monai_undoes_what_it_drew_and_agrees_with_ours():
     streams = [RowStreams(0, view.name, 0, range(3)) for _ in range(3)]
     augmented = view(images, streams[0])
     assert not torch.allclose(augmented[0], augmented[1])
-    restored, seen = view.inverse(augmented, streams[1]), view.seen(augmented, streams[2])
+    restored, seen = view.inverse(augmented, streams[1]), view.seen(augmented, streams[2])  # type: ignore[attr-defined]
     assert 0.5 < seen.float().mean() < 1
     inner = (..., slice(3, -3), slice(3, -3))  # values of the padding mix at the border
     assert ((restored - images).abs() * seen)[inner].mean() < 1e-3
@@ -305,4 +305,4 @@ def test_monai_undoes_what_it_drew_and_agrees_with_ours():
     images = torch.rand(8, 1, 5, 6)
     augmented = choice(images, streams[0])
     assert {torch.equal(row, image.flip(1)) for row, image in zip(augmented, images, strict=True)} == {True, False}
-    assert torch.equal(choice.inverse(augmented, streams[1]), images)
+    assert torch.equal(choice.inverse(augmented, streams[1]), images)  # type: ignore[attr-defined]

@@ -163,7 +163,7 @@ def test_files_and_errors(tmp_path):
     with pytest.raises(ValueError, match="mirrors axis 2 of volumes"):
         keypoint_views([Flip([2])], (8, 10))
     with pytest.raises(ValueError, match=r"keypoints are rows x, y, x, y, \.\.\.; got 3 outputs"):
-        views[0].restore_rows(np.zeros((2, 3)))
+        views[0].restore_rows(np.zeros((2, 3)))  # type: ignore[attr-defined]
     noise = keypoint_views([GaussianNoise(0.1)], (8, 10))
     with pytest.raises(ValueError, match="knows nothing of keypoints"):
         collect_views(nn.Sequential(nn.Flatten(), nn.Linear(80, 2)), torch.rand(2, 1, 8, 10), noise, variance="delta")

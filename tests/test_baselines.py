@@ -93,7 +93,7 @@ def test_entropy_pool_by_hand_and_tau_is_the_best():
 
     views, labels = classification()
     fitted = fit_baseline("entropy", views, labels, task="classification")
-    tau = fitted.rule.keywords["tau"]
+    tau = fitted.rule.keywords["tau"]  # type: ignore[attr-defined]
 
     def likelihood(tau):
         return methods.entropy_pool(views.outputs, tau)[labels.instance, labels.value].sum()
@@ -282,7 +282,8 @@ def test_weights_by_output():
             alone = ViewPredictions(views.outputs[:, :, [output]], names=NAMES)
             one = LabelSets.from_array(labels.value[:, output].reshape(60, 2))
             np.testing.assert_allclose(
-                fitted.weights[:, output], fit_baseline(name, alone, one, task="regression").weights
+                fitted.weights[:, output],  # type: ignore[index]
+                fit_baseline(name, alone, one, task="regression").weights,
             )
 
 

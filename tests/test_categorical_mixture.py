@@ -420,7 +420,7 @@ def test_consensus_and_score_include_the_noise():
         matrix, people = mean / mean.sum(axis=2, keepdims=True), few.annotator
         log_truth = np.log(prior.proba[:5]) + np.stack(
             [
-                sum(np.log(matrix[people[j], :, int(few.value[j])]) for j in np.flatnonzero(few.instance == i))
+                sum(np.log(matrix[people[j], :, int(few.value[j])]) for j in np.flatnonzero(few.instance == i))  # type: ignore[index]
                 for i in range(5)
             ]
         )
@@ -428,7 +428,7 @@ def test_consensus_and_score_include_the_noise():
         expected = [
             np.log(
                 prior.proba[i]
-                @ np.prod([matrix[people[j], :, int(few.value[j])] for j in np.flatnonzero(few.instance == i)], axis=0)
+                @ np.prod([matrix[people[j], :, int(few.value[j])] for j in np.flatnonzero(few.instance == i)], axis=0)  # type: ignore[index]
             )
             for i in range(5)
         ]

@@ -58,7 +58,7 @@ def test_images_and_masks_become_predictions_a_policy_and_maps(folder):
     assert predictions.outputs.shape == (480, 2, 3)
     assert labels.annotator is None
     assert sorted(set(predictions.groups.tolist())) == [str(i) for i in range(8)]
-    name, place = str(predictions.ids[-1]).split(":")
+    name, place = str(predictions.ids[-1]).split(":")  # type: ignore[index]
     answer = predictions.align(labels).value[-1]
     assert answer == np.asarray(Image.open(f"ann/{name}.png")).ravel()[int(place)]
     assert run("fit", "p.npz", "l.csv", "--task", "classification", "--out", "policy.json").code == 0

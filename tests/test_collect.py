@@ -129,7 +129,7 @@ def test_memory_is_the_result_and_one_batch():
 
 def test_ids_and_classes_are_carried(inputs):
     found = collect_views(lambda x: x[:, :2], inputs, [Identity()], ids=np.arange(40) + 100, classes=["no", "yes"])
-    assert found.ids[0] == 100
+    assert found.ids[0] == 100  # type: ignore[index]
     assert list(found.classes) == ["no", "yes"]
 
 

@@ -574,7 +574,7 @@ def test_the_bound_of_student_t_components_lies_below_the_evidence() -> None:
     prior = {"nu": PRIOR_NU, "v": PRIOR_V, "beta": 2.0, "common_scale": 0.5, "concentration": 1.0, "scale": "constant"}
     model = GaussianMixture(component="student_t", noise="none", **prior)  # type: ignore[arg-type]
     policy = Case("tiny", "regression", model, _tiny, engine=CLIMB).fit(*_tiny("regression"))
-    tail = float(policy.posterior.state.tail)
+    tail = float(policy.posterior.state.tail)  # type: ignore[attr-defined]
     component = partial(stats.t.logpdf, df=tail)
     heights = _gaussian_mixture(model, np.random.default_rng(0), component) + stats.gamma(2, scale=10).logpdf(tail - 2)
     evidence = special.logsumexp(heights) - np.log(DRAWS)

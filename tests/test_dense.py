@@ -153,8 +153,8 @@ def test_draws_of_random_views_do_not_depend_on_batches():
     )
     np.testing.assert_allclose(first.outputs, second.outputs, atol=1e-6)
     np.testing.assert_allclose(first.variance, second.variance, atol=1e-6)
-    assert (first.variance[:, 1] > 0).all()
-    assert (first.variance[:, 0] == 0).all()
+    assert (first.variance[:, 1] > 0).all()  # type: ignore[index]
+    assert (first.variance[:, 0] == 0).all()  # type: ignore[index]
 
 
 def test_transforms_of_other_libraries_are_undone():
@@ -186,7 +186,7 @@ def test_several_raters_with_gaps_and_names():
     assert labels.annotator_names == ("rater_0", "rater_1", "rater_2")
     image, (row, column) = places(predictions, (12, 16))
     for j, instance in enumerate(labels.instance):
-        assert labels.value[j] == masks[image[instance], labels.annotator[j], row[instance], column[instance]]
+        assert labels.value[j] == masks[image[instance], labels.annotator[j], row[instance], column[instance]]  # type: ignore[index]
     assert (labels.value != 255).all()
     assert labels.total == (masks[image, :, row, column] != 255).sum()
     _, named = collect_dense(Pointwise(), images, d4(), masks, positions=25, ignore=[255], raters=["ann", "bob", "cy"])
@@ -204,7 +204,7 @@ def test_raters_that_differ_from_image_to_image():
         Pointwise(), images, d4(), maps, positions=5, raters=[("ann", "bob"), ("bob", "cy", "di", "ed"), ("ann",)]
     )
     assert labels.annotator_names == ("ann", "bob", "cy", "di", "ed")
-    assert labels.annotator[-1] == 0
+    assert labels.annotator[-1] == 0  # type: ignore[index]
     with pytest.raises(ValueError, match=r"raters names 2 raters for targets\[1\], which has 4"):
         collect_dense(Pointwise(), images, d4(), maps, raters=["ann", "bob"])
 
@@ -220,7 +220,7 @@ def test_stratified_positions_are_weighted_back():
     weight = labels.instance_weights
     for i in range(5):
         inside = labels.instance // 60 == i
-        shares = np.bincount(labels.value[inside], weights=weight[inside], minlength=3) / 60
+        shares = np.bincount(labels.value[inside], weights=weight[inside], minlength=3) / 60  # type: ignore[index]
         np.testing.assert_allclose(shares, np.bincount(masks[i].ravel(), minlength=3) / 1600, atol=1e-12)
 
 
@@ -296,7 +296,7 @@ def test_exchanged_classes_of_rows():
     plain = GaussianNoise(0.1, name="noise")
     for options in ({"draws": 4}, {"draws": 4, "variance": "delta"}):
         swapped, kept = (collect_views(network, inputs, [view], **options) for view in (noisy, plain))
-        np.testing.assert_array_equal(swapped.variance, kept.variance[:, :, [1, 0, 2]])
+        np.testing.assert_array_equal(swapped.variance, kept.variance[:, :, [1, 0, 2]])  # type: ignore[index]
         np.testing.assert_array_equal(swapped.outputs, kept.outputs[:, :, [1, 0, 2]])
 
 

@@ -152,9 +152,9 @@ def test_weights_count_like_repetitions_and_zero_removes(regression):
 def test_weights_do_not_turn_single_labels_into_label_sets(classification):
     X, y, X_new, y_new = classification
     weighted = VBTTAClassifier(LogisticRegression().fit(X, y), VIEWS, model="mixture", guard=False)
-    assert weighted.fit(X_new, y_new, sample_weight=np.full(120, 3.0)).policy_.model.noise == "uniform"
+    assert weighted.fit(X_new, y_new, sample_weight=np.full(120, 3.0)).policy_.model.noise == "uniform"  # type: ignore[attr-defined]
     three = np.repeat(y_new[:, None], 3, axis=1)
-    assert weighted.fit(X_new, three).policy_.model.noise == "confusion"
+    assert weighted.fit(X_new, three).policy_.model.noise == "confusion"  # type: ignore[attr-defined]
 
 
 def test_classes_of_any_kind_and_calibrated_probabilities(classification):

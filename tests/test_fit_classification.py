@@ -176,7 +176,7 @@ def test_held_out_scores_choose_the_noise_model(hard: float, pairs: float, noise
     for seed in range(5):
         predictions, labels, _, _ = crowd(np.random.default_rng(seed), 400, hard, np.linspace(0.95, 0.7, 4), 10, pairs)
         members = fit_policy(predictions, labels, task="classification").members
-        chosen.append({(member.model.noise, member.model.difficulty) for member in members})
+        chosen.append({(member.model.noise, member.model.difficulty) for member in members})  # type: ignore[attr-defined]
         assert len(chosen[-1]) == 1
     found = [options.pop() for options in chosen]
     assert sum(kind == noise and difficulty in (None, level) for kind, level in found) >= 4

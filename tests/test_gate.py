@@ -389,7 +389,7 @@ def image_data(seed: int, *, by_image: bool) -> tuple[ViewPredictions, np.ndarra
 def test_held_out_scores_decide_between_features_of_positions_and_of_images(by_image: bool, choice: str) -> None:
     predictions, labels = image_data(0, by_image=by_image)
     policy = fit("classification", predictions, labels)
-    assert policy.model.features == policy.gate.features.choice == choice
+    assert policy.model.features == policy.gate.features.choice == choice  # type: ignore[attr-defined]
     weights = policy.weights_for(predictions)
     assert (np.ptp(weights[predictions.groups == 3], axis=0).max() < 1e-12) == by_image
     if by_image:
@@ -415,7 +415,7 @@ def test_maps_are_added_up_view_by_view(choice: str) -> None:
     assert np.ptp(policy.weights_for(collected[0]), axis=0).max() > 0.05
     module = TTAModule(network, views, policy)
     rows = policy.predict(collected[0].take(np.flatnonzero(collected[0].groups == 0))).proba  # all 80 positions
-    place = [int(name.partition(":")[2]) for name in collected[0].ids[:80]]
+    place = [int(name.partition(":")[2]) for name in collected[0].ids[:80]]  # type: ignore[index]
     found = module(images).detach()
     np.testing.assert_allclose(found[0].reshape(3, -1).T[place], rows, atol=1e-5)
     np.testing.assert_allclose(found, module.maps(images).probability, atol=1e-5)

@@ -143,7 +143,7 @@ def test_nnunet_predicts_and_collects_with_a_policy(tmp_path, patch_size):
     data, mask = nnUNetDatasetNumpy(str(tmp_path), ["a"]).load_case("a")[:2]
     own.use_mirroring = False
     logits = own.predict_logits_from_preprocessed_data(torch.from_numpy(data)).float().numpy()
-    name, position = str(predictions.ids[-1]).rsplit(":")
+    name, position = str(predictions.ids[-1]).rsplit(":")  # type: ignore[index]
     place = int(position) + (0 if n_slices == 1 else 12 * 11 * int(name.partition("/")[2]))
     np.testing.assert_allclose(predictions.outputs[-1, 0], logits.reshape(CLASSES, -1)[:, place], atol=2e-3)
     assert labels.value[-1] == max(mask.ravel()[place], 0)
@@ -178,7 +178,7 @@ def test_collecting_from_a_data_set_equals_collect_dense():
 
 def test_windows_of_monai_give_the_map_of_the_whole_image():
     monai = pytest.importorskip("monai")
-    from monai.inferers import SimpleInferer, SlidingWindowInferer
+    from monai.inferers import SimpleInferer, SlidingWindowInferer  # type: ignore[attr-defined]
 
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, CLASSES, 3, padding=1))

@@ -276,7 +276,7 @@ def test_item_difficulty_is_for_overlapping_labels_and_em():
     predictions, labels, _, _ = crowd(0, n=60)
     options = {"task": "classification", "guard": False}
     single = LabelSets.from_array(labels.value[::3])
-    assert fit_policy(predictions, single, model=CategoricalMixture(), **options).model.difficulty is False
+    assert fit_policy(predictions, single, model=CategoricalMixture(), **options).model.difficulty is False  # type: ignore[attr-defined]
     policy = fit_policy(predictions, labels, model=CategoricalMixture(noise="confusion"), **options)
     assert policy.label_noise.levels is not None
     with pytest.raises(ValueError, match="needs a noise model"):
@@ -309,7 +309,7 @@ def test_annotators_who_copy_are_reported():
         assert len(diagnosis.copying) == 6
         suspects = [(pair.first, pair.second) for pair in diagnosis.copying if pair.p_value < 0.01]
         assert suspects == ([("cleo", "dan")] if copied else [])
-    assert diagnosis.copying[0].copied == pytest.approx(0.5, abs=0.15)
+    assert diagnosis.copying[0].copied == pytest.approx(0.5, abs=0.15)  # type: ignore[index]
     assert "! Annotators who seem to copy each other: cleo and dan" in diagnosis.summary()
 
 

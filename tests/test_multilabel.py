@@ -53,7 +53,7 @@ def test_several_labels_are_paired_by_id_and_name():
     expected = table.to_numpy().ravel()
     np.testing.assert_array_equal(by_id.value, expected[~np.isnan(expected)])
     np.testing.assert_array_equal(by_id.instance, np.flatnonzero(~np.isnan(expected)))
-    assert named.as_binary().groups[:5].tolist() == ["image-0"] * 4 + ["image-1"]
+    assert named.as_binary().groups[:5].tolist() == ["image-0"] * 4 + ["image-1"]  # type: ignore[index]
     policy = fit_policy(named, mixed, task="multilabel", model="mixture", guard=False)
     assert policy.predict(named).classes.tolist() == list("abcd")
     with pytest.raises(ValueError, match="Y must be"):
@@ -81,7 +81,7 @@ def test_soft_labels_are_the_expected_log_probability():
     outputs = 3.0 * logits[:, None] + 0.3 * rng.normal(size=(N, 2, C))
     predictions = ViewPredictions(outputs, names=["identity", "flip"])
     policy = fit_policy(predictions, LabelSets.from_probabilities(soft), task="classification", model="mixture")
-    assert policy.model.noise == "none"
+    assert policy.model.noise == "none"  # type: ignore[attr-defined]
     found = policy.predict(predictions).proba
     assert np.abs(found - soft).mean() < 0.03  # twice too sharp before
     np.testing.assert_allclose(

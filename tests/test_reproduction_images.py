@@ -132,8 +132,8 @@ class TestOptimisation:
         [first, last] = select(
             rows["table4"], data_set="utkface", seed=0, method="mixture", strategy="CutMix", identity=False
         )
-        assert path["mae"][0] == pytest.approx(first["mae"], abs=1e-6)
-        assert path["mae"][int(last["step"]) - 1] == pytest.approx(last["mae"], abs=1e-6)
+        assert path["mae"][0] == pytest.approx(first["mae"], abs=1e-6)  # type: ignore[index]
+        assert path["mae"][int(last["step"]) - 1] == pytest.approx(last["mae"], abs=1e-6)  # type: ignore[index]
         assert rows["figure6"] == rows["figure7"]  # two pictures of the same runs
 
 

@@ -248,7 +248,7 @@ def test_a_record_says_what_is_stacked(numbers):
     predictions, labels = numbers
     model = Stack(members=(GaussianMixture(), GaussianLatent(shrinkage=1.0)), prior_count=5.0)
     policy = fit_policy(predictions, labels, task="regression", model=model)
-    assert policy.model.prior_count == 5.0
+    assert policy.model.prior_count == 5.0  # type: ignore[attr-defined]
     assert len(policy.members) == 2
     again = fit_policy(predictions, labels, task="regression", model=policy.model)
     np.testing.assert_array_equal(again.weights, policy.weights)
@@ -313,7 +313,7 @@ def test_members_take_over_the_noise_of_single_labels_that_the_raw_network_infer
     raw = policy.members[-1]
     counts = raw.label_noise.counts[0]
     for member in policy.members[:-1]:
-        assert member.model.accuracy_prior == tuple(counts)
+        assert member.model.accuracy_prior == tuple(counts)  # type: ignore[attr-defined]
     assert policy.annotators.accuracy == raw.annotators.accuracy  # not counted twice
     alone = fit_policy(predictions, said, task="classification", model="mixture", guard=False)
     score = {name: p.predict(predictions).log_prob(truth).mean() for name, p in (("stack", policy), ("mixture", alone))}

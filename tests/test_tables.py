@@ -80,7 +80,7 @@ def test_groups_weights_and_features_of_tables_are_paired_by_id():
     long = pd.DataFrame({"id": np.repeat(IDS, K), "view": PREDICTIONS.names * N, "quality": quality.ravel()})
     known = ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=IDS, features=long.sample(frac=1, random_state=0))
     assert known.feature_names == ("quality",)
-    assert np.array_equal(known.features[:, :, 0], quality)
+    assert np.array_equal(known.features[:, :, 0], quality)  # type: ignore[index]
     with pytest.raises(ValueError, match="finite, for every input and view"):
         ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=IDS, features=long[1:])
 
@@ -338,6 +338,9 @@ def test_rankings_of_a_series_are_paired_by_its_index():
             PREDICTIONS.align(rankings())
 
 
+OPTIONS: Any = {"task": "classification", "model": "mixture", "guard": False}
+POLICY = fit_policy(PREDICTIONS, TRUTH, **OPTIONS)
+LONG = pd.DataFrame({"id": np.repeat(IDS, K), "view": list(PREDICTIONS.names) * N, "blur": 0.5})
 ENTRIES = {
     "fit_policy": lambda views, labels: fit_policy(views, labels, **OPTIONS),
     "compare": lambda views, labels: compare(views, labels, views, labels, methods=["original"], task="classification"),
@@ -349,8 +352,6 @@ ENTRIES = {
     "consensus": lambda views, labels: POLICY.consensus(views, labels),
     "diagnose": lambda views, labels: diagnose(POLICY, views, labels, refit=False),
 }  # fmt: skip
-OPTIONS: Any = {"task": "classification", "model": "mixture", "guard": False}
-POLICY = fit_policy(PREDICTIONS, TRUTH, **OPTIONS)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -379,9 +380,6 @@ def test_groups_weights_and_features_are_paired_by_id_or_refused(what, error):
     assert PREDICTIONS.with_groups(shuffled(patient_id=IDS)).groups.tolist() == IDS.tolist()
     with pytest.raises(ValueError, match=error):
         what()
-
-
-LONG = pd.DataFrame({"id": np.repeat(IDS, K), "view": list(PREDICTIONS.names) * N, "blur": 0.5})
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def parts():
     network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(72, 3))
     views, images = [Identity(), HorizontalFlip(), VerticalFlip(), Blur(0.7)], torch.randn(200, *SHAPE)
     calibration = collect_views(network.eval(), images, views, classes=["ant", "bee", "cat"])
-    truth = calibration.classes[calibration.outputs[:, :3].mean(axis=1).argmax(axis=1)]
+    truth = calibration.classes[calibration.outputs[:, :3].mean(axis=1).argmax(axis=1)]  # type: ignore[index]
     policy = fit_policy(calibration, truth, task="classification", guard=False)
     return network, views, policy, calibration
 

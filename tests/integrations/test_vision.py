@@ -130,7 +130,7 @@ def test_networks_of_segmentation_models_pytorch(architecture):
         mirrored = network(images.flip(-1)).flip(-1)
     assert maps.shape == (4, 3, 64, 64)
     torch.testing.assert_close(maps.sum(1), torch.ones(4, 64, 64))
-    row, place = (int(part) for part in predictions.ids[7].split(":"))
+    row, place = (int(part) for part in predictions.ids[7].split(":"))  # type: ignore[index]
     np.testing.assert_allclose(predictions.outputs[7, 1], mirrored[row].flatten(1)[:, place], atol=1e-4)
     np.testing.assert_allclose(maps[row].flatten(1)[:, place], policy.predict(predictions).proba[7], atol=1e-4)
 
