@@ -54,7 +54,6 @@ def score_sample(prepared: Prepared, size: int, each: int, draw: int) -> dict[st
         policy = fit_policy(sample, labels, task=prepared.task, seed=draw)
         seconds = time.process_time() - start
         raw = fit_policy(sample.select(["identity"]), labels, task=prepared.task, model=raw_model, guard=False)
-    members = [_scores(member, target) for member in policy.members]
     return {
         "data": prepared.name,
         "task": prepared.task,
@@ -64,8 +63,15 @@ def score_sample(prepared: Prepared, size: int, each: int, draw: int) -> dict[st
         "seconds": round(seconds, 2),
         "default": _scores(policy, target),
         "raw": _scores(raw, target),
-        "best_member": min(members, key=lambda row: row["nll"]),
+        "members": {_kind(member): _scores(member, target)["nll"] for member in policy.members},
     }
+
+
+def _kind(member: Policy) -> str:
+    """Which member it is, the same in every sample whatever its noise model."""
+    if (member.fitted or member.names) == ("identity",):
+        return "raw network"
+    return f"{type(member.model).__name__} {getattr(member.model, 'weights', '')}".strip()
 
 
 def _people(prepared: Prepared) -> np.ndarray:
@@ -92,8 +98,8 @@ def markdown(document: dict[str, Any]) -> str:
         "# Small calibration samples",
         "",
         "The default policy minus the raw network (one temperature or scale under the same noise model) and minus its "
-        "best member, means over random calibration samples with 95 % intervals. NLL in nats; negative is better. "
-        "Networks of seed 0; scored on up to 5,000 test inputs with clean labels.",
+        "best member (of the best mean), means over random calibration samples with 95 % intervals. NLL "
+        "in nats; negative is better. Networks of seed 0; scored on up to 5,000 test inputs with clean labels.",
         "",
         "| data | labels each | inputs | samples | NLL of raw | NLL minus raw | worst sample | NLL minus best member "
         "| error minus raw |",
@@ -105,14 +111,14 @@ def markdown(document: dict[str, Any]) -> str:
         cell = [row for row in rows if (row["data"], row["labels"], row["size"]) == (data, labels, size)]
         raw = np.array([row["raw"]["nll"] for row in cell])
         nll = np.array([row["default"]["nll"] for row in cell])
-        best = np.array([row["best_member"]["nll"] for row in cell])
+        gap = _behind_best_member(cell, nll)
         error = np.array([row["default"]["error"] - row["raw"]["error"] for row in cell])
         parts = [data, str(labels), str(size), str(len(cell)), f"{raw.mean():.3f}", _mean(nll - raw)]
-        lines.append(f"| {' | '.join([*parts, f'{(nll - raw).max():+.3f}', _mean(nll - best), _mean(error)])} |")
+        lines.append(f"| {' | '.join([*parts, f'{(nll - raw).max():+.3f}', _mean(gap), _mean(error)])} |")
         limit = error.mean() + _half_width(error)
         failures = {
             "NLL above the raw network's by more than 0.003": (nll - raw).mean() > 0.003,
-            "NLL above the best member's by more than 0.01": (nll - best).mean() > 0.01,
+            "NLL above the best member's by more than 0.01": gap.mean() > 0.01,
             "upper limit of the error's loss above 0.2 points or 0.05 years": limit > _ALLOWED[cell[0]["task"]],
         }
         for goal, failed in failures.items():
@@ -130,6 +136,20 @@ def markdown(document: dict[str, Any]) -> str:
         f"Made at {made['time']} from commit {made['git'][:12]}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _behind_best_member(cell: list[dict[str, Any]], nll: np.ndarray) -> np.ndarray:
+    """The default's NLL minus that of one member, the same in all samples: the member of the best mean.
+
+    The best member of each sample is known to an oracle only. Members of too little weight are dropped: a difference is
+    over the samples of which a kind is a member, half of them or more.
+    """
+    kinds = sorted({kind for row in cell for kind in row["members"]})
+    gaps = [
+        np.array([own - row["members"][kind] for own, row in zip(nll, cell, strict=True) if kind in row["members"]])
+        for kind in kinds
+    ]
+    return max((gap for gap in gaps if 2 * len(gap) >= len(cell)), key=np.mean)
 
 
 def _mean(values: np.ndarray) -> str:

@@ -12,12 +12,13 @@ from vbtta import (
     CategoricalLatent,
     CategoricalMixture,
     GaussianLatent,
+    GaussianMixture,
     LabelSets,
     ViewPredictions,
     fit_policy,
     select_views,
 )
-from vbtta.crossval import CrossValidated, compare_scores, cross_validate, n_units, split, stack_scores
+from vbtta.crossval import CrossValidated, compare_scores, cross_validate, even_odds, n_units, split, stack_scores
 from vbtta.fit import fit_model, quick_fit
 from vbtta.models.base import InMemory, Model
 
@@ -99,7 +100,7 @@ def test_rows_of_a_group_count_by_their_design_effect() -> None:
         members = [
             CrossValidated(column, groups, np.arange(len(column)) % 5, np.ones(len(column))) for column in scores.T
         ]
-        return stack_scores(members, np.ones(2), raw=False)[0][0]
+        return stack_scores(members, np.ones(2), None)[0][0]
 
     lead = np.array([0.4, 0.0])
     better = scores + lead
@@ -115,7 +116,7 @@ def test_the_raw_network_takes_the_odds_against_the_views() -> None:
     def raw_share(n: int, gain: float) -> float:
         scores = np.zeros(n), np.full(n, -gain)
         members = [CrossValidated(each, None, np.arange(n) % 5, np.ones(n)) for each in scores]
-        (weights, covariance), held_out = stack_scores(members, np.ones(2), raw=True)
+        (weights, covariance), held_out = stack_scores(members, np.ones(2), 20.0)
         assert weights.sum() == pytest.approx(1)
         np.testing.assert_allclose(covariance.sum(axis=0), 0, atol=1e-12)
         assert (held_out.scores >= np.minimum(*scores)).all()
@@ -144,3 +145,11 @@ def test_a_few_newton_steps_from_the_fit_to_all_rows_score_as_converged_folds(mo
     ]
     near, converged = cross_validate(fits, sample, split(rng.permutation(600)))
     assert abs(np.mean(near.scores - converged.scores)) < 1e-3
+
+
+def test_single_labels_take_more_instances_to_trust_the_views() -> None:
+    """Their noise hides which view is right; several labels, and labels that are taken for true, do not."""
+    raw = CategoricalMixture.raw_network()
+    single, several = LabelSets.from_array([0, 1, 1]), LabelSets.from_array([[0, 0], [1, 1], [1, 0]])
+    assert even_odds(raw, single) > even_odds(raw, several) == even_odds(replace(raw, noise="none"), single)
+    assert even_odds(GaussianMixture.raw_network(), LabelSets.from_array([0.5, 1.0])) == even_odds(raw, several)

@@ -326,3 +326,20 @@ def test_who_never_errs_is_not_ranked_below_who_does() -> None:
     assert never > sometimes
     assert people.accuracy_interval[0, 1] > 0.999
     assert people.accuracy_interval[1, 0] < 1 - wrong.mean() < people.accuracy_interval[1, 1]
+
+
+def test_accuracies_are_not_pulled_towards_each_other():
+    """A strong shared prior moves Q, not the reported accuracies: they are those of a fit with hardly any prior."""
+    predictions, labels, _, _ = crowd(3, n=600)
+
+    def fitted(prior):
+        model = CategoricalMixture(noise="annotator", difficulty=False, accuracy_prior=prior)
+        return fit_policy(predictions, labels, task="classification", model=model, guard=False)
+
+    strong, weak = fitted((80.0, 20.0)), fitted((0.08, 0.02))
+    order = np.argsort(weak.annotators.names)
+    counts = strong.label_noise.counts[order]
+    pulled = counts[:, 0] / counts.sum(axis=1) - weak.annotators.accuracy[order]
+    assert pulled[0] < -0.005
+    assert pulled[-1] > 0.01
+    np.testing.assert_allclose((strong.annotators.accuracy - weak.annotators.accuracy)[order], 0, atol=0.003)

@@ -10,12 +10,14 @@ from scipy import special
 from vbtta._support.tensors import Progress
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.models.base import InMemory
+from vbtta.models.base import InMemory, Model
+from vbtta.models.parts.annotators import LabelFacts
 from vbtta.policy import ConvergenceWarning, Policy
 
 _FOLDS, _FEW_FOLDS, MANY_UNITS = 5, 3, 500  # three folds where units are many
 MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
-_EVEN_ODDS, _TEMPERATURE = 20.0, 5.0  # instances with which views are as likely to help as not; of their gain
+_EVEN_ODDS, _NOISY_EVEN_ODDS = 20.0, 80.0  # instances with which views are as likely to help as not; of single labels
+_TEMPERATURE = 5.0  # of the gain from the views
 _MAX_INSTANCES = 20_000  # enough to choose between models
 _MIN_SAMPLE, _MAX_ENTRIES = 2_000, 10_000_000  # instances where outputs are many, and outputs of all views of them
 
@@ -81,12 +83,12 @@ def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, f
 
 
 def stack_scores(
-    members: list[CrossValidated], prior_count: Array, *, raw: bool
+    members: list[CrossValidated], prior_count: Array, even_odds: float | None
 ) -> tuple[tuple[Array, Array], CrossValidated]:
     """Stacking weights from held-out scores, and the stack's own held-out scores; prior counts are (M,).
 
-    An instance is scored with the weights that the other folds give, so that the score is honest. With `raw` the last
-    member is the raw network, and takes the probability that the others do not help (:func:`trust`).
+    An instance is scored with the weights that the other folds give, so that the score is honest. With `even_odds` the
+    last member is the raw network, and takes the probability that the others do not help (:func:`trust`).
     """
     first = members[0]
     scores = np.stack([member.scores for member in members], axis=1) / first.importance[:, None]  # (n, M)
@@ -99,21 +101,28 @@ def stack_scores(
         weights = stacking_weights(scores[~inside], sizes[~inside], prior_count)[0]
         held_out[inside] = special.logsumexp(scores[inside] + np.log(weights), axis=1)
     weights, covariance = stacking_weights(scores, sizes, prior_count)
-    if raw:
-        log_odds = trust(float(sizes.sum()), float(sizes @ (held_out - scores[:, -1])))
+    if even_odds is not None:
+        log_odds = trust(float(sizes.sum()), even_odds, float(sizes @ (held_out - scores[:, -1])))
         shares = special.log_expit(log_odds) + held_out, special.log_expit(-log_odds) + scores[:, -1]
         held_out, weights = np.logaddexp(*shares), hedged(weights, log_odds)
         covariance = special.expit(log_odds) ** 2 * covariance
     return (weights, covariance), first._replace(scores=held_out * first.importance)
 
 
-def trust(n_instances: float, gain: float = 0.0) -> float:
+def even_odds(raw: Model, labels: LabelFacts) -> float:
+    """How many instances make the views as likely to help as not: more with single labels of unknown accuracy."""
+    single = not labels.overlap and getattr(raw.resolve(labels), "noise", None) == "uniform"
+    return _NOISY_EVEN_ODDS if single else _EVEN_ODDS
+
+
+def trust(n_instances: float, even_odds: float, gain: float = 0.0) -> float:
     """Log odds that a stack is better than the raw network, whose held-out scores it exceeds by a gain in all.
 
     Weights of views from few instances are worse than their own few held-out scores can tell: at N instances the prior
-    odds are N / 20. The gain, most of which is noise where instances are few, counts a fifth.
+    odds are N / 20, and N / 80 where single labels of unknown accuracy hide which view is right. The gain, most of
+    which is noise where instances are few, counts a fifth.
     """
-    return float(np.log(n_instances / _EVEN_ODDS) + gain / _TEMPERATURE)
+    return float(np.log(n_instances / even_odds) + gain / _TEMPERATURE)
 
 
 def hedged(weights: Array, log_odds: float) -> Array:

@@ -378,11 +378,13 @@ class _Fitting:
         policies = [fitted[place] for place in sorted(fitted)]
         counts = crossval.prior_counts(len(policies), raw is not None, stack.prior_count)
         weights, covariance = counts / counts.sum(), np.zeros((len(counts), len(counts)))
-        weights = weights if raw is None else crossval.hedged(weights, crossval.trust(sample.n_units))
+        even_odds = None if raw is None else crossval.even_odds(raw.model, sample.labels)
+        if even_odds is not None:
+            weights = crossval.hedged(weights, crossval.trust(sample.n_units, even_odds))
         verdict = Guard(False, False, 0.0, 0.0, reason)
         if sample.n_units >= MIN_UNITS:
             scores = self.scores(policies, raw)
-            (weights, covariance), of_stack = crossval.stack_scores(scores, counts, raw=raw is not None)
+            (weights, covariance), of_stack = crossval.stack_scores(scores, counts, even_odds)
             verdict = verdict if reason else _verdict(of_stack, scores[-1], guard, warn=False)
         policies = [policy.among(sample.names) for policy in ([*policies, raw] if raw else policies)]
         if verdict.fell_back:

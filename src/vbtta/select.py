@@ -153,9 +153,10 @@ class _Search:
         of_members = iter(crossval.score_folds([fits for level in by_level for fits in level], sample, folds))
         scores = []
         for level in by_level:
-            by_member, raw = [next(of_members) for _ in level], len(level) > len(members)
-            counts = crossval.prior_counts(len(members), raw, stack.prior_count)
-            scores.append(by_member[0] if len(level) == 1 else crossval.stack_scores(by_member, counts, raw=raw)[1])
+            by_member, raw = [next(of_members) for _ in level], stack.raw if len(level) > len(members) else None
+            counts = crossval.prior_counts(len(members), raw is not None, stack.prior_count)
+            odds = None if raw is None else crossval.even_odds(raw, sample.labels)
+            scores.append(by_member[0] if len(level) == 1 else crossval.stack_scores(by_member, counts, odds)[1])
         points = []
         for (views, _), score in zip(levels, scores, strict=False):
             difference, error = compare_scores(score, scores[0])

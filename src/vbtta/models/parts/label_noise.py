@@ -568,24 +568,26 @@ def describe(noise: FittedNoise | None, names: tuple[str, ...]) -> AnnotatorAccu
 def _accuracy_counts(noise: FittedNoise) -> Array:
     """Beta counts of every annotator's accuracy: (U, 2).
 
-    The prior is that of an accuracy, which annotators share: that of confusion matrices, a few labels for every class,
-    would pull with the weight of them all. The mean is that of all labels; their number is reduced to the observed
-    information (Louis): complete data have n / (a (1 - a)), and the truth's doubt takes sum q (1 - q) / (a (1 - a))^2
-    of it.
+    Labels count by the share f of their information that the unknown truths leave (Louis 1982), 1 - sum q (1 - q) /
+    (n a (1 - a)). A prior that annotators share predicts labels well, but draws the best and the worst to the rest, and
+    their intervals miss the truth. A Newton step removes the pull: at the maximum of the likelihood an accuracy is
+    1 / f times as far from Q's as the next update of EM. What remains is one label, as right as the average.
     """
-    given = noise.model.of_kind.right_and_wrong(noise.given)
-    kind = "annotator" if noise.model.of_kind.per_annotator else "uniform"
-    model = noise.model._replace(kind=kind, prior=np.array(noise.model.accuracy_prior), difficulty=False)
-
-    def posterior(given: Array) -> Array:
-        return model.start(len(given)).update(NoiseSums(given, np.zeros(0), *_NO_LEVELS)).counts
-
-    counts = posterior(given)
-    if noise.doubt is None:
-        return counts
-    most = np.maximum(given.prod(axis=1) / np.maximum(given.sum(axis=1), 1e-300), 1e-300)  # n a (1 - a)
-    reduced = posterior(given * np.maximum(1 - noise.doubt / most, _MIN_INFORMATION)[:, None])
-    return np.asarray(counts * (reduced.sum(axis=1) / counts.sum(axis=1))[:, None])
+    kind, prior = noise.model.of_kind, np.array(noise.model.accuracy_prior)
+    given = kind.right_and_wrong(noise.given)
+    right, n = given[:, 0], np.maximum(given.sum(axis=1), 1e-300)
+    share = np.ones(len(n))
+    if noise.doubt is not None:
+        share = np.maximum(1 - noise.doubt / np.maximum(given.prod(axis=1) / n, 1e-300), _MIN_INFORMATION)
+    if kind.per_annotator and len(n) >= _MIN_ROWS:
+        average = (right.sum() + prior[0] / prior.sum()) / (n.sum() + 1)
+        prior = np.array([average, 1 - average])
+        if noise.counts.ndim == 2:  # the step is for one parameter an annotator
+            own = np.maximum(noise.counts - noise.prior, 0)
+            gap = own[:, 0] / np.maximum(own.sum(axis=1), 1e-300) - noise.counts[:, 0] / noise.counts.sum(axis=1)
+            right = np.clip(right + n * np.minimum(1 / share - 1, 1) * gap, 0, n)
+    counts = prior + np.stack([right, n - right], axis=1)
+    return np.asarray(counts * ((prior.sum() + share * n) / (prior.sum() + n))[:, None])
 
 
 def class_factors(
