@@ -1,6 +1,7 @@
 """The same answers from sixteen threads, from forked DataLoader workers, and on a module in training mode."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vbtta import Policy, TTAModule, ViewPredictions, collect_views, fit_policy
 from vbtta.adapters.torch import evaluating
-from vbtta.augment import GaussianNoise, Identity
+from vbtta.augment import GaussianNoise, Identity, RowStreams, as_view
 
 VIEWS = [Identity(), GaussianNoise(0.1)]
 
@@ -94,6 +95,23 @@ def test_policies_and_modules_answer_sixteen_threads_alike(policy: Policy) -> No
     vars(module.network).update(barrier=threading.Barrier(16), seen=threading.local())
     for result in in_threads(16, answer):
         torch.testing.assert_close(result, alone, rtol=0, atol=0)
+
+
+class Slow(nn.Module):
+    """Draws from torch's generator some time after it was seeded."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.001)
+        return batch + torch.rand_like(batch)
+
+
+def test_views_of_other_libraries_draw_the_same_in_all_threads() -> None:
+    view = as_view(Slow(), "slow", stochastic=True)
+    inputs = torch.zeros(4, 3)
+    alone = view(inputs, RowStreams(0, "slow", 0, range(4)))
+    assert len(alone.unique()) == 12
+    for drawn in in_threads(16, lambda _: view(inputs, RowStreams(0, "slow", 0, range(4)))):
+        assert torch.equal(drawn, alone)
 
 
 class Rows(Dataset[Any]):

@@ -51,13 +51,8 @@ class _Sums(NamedTuple):
     """What the views computed so far add up to, at the rows or positions of a member of the policy."""
 
     total: Tensor  # (B, C, ...): weighted sum; with a gate, weighted average
-    log_weight: Tensor | None = None  # (B, 1, ...): of the views so far, with a gate
-    identity: Tensor | None = None  # (B, C, ...): outputs that a gate compares with
-
-    def at(self, block: Any) -> "_Sums":
-        """A part of the positions; changes of it are changes of the whole."""
-        parts: Any = (None if part is None else part[block] for part in self)
-        return _Sums(*parts)
+    log_weight: Any = None  # (B, 1, ...): of the views so far, with a gate
+    identity: Any = None  # (B, C, ...): outputs that a gate compares with
 
 
 @dataclass(frozen=True)
@@ -398,21 +393,7 @@ class TTAModule(nn.Module):
         return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
     def _finish(self, sums: list[Any], masks: Masks) -> Tensor:
-        """The prediction from the sums of all members; of maps it takes the place of the first member's."""
-        blocks = _blocks(sums[0].total) if all(isinstance(part, _Sums) for part in sums) else [...]
-        if len(blocks) == 1:
-            return self._finish_block(sums, masks)
-        for block in blocks:
-            visible = {view: mask[block] for view, mask in masks.items()}
-            sums[0].total[block] = self._finish_block([part.at(block) for part in sums], visible)
-        result: Tensor = sums[0].total
-        return result
-
-    def _finish_block(self, sums: list[Any], masks: Masks) -> Tensor:
-        """The prediction (B, C, ...) at some positions."""
-        in_log, first = self.output_kind == "log_probability", self._pools[0]
-        if in_log and len(sums) == 1 and first.kind == "latent" and first.link == "softmax":
-            return torch.log_softmax(first.average(sums[0], masks)[0], 1)
+        """The prediction (B, C, ...) from the sums of all members."""
         total: Any = 0.0
         share: Any = 0.0
         for pool, part in zip(self._pools, sums, strict=True):
@@ -423,7 +404,7 @@ class TTAModule(nn.Module):
             if not torch.compiler.is_compiling() and not (share > 0).all():
                 raise _unseen(self.views)
             total = total if len(sums) == 1 else total / share
-        return _log(total) if in_log else total
+        return _log(total) if self.output_kind == "log_probability" else total
 
     def _evaluating(self, exporting: bool) -> AbstractContextManager[None]:
         training = not exporting and any(part.training for part in self.network.modules())
@@ -523,8 +504,7 @@ class _Pool(nn.Module):
         if gate.pooled:
             mean = gate.mean_features(outputs, identity, seen)
         for block in blocks:
-            total, weight, _ = sums.at(block)
-            assert weight is not None
+            total, weight = sums.total[block], sums.log_weight[block]
             (terms,), _ = self._terms([row], outputs[block][None])
             score = gate.score(row, mean if gate.pooled else gate.features(outputs[block], identity[block]))
             score = score.to(terms.dtype) if seen is None else torch.where(seen[block], score, _UNSEEN).to(terms.dtype)
@@ -550,23 +530,8 @@ class _Pool(nn.Module):
             return torch.softmax(utility, axis)
         return class_probabilities(self.link, utility.movedim(axis, -1)).movedim(-1, axis)
 
-    def average(self, sums: _Sums, masks: Masks) -> tuple[Tensor, Tensor | None]:
-        """The weighted average over the views that see a position; and where any does (None: everywhere)."""
-        partial = {self.row_of[view]: mask for view, mask in masks.items() if self.row_of[view] >= 0}
-        if not partial:
-            return sums.total, None
-        if sums.log_weight is not None:
-            return sums.total, (sums.log_weight > _UNSEEN / 2).to(sums.total.dtype)
-        complete = [row for row in range(len(self.weights)) if row not in partial]
-        # weight of the views that see a position, for each class where weights are by class
-        columns = self.weights.unbind(1) if self.by_class else [self.weights[:, 0]]
-        known = ([column[row] * mask for row, mask in partial.items()] for column in columns)
-        sizes = (sum(parts) + column[complete].sum() for parts, column in zip(known, columns, strict=True))
-        weight = torch.cat(tuple(sizes), 1).to(sums.total.dtype)
-        return sums.total / torch.where(weight > 0, weight, 1.0), (weight[:, :1] > 0).to(weight.dtype)
-
     def finish(self, sums: Any, masks: Masks) -> tuple[Tensor, Tensor | None]:
-        """Means or probabilities (B, C, ...) from the sums over all views, and where any is seen (None: everywhere)."""
+        """Means or probabilities (B, C, ...) over the views that see a position; where any does (None: everywhere)."""
         if not isinstance(sums, _Sums):
             assert self.gate is not None
             outputs = torch.stack([sums[row] for row in range(len(self.scale))])  # (K, B, C, ...)
@@ -574,10 +539,21 @@ class _Pool(nn.Module):
             gates: Tensor = self.gate(positions.flatten(1, -2).transpose(0, 1)).T  # (K, positions)
             terms, _ = self._terms(list(range(len(self.scale))), outputs)
             return (terms * gates.reshape(positions.shape[:-1]).unsqueeze(2)).sum(0), None
-        average, visible = self.average(sums, masks)
+        total, visible = sums.total, None
+        partial = {self.row_of[view]: mask for view, mask in masks.items() if self.row_of[view] >= 0}
+        if partial and self.gate is not None:
+            visible = (sums.log_weight > _UNSEEN / 2).to(total.dtype)
+        elif partial:
+            complete = [row for row in range(len(self.weights)) if row not in partial]
+            # weight of the views that see a position, for each class where weights are by class
+            columns = self.weights.unbind(1) if self.by_class else [self.weights[:, 0]]
+            known = ([column[row] * mask for row, mask in partial.items()] for column in columns)
+            sizes = (sum(parts) + column[complete].sum() for parts, column in zip(known, columns, strict=True))
+            weight = torch.cat(tuple(sizes), 1).to(total.dtype)
+            total, visible = total / torch.where(weight > 0, weight, 1.0), (weight[:, :1] > 0).to(total.dtype)
         if self.kind == "latent":
-            average = self._probabilities(average, 1)
-        return average / average.sum(1, keepdim=True) if self.by_class else average, visible
+            total = self._probabilities(total, 1)
+        return total / total.sum(1, keepdim=True) if self.by_class else total, visible
 
 
 class _Gate(nn.Module):

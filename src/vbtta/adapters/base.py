@@ -247,21 +247,16 @@ class OnnxPredictor(Adapter):
         self.output_names = [entry.name for entry in session.get_outputs()]
 
     def prepare(self, batch: Batch) -> Batch:
-        """NumPy arrays of the types that the network takes."""
+        """NumPy arrays of the types that the network takes, several as a dict; parts beyond its inputs are labels."""
         names = list(self.inputs)
-        if isinstance(batch, Mapping):
-            absent = [name for name in names if name not in batch]
-            if absent:
-                raise ValueError(f"the ONNX model needs the inputs {names}; the batch lacks {absent}")
-            return {name: self._cast(name, batch[name]) for name in names}
-        if isinstance(batch, tuple | list):
-            if len(batch) < len(names):
-                raise ValueError(f"the ONNX model takes {len(names)} inputs; the batch has {len(batch)}")
-            parts = tuple(map(self._cast, names, batch))  # parts beyond the inputs are labels
-            return parts[0] if len(parts) == 1 else parts
-        if len(names) > 1:
-            raise ValueError(f"the ONNX model takes several inputs; give a dict of arrays with the keys {names}")
-        return self._cast(names[0], batch)
+        if not isinstance(batch, Mapping):
+            batch = dict(zip(names, batch if isinstance(batch, tuple | list) else (batch,), strict=False))
+        absent = [name for name in names if name not in batch]
+        if absent:
+            raise ValueError(f"the ONNX model takes a dict of arrays with the keys {names}; the batch lacks {absent}")
+        types = {name: _TYPES.get(entry.type) for name, entry in self.inputs.items()}
+        parts = {name: np.ascontiguousarray(to_array(batch[name]), dtype=types[name]) for name in names}
+        return parts if len(names) > 1 else parts[names[0]]
 
     def __call__(self, batch: Batch) -> Array:
         """Outputs (B, C)."""
@@ -269,18 +264,13 @@ class OnnxPredictor(Adapter):
         if shape and isinstance(shape[0], int) and shape[0] != n_rows:
             remedy = "export it with a dynamic batch axis"
             raise ValueError(f"the ONNX model takes batches of exactly {shape[0]} rows and got {n_rows}: {remedy}")
-        if not isinstance(batch, Mapping):
-            batch = dict(zip(self.inputs, batch if isinstance(batch, tuple) else (batch,), strict=True))
-        results = self.session.run(None, {name: self._cast(name, batch[name]) for name in self.inputs})
+        parts = self.prepare(batch)
+        results = self.session.run(None, parts if isinstance(parts, Mapping) else dict.fromkeys(self.inputs, parts))
         if len(results) == 1 and (self.output is None or callable(self.output)):
             results = results[0]
         elif not isinstance(self.output, int):
             results = dict(zip(self.output_names, results, strict=True))
         return to_outputs(select_output(results, self.output), batch)
-
-    def _cast(self, name: str, values: Any) -> Array:
-        """An input in the type that the network takes."""
-        return np.ascontiguousarray(to_array(values), dtype=_TYPES.get(self.inputs[name].type))
 
 
 def select_output(raw: Any, output: Output) -> Any:

@@ -3,7 +3,9 @@
 __all__ = ["as_view", "as_views"]
 
 import inspect
+import os
 import random
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +24,10 @@ _DETERMINISTIC_TORCHVISION = {
     "CenterCrop", "ConvertImageDtype", "FiveCrop", "Grayscale", "Identity", "LinearTransformation", "Normalize", "Pad",
     "RGB", "Resize", "TenCrop", "ToDtype", "ToImage", "ToPureTensor",
 }  # fmt: skip
+
+_DRAWING = threading.RLock()  # generators and parameters of such transforms are shared by all threads
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)
 
 
 def as_view(
@@ -178,9 +184,10 @@ class RowByRowView(ForeignView):
     def _by_row(self, function: Callable[[Any], Any], batch: Batch, rng: RowStreams | None = None) -> Batch:
         seeds = check_streams(self, batch, rng).integers(2**32) if self.stochastic else np.zeros(len(batch), int)
         results = []
-        for row, seed in zip(batch, seeds.tolist(), strict=True):
-            self._seed(seed, row)
-            results.append(function(row))
+        with _DRAWING:
+            for row, seed in zip(batch, seeds.tolist(), strict=True):
+                self._seed(seed, row)
+                results.append(function(row))
         if not is_tensor(batch):
             return np.stack([to_array(result) for result in results])
         torch = require("torch", "torch")
@@ -198,9 +205,10 @@ class SeededView(RowByRowView):
     def _by_row(self, function: Callable[[Any], Any], batch: Batch, rng: RowStreams | None = None) -> Batch:
         if not is_tensor(batch):
             raise TypeError(f"view {self.name} takes torch tensors; got {type(batch).__name__}.")
-        fork, device, before = require("torch", "torch").random.fork_rng, batch.device, random.getstate()
+        fork, device = require("torch", "torch").random.fork_rng, batch.device
         on_cpu = device.type == "cpu"
-        with fork([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
+        with _DRAWING, fork([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
+            before = random.getstate()
             try:
                 return super()._by_row(function, batch, rng)
             finally:
