@@ -90,7 +90,6 @@ def _stops(data: Data) -> tuple[dict[str, Any], SequentialPolicy]:
     groups = rows.groups
     at_full, prediction = full.predict(rows), sequential.predict(rows)
     result: dict[str, Any] = {
-        "rule": sequential.rule,
         "stages": [list(stage) for stage in sequential.stages],
         "loss_upper": sequential.loss_upper,
         "warned": any("no early stop" in str(entry.message) for entry in caught),

@@ -666,7 +666,7 @@ def test_stages_and_sets(tmp_path: Path) -> None:
     document = json.loads(found.out)["sequential"]
     assert len(document["stages"]) > 1
     assert document["loss_upper"] <= 0.1
-    assert "an input stops early by its confidence" in page.read_text()
+    assert "an input stops early by its expected gain" in page.read_text()
     sets = ("predict", new[0], "--policy", staged, "--out", out, "--sets", "0.9", "--sets", "0.5")
     assert "--calibration PREDICTIONS LABELS" in run(*sets).err
     assert "rows that the policy was fitted to" in run(*sets, "--calibration", *fitted).err

@@ -626,9 +626,12 @@ def staged():
     stages = [["identity"], [predictions.names[1], predictions.names[2]], [predictions.names[3]]]
     model = CategoricalLatent(noise="none", shrinkage=1.0)
     policies = fit_sequential(predictions, labels, task="classification", model=model, stages=stages, tolerance=5.0)
-    confidence = policies.policies[0].predict(predictions).proba.max(axis=1)
-    # an untrained network: stop by confidence, half of the inputs after the first stage
-    return net, given, views, replace(policies, rule="confidence", threshold=float(np.median(confidence)))
+    # of an untrained network the second stage expects a gain e^4 times smaller: made equal, so that both stop some
+    first, second = policies.gains
+    second = second._replace(coefficients=second.coefficients + 4 * np.eye(len(second.coefficients))[0])
+    passes = np.array([point.passes for point in policies.curve])
+    threshold = policies.curve[int(np.abs(passes - 1.7).argmin())].threshold
+    return net, given, views, replace(policies, gains=(first, second), threshold=threshold)
 
 
 @pytest.mark.parametrize("max_batch", [None, 7])

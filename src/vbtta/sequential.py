@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -16,7 +16,7 @@ from scipy import special
 
 from vbtta._support.checks import positive, whole_number
 from vbtta._support.files import fields_from_plain, read_json, to_plain, write_json
-from vbtta.crossval import check_units, compare_scores, folds_of, score_folds
+from vbtta.crossval import CrossValidated, check_units, compare_scores, folds_of, score_folds
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import Rows, ViewPredictions
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
@@ -27,24 +27,20 @@ from vbtta.policy import KEPT, Policy
 from vbtta.select import prices, select_views
 
 FORMAT, _VERSION = "vbtta-sequential", 1
-_UPPER = 1.645  # standard errors above the mean: one-sided 95 % limit
-_UNSEEN = _UPPER**2 / 2  # rare large losses that are added to those seen, as in the interval of Agresti and Coull
-_THRESHOLDS = {"confidence": 1 - np.geomspace(1e-4, 0.5, 60), "gain": np.geomspace(1e-5, 1.0, 60)}
-_UNDECIDED_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)  # of a group's rows
-_CLEARLY_FEWER = 0.95  # of the cost of the simpler rule
+_ALPHA = 0.05  # probability that the upper limit of the loss is too low
+_N_THRESHOLDS = 100
+_UNDECIDED_SHARE = 0.05  # of a group's rows at which it stops
 _DOUBT = 0.5  # prior standard deviation of the realised loss, relative to that which the full policy expects
 _DRAWS = 16  # of an input's predictive distribution
 _SMALL = 1e-6
 
 Views = tuple[str, ...]
-Rule = Literal["confidence", "gain"]
 
 
 class SequentialPoint(NamedTuple):
     """A setting of the stopping rule, with its cross-validated cost and score."""
 
     threshold: float
-    undecided: float  # share of undecided rows at which a group stops
     passes: float  # mean number of views computed
     cost: float  # mean cost of these
     score: float  # log score, mean over labelled inputs
@@ -100,22 +96,19 @@ class SequentialPolicy:
     cost: dict[str, float]  # of every view
     tolerance: float  # largest loss in log score that was allowed, in nats
     by_group: bool = False  # whether rows of a group stop together
-    rule: Rule = "confidence"  # stop where the largest class probability is at least `threshold`; "gain": where the
-    threshold: float = 0.0  # expected gain in log score from the remaining views is at most `threshold` nats
-    undecided: float = 0.0  # a group of rows stops when at most this share of them would go on
+    threshold: float = 0.0  # stop where the expected gain in log score from the remaining views is at most this
     gains: tuple[GainModel, ...] = ()  # the expected gain after every stage but the last
     loss: float = 0.0  # against the full policy, in nats an input
     loss_upper: float = 0.0  # its upper 95 % confidence limit
     curve: tuple[SequentialPoint, ...] = ()  # cost and score of other thresholds, cheapest first
 
     def __post_init__(self) -> None:
-        if self.rule not in ("confidence", "gain") or not self.policies:
-            raise ValueError(f"its rule is {self.rule!r} and it has {len(self.policies)} stages")
+        if not self.policies or len(self.gains) < len(self.policies) - 1:
+            raise ValueError(f"it has {len(self.policies)} stages and {len(self.gains)} expected gains")
 
     def __repr__(self) -> str:
         sizes = ", ".join(str(len(stage)) for stage in self.stages)
-        stop = f"stops by {self.rule}, " if len(self.policies) > 1 else ""
-        return f"SequentialPolicy({self.task}, views by stage: {sizes}; {stop}loss at most {self.loss_upper:.4f} nats)"
+        return f"SequentialPolicy({self.task}, views by stage: {sizes}; loss at most {self.loss_upper:.4f} nats)"
 
     @property
     def task(self) -> str:
@@ -220,10 +213,8 @@ class SequentialPolicy:
             prediction = policy.predict(views)
             stops = np.ones(len(rows), dtype=bool)
             if m + 1 < len(self.policies):
-                gain = self.gains[m] if self.rule == "gain" else None
-                values = gain.expected(_features(policy, prediction, views)) if gain else _confidence(prediction)
-                left = None if groups is None else groups[rows]
-                stops = _stops(self.rule, values, self.threshold, left, self.undecided)
+                expected = self.gains[m].expected(_features(policy, prediction, views))
+                stops = _stops(expected, self.threshold, None if groups is None else groups[rows])
             parts.append((rows[stops], prediction.take(stops)))
             rows, views = rows[~stops], views.take(~stops)
             if not len(rows):
@@ -256,20 +247,24 @@ def fit_sequential(
 ) -> SequentialPolicy:
     """Fit policies of growing sets of views, and a rule that stops early where more views would change little.
 
-    Stages are the nested sets of :func:`select_views`, the smallest first, each with its own policy of the same model.
-    An input stops after the first stage that is confident, or whose expected gain from the remaining views is small:
-    the Kullback-Leibler divergence of the stage's prediction from the full one, regressed on entropy and margin (in
-    regression on variance, disagreement of the views so far, and mean). Threshold and rule are those of the lowest cost
-    whose loss in log score against the full policy is at most `tolerance`, as an upper 95 % confidence limit. The loss
-    is the mean divergence, which needs no labels, plus what held-out labels show beyond the divergence of policies
-    fitted without them. That excess has a normal prior, with half of the expected loss as its standard deviation; it
-    can only raise the limit, since the order of the views was chosen by the same labels.
+    Stages are nested sets of :func:`select_views`, each with its own policy of the same model. An input stops after the
+    first stage whose expected gain from the remaining views is below a threshold: the Kullback-Leibler divergence of
+    the stage's prediction from the full one, regressed on entropy and margin (in regression on variance, disagreement
+    of the views so far, and mean). First stage and threshold are those of the lowest cost whose loss in log score
+    against the full policy is at most `tolerance`, as an upper 95 % confidence limit.
+
+    The loss is the mean divergence, which needs no labels, plus what held-out labels show beyond the divergence of
+    policies fitted without them. That excess has a normal prior, with half of the expected loss as its standard
+    deviation; it can only raise the limit, since the order of the views was chosen by the same labels. Losses too rare
+    to be seen are taken to be as large as the 99 % quantile of a stage's. For every first stage thresholds are tried in
+    ascending order until the limit exceeds the tolerance, which needs no correction for their number; for that of
+    the first stages the confidence is Bonferroni's.
 
     Parameters
     ----------
     predictions : ViewPredictions
         Under all candidate views, which must have names. With groups, folds keep them together and all rows of a group
-        stop together, by the share of rows that are undecided: pixels of an image.
+        stop together, when at most one in twenty would go on: pixels of an image.
     labels : LabelSets or array
         As in :func:`fit_policy`.
     task : {"classification", "regression"}
@@ -319,8 +314,8 @@ def fit_sequential(
     options |= {"model": full.model, "guard": False}
     early = [fit_policy(predictions.select(views), labels, **options) for views in nested[:-1]]
     policies = _growing([*(replace(policy, rows=Rows()) for policy in early), full])  # the full policy has the rows
-    sequential = SequentialPolicy(policies, price, tolerance, predictions.groups is not None)
-    return sequential if len(policies) == 1 else _choose_rule(sequential, predictions, labels, seed)
+    all_views = SequentialPolicy(policies[-1:], price, tolerance, predictions.groups is not None)
+    return all_views if len(policies) == 1 else _choose_rule(all_views, policies, InMemory(predictions, labels), seed)
 
 
 def _given_stages(stages: Sequence[Sequence[str] | str], names: Views) -> list[Views]:
@@ -347,88 +342,84 @@ def _growing(policies: list[Policy]) -> tuple[Policy, ...]:
     return tuple(kept)
 
 
+class _Evidence(NamedTuple):
+    """What is known of n calibration inputs after each of M stages."""
+
+    scores: Array  # (M, n): held out
+    divergence: Array  # (M, n): expected losses against the full policy
+    excess: Array  # (M, n): held-out losses beyond those that the refits expect
+    expected: Array  # (M - 1, n): predicted gains, by regressions on the other folds
+    full: CrossValidated
+
+    def limits(self, first: int, sequential: SequentialPolicy, alpha: float) -> list[SequentialPoint]:
+        """Cost, score and upper limit of the loss for every threshold, with stops from stage `first` on."""
+        passes = np.cumsum([len(stage) for stage in sequential.stages])
+        cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
+        n_rows, units, quantile = len(self.full.scores), self.full.units, float(-special.ndtri(alpha))
+        # with probability alpha, n inputs show no loss that one in n / -ln(alpha) inputs has
+        unseen = -np.log(alpha) * _large_loss(self.divergence[first:], units) / n_rows
+        none, points = self.full._replace(scores=np.zeros(n_rows)), []
+        shares = np.linspace(0, 1, _N_THRESHOLDS + 1)[1:]
+        thresholds = np.unique(np.quantile(self.expected[first:], shares)).tolist()
+        for threshold in (0.0, *thresholds):  # expected gains are positive: at 0 nothing stops
+            stops = [_stops(stage, threshold, units) for stage in self.expected[first:]]
+            last = np.argmax([*stops, np.ones(n_rows, dtype=bool)], axis=0)  # (n,)
+            place = first + last, np.arange(n_rows)
+            loss, error = compare_scores(self.full._replace(scores=self.divergence[place]), none)
+            more, noise = compare_scores(self.full._replace(scores=self.excess[place]), none)
+            trust = 1 / (1 + (noise / max(_DOUBT * loss, _SMALL**2)) ** 2)  # of a normal prior for the excess, around 0
+            upper = 0.0
+            if np.any(stops):
+                beyond = trust * more + quantile * float(np.sqrt(trust)) * noise
+                upper = loss + quantile * error + unseen + max(beyond, 0.0)
+            means = float(passes[last].mean()), float(cost[last].mean()), float(self.scores[place].mean())
+            points.append(SequentialPoint(threshold, *means, loss + max(trust * more, 0.0), error, upper))
+        return points
+
+
 def _choose_rule(
-    sequential: SequentialPolicy, predictions: ViewPredictions, labels: LabelSets, seed: int
+    all_views: SequentialPolicy, policies: tuple[Policy, ...], sample: InMemory, seed: int
 ) -> SequentialPolicy:
-    """The rule and threshold of the lowest cost within the tolerance."""
-    folds = folds_of(predictions, labels, seed)
-    sample = InMemory(predictions, labels)
-    refits = [sequential.refit(sample.take(train)).policies for train, _ in folds]
+    """The first stage and the threshold of the lowest cost within the tolerance."""
+    folds = folds_of(sample.predictions, sample.labels, seed)
+    refits = [[refit(policy, sample.take(train)) for policy in policies] for train, _ in folds]
     by_stage = score_folds(zip(*refits, strict=True), sample, folds)
-    held_out = [
-        _outlook(policies, predictions.take(held))[1] for policies, (_, held) in zip(refits, folds, strict=True)
-    ]
-    full, scores = by_stage[-1], np.stack([stage.scores for stage in by_stage])  # (M, n)
+    parts = [sample.predictions.take(held) for _, held in folds]
+    held_out = np.concatenate([_outlook(*each)[0] for each in zip(refits, parts, strict=True)], axis=1)
     rows = np.concatenate([held for _, held in folds])
-    confidence, gain, features = _outlook(sequential.policies, predictions.take(rows))  # divergences need no labels
-    expected = np.empty_like(gain)
+    gain, features = _outlook(policies, sample.predictions.take(rows))  # divergences need no labels
+    full, scores = by_stage[-1], np.stack([stage.scores for stage in by_stage])
+    expected, at_last = np.empty_like(gain), np.zeros((1, len(rows)))
     for m, fold in np.ndindex(len(gain), len(folds)):
         held = full.fold == fold
         expected[m, held] = _fit_gain(features[m, ~held], gain[m, ~held]).expected(features[m, held])
-    passes = np.cumsum([len(stage) for stage in sequential.stages])
-    cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
-    at_last = np.zeros((1, len(rows)))
-    divergence = np.vstack([gain, at_last]) * full.importance  # (M, n): expected losses
-    excess = scores[-1] - scores - np.vstack([np.concatenate(held_out, axis=1), at_last]) * full.importance  # (M, n)
-    none = full._replace(scores=at_last[0])
-    unseen = _large_loss(divergence, full.units) / len(rows)
-
-    def point(rule: Rule, threshold: float, undecided: float) -> SequentialPoint:
-        """Cost and score of a setting."""
-        values = confidence if rule == "confidence" else expected
-        stops = [_stops(rule, stage, threshold, full.units, undecided) for stage in values]
-        last = np.argmax([*stops, np.ones(len(rows), dtype=bool)], axis=0)  # (n,)
-        place = last, np.arange(len(last))
-        loss, error = compare_scores(full._replace(scores=divergence[place]), none)
-        more, noise = compare_scores(full._replace(scores=excess[place]), none)
-        trust = 1 / (1 + (noise / max(_DOUBT * loss, _SMALL**2)) ** 2)  # of a normal prior for the excess, around 0
-        upper = 0.0
-        if np.any(stops):  # large losses are rare: a sample may have none, and the setting was chosen for that
-            upper = loss + _UNSEEN * unseen + _UPPER * float(np.sqrt(error**2 + _UNSEEN * unseen**2))
-            upper += max(trust * more + _UPPER * float(np.sqrt(trust)) * noise, 0.0)
-        means = float(passes[last].mean()), float(cost[last].mean()), float(scores[place].mean())
-        return SequentialPoint(threshold, undecided, *means, loss + max(trust * more, 0.0), error, upper)
-
-    rules: tuple[Rule, ...] = ("confidence", "gain") if sequential.task == "classification" else ("gain",)
-    shares = _UNDECIDED_SHARES if sequential.by_group else (0.0,)
-    never = point("gain", 0.0, 0.0)  # expected gains are positive
-    points, best = {}, {}
-    for rule in rules:
-        points[rule] = [point(rule, float(threshold), share) for threshold in _THRESHOLDS[rule] for share in shares]
-        allowed = (setting for setting in (*points[rule], never) if setting.loss_upper <= sequential.tolerance)
-        best[rule] = min(allowed, key=lambda setting: (setting.cost, setting.loss))
-    simpler = best["gain"].cost >= _CLEARLY_FEWER * best[rules[0]].cost
-    rule = rules[0] if simpler else "gain"
-    chosen = best[rule]
-    curve = {(setting.cost, setting.score): setting for setting in (*points[rule], never, chosen)}
-    sequential = replace(
-        sequential,
-        rule=rule,
-        threshold=chosen.threshold,
-        undecided=chosen.undecided,
-        gains=tuple(_fit_gain(*stage) for stage in zip(features, gain, strict=True)),
-        loss=chosen.loss,
-        loss_upper=chosen.loss_upper,
-        curve=tuple(curve[key] for key in sorted(curve)),
-    )
-    if chosen.cost < never.cost:
-        return sequential
-    warnings.warn(
-        f"no early stop keeps the loss in log score within tolerance={sequential.tolerance:g} nats at 95 % confidence; "
-        "the full policy is the only stage. Give a larger tolerance or more labels",
-        stacklevel=3,
-    )
-    return replace(sequential, policies=sequential.policies[-1:], gains=())
+    divergence, of_refits = (np.vstack([values, at_last]) * full.importance for values in (gain, held_out))
+    evidence = _Evidence(scores, divergence, scores[-1] - scores - of_refits, expected, full)
+    gains = [_fit_gain(*stage) for stage in zip(features, gain, strict=True)]
+    best, lowest = all_views, sum(all_views.cost[name] for name in all_views.names)
+    for first in range(len(gains)):
+        candidate = replace(all_views, policies=policies[first:], gains=tuple(gains[first:]))
+        points = evidence.limits(first, candidate, _ALPHA / len(gains))
+        *_, chosen = takewhile(lambda point: point.loss_upper <= all_views.tolerance, points)
+        if chosen.cost < lowest:
+            known = {(point.cost, point.score): point for point in (*points, chosen)}
+            curve, lowest = tuple(known[key] for key in sorted(known)), chosen.cost
+            outcome = {name: getattr(chosen, name) for name in ("threshold", "loss", "loss_upper")}
+            best = replace(candidate, curve=curve, **outcome)
+    if best is all_views:
+        warnings.warn(
+            f"no early stop keeps the loss in log score within tolerance={best.tolerance:g} nats at 95 % confidence; "
+            "the full policy is the only stage. Give a larger tolerance or more labels",
+            stacklevel=3,
+        )
+    return best
 
 
-def _outlook(policies: Sequence[Policy], views: ViewPredictions) -> tuple[Array, Array, Array]:
-    """Confidence and gain by the other views (M - 1, n), and features (M - 1, n, F), after every stage but the last."""
+def _outlook(policies: Sequence[Policy], views: ViewPredictions) -> tuple[Array, Array]:
+    """Gain by the other views (M - 1, n), and features (M - 1, n, F), after every stage but the last."""
     *early, full = (policy.predict(views) for policy in policies)
-    return (
-        np.stack([_confidence(prediction) for prediction in early]),
-        np.stack(_divergences(full, early)),
-        np.stack([_features(*stage, views) for stage in zip(policies, early, strict=False)]),
-    )
+    features = [_features(*stage, views) for stage in zip(policies, early, strict=False)]
+    return np.stack(_divergences(full, early)), np.stack(features)
 
 
 def _large_loss(loss: Array, units: Array | None) -> float:
@@ -439,21 +430,14 @@ def _large_loss(loss: Array, units: Array | None) -> float:
     return float(np.quantile(loss, 0.99, axis=1).max())  # late stages cost little
 
 
-def _stops(rule: Rule, values: Array, threshold: float, groups: Array | None, undecided: float) -> Array:
-    """Where confidence is large or the expected gain small; all rows of a group, if few of them are undecided: (n,)."""
-    decided = values >= threshold if rule == "confidence" else values <= threshold
+def _stops(expected: Array, threshold: float, groups: Array | None) -> Array:
+    """Where the expected gain is small; all rows of a group, if few of them are undecided: (n,)."""
+    decided = expected <= threshold
     if groups is None or not len(groups):
         return decided
     _, place = np.unique(groups, return_inverse=True)
     share = np.bincount(place, ~decided) / np.bincount(place)
-    return (share <= undecided + 1e-12)[place]
-
-
-def _confidence(prediction: Prediction) -> Array:
-    """The largest class probability; numbers have none."""
-    if isinstance(prediction, CategoricalPrediction):
-        return np.asarray(prediction.proba.max(axis=1))
-    return np.zeros(len(prediction.location))
+    return (share <= _UNDECIDED_SHARE)[place]
 
 
 def _features(policy: Policy, prediction: Prediction, views: ViewPredictions) -> Array:

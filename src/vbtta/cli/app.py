@@ -287,7 +287,7 @@ def _show(talk: Talk, policy: Any, out: Path, report: Path | None, consensus: Pa
     policy, sequential, conformal = unwrapped(policy)
     document, sentences = policy_document(policy), [*headline(policy), *views_in_words(policy)]
     if sequential is not None:
-        names = ("stages", "rule", "threshold", "tolerance", "loss", "loss_upper")
+        names = ("stages", "threshold", "tolerance", "loss", "loss_upper")
         document["sequential"] = to_plain({name: getattr(sequential, name) for name in names})
         sentences += stops_in_words(sequential)
     if conformal is not None:

@@ -111,9 +111,8 @@ def stops_in_words(sequential: SequentialPolicy, views: ViewPredictions | None =
     if len(sequential.policies) == 1:
         return ["Every input takes all views: no early stop keeps the loss within the tolerance."]
     sizes = ", ".join(str(len(stage)) for stage in sequential.stages)
-    rule = "expected gain" if sequential.rule == "gain" else sequential.rule
     loss = f"at most {sequential.loss_upper:.4f} nats an input are lost (95 % confidence)"
-    sentences = [f"Views come in stages of {sizes}; an input stops early by its {rule}: {loss}."]
+    sentences = [f"Views come in stages of {sizes}; an input stops early by its expected gain: {loss}."]
     if views is not None and set(sequential.names) <= set(views.names):
         passes = sequential.passes(views)
         stages = ", ".join(f"{n} for {100 * np.mean(passes == n):.0f} %" for n in np.unique(passes))
