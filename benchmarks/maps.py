@@ -33,6 +33,7 @@ from vbtta.module import TTAModule
 
 _CLASSES = 5
 _BY_CLASS = CategoricalMixture(weights="view_class")
+_BY_INPUT = CategoricalMixture(weights="input", features="own", gate_scale=1.0)
 _FULL = [*d4(), VerticalFlip(), Chain((VerticalFlip(), Rotate90(1))), Brightness(0.1), Blur(1.0)]
 _PARTIAL = [*d4(), Rotate(10.0), Zoom(1.1), Shift(0.05, 0.05), Crop("center", 0.9)]
 
@@ -56,9 +57,9 @@ def run(quick: bool = False) -> dict[str, Any]:
 
 
 def module_memory(network: nn.Module, side: int) -> dict[str, Any]:
-    """Peaks of one image: allowed are the network's own, two output maps a member and a mask of numbers."""
+    """Peaks of one image: allowed are the network's own with its input, two output maps a member and a mask."""
     image, found = torch.rand(1, 3, side, side), {}
-    alone = peak(lambda: network(image))
+    alone = peak(lambda: network(image.clone()))  # a view is an input of its own
     for name, views in {"all seen": _FULL, "partly seen": _PARTIAL}.items():
         small = torch.rand(10, 3, 48, 64)
         classes = np.random.default_rng(0).integers(0, _CLASSES, size=(10, 48, 64))
@@ -67,6 +68,7 @@ def module_memory(network: nn.Module, side: int) -> dict[str, Any]:
             "mixture": policy_of(views, len(views), _CLASSES),
             "default": fit_policy(*sample, task="classification", guard=False),
             "class weights": fit_policy(*sample, task="classification", model=_BY_CLASS, guard=False),
+            "input weights": fit_policy(*sample, task="classification", model=_BY_INPUT, guard=False),
         }
         for kind, policy in policies.items():
             module = TTAModule(network, views, policy).eval()
