@@ -14,6 +14,7 @@ from vbtta import (
     Policy,
     VBTTAClassifier,
     ViewPredictions,
+    collect_views,
     compare,
     conformalize,
     diagnose,
@@ -406,6 +407,8 @@ def test_estimators_pair_rows_or_refuse(y, error):
         expected = weighted.fit(X.to_numpy(), target.to_numpy()).policy_.elbo
         assert weighted.fit(X, y(target)).policy_.elbo == pytest.approx(expected)
         assert weighted.score(X, y(target)) > 0.7
+        views = collect_views(network, X, [Identity()])
+        assert np.array_equal(views.align(target.iloc[::-1]).value, target)
         return
     for method in (weighted.fit, VBTTAClassifier(network, [Identity()], guard=False).fit(X, target).score):
         with pytest.raises(ValueError, match=error):

@@ -22,7 +22,7 @@ from vbtta.augment.arrays import GaussianNoise
 from vbtta.augment.base import Augmentation, apply_view, reorder_classes
 from vbtta.augment.foreign import as_views
 from vbtta.augment.keypoints import Keypoints
-from vbtta.data.labels import Array
+from vbtta.data.labels import Array, index_of
 from vbtta.data.predictions import ViewPredictions
 
 
@@ -60,8 +60,8 @@ def collect_views(
     progress : bool
         Whether to write progress to the standard error stream.
     ids, classes, groups : arrays, optional
-        Identifiers of the N inputs, the classes of the C outputs (estimators know theirs), and which inputs belong
-        together.
+        Identifiers of the N inputs (by default the index of a pandas table), the classes of the C outputs (estimators
+        know theirs), and which inputs belong together.
 
     Examples
     --------
@@ -78,6 +78,8 @@ def collect_views(
     view_list = as_views(views)
     adapted = as_predictor(predictor, output)
     batches, n_rows = batches_of(inputs, batch_size)
+    if ids is None and hasattr(inputs, "iloc") and inputs.index.nlevels == 1 and inputs.index.is_unique:
+        ids = index_of(inputs, "inputs")
     collector = Collector(adapted, view_list, draws, seed, delta=variance == "delta", keep_draws=keep_draws, key=key)
     gathered: tuple[list[Array], list[Array], list[Array]] = ([], [], [])
     start = 0

@@ -1,7 +1,8 @@
 """Files that are whole or not there, and records of arrays as plain data (dicts, lists, numbers) for JSON."""
 
 __all__ = [
-    "atomic_path", "fields_from_plain", "finite", "from_plain", "read_json", "set_aside", "to_plain", "write_json",
+    "atomic_path", "checked_target", "fields_from_plain", "finite", "from_plain", "read_json", "set_aside", "to_plain",
+    "write_json",
 ]  # fmt: skip
 
 import dataclasses
@@ -39,13 +40,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     A reader sees the old file or the new one, never a part of either, and a failure leaves no temporary file. Links are
     followed and the old file's mode is kept. Temporary files of processes that were killed are removed.
     """
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: the folder {target.parent} does not exist; create it first")
-    if target.is_dir():
-        raise IsADirectoryError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(f"cannot write {path}: it is a device, pipe or socket; give the name of a file")
+    target = checked_target(path)
     _remove_stale(target.parent)
     temporary = target.with_name(f".{target.name[:_PREFIX]}.{_machine()}.{os.getpid()}.{secrets.token_hex(8)}.part")
     try:
@@ -68,6 +63,20 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OSError(error.errno or errno.EIO, reason, os.fspath(path)) from error
     with suppress(OSError):  # not all file systems sync folders
         _sync(target.parent)
+
+
+def checked_target(path: str | os.PathLike[str]) -> Path:
+    """The file that a path stands for, links followed, if it can be written."""
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: the folder {target.parent} does not exist; create it first")
+    if target.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder; give the name of a file in it")
+    if target.exists() and not target.is_file():
+        raise ValueError(f"cannot write {path}: it is a device, pipe or socket; give the name of a file")
+    if not os.access(target.parent, os.W_OK):
+        raise PermissionError(f"cannot write {path}: no permission to write in {target.parent}; choose another folder")
+    return target
 
 
 def _sync(path: Path) -> None:

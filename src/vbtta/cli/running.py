@@ -23,6 +23,7 @@ import typer
 from typer import Argument, Option
 
 from vbtta._support.checks import printable
+from vbtta._support.files import atomic_path, checked_target, finite
 from vbtta._support.tensors import Progress
 
 _RESUMABLE = ("compare", "views")  # keep finished parts beside --out
@@ -138,15 +139,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def as_json_text(document: dict[str, Any]) -> str:
     """JSON, with null for numbers that are not finite."""
-    from vbtta._support.files import finite
-
     return json.dumps(finite(document), allow_nan=False, indent=2)
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write a document atomically."""
-    from vbtta._support.files import atomic_path
-
     with atomic_path(path) as temporary:
         temporary.write_text(as_json_text(document) + "\n", encoding="utf-8")
 
@@ -190,12 +187,7 @@ def writable(path: Path | None, *suffixes: str) -> None:
         return
     if path.suffix not in suffixes:
         raise UsageError(f"{path}: the name must end in {' or '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise OSError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
-    if path.is_dir():
-        raise OSError(f"cannot write {path}: it is a folder; give the name of a file")
-    if not os.access(path.parent, os.W_OK):
-        raise OSError(f"cannot write {path}: no permission to write in {path.parent}; choose another folder")
+    checked_target(path)
 
 
 def _message(error: Exception) -> str:
