@@ -21,6 +21,7 @@ PAGES = sorted((ROOT / "docs" / "integrations").glob("*.md"))
 EXAMPLES: dict[str, Callable[[dict[str, Any]], bool]] = {
     "timm_torchvision": lambda ran: ran["accuracy"]["views"] > max(0.9, ran["accuracy"]["network"] - 0.01),
     "huggingface_images": lambda ran: ran["accuracy"] > 0.9,
+    "monai_volumes": lambda ran: ran["loss"]["views"] < ran["loss"]["network"] < 0.5,
     "smp_segmentation": lambda ran: ran["dice"]["views"] > ran["dice"]["network"] > 0.5,
 }
 
