@@ -1,6 +1,7 @@
 """Folds, groups that stay together, and clustered standard errors."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from vbtta import (
     select_views,
 )
 from vbtta.crossval import CrossValidated, compare_scores, cross_validate, even_odds, n_units, split, stack_scores
-from vbtta.fit import fit_model, quick_fit
+from vbtta.fit import Candidate, fit_candidate, quick_fit
 from vbtta.models.base import InMemory, Model
 
 
@@ -138,13 +139,14 @@ def test_a_few_newton_steps_from_the_fit_to_all_rows_score_as_converged_folds(mo
     predictions = ViewPredictions(logits)
     sample = InMemory(predictions, predictions.align(given))
     settled = replace(model.resolve(sample.labels), noise="uniform", difficulty=False)
-    start = fit_model(sample, settled, EM()).posterior
+    cold = Candidate(settled, None)
+    near = cold._replace(start=fit_candidate(cold, EM(), 0, sample).posterior, near=True)
     fits = [
-        quick_fit(settled, start, False, True, EM(), 0),
-        lambda part, _: fit_model(part, settled, EM(tol=1e-9), intervals=False),
+        partial(quick_fit, near, EM(), 0),
+        lambda part, _: fit_candidate(cold, EM(tol=1e-9), 0, part, intervals=False),
     ]
-    near, converged = cross_validate(fits, sample, split(rng.permutation(600)))
-    assert abs(np.mean(near.scores - converged.scores)) < 1e-3
+    scores, converged = cross_validate(fits, sample, split(rng.permutation(600)))
+    assert abs(np.mean(scores.scores - converged.scores)) < 1e-3
 
 
 def test_single_labels_take_more_instances_to_trust_the_views() -> None:

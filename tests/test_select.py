@@ -112,14 +112,9 @@ def test_bad_input_is_named(problem):
 def test_shrinkage_is_chosen_once_and_suits_the_number_of_views(problem, monkeypatch):
     used: dict[int, set] = {}
 
-    def recording(model, *options):
-        fit = quick_fit(model, *options)
-
-        def watched(sample):
-            used.setdefault(len(sample.predictions.names), set()).add(model.shrinkage)
-            return fit(sample)
-
-        return watched
+    def recording(candidate, engine, seed, sample):
+        used.setdefault(len(sample.predictions.names), set()).add(candidate.model.shrinkage)
+        return quick_fit(candidate, engine, seed, sample)
 
     monkeypatch.setattr("vbtta.select.quick_fit", recording)
     select_views(*problem, budget=3, task="regression", model="latent")

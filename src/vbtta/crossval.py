@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -40,33 +41,28 @@ def cross_validate(
 
     A fit takes data and the policies that the fits before it made of them.
     """
-    scores: list[list[Array]] = []
-    with Progress("held-out fits", len(folds) * len(fits), progress) as bar, warnings.catch_warnings():
+    by_fold: list[list[Policy]] = []
+    bar = Progress("held-out fits", len(folds) * len(fits), True) if progress else None
+    with bar or nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
-        for train, held in folds:
-            inside, outside = sample.take(train), sample.take(held)
-            policies: list[Policy] = []
+        for train, _ in folds:
+            inside, policies = sample.take(train), list[Policy]()
             for fit in fits:
                 policies.append(fit(inside, policies))
-                bar.advance(1)
-            scores.append([policy.log_scores(outside) for policy in policies])
-    return [_joined(by_fold, sample, folds) for by_fold in zip(*scores, strict=True)]
+                if bar is not None:
+                    bar.advance(1)
+            by_fold.append(policies)
+    return score_folds(zip(*by_fold, strict=True), sample, folds)
 
 
 def score_folds(fits: Iterable[Sequence[Policy]], sample: InMemory, folds: Folds) -> list[CrossValidated]:
     """Held-out scores of fits to the training rows of the folds, a policy a fold each."""
-    held = [sample.take(rows) for _, rows in folds]
-    scores = [[policy.log_scores(part) for policy, part in zip(policies, held, strict=True)] for policies in fits]
-    return [_joined(by_fold, sample, folds) for by_fold in scores]
-
-
-def _joined(scores: Sequence[Array], sample: InMemory, folds: Folds) -> CrossValidated:
-    """The scores of all folds."""
-    rows = np.concatenate([held for _, held in folds])
+    held, rows = [sample.take(rows) for _, rows in folds], np.concatenate([rows for _, rows in folds])
     groups, weights = sample.predictions.groups, sample.labels.instance_weights
-    fold = np.repeat(np.arange(len(folds)), [len(held) for _, held in folds])
-    importance = np.ones(len(rows)) if weights is None else weights[rows]
-    return CrossValidated(np.concatenate(scores), None if groups is None else groups[rows], fold, importance)
+    fold = np.repeat(np.arange(len(folds)), [len(rows) for _, rows in folds])
+    of_rows = (None if groups is None else groups[rows], fold, np.ones(len(rows)) if weights is None else weights[rows])
+    scores = [[policy.log_scores(part) for policy, part in zip(policies, held, strict=True)] for policies in fits]
+    return [CrossValidated(np.concatenate(by_fold), *of_rows) for by_fold in scores]
 
 
 def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -104,15 +105,13 @@ class _LocalSample(InMemory):
         return len(self.names) > 1 and model.gate_wanted(self, start)
 
     def fit(self, candidate: Candidate, engine: Engine, *, seed: int, progress: bool) -> Policy:
-        model, start, alone, _, weights = candidate
-        options: dict[str, Any] = {"seed": seed, "progress": progress, "start": start, "weights": weights}
-        return fit_model(self.source(alone=alone), model, engine, **options)
+        return fit_candidate(candidate, engine, seed, self, progress=progress)
 
     def scores(
         self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool, n_folds: int | None = None
     ) -> list[CrossValidated]:
         folds = crossval.folds_of(self.predictions, self.labels, seed)[:n_folds]
-        fits = [quick_fit(*each[:4], engine, seed) for each in candidates]
+        fits = [partial(quick_fit, candidate, engine, seed) for candidate in candidates]
         return crossval.cross_validate(fits, self, folds, progress=progress)
 
 
@@ -414,32 +413,27 @@ def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str, *, w
     return verdict
 
 
-def fit_model(
-    source: InMemory,
-    model: Model,
+def fit_candidate(
+    candidate: Candidate,
     engine: Engine,
+    seed: int,
+    source: InMemory,
     *,
-    seed: int = 0,
     progress: bool = False,
     intervals: bool = True,
-    start: Posterior | None = None,
-    near: bool = False,
-    weights: Sequence[Array] = (),
 ) -> Policy:
-    """Fit one resolved model, from a posterior of other data or models and, for EM, from other weights (K,) too.
-
-    Without ``intervals`` the policy predicts but has no intervals for its weights: enough for a held-out score.
-    """
+    """The policy of a candidate; without ``intervals`` of its weights it can be scored, and that is all."""
+    model, source = candidate.model, source.select(["identity"]) if candidate.alone else source
     predictions, labels = source.predictions, source.labels
     if isinstance(engine, ADVI):
         fit = fit_density(
             lambda: base.pose_density(model, source, seed), engine, seed=seed, n_labels=labels.total, progress=progress
         )
     else:
-        problem, first = base.pose(model, source, start)
-        if near and problem.newton:
+        problem, first = base.pose(model, source, candidate.start)
+        if candidate.near and problem.newton:
             engine = replace(engine, tol=max(engine.tol, _NEAR_TOL))
-        fit = fit_problem(problem, first, engine, intervals=intervals, weights=weights)
+        fit = fit_problem(problem, first, engine, intervals=intervals, weights=candidate.weights)
     policy = policy_of(fit, model, engine, predictions, labels.annotator_names)
     if not intervals:
         return policy
@@ -449,24 +443,20 @@ def fit_model(
 
 
 def quick_fit(
-    model: Model, start: Posterior | None, alone: bool, near: bool, engine: Engine, seed: int
-) -> Callable[..., Policy]:
+    candidate: Candidate, engine: Engine, seed: int, source: InMemory, others: Sequence[Policy] = ()
+) -> Policy:
     """A fit for held-out scores: without intervals, and by EM at a coarser tolerance.
 
     Without a start it starts from the nearest of other policies of the same data, where there are any.
     """
-
-    def fit(source: InMemory, others: Sequence[Policy] = ()) -> Policy:
-        quick = replace(engine, keep_states=False)
-        if isinstance(quick, EM):
-            tol = float(np.clip(_QUICK * source.labels.total, *_QUICK_RANGE)) if model.ungated is None else _GATE_TOL
-            quick = replace(quick, max_steps=min(quick.max_steps, 300), tol=max(quick.tol, tol))
-        views = source.select(["identity"]) if alone else source
-        posteriors = [policy.posterior for policy in others if policy.gate is None]
-        begin = start or base.nearest(model, quick, posteriors, len(views.predictions.names))
-        return fit_model(views, model, quick, seed=seed, intervals=False, start=begin, near=near)
-
-    return fit
+    model, quick = candidate.model, replace(engine, keep_states=False)
+    if isinstance(quick, EM):
+        tol = float(np.clip(_QUICK * source.labels.total, *_QUICK_RANGE)) if model.ungated is None else _GATE_TOL
+        quick = replace(quick, max_steps=min(quick.max_steps, 300), tol=max(quick.tol, tol))
+    posteriors = [policy.posterior for policy in others if policy.gate is None]
+    n_views = 1 if candidate.alone else len(source.predictions.names)
+    start = candidate.start or base.nearest(model, quick, posteriors, n_views)
+    return fit_candidate(candidate._replace(start=start), quick, seed, source, intervals=False)
 
 
 def refit(policy: Policy, sample: InMemory) -> Policy:
@@ -477,8 +467,8 @@ def refit(policy: Policy, sample: InMemory) -> Policy:
         return stack_policies(policy.model, policy.engine, members, policy.member_weights, covariance, policy.guard)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum predicts as well
-        fit = quick_fit(policy.model, policy.posterior, False, False, policy.engine, 0)
-        return fit(sample.select(policy.fitted or policy.names))
+        candidate = Candidate(policy.model, policy.posterior)
+        return quick_fit(candidate, policy.engine, 0, sample.select(policy.fitted or policy.names))
 
 
 def policy_of(

@@ -16,7 +16,7 @@ from vbtta._support.checks import shown, whole_number
 from vbtta.crossval import compare_scores
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.fit import fit_policy, model_record, quick_fit
+from vbtta.fit import Candidate, fit_policy, model_record, quick_fit
 from vbtta.inference.em import EM
 from vbtta.models.base import InMemory, Model, Posterior, Stack
 from vbtta.policy import Policy, Selection, SelectionPoint
@@ -175,7 +175,7 @@ class _Search:
         """The raw network, where the identity is among the views."""
         if raw is None or "identity" not in sample.predictions.names:
             return None
-        return quick_fit(raw, start, True, False, self.engine, self.seed)(sample)
+        return quick_fit(Candidate(raw, start, alone=True), self.engine, self.seed, sample)
 
     def eliminate(self, sample: InMemory, members: Sequence[_Member], alone: Policy | None) -> list[_Level]:
         """Sets of views from all of them down to one, each the heaviest of the one before and fitted from its fit."""
@@ -191,7 +191,7 @@ class _Search:
                 model = member.model.rescale(len(views) / len(names)) if member.free else member.model
                 begin = alone.posterior if start is None and alone is not None else start
                 engine = self.engine if start is None else coarse
-                policies.append(quick_fit(model, begin, False, False, engine, self.seed)(part))
+                policies.append(quick_fit(Candidate(model, begin), engine, self.seed, part))
             weights = dict(zip(views, np.mean([policy.weights for policy in policies], axis=0).tolist(), strict=True))
             levels.append((views, [*policies, alone] if alone is not None and "identity" in views else policies))
             if len(views) == 1:

@@ -15,7 +15,7 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics.normality import holm
 from vbtta.distributions import CategoricalPrediction, Prediction, draw_positions
-from vbtta.fit import quick_fit
+from vbtta.fit import Candidate, quick_fit
 from vbtta.inference.em import EM
 from vbtta.metrics import entropy
 from vbtta.models.base import InMemory
@@ -178,7 +178,7 @@ def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets
     """
     policy, engine, views, given = _refitted_sample(policy, predictions, labels, seed)
     fitted, folds = policy.fitted or policy.names, folds_of(views, given, seed)
-    fit = quick_fit(policy.model, None, False, False, engine, seed)
+    fit = partial(quick_fit, Candidate(policy.model, None), engine, seed)
 
     def scores(names: Sequence[str]) -> CrossValidated:
         return cross_validate([fit], InMemory(views.select(names), given), folds)[0]
@@ -314,7 +314,7 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
     def weights(model: Any) -> Array:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            return quick_fit(model, None, False, False, engine, 0)(InMemory(views, given)).weights
+            return quick_fit(Candidate(model, None), engine, 0, InMemory(views, given)).weights
 
     reference, noise, changes = weights(policy.model), getattr(policy.model, "noise", None), []
     for prior, factor in product(_PRIORS, (1 / _FACTOR, _FACTOR)):

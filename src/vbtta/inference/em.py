@@ -11,7 +11,9 @@ A pass is a map over cache-sized blocks of instances and a sum in pairs, in an o
 whoever holds some of the blocks (a thread, another machine) can add what belongs together, equal to the last bit.
 """
 
+import math
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -365,6 +367,18 @@ def vanishing_weights(weights: Array) -> list[Array]:
 # A pass allocates and frees many arrays of a few hundred kilobytes. Once glibc's malloc has freed one larger than that,
 # it keeps such memory for reuse instead of returning it to the system: passes over small data take half the time.
 bytearray(1 << 24)
+
+
+_LOCAL = threading.local()
+
+
+def buffer(name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> Array:
+    """The calling thread's array of a name, valid until its next use: allocating costs as much as the arithmetic."""
+    size, buffers = math.prod(shape), _LOCAL.__dict__
+    if name not in buffers or buffers[name].size < size or buffers[name].dtype != dtype:
+        buffers[name] = np.empty(size, dtype)
+    array: Array = buffers[name][:size].reshape(shape)
+    return array
 
 
 class Block(NamedTuple):

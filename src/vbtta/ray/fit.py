@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -378,7 +379,7 @@ class Calibration:
             self._samples[seed] = self.take(places, Layout(None, self.annotator_names, with_variance=True))
         sample = InMemory(*self._samples[seed])
         folds = split(np.searchsorted(places, order), sample.predictions.groups)[:n_folds]
-        fits = [quick_fit(*each[:4], engine, seed) for each in candidates]
+        fits = [partial(quick_fit, candidate, engine, seed) for candidate in candidates]
         return cross_validate(fits, sample, folds, progress=progress)
 
     def take(self, places: Array, layout: Layout) -> Sample:

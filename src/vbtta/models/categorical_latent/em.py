@@ -14,7 +14,7 @@ import numpy as np
 
 from vbtta.data.labels import Array
 from vbtta.inference import laplace
-from vbtta.inference.em import EM, Ascent, ascend, join, nodes, products
+from vbtta.inference.em import EM, Ascent, ascend, buffer, join, nodes, products
 from vbtta.inference.laplace import PoolUncertainty, pool_weights
 from vbtta.inference.linalg import Reader, student_log_density, student_precision
 from vbtta.models.base import InMemory, Posterior, Source
@@ -118,9 +118,9 @@ def _covariance(logits: Array, proba: Array, size: Array, *, offsets: bool) -> P
     mean = links.contract("ckn,cn->kn", logits, proba)  # (K, n), times size
     inverse, root = 1 / np.maximum(size, 1e-300), np.sqrt(proba).astype(logits.dtype, copy=False)
     if logits.strides[0] < logits.strides[2]:  # classes are last in memory
-        rows = np.multiply(logits.transpose(1, 2, 0), root.T, out=links.buffer("rows", (K, n, C), logits.dtype))
+        rows = np.multiply(logits.transpose(1, 2, 0), root.T, out=buffer("rows", (K, n, C), logits.dtype))
     else:
-        rows = np.multiply(logits.transpose(1, 0, 2), root, out=links.buffer("rows", (K, C, n), logits.dtype))
+        rows = np.multiply(logits.transpose(1, 0, 2), root, out=buffer("rows", (K, C, n), logits.dtype))
     rows = rows.reshape(K, -1)
     pool = products(rows, rows) - products(mean * inverse, mean)
     if not offsets:

@@ -11,18 +11,17 @@ A link depends on differences of utilities alone: the largest logit of an input 
 derive from :class:`Link`, enter it in :data:`LINKS`, and enter its log-probability in torch for ADVI and `TTAModule`.
 """
 
-import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from scipy import special
 
 from vbtta.data.labels import Array
+from vbtta.inference.em import buffer
 from vbtta.inference.linalg import TAIL_DOF, student_log_density, student_precision
 from vbtta.models.parts.probit import log_probit, log_probit_vjp
 
@@ -357,18 +356,6 @@ def _utilities(logits: Array, variance: Array | None, calibration: Calibration) 
 def _probit_scale(variance: Array | None) -> Array | float:
     """Standard deviations of the utilities: their noise has unit variance."""
     return 1.0 if variance is None else np.sqrt(variance + 1)
-
-
-_LOCAL = threading.local()
-
-
-def buffer(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-    """The calling thread's array of a name, valid until its next use: allocating costs as much as the arithmetic."""
-    size, buffers = math.prod(shape), _LOCAL.__dict__
-    if name not in buffers or buffers[name].size < size or buffers[name].dtype != dtype:
-        buffers[name] = np.empty(size, dtype)
-    array: Array = buffers[name][:size].reshape(shape)
-    return array
 
 
 def _like(name: str, views: Array) -> Array:

@@ -11,13 +11,14 @@ the logarithm of the integrand is continued below the lowest node as a parabola,
 rough.
 """
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr
+
+from vbtta.inference.em import buffer
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -74,10 +75,10 @@ def _by_blocks(mean: Array, scale: Array, weight: Array | None) -> list[Array]:
     n_classes = mean.shape[-1]
     if n_classes == 1:
         return results
-    flat, workspace = [result.reshape(-1, n_classes) for result in results], Workspace()
+    flat = [result.reshape(-1, n_classes) for result in results]
     weights = None if weight is None else weight.reshape(-1, n_classes)
     for block in _blocks(mean.reshape(-1, n_classes), scale.reshape(-1, n_classes)):
-        sweep = _Sweep(block, workspace)
+        sweep = _Sweep(block)
         log_proba, tail = _integrate(sweep)
         values = [log_proba]
         if weights is not None:
@@ -250,31 +251,15 @@ class _Terms(NamedTuple):
     log_share: Array  # ln of weight * F * h_c / s_c
 
 
-class Workspace:
-    """Buffers that all blocks use: allocating arrays of this size costs as much as the arithmetic."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, Array] = {}
-
-    def get(self, name: str, shape: tuple[int, ...]) -> Array:
-        """The array of a name; it is valid until the name is next used."""
-        size = math.prod(shape)
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.size < size:
-            self._buffers[name] = buffer = np.empty(max(size, BLOCK_SIZE))
-        return buffer[:size].reshape(shape)
-
-
 class _Sweep:
     """The terms of all nodes, chunk by chunk; kept between passes where one chunk is enough."""
 
-    def __init__(self, block: _NodeBlock, workspace: Workspace) -> None:
+    def __init__(self, block: _NodeBlock) -> None:
         n_classes, n_rows = block.mean.shape
         chunk = max(1, BLOCK_SIZE // (n_classes * n_rows))
         if block.nodes.size * n_classes <= 2 * BLOCK_SIZE:
             chunk = len(block.nodes)
-        self.block, self.workspace = block, workspace
-        self.starts = range(0, len(block.nodes), chunk)
+        self.block, self.starts = block, range(0, len(block.nodes), chunk)
         self.inverse, self.log_scale = 1.0 / block.scale, np.log(block.scale)
         self.kept = [self._chunk(0)] if len(self.starts) == 1 else None
 
@@ -283,14 +268,14 @@ class _Sweep:
 
     def _chunk(self, start: int) -> _Terms:
         part = slice(start, start + self.starts.step)
-        nodes, get = self.block.nodes[part, None], self.workspace.get
+        nodes = self.block.nodes[part, None]
         shape = (len(nodes), *self.block.mean.shape)
-        x = np.subtract(nodes, self.block.mean, out=get("x", shape))
+        x = np.subtract(nodes, self.block.mean, out=buffer("x", shape))
         x *= self.inverse
-        log_cdf = fast_log_ndtr(x, self.workspace)
+        log_cdf = fast_log_ndtr(x)
         base = log_cdf.sum(axis=1)  # (q, R), log F
         base += self.block.log_weights[part]
-        log_hazard = np.multiply(x, x, out=get("hazard", shape))
+        log_hazard = np.multiply(x, x, out=buffer("hazard", shape))
         log_hazard *= -0.5
         log_hazard -= _LOG_SQRT_2PI
         log_hazard -= log_cdf
@@ -306,7 +291,7 @@ def _integrate(sweep: _Sweep) -> tuple[Array, _Tail | None]:
     total = (highest > -np.inf).astype(np.float64)
     for terms in sweep:
         higher = np.maximum(highest, terms.log_share.max(axis=0))
-        share = np.subtract(terms.log_share, higher, out=sweep.workspace.get("share", terms.x.shape))
+        share = np.subtract(terms.log_share, higher, out=buffer("share", terms.x.shape))
         np.exp(share, out=share)
         total *= np.exp(highest - higher)
         total += share.sum(axis=0)
@@ -322,7 +307,7 @@ def _pull_back(sweep: _Sweep, log_proba: Array, tail: _Tail | None, weight: Arra
         share = np.exp(np.subtract(terms.log_share, log_proba, out=terms.log_share), out=terms.log_share)
         share *= weight
         hazard = np.exp(terms.log_hazard, out=terms.log_hazard)
-        slope = np.add(terms.x, hazard, out=sweep.workspace.get("share", terms.x.shape))
+        slope = np.add(terms.x, hazard, out=buffer("share", terms.x.shape))
         slope *= share
         hazard *= share.sum(axis=1)[:, None]
         slope -= hazard
@@ -385,16 +370,16 @@ def _cubic_table() -> Array:
 _TABLE = _cubic_table()
 
 
-def fast_log_ndtr(x: Array, workspace: Workspace) -> Array:
-    """Table look-up of ln Phi(x) to 1e-12, several times faster than SciPy's; valid until the workspace's next use."""
-    position = np.subtract(x, _TABLE_FROM, out=workspace.get("position", x.shape))
+def fast_log_ndtr(x: Array) -> Array:
+    """Table look-up of ln Phi(x) to 1e-12, several times faster than SciPy's; valid until the thread's next use."""
+    position = np.subtract(x, _TABLE_FROM, out=buffer("position", x.shape))
     position *= _TABLE_DENSITY
     np.clip(position, 0.0, float(_TABLE.shape[1] - 1), out=position)
-    cell = workspace.get("cell", x.shape).view(np.int64)
+    cell = buffer("cell", x.shape).view(np.int64)
     np.copyto(cell, position, casting="unsafe")
     position -= cell
-    value = np.take(_TABLE[3], cell, out=workspace.get("log_cdf", x.shape), mode="clip")
-    coefficient = workspace.get("share", x.shape)
+    value = np.take(_TABLE[3], cell, out=buffer("log_cdf", x.shape), mode="clip")
+    coefficient = buffer("share", x.shape)
     for row in _TABLE[2::-1]:
         value *= position
         value += np.take(row, cell, out=coefficient, mode="clip")
