@@ -159,7 +159,7 @@ def test_texts_and_numbers_of_toml_files_read_back(words, value):
         ({"degrees": 3}, 'needs the key "view"'),
         ({"view": "Rotate", "angle": 3}, "view Rotate has no parameter angle; it has degrees, name, padding"),
         ({"view": "Rotate"}, "view Rotate: .*degrees"),
-        ({"view": "Rotate", "degrees": "a"}, "Rotate: degrees must be a number; got 'a'"),
+        ({"view": "Rotate", "degrees": "a"}, "Rotate: degrees must be a finite number; got 'a'"),
         ({"view": "Mixup", "alpha": 0.5, "pool": 3}, "a pool is described by path and sha256; got 3"),
         ({"view": "Chain", "views": []}, "Chain needs at least one view"),
         ({"view": "Affine", "A": [[1.0]], "digest": "x"}, "no parameter digest"),

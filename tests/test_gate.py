@@ -325,7 +325,8 @@ def test_weights_of_a_stack_are_averages_over_its_members(task: str, tmp_path: P
 # -- modules --------------------------------------------------------------------------------------
 
 
-def test_an_exported_module_equals_predict(tmp_path: Path) -> None:
+@pytest.mark.parametrize("choice", ["all", "own"])
+def test_an_exported_module_equals_predict(tmp_path: Path, choice: str) -> None:
     torch = pytest.importorskip("torch")
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -337,7 +338,8 @@ def test_an_exported_module_equals_predict(tmp_path: Path) -> None:
     network, views = torch.nn.Linear(6, 3).eval(), [Identity(), as_view(torch.neg, name="minus")]
     predictions = collect_views(network, x, views)
     labels = (x[:, 0] > 0).long().numpy()
-    policy = fit("classification", predictions, labels)
+    policy = fit("classification", predictions, labels, features=choice, gate_scale=1.0)
+    assert np.ptp(policy.weights_for(predictions)[:, 0]) > 0.1
     module = TTAModule(network, views, policy).eval()
     expected = policy.predict(predictions).proba
     np.testing.assert_allclose(module(x).detach().numpy(), expected, atol=1e-5)

@@ -56,20 +56,15 @@ class Number:
 
     above: float = -math.inf
     below: float = math.inf
-    at_most: float = math.inf
     signed: bool = False
-    unit: str = ""
 
     def check(self, parameter: str, value: Any) -> None:
         """Refuse a value that is not a finite number within the range."""
-        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-            raise ValueError(f"{parameter} must be a number; got {value!r}.")
-        if not math.isfinite(value) or value <= self.above:
-            bound = "" if self.above == -math.inf else f" and greater than {self.above:g}"
-            raise ValueError(f"{parameter} must be finite{bound}{self.unit}; got {value}.")
-        if value >= self.below or value > self.at_most:
-            bound = f"at most {self.at_most:g}" if value > self.at_most else f"below {self.below:g}"
-            raise ValueError(f"{parameter} must be {bound}{self.unit}; got {value}.")
+        is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not self.above < value < self.below:
+            limits = {f" above {self.above:g}": self.above, f" below {self.below:g}": self.below}
+            words = " and".join(words for words, limit in limits.items() if math.isfinite(limit))
+            raise ValueError(f"{parameter} must be a finite number{words}; got {value!r}.")
 
     def text(self, value: float) -> str:
         """The shortest text that gives the number back, 15 rather than 15.0."""

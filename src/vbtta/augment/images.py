@@ -28,7 +28,7 @@ _TORCH_PADDING = {"reflection": "reflect", "border": "replicate", "zeros": "cons
 _GREY = (0.299, 0.587, 0.114)  # of red, green and blue: ITU-R BT.601
 POSITIONS = ("top_left", "top_right", "bottom_left", "bottom_right", "center")  # of crops
 Padding = Annotated[str, Choice(tuple(_TORCH_PADDING))]
-Share = Annotated[float, Number(above=-1.0, below=1.0, signed=True, unit=", a share of the size")]
+Share = Annotated[float, Number(above=-1.0, below=1.0, signed=True)]  # of the size
 
 
 class ImageView(BuiltIn):
@@ -283,7 +283,7 @@ class Crop(ImageView):
 
     partial: ClassVar[bool] = True
     position: Annotated[str, Choice(POSITIONS)]
-    scale: Annotated[float, Number(above=0.0, at_most=1.0)] = 0.875
+    scale: Annotated[float, Number(above=0.0, below=math.nextafter(1.0, 2.0))] = 0.875
 
     def _default_name(self) -> str:
         return f"crop({self.position},{Number().text(self.scale)})"
