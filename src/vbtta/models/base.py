@@ -279,8 +279,10 @@ class InMemory:
         return self._laid_out(categorical_data, layout)  # type: ignore[no-any-return]
 
     def gate(self, features: FeatureChoice, weights: Array, *, shared: bool, unit: Array | None) -> GateData:
-        """Labelled instances with their features."""
-        return GateData.of(self.predictions, self.labels, features, weights, shared=shared, unit=unit)
+        """Labelled instances with their features, which depend on which weights are positive alone."""
+        key = (features, shared, (weights > 0).tobytes(), None if unit is None else unit.tobytes())
+        given: dict[str, Any] = {"choice": features, "weights": weights, "shared": shared, "unit": unit}
+        return self._laid_out(GateData.of, given, key)  # type: ignore[no-any-return]
 
     def select(self, names: Sequence[str]) -> "InMemory":
         """Some of the views."""
@@ -291,8 +293,8 @@ class InMemory:
         """Some of the rows."""
         return InMemory(self.predictions.take(rows), self.labels.take(rows))
 
-    def _laid_out(self, lay_out: Callable[..., Any], layout: dict[str, Any]) -> Any:
-        key = tuple(layout.items())
+    def _laid_out(self, lay_out: Callable[..., Any], layout: dict[str, Any], key: tuple[Any, ...] = ()) -> Any:
+        key = key or tuple(layout.items())
         if key not in self._layouts:
             self._layouts[key] = lay_out(self.predictions, self.labels, **layout)
         return self._layouts[key]
