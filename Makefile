@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 REAL := .venv-integrations# other libraries, as they are released
 LOWEST := .venv-lowest# NumPy and SciPy alone, the lowest that pyproject.toml allows
 
-# Test processes are as many as cores: a second thread in each would only wait.
+# One test process a core, each with one thread. A file's tests share a process, and so its fixtures and its Ray cluster.
 test test-integrations test-lowest coverage: export OMP_NUM_THREADS = 1
 
 .PHONY: demo test test-integrations test-lowest coverage lint docs bench quality reproduce fuzz mutation licences clean
@@ -15,17 +15,17 @@ demo: $(READY)
 	$(BIN)/vbtta demo --out runs/demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/integrations
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/integrations
 
 test-integrations: $(REAL)/.ready
-	$(REAL)/bin/python -m pytest -n 2 --dist loadgroup tests/integrations tests/test_integrations.py
+	$(REAL)/bin/python -m pytest -n 2 --dist loadfile tests/integrations tests/test_integrations.py
 
 FIRST_FLOOR := $(addprefix tests/test_,$(addsuffix .py,categorical_latent categorical_mixture crossval distributions fit fit_classification gaussian_latent gaussian_mixture laplace metrics random select))
 test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest -n 2 $(FIRST_FLOOR)
 
 coverage: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/integrations --cov --cov-report=term --cov-report=html
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/integrations --cov --cov-report=term --cov-report=html
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

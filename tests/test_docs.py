@@ -49,7 +49,6 @@ PICTURE = re.compile(r"assets/pictures/([\w-]+\.svg)")
 
 RAY = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("ray"),  # one at a time, whatever the number of test processes
     # Ray's own
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),

@@ -53,7 +53,6 @@ from vbtta.ray.fit import Calibration, LabelReader, Parts, label_reader
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("ray"),  # one cluster, whatever the number of test processes
     # Ray's own
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
