@@ -23,7 +23,7 @@ def draw(n: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
 
 # %%
 torch.manual_seed(0)
-network = smp.Unet("timm-mobilenetv3_small_minimal_100", encoder_weights=None, classes=2)
+network = smp.Unet("tu-tf_mobilenetv3_small_minimal_100", encoder_weights=None, classes=2)
 optimizer, (images, masks) = torch.optim.AdamW(network.parameters(), lr=0.003), draw(64, 0)
 for _ in range(40):
     optimizer.zero_grad()
