@@ -259,6 +259,8 @@ def test_em_and_advi_agree(task: str, model: Any, n_labels: int, tmp_path: Path)
     kept = loaded.prune(0.2)
     assert kept.weight_interval(0.9).shape == (3, 2)
     kept.predict(predictions)
+    drawn = next(value for name, value in kept.draws(5).items() if name in ("weights", "pool"))
+    assert drawn.shape == (5, len(kept.used_names))
 
 
 def test_annotators_of_numbers_agree_with_em() -> None:

@@ -274,6 +274,12 @@ def test_bad_arguments_are_named(rng):
         conformal.predict_interval(predictions)
     with pytest.raises(ValueError, match="cannot be saved"):
         conformal.save("nowhere.json")
+    with pytest.raises(TypeError, match="predictions must be ViewPredictions; got ndarray"):
+        conformalize(Softmax(), predictions.outputs, label)
+    several = (np.arange(60)[:, None] % 2 == np.arange(4) % 2).astype(int)
+    policy = fit_policy(predictions, several, task="multilabel", model="mixture", guard=False)
+    with pytest.raises(ValueError, match="policy predicts several labels an input"):
+        conformalize(policy, predictions, several)
     with pytest.raises(ValueError, match="strata='class' is for classification"):
         conformalize(Normal(), *numbers(rng, 60), strata="class")
 

@@ -222,7 +222,7 @@ def test_bad_arguments_are_named(sequential, sample):
         sequential.predict(predictions.select(NAMES[:5]))
     for options, message in (
         ({"tolerance": 0}, "tolerance must be a positive number"),
-        ({"task": "ordinal"}, "task must be 'classification' or 'regression'"),
+        ({"task": "ordinal"}, "task must be one of 'classification', 'regression'"),
         ({"stages": [["identity"], ["mirror"]]}, r"lacks views \['mirror'\]"),
         ({"stages": ["identity", "identity"]}, "has some of an earlier stage"),
         ({"engine": "advi"}, r"engine must be 'auto', 'em' or EM\(...\).*got 'advi'"),

@@ -18,7 +18,7 @@ from vbtta._support.checks import one_of, shown, whole_number
 from vbtta._support.files import fields_from_plain, from_plain, read_json, to_plain, write_json
 from vbtta.crossval import folds_of
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import Rows, ViewPredictions, row_hashes
+from vbtta.data.predictions import Rows, ViewPredictions, require_views, row_hashes
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
 from vbtta.fit import refit
 from vbtta.models.base import InMemory
@@ -242,6 +242,12 @@ def conformalize(
     one_of("covers", covers, ("label", "truth"))
     one_of("cross", cross, (True, False))
     whole_number("seed", seed, 0)
+    require_views(predictions)
+    if getattr(policy, "multilabel", False):
+        raise ValueError(
+            "policy predicts several labels an input, of which sets are not defined; conformalize takes "
+            "classes or numbers"
+        )
     labels = predictions.align(labels)
     if not len(labels):
         raise ValueError("labels are empty: conformalize needs at least one labelled input")

@@ -17,7 +17,7 @@ from vbtta import crossval
 from vbtta._support.checks import one_of, whole_number
 from vbtta.crossval import MIN_UNITS, CrossValidated
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import Rows, ViewPredictions, row_hashes
+from vbtta.data.predictions import Rows, ViewPredictions, require_views, row_hashes
 from vbtta.inference.advi import ADVI, fit_density
 from vbtta.inference.em import EM, Fit, fit_problem
 from vbtta.models import base
@@ -178,10 +178,7 @@ def fit_policy(
     base.models_of(task)
     whole_number("seed", seed, least=0)
     one_of("guard", guard, (True, False, "hard"))
-    if not isinstance(predictions, ViewPredictions):
-        raise TypeError(
-            f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
-        )
+    require_views(predictions)
     if labels is None:
         return _unsupervised(predictions, task, **options)
     labels = predictions.align(labels)

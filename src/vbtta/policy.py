@@ -16,7 +16,7 @@ from scipy import special
 from vbtta._support.checks import between, printable
 from vbtta._support.files import from_plain, read_json, to_plain, write_json
 from vbtta.data.labels import Array, LabelSets, frame_of
-from vbtta.data.predictions import Rows, ViewPredictions, conflict, draws_of
+from vbtta.data.predictions import Rows, ViewPredictions, conflict, draws_of, require_views
 from vbtta.distributions import CategoricalPrediction, MultiLabelPrediction, Prediction
 from vbtta.inference.advi import N_DRAWS
 from vbtta.inference.em import Optimum
@@ -298,7 +298,10 @@ class Policy:
         return self._of_posterior("cut_points", "task='ordinal'")  # type: ignore[no-any-return]
 
     def draws(self, size: int = N_DRAWS, seed: int = 0) -> dict[str, Array]:
-        """Draws (size, ...) of all parameters by name, in the model's standard units; policies of ADVI only."""
+        """Draws (size, ...) of all parameters by name, in the model's standard units; policies of ADVI only.
+
+        Weights are those of the policy's views: a pruned policy has fewer, which sum to one.
+        """
         return self._of_posterior("draws", "engine='advi'")(size, seed)  # type: ignore[no-any-return]
 
     def weight_interval(self, level: float = 0.9) -> Array:
@@ -514,10 +517,7 @@ class Policy:
 
     def _views(self, predictions: ViewPredictions) -> ViewPredictions:
         """The views of positive weight, matched by name."""
-        if not isinstance(predictions, ViewPredictions):
-            raise TypeError(
-                f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
-            )
+        require_views(predictions)
         if predictions.outputs.shape[2] != self.n_outputs:
             raise ValueError(
                 f"predictions have {predictions.outputs.shape[2]} outputs but the policy was fitted to {self.n_outputs}"

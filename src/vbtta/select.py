@@ -15,7 +15,7 @@ from vbtta import crossval
 from vbtta._support.checks import shown, whole_number
 from vbtta.crossval import compare_scores
 from vbtta.data.labels import LabelSets
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import ViewPredictions, require_views
 from vbtta.fit import Candidate, fit_policy, model_record, quick_fit
 from vbtta.inference.em import EM
 from vbtta.models.base import InMemory, Model, Posterior, Stack
@@ -85,6 +85,7 @@ def select_views(
         raise ValueError(f"views are selected by many fits, and {reason}; use fit_policy and Policy.prune")
     if labels is None:
         raise ValueError("labels must be given: views are selected by held-out scores; got None")
+    require_views(predictions)
     labels = predictions.align(labels)
     price = prices(cost, predictions.names)
     cheapest = min(price, key=price.__getitem__)

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta._support.checks import positive, whole_number
+from vbtta._support.checks import one_of, positive, whole_number
 from vbtta._support.files import fields_from_plain, read_json, to_plain, write_json
 from vbtta.crossval import CrossValidated, check_units, compare_scores, folds_of, score_folds
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import Rows, ViewPredictions
+from vbtta.data.predictions import Rows, ViewPredictions, require_views
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
 from vbtta.fit import fit_policy, refit
 from vbtta.inference.em import EM
@@ -293,8 +293,8 @@ def fit_sequential(
     """
     positive(tolerance=tolerance)
     seed = whole_number("seed", seed, 0)
-    if task not in ("classification", "regression"):
-        raise ValueError(f"task must be 'classification' or 'regression'; got {task!r}")
+    one_of("task", task, ("classification", "regression"))
+    require_views(predictions)
     if engine not in ("auto", "em") and not isinstance(engine, EM):
         raise ValueError(f"engine must be 'auto', 'em' or EM(...): stages are fitted some fifty times; got {engine!r}")
     if predictions.generated_names:

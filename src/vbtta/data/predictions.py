@@ -420,6 +420,14 @@ def draws_of(text: str) -> int | None:
     return int(parts[2]) if len(parts) > 2 and parts[2].isdigit() else None
 
 
+def require_views(predictions: object) -> None:
+    """Refuse arrays in place of ViewPredictions."""
+    if not isinstance(predictions, ViewPredictions):
+        raise TypeError(
+            f"predictions must be ViewPredictions; got {type(predictions).__name__}. Wrap the (N, K, C) array"
+        )
+
+
 def row_hashes(outputs: Any) -> tuple[str, ...]:
     """Twelve hexadecimal digits for the outputs of every row, rounded to single precision."""
     with np.errstate(over="ignore"):

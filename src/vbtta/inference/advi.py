@@ -478,8 +478,11 @@ class WeightDraws:
     kept: Annotated[Array, "K"]  # positions among the views of the fit
 
     def draws(self, size: int = N_DRAWS, seed: int = 0) -> dict[str, Array]:
-        """Draws (size, ...) of all parameters by name, in the model's standard units."""
-        return self.guide.draw(size, seed)
+        """Draws (size, ...) of all parameters by name, in the model's standard units; weights of the kept views."""
+        draws = self.guide.draw(size, seed)
+        name = _weight_site(draws)
+        weights = draws[name][..., self.kept.astype(int)]
+        return draws | {name: weights if name == "pool" else weights / weights.sum(axis=-1, keepdims=True)}
 
     def weight_interval(self, level: float) -> Array:
         """Equal-tailed intervals (K, 2) of the weights of the kept views: quantiles of draws; normal with a gate."""

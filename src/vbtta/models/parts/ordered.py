@@ -58,9 +58,7 @@ class OrderedPosterior(WeightDraws, Posterior):
     def parameters(self) -> list[dict[str, Array]]:
         """The draws that predictions are averaged over, with the weights of the kept views."""
         draws = self.draws(_PREDICTION_DRAWS)
-        columns = self.kept.astype(int)
-        weights = draws["weights"][:, columns]
-        draws = {**draws, "weights": weights / weights.sum(axis=1, keepdims=True), "xi": draws["xi"][:, columns]}
+        draws["xi"] = draws["xi"][:, self.kept.astype(int)]
         return [{name: value[m] for name, value in draws.items()} for m in range(_PREDICTION_DRAWS)]
 
     def joint(self, predictions: ViewPredictions) -> Array:
