@@ -1,6 +1,7 @@
 """Tables of any library: pairing by id, names of columns, and results as DataFrames."""
 
 import re
+import traceback
 from typing import Any
 
 import numpy as np
@@ -445,3 +446,48 @@ def test_the_command_line_pairs_by_id_or_refuses(header, key, ids, error, tmp_pa
     else:
         assert end.value.code == 1
         assert re.search(error, said)
+
+
+ODD_TABLES: dict[str, Any] = {
+    "empty": pd.DataFrame(),
+    "no rows": pd.DataFrame({"id": [], "label": []}),
+    "a column twice": pd.DataFrame([["x", "y", 1]], columns=["id", "id", "label"]),
+    "categories": pd.DataFrame({"id": pd.Categorical(["a", "b"]), "label": pd.Categorical(["u", "v"])}),
+    "nullable": pd.DataFrame({"id": pd.array([1, 2], dtype="Int64"), "label": pd.array([1, None], dtype="Int64")}),
+    "dates": pd.DataFrame({"id": pd.to_datetime(["2020-01-01", None]), "label": [1, 2]}),
+    "columns of two levels": pd.DataFrame(np.eye(2), columns=pd.MultiIndex.from_tuples([("a", 1), ("b", 2)])),
+    "gap in the index": pd.DataFrame({"ann": [1, 2]}, index=[np.nan, 1.5]),
+    "tuples in the index": pd.DataFrame({"ann": [1, 2]}, index=pd.Index([("a", 1), ("b", 2)], tupleize_cols=False)),
+    "lists in cells": pd.DataFrame({"id": ["a", "b"], "label": [[1, 2], [3]]}),
+    "huge ids": pd.DataFrame({"id": [10**30, 1], "label": [1, 2]}),
+    "lazy": NARWHALS(pd.DataFrame({"id": ["a"], "label": [1]})).lazy(),
+    "objects": pd.Series([object(), 1]),
+    "periods": pd.Series([1, 2], index=pd.period_range("2020", periods=2)),
+    "an index": pd.RangeIndex(3),
+    "numbers for columns": {"id": 1, "label": 2},
+    "columns of two lengths": {"id": ["a"], "label": [1, 2]},
+    "empty dict": {},
+    "time": pd.Series(pd.to_timedelta([1, 2])),
+    "complex": pd.Series([1j]),
+}
+READERS = {
+    **{name: getattr(LabelSets, f"from_{name}")
+       for name in ("array", "table", "counts", "probabilities", "multilabel", "rankings")},
+    "instance": lambda table: LabelSets.from_table(table, [1, 2]),
+    "weights": lambda table: LabelSets.from_array([1, 2]).with_weights(table),
+    "groups": lambda table: ViewPredictions(np.zeros((2, 1, 1)), ids=["a", "b"], groups=table),
+    "features": lambda table: ViewPredictions(np.zeros((2, 1, 1)), ids=["a", "b"], features=table),
+    "predictions": ViewPredictions.from_table,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_odd_tables_are_read_or_refused_in_one_line(reader):
+    fallen_through = []
+    for name, table in ODD_TABLES.items():
+        try:
+            READERS[reader](table)
+        except (ValueError, TypeError) as error:
+            place = traceback.extract_tb(error.__traceback__)[-1].filename
+            fallen_through += [name] if "\n" in str(error) or "vbtta" not in place else []
+    assert not fallen_through

@@ -8,7 +8,7 @@ import re
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -412,17 +412,11 @@ def _first_seen(values: Array) -> tuple[Array, Array]:
 def _typed(cells: list[str]) -> Array:
     """Cells of a CSV column: whole numbers, numbers or text ("007", "1_000" and "٣" are text); empty ones are None."""
     given = [cell for cell in cells if cell]
-    digits = all(cell.isdigit() for cell in given)
-    for kind in (int, float):
-        try:
-            numbers = [kind(cell) for cell in given]
-        except ValueError:
-            continue
-        if kind is int and any(str(number) != cell for number, cell in zip(numbers, given, strict=True)):
-            continue
-        plain = all(cell.isascii() and "_" not in cell for cell in given)
-        if given and plain and (kind is int or not digits):
-            return _from_list([kind(cell) if cell else None for cell in cells])
+    whole = all(re.fullmatch(r"0|-?[1-9][0-9]*", cell) for cell in given)
+    plain = all(cell.isascii() and "_" not in cell for cell in given) and not all(map(str.isdigit, given))
+    if given and (whole or plain):
+        with suppress(ValueError):
+            return _from_list([(int if whole else float)(cell) if cell else None for cell in cells])
     return _from_list([_without_quote(cell) or None for cell in cells])
 
 

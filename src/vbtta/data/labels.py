@@ -278,6 +278,8 @@ class LabelSets:
         array([[ 2,  0,  1],
                [ 1, -1, -1]])
         """
+        if hasattr(orders, "columns"):
+            raise ValueError("orders is a table; give a list of rankings, as orders.to_numpy()")
         if instance is not None:
             _check_one_table({"instance": instance, "orders": orders})
         rows = [np.zeros(0) if order is None else _as_array(order, "orders") for order in orders]
@@ -671,6 +673,8 @@ def id_column(names: Iterable[Any], where: str) -> Any:
     names = list(names)
     if len(set(map(str, names))) < len(names):
         raise ValueError(f"{where} names a column twice: {', '.join(map(str, names))}")
+    if any(isinstance(name, tuple) for name in names):
+        raise ValueError(f"{where} has columns of several levels; join their names, as '_'.join")
     return _one_column([name for name in names if str(name).lower() in ID_COLUMNS], where)
 
 

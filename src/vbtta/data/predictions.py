@@ -239,7 +239,7 @@ class ViewPredictions:
 
     @classmethod
     def from_table(cls, frame: Any) -> ViewPredictions:
-        """Read a long table of any dataframe library, with one row an instance and view.
+        """Read a long table of any dataframe library, or a dict of columns, with one row an instance and view.
 
         The columns are `instance` (or `id`), `view`, and `output`, `output_1`, ... or, for classes, `logit_<class>`;
         optionally `variance_...` with the same endings, `group`, and `feature_<name>`.
@@ -247,8 +247,11 @@ class ViewPredictions:
         from vbtta.data.files import one_row_a_view
 
         frame = tables.as_table(frame)
-        key = tables.id_column(frame.columns, "the table")
-        table = {"instance" if name == key else str(name): np.asarray(frame[name]) for name in frame.columns}
+        names = frame if isinstance(frame, Mapping) else getattr(frame, "columns", None)
+        if names is None:
+            raise ValueError(f"the table must be a dataframe or a dict of columns; got {type(frame).__name__}")
+        key = tables.id_column(names, "the table")
+        table = {"instance" if name == key else str(name): np.asarray(frame[name]) for name in names}
         return one_row_a_view(table, "the table")
 
     def to_frame(self) -> Any:
