@@ -12,6 +12,7 @@ from scipy import optimize, special, stats
 from problems import posed
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
+from vbtta.fit import fit_policy
 from vbtta.inference.em import EM, ascend
 from vbtta.inference.linalg import kl_dirichlet
 from vbtta.models.categorical_mixture.em import CategoricalState, update_class_weights
@@ -514,6 +515,16 @@ def test_bound_never_falls_under_huge_logits(seed, n_views, accelerate):
         bounds = np.array(ascend(problem, start, EM(max_steps=25, tol=0, accelerate=accelerate)).bounds)
         assert np.isfinite(bounds).all()
         assert (np.diff(bounds) >= -1e-12 * np.abs(bounds[0])).all()
+
+
+def test_far_extrapolations_of_noise_counts_do_not_lower_the_bound():
+    """A network that is too modest about very many classes: temperature and noise are extrapolated together."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 1000, 400)
+    logits = rng.normal(size=(400, 12, 1000))[:, :1] + 6 * np.eye(1000)[y][:, None]
+    model = CategoricalMixture(noise="uniform", offset_scale=0)
+    policy = fit_policy(ViewPredictions(logits), y, task="classification", model=model, guard=False)
+    assert (np.diff(policy.history.elbo) >= -1e-9 * np.abs(policy.history.elbo[0])).all()
 
 
 def refuse(logits, labels, match, **options):

@@ -29,6 +29,7 @@ from vbtta.inference.linalg import Reader, kl_dirichlet
 from vbtta.models.parts.annotators import LabelFacts, brief
 
 Sampler = Callable[[np.random.Generator, Array], Array]  # labels (J,) of true classes (J,)
+_LOG_COUNTS = (-30.0, 23.0)  # of extrapolated states: beyond, divergences of Q from its prior lose their digits
 _LEVEL = 0.9  # of the intervals of accuracies
 _MIN_ROW_LABELS = 10  # of a row of a confusion matrix
 _PRIOR_SCALE = 1.0  # standard deviation of the logarithms of the prior counts that annotators share
@@ -256,8 +257,8 @@ class FittedNoise(NamedTuple):
 
     def unpack(self, take: Reader) -> "FittedNoise":
         """The noise of the next entries of a packed vector."""
-        counts = np.exp(np.clip(take(*self.counts.shape), -30, 300))
-        levels = None if self.levels is None else np.exp(np.clip(take(len(self.levels)), -30, 300))
+        counts = np.exp(np.clip(take(*self.counts.shape), *_LOG_COUNTS))
+        levels = None if self.levels is None else np.exp(np.clip(take(len(self.levels)), *_LOG_COUNTS))
         return self._replace(counts=counts, levels=levels)
 
     def _shared_prior(self, given: Array) -> Array:
