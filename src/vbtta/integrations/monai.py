@@ -51,9 +51,10 @@ class PolicyInferer:
         """Maps of the inputs (B, channels, H, W) or (B, channels, D, H, W)."""
         from vbtta.module import TTAModule
 
-        if self._module is None or self._module.network is not network:
-            self._module = TTAModule(network, self.views, self.policy, **self.options)
-        return self.inferer(inputs, self._module, *args, **kwargs)
+        module = self._module  # another thread may pass another network
+        if module is None or module.network is not network:
+            module = self._module = TTAModule(network, self.views, self.policy, **self.options)
+        return self.inferer(inputs, module, *args, **kwargs)
 
 
 def collect_dataset(
