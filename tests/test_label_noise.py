@@ -36,7 +36,7 @@ def evidence(model, log_noise, table):
 
 
 def updated(model, truth, table):
-    return model.update(model.of_kind.counts(truth[table.groups.owner], table))
+    return label_noise.FittedNoise(model, model.prior + model.of_kind.counts(truth[table.groups.owner], table))
 
 
 def full_matrices(model, log_noise):

@@ -100,8 +100,10 @@ class Model:
         return self, start
 
     def alternatives(self, *, maps: bool) -> tuple[Self, ...]:
-        """Models among which held-out scores decide; `maps`: rows are positions, and their groups images."""
-        return (self,)
+        """Models among which held-out scores decide: features of maps by position or image, if left open."""
+        if not maps or (getattr(self, "weights", ""), getattr(self, "features", "")) != ("input", "auto"):
+            return (self,)
+        return replace(self, features="own"), replace(self, features="pooled")
 
     def choices(self, labels: "LabelFacts") -> tuple[Self, ...]:
         """The model with all values of the options that it leaves open and held-out scores decide, the default first.
@@ -118,9 +120,9 @@ class Model:
         return replace(self, **{name: getattr(other, name, None) for name in names})
 
     @property
-    def ungated(self) -> "Model | None":
+    def ungated(self) -> Self | None:
         """The same with constant weights, where weights depend on the input; else None."""
-        return None
+        return replace(self, weights="view") if getattr(self, "weights", "") == "input" else None
 
     def gate_wanted(self, source: "Source", start: "Posterior | None") -> bool:
         """Whether the evidence for weights that depend on the input is decisive, and a module can compute them."""

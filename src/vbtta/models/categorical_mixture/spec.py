@@ -173,11 +173,6 @@ class CategoricalMixture(ClassModel):
             xi_scale=self.xi_scale,
         )
 
-    @property
-    def ungated(self) -> Self | None:
-        """The same with constant weights, where weights depend on the input; else None."""
-        return replace(self, weights="view") if self.weights == "input" else None
-
     def one_optimum(self, n_units: int, n_views: int) -> bool:
         """By experience, where labels are many and temperatures alike; given these the likelihood is concave."""
         return n_views == 1 or (n_units >= 20 * n_views and self.xi_scale <= 0.1)
@@ -186,12 +181,6 @@ class CategoricalMixture(ClassModel):
     def raw_network(cls) -> "CategoricalMixture":
         """One temperature and no offsets."""
         return cls(offset_scale=0)
-
-    def alternatives(self, *, maps: bool) -> tuple[Self, ...]:
-        """Features by position or by image, where that was left open."""
-        if not maps or (self.weights, self.features) != ("input", "auto"):
-            return (self,)
-        return replace(self, features="own"), replace(self, features="pooled")
 
     def without_labels(self) -> Self:
         """Uncalibrated softmax views with one weight each."""

@@ -95,11 +95,6 @@ class GaussianMixture(Model):
         positive(common_scale=self.common_scale, nu=self.nu, gamma=self.gamma)
         check_scale(self.v)
 
-    @property
-    def ungated(self) -> Self | None:
-        """The same with constant weights, where weights depend on the input; else None."""
-        return replace(self, weights="view") if self.weights == "input" else None
-
     @classmethod
     def raw_network(cls) -> "GaussianMixture":
         """One residual scale: the shift is all but fixed at zero."""
@@ -122,9 +117,3 @@ class GaussianMixture(Model):
         if self.noise is None and self.component != "normal":
             noise = "none"
         return replace(self, noise=noise)
-
-    def alternatives(self, *, maps: bool) -> tuple[Self, ...]:
-        """Features by position or by image, where that was left open."""
-        if not maps or (self.weights, self.features) != ("input", "auto"):
-            return (self,)
-        return replace(self, features="own"), replace(self, features="pooled")

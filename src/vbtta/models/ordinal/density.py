@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from vbtta.data.labels import Array, class_positions
-from vbtta.inference.advi import N_DRAWS, AdviTask, Guide
+from vbtta.inference.advi import AdviTask
 from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.ordinal.posterior import OrdinalPosterior
@@ -67,9 +67,4 @@ def pose(source: InMemory, spec: OrdinalMixture, seed: int) -> AdviTask[Posterio
     values = np.asarray(predictions.outputs[labels.instance], dtype=np.float64)  # (J, K, 1)
     units = score_of(values, labels.count, within=False)
     density = OrdinalDensity(units.apply(values)[:, :, 0], position, labels.count, len(levels), spec)
-
-    def finish(guide: Guide) -> Posterior:
-        weights = guide.draw(N_DRAWS)["weights"].mean(axis=0)
-        return OrdinalPosterior(guide, np.arange(len(weights)), weights, units, levels)
-
-    return AdviTask(density, finish)
+    return AdviTask(density, lambda guide: OrdinalPosterior.of(guide, units, levels))

@@ -102,10 +102,8 @@ class LabelTable:
         """
         if n_answers not in self._incidences:
             answer = self.annotator * n_answers + (self.label if n_answers > 1 else 0)
-            ends, shape = (
-                np.append(self.groups.first, len(answer)),
-                (len(self.groups.first), self.n_annotators * n_answers),
-            )
+            ends = np.append(self.groups.first, len(answer))
+            shape = len(self.groups.first), self.n_annotators * n_answers
             given = sparse.csr_array((self.given, answer, ends), shape=shape)
             counted = sparse.csc_array((self.repeats, answer, ends), shape=shape[::-1])
             self._incidences[n_answers] = given, counted
@@ -150,10 +148,6 @@ class NoiseModel(NamedTuple):
         start = FittedNoise(self, counts, _strength_of(self) if several else None)
         return start._replace(levels=_LEVEL_PRIOR, tally=np.zeros_like(counts)) if self.difficulty else start
 
-    def update(self, expected_counts: Array) -> "FittedNoise":
-        """Q given expected counts, at the prior's own counts."""
-        return FittedNoise(self, self.prior + expected_counts)
-
 
 class AnnotatorAccuracy(NamedTuple):
     """Annotators of class labels."""
@@ -188,19 +182,18 @@ class FittedNoise(NamedTuple):
 
     model: NoiseModel
     counts: Annotated[Array, "U 2|U C C"]  # (U, 2) or (U, C, C)
-    strength: Annotated[Array, "2"] | None = (
-        None  # (2,): prior counts, right and wrong, that annotators share; None as in the model
-    )
+    strength: Annotated[Array, "2"] | None = None  # prior counts, right and wrong, that annotators share
     levels: Annotated[Array, "E"] | None = None  # of the levels of difficulty
     tally: Annotated[Array, "U 2|U C C"] | None = None  # counts of all labels, without the prior
-    doubt: Annotated[Array, "U"] | None = (
-        None  # (U,): sum over labels of q (1 - q), q the probability that the label is right
-    )
+    doubt: Annotated[Array, "U"] | None = None  # as in NoiseSums
 
     @property
     def prior(self) -> Array:
         """The prior counts of one annotator."""
-        return self.model.prior if self.strength is None else _prior_of(self.model, self.strength)
+        if self.strength is None:
+            return self.model.prior
+        right, wrong = self.strength.tolist()
+        return self.model.of_kind.prior(self.model.n_classes, (right, wrong), (right, wrong))
 
     @property
     def given(self) -> Array:
@@ -657,12 +650,6 @@ def _strength_of(model: NoiseModel) -> Array:
     """The prior counts of a row, right and wrong: (2,)."""
     first = model.prior.reshape(-1, model.prior.shape[-1])[0]
     return np.array([first[0], first[1:].sum()])
-
-
-def _prior_of(model: NoiseModel, strength: Array) -> Array:
-    """The prior counts of an annotator with other counts of a row."""
-    pair = (float(strength[0]), float(strength[1]))
-    return model.of_kind.prior(model.n_classes, pair, pair)
 
 
 def _log_strength_prior(strength: Array, model: NoiseModel) -> float:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from scipy import special
@@ -10,7 +10,7 @@ from scipy import special
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction
-from vbtta.inference.advi import WeightDraws
+from vbtta.inference.advi import N_DRAWS, Guide, WeightDraws
 from vbtta.models.base import Posterior
 from vbtta.models.parts.standard import Standard
 
@@ -32,6 +32,12 @@ class OrderedPosterior(WeightDraws, Posterior):
 
     weights: Annotated[Array, "K"]
     score_units: Standard  # of the views' scores, which the priors are relative to
+
+    @classmethod
+    def of(cls, guide: Guide, units: Standard, *rest: Any) -> Self:
+        """The posterior of a fit, with all views."""
+        weights = guide.draw(N_DRAWS)["weights"].mean(axis=0)
+        return cls(guide, np.arange(len(weights)), weights, units, *rest)
 
     def keep(self, views: Array) -> Self:
         """The same with only some of the views."""

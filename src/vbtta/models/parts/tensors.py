@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +34,12 @@ class LabelTensors:
     annotator: Tensor  # (J,)
     count: Tensor  # (J,)
     instance: Tensor  # (J,)
-    first: Tensor  # (n + 1,): where the labels of each instance begin
     n_annotators: int
+
+    @cached_property
+    def first(self) -> Tensor:
+        """Where the labels of each instance begin: (n + 1,)."""
+        return torch.searchsorted(self.instance, torch.arange(self.mean.shape[1] + 1))
 
     def rows_of_labels(self, labels: Units) -> Units:
         """The instances of some labels."""
@@ -49,12 +54,6 @@ class LabelTensors:
         owner = torch.repeat_interleave(torch.arange(len(rows)), length)
         offset = torch.arange(len(owner)) - torch.repeat_interleave(torch.cumsum(length, 0) - length, length)
         return self.first[rows][owner] + offset, owner
-
-
-def index_ranges(instance: Array, n_instances: int) -> dict[str, Tensor]:
-    """The instances (J,) of sorted labels, and where the labels of each instance begin, as fields of the tensors."""
-    first = np.searchsorted(instance, np.arange(n_instances + 1))
-    return {"instance": tensor(instance), "first": tensor(first)}
 
 
 def sum_by_instance(values: Tensor, owner: Tensor, n: int) -> Tensor:
@@ -243,7 +242,7 @@ def _class_tensors(data: CategoricalData) -> LabelTensors:
         value=tensor(table.label[order]),
         annotator=tensor(table.annotator[order]),
         count=tensor(table.repeats[order]),
-        **index_ranges(table.instance[order], table.n_instances),
+        instance=tensor(table.instance[order]),
         n_annotators=table.n_annotators,
     )
 
@@ -402,20 +401,16 @@ def annotator_state(guide: Guide, draws: dict[str, Array]) -> AnnotatorState:
 def gaussian_tensors(data: ContinuousBlocks) -> LabelTensors:
     """Data with continuous labels, in standard units."""
     assert isinstance(data, ContinuousData)  # ADVI needs all data in memory
-    blocks, n = data.blocks, 0
-    instances, variances = [], []
-    for block in blocks:
-        size = block.mean.shape[2]
-        instances.append(n + (np.arange(size) if block.instance is None else block.instance))
-        variances += [] if block.variance is None else [block.variance]
-        n += size
+    blocks = data.blocks
+    own = [np.arange(block.mean.shape[2]) if block.instance is None else block.instance for block in blocks]
+    variances = [block.variance for block in blocks if block.variance is not None]
     return LabelTensors(
-        mean=tensor(np.concatenate([block.mean for block in blocks], axis=2).transpose(1, 2, 0)),
-        variance=tensor(np.concatenate(variances, axis=2).transpose(1, 2, 0)) if variances else None,
+        mean=_views_first([block.mean for block in blocks]),
+        variance=_views_first(variances) if variances else None,
         value=tensor(np.concatenate([block.value for block in blocks], axis=1).T),
         annotator=tensor(np.concatenate([block.annotator for block in blocks])),
         count=tensor(np.concatenate([block.repeats for block in blocks])),
-        **index_ranges(np.concatenate(instances), n),
+        instance=tensor(np.concatenate([block.first + each for block, each in zip(blocks, own, strict=True)])),
         n_annotators=data.n_annotators,
     )
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from vbtta.data.labels import Array
-from vbtta.inference.advi import N_DRAWS, AdviTask, Guide
+from vbtta.inference.advi import AdviTask
 from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.parts.ordered import score_of
@@ -37,9 +37,4 @@ def pose(source: InMemory, spec: RankingMixture, seed: int) -> AdviTask[Posterio
     values = np.asarray(predictions.outputs[labels.instance], dtype=np.float64)  # (J, K, L)
     units = score_of(values, labels.count, within=True)
     density = RankingDensity(units.apply(values), orders, labels.count, spec)
-
-    def finish(guide: Guide) -> Posterior:
-        weights = guide.draw(N_DRAWS)["weights"].mean(axis=0)
-        return RankingPosterior(guide, np.arange(len(weights)), weights, units)
-
-    return AdviTask(density, finish)
+    return AdviTask(density, lambda guide: RankingPosterior.of(guide, units))
