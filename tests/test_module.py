@@ -719,10 +719,10 @@ def test_maps_in_blocks_with_and_without_gradients_agree(features, monkeypatch):
     weights = {} if features is None else {"weights": "input", "features": features, "gate_scale": 1.0}
     policy = fit_policy(*collected, task="classification", model=CategoricalMixture(**weights), guard=False)
     module = TTAModule(net, views, policy).eval()
+    monkeypatch.setattr("vbtta.module._POSITIONS_AT_ONCE", 64)
     whole = module(images)
     (gradient,) = torch.autograd.grad(whole[:, 0].sum(), net.layers[0].weight)
     assert gradient.isfinite().all()
     assert gradient.abs().max() > 0
-    monkeypatch.setattr("vbtta.module._POSITIONS_AT_ONCE", 64)
     with torch.no_grad():
         torch.testing.assert_close(module(images), whole.detach(), atol=2e-6, rtol=0)

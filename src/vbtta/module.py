@@ -485,7 +485,7 @@ class _Pool(nn.Module):
             for row, maps in zip(rows, outputs, strict=True):
                 sums = self._add_gated(sums, self.gate, row, maps, seen)
             return sums
-        for block in _blocks(sums.total):
+        for block in _blocks(outputs[0]):
             terms, weights = self._terms(rows, outputs[(slice(None), *block)])
             weights = weights if seen is None else weights * seen[block]
             if len(rows) == 1:
