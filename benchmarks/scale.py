@@ -30,7 +30,7 @@ from vbtta.data.files import open_chunks
 from vbtta.models.base import pose
 from vbtta.ray import collect_views as collect_on_cluster
 from vbtta.ray.cluster import Tasks
-from vbtta.ray.fit import Calibration, RemoteViews, label_reader, sums
+from vbtta.ray.fit import Calibration, labels_in_files, sums
 
 _FEATURES = 256
 _ROWS = 1 << 16
@@ -56,23 +56,23 @@ def run(quick: bool = False) -> dict[str, Any]:
 def step_by_workers(folder: Path, n_labels: int, n_views: int) -> dict[str, float]:
     """One step (a pass and an update) by one worker and by two, one thread each; limit 0.7."""
     views, labels = write_problem(folder, n_labels, n_views)
-    reader = label_reader(labels)
+    given = labels_in_files(labels)
     found: dict[str, float] = {"J": n_labels, "K": n_views}
     for n_workers, name in ((1, "one"), (2, "two")):
-        calibration = Calibration(open_chunks(views), reader, "regression", Tasks(n_workers, {}))
+        calibration = Calibration.of(open_chunks(views), given, "regression", Tasks(n_workers, {}))
         start = time.perf_counter()
-        source = RemoteViews(calibration, None)
-        parts = source.continuous(with_variance=False).parts
+        parts = calibration.continuous(with_variance=False).parts
         require("ray", "ray").wait(parts.data, num_returns=len(parts.data))
         found[f"{name}_loading_seconds"] = time.perf_counter() - start
-        problem, state = pose(GaussianMixture(v=0.1, noise="none"), source)
+        problem, state = pose(GaussianMixture(v=0.1, noise="none"), calibration)
 
         def step(problem: Any = problem, state: Any = state) -> None:
             problem.update(state, problem.evaluate(state)[1])
 
         found[f"{name}_worker_seconds"] = fastest(step)
         found["bytes_in_memory"] = float(parts.sum(_size_of()))
-        answers = require("ray", "ray").get(parts.map(sums, (_size_of(), 1)).data)
+        calls = [(*each, parts.size, _size_of(), 1) for each in zip(parts.data, parts.firsts, strict=True)]
+        answers = parts.tasks.results(sums, calls)
         found["bytes_back"] = len(pickle.dumps(problem.evaluate(state)[1])) * sum(map(len, answers))
     found["bytes_on_disk"] = sum(path.stat().st_size for path in views.glob("*.parquet"))
     found["bytes_of_labels"] = labels.stat().st_size

@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -47,9 +46,9 @@ from vbtta.inference.em import join, nodes, total
 from vbtta.ray import collect_views as collect_on_cluster
 from vbtta.ray import fit_policy as fit_on_cluster
 from vbtta.ray import predict as predict_on_cluster
-from vbtta.ray.cluster import Tasks, WorkerError, remote
-from vbtta.ray.collect import Collector, Job, _packed, pieces_of, read_batches, read_inputs
-from vbtta.ray.fit import Calibration, LabelReader, Parts, label_reader
+from vbtta.ray.cluster import Tasks, WorkerError
+from vbtta.ray.collect import Job, _packed, collect_piece, pieces_of, read_batches, read_inputs
+from vbtta.ray.fit import Calibration, Parts, labels_in_files
 
 pytestmark = [
     pytest.mark.slow,
@@ -150,10 +149,6 @@ def write_labels(path: Path, labels: LabelSets) -> Path:
     return path
 
 
-def n_labels(reader: LabelReader) -> int:
-    return sum(map(reader.n_labels, reader.paths))
-
-
 def assert_same(found: Policy, expected: Policy, predictions: ViewPredictions) -> None:
     np.testing.assert_allclose(found.weights, expected.weights, atol=1e-8)
     for ours, theirs in zip(found.members or [found], expected.members or [expected], strict=True):
@@ -206,7 +201,7 @@ def test_weights_bound_and_predictions_are_those_of_memory(
             for model, engine in models
         ]
         for n_workers in sizes:
-            calibration = Calibration(open_chunks(folder), label_reader(labels), task, Tasks(n_workers, {}))
+            calibration = Calibration.of(open_chunks(folder), labels, task, Tasks(n_workers, {}))
             for (model, engine), policy in zip(models, expected, strict=True):
                 found = fit_sample(
                     calibration, task=task, model=model, engine=engine, guard=False, seed=0, progress=False
@@ -234,7 +229,7 @@ def test_choice_guard_and_labels_in_files(machines: Machines, tmp_path: Path) ->
     assert found.guard.reason == expected.guard.reason
     strangers = pa.table({"instance": ["i0001", "nobody"], "label": [0.0, 1.0]})
     pq.write_table(strangers, tmp_path / "strangers.parquet")
-    with pytest.raises(ValueError, match="1 of 2 name an instance that the dataset does not have"):
+    with pytest.raises(ValueError, match=r"labels name instance 'nobody'.*\(1 of 2 labels are not\)"):
         fit_on_cluster(folder, tmp_path / "strangers.parquet", task="regression", workers=1)
 
 
@@ -432,7 +427,7 @@ def test_a_worker_says_what_failed(
     job = Job(factory, [Identity()], 1, 2, False, None, 0, None, read, str(tmp_path / "out"), "")
     (tmp_path / "out").mkdir()
     with pytest.raises(kind, match=message) as raised:
-        Collector(cloudpickle.dumps(job)).collect(pieces_of(tmp_path / "in.parquet", 4)[0])
+        collect_piece(message, cloudpickle.dumps(job), pieces_of(tmp_path / "in.parquet", 4)[0])
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
     assert not list((tmp_path / "out").iterdir())
 
@@ -457,9 +452,9 @@ def test_errors_of_workers_are_short(machines: Machines, tmp_path: Path) -> None
         raise error
 
     with pytest.raises(ValueError, match=r"worker_options are not what ray\.remote takes: .*nonsense"):
-        Tasks(1, {"nonsense": 1})
+        Tasks(1, {"nonsense": 1}).start(fail, [])
     with pytest.warns(UserWarning, match=r"no node of the cluster has what a worker needs \(1 CPU, 8 GPU\)"):
-        remote(fail, {"num_gpus": 8})
+        Tasks(1, {"num_gpus": 8})
     tasks = Tasks(1, {"max_retries": 0})
     with pytest.raises(KeyError, match=r"^'x'$") as lookup:
         tasks.results(fail, [(KeyError("x"),)])
@@ -487,6 +482,76 @@ def test_a_local_start_is_on_the_loopback_interface() -> None:
     assert done.stdout.split() == ["127.0.0.1"]
 
 
+# -- a driver that is killed ------------------------------------------------------------------------
+
+MORTAL = """
+import json, os, signal, sys, threading, time
+from pathlib import Path
+import numpy as np, ray
+from vbtta import EM
+from vbtta.augment import GaussianNoise, Identity
+from vbtta.ray import collect_views, fit_policy
+from vbtta.ray.fit import Parts
+
+address, inputs, labels, out, dies = sys.argv[1:]
+ray.init(address=address, logging_level="error", log_to_driver=False)
+
+def make():
+    def model(batch):
+        while dies == "collecting" and len(list(Path(out).glob("*.parquet"))) >= 2:
+            time.sleep(0.02)  # the driver dies when two parts are there
+        return batch @ np.arange(1.0, 6.0)[:, None]
+    return model
+
+def die_when_two_parts_are_there():
+    while len(list(Path(out).glob("*.parquet"))) < 2:
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+plain, steps = Parts.sum, []
+
+def mortal(*arguments):
+    steps.append(1)
+    if len(steps) == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(*arguments)
+
+if dies == "collecting":
+    threading.Thread(target=die_when_two_parts_are_there, daemon=True).start()
+if dies == "fitting":
+    Parts.sum = mortal
+found = collect_views(make, inputs, [Identity(), GaussianNoise(0.2)], out, key="sum", draws=2, workers=2,
+                      rows_per_part=100)
+policy = fit_policy(out, labels, task="regression", model="mixture", engine=EM(max_steps=12, tol=0), guard=False,
+                    workers=2)
+numbers = [policy.elbo, *policy.weights, *policy.weight_interval(0.9).ravel(), found.load().outputs.sum()]
+print(json.dumps({"reused": found.n_reused, "numbers": [float(value).hex() for value in numbers]}))
+"""
+
+
+def test_a_driver_that_is_killed_and_restarted(machines: Machines, tmp_path: Path) -> None:
+    """Killed while views are collected and again while weights are fitted; the answer is equal to the last bit."""
+    x = inputs_in_files(tmp_path / "inputs", 600)
+    value = x @ np.arange(1.0, 6.0) + np.random.default_rng(2).normal(size=600)
+    labels = write_labels(tmp_path / "labels.parquet", LabelSets.from_table(np.arange(600), value))
+
+    def run(out: str, dies: str = "") -> Any:
+        paths = [str(path) for path in (tmp_path / "inputs", labels, tmp_path / out)]
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", MORTAL, machines.address, *paths, dies],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    undisturbed = json.loads(run("whole").stdout.splitlines()[-1])
+    assert run("parts", "collecting").returncode == -signal.SIGKILL
+    assert run("parts", "fitting").returncode == -signal.SIGKILL
+    found = json.loads(run("parts").stdout.splitlines()[-1])
+    assert found["reused"] == 7
+    assert found["numbers"] == undisturbed["numbers"]
+    for path in (tmp_path / "whole").glob("*.parquet"):
+        assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes()
+
+
 # -- the driver's memory --------------------------------------------------------------------------
 
 DRIVER = """
@@ -512,13 +577,14 @@ print(json.dumps({"kilobytes": peak, "instances": collected.n_instances, "weight
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 def test_memory_of_the_driver_is_flat(machines: Machines, tmp_path: Path) -> None:
-    """Within 50 MB from 1e5 to 1e6 instances, collecting and fitting."""
+    """Within 50 MB from 1e5 to 1e6 instances of which 1e4 have labels, collecting and fitting."""
     rng, peaks = np.random.default_rng(0), {}
     for n in (100_000, 1_000_000):
         columns = {"a": rng.normal(size=n), "b": rng.normal(size=n)}
         pq.write_table(pa.table(columns), tmp_path / f"inputs-{n}.parquet", row_group_size=65536)
-        value = columns["a"] + 0.1 * rng.normal(size=n)
-        write_labels(tmp_path / f"labels-{n}.parquet", LabelSets.from_array(value))
+        labelled = np.sort(rng.permutation(n)[:10_000])
+        labels = LabelSets.from_table(labelled, columns["a"][labelled] + 0.1 * rng.normal(size=10_000))
+        write_labels(tmp_path / f"labels-{n}.parquet", labels)
         files = (f"inputs-{n}.parquet", f"labels-{n}.parquet", f"out-{n}")
         paths = [str(tmp_path / file) for file in files]
         done = subprocess.run(
@@ -625,8 +691,14 @@ def test_a_policy_predicts_images_in_files(machines: Machines, tmp_path: Path) -
     def make() -> Callable[[Any], Any]:
         return lambda batch: -np.abs(8 * batch.mean(axis=(1, 2, 3))[:, None] - np.arange(5))
 
+    from ray import data
+
     views = [Identity(), GaussianNoise(0.1)]
-    for path in (tmp_path, [tmp_path / "images.parquet"]):
+    arrays = [
+        {"instance": name, "image": np.asarray(Image.open(io.BytesIO(file)))}
+        for name, file in zip(names, pictures, strict=True)
+    ]
+    for path in (tmp_path, [tmp_path / "images.parquet"], data.from_items(arrays)):
         found = predict_on_cluster(make, path, views, policy, batch_size=16, workers=1).to_pandas()
         assert found["instance"].tolist() == names
         assert (found["label"] == sizes).mean() > 0.9
@@ -644,86 +716,51 @@ def test_files_that_do_not_name_their_views(tmp_path: Path) -> None:
         open_chunks(tmp_path / "lists.parquet")
 
 
-def test_labels_of_some_rows(tmp_path: Path) -> None:
-    """Of files and of memory, long and wide, the labels of a few rows are those of the whole."""
+def test_labels_in_files(tmp_path: Path) -> None:
+    """Of a file or a folder, long and wide, with gaps; files whose columns differ are refused."""
     _, labels = numbers(300)
-    whole = labels.align(300, np.arange(300))
-    long = label_reader(write_labels(tmp_path / "long.parquet", labels))
-    wide = pa.table({"instance": [5, 7, 9], "label_ann": [1.0, None, 3.0], "label_bob": [None, 2.0, 4.0]})
-    pq.write_table(wide, tmp_path / "wide.parquet")
-    rows = np.arange(100, 220)
-    for reader in (long, label_reader(labels)):
-        found, expected = reader.of(100, rows, 120), whole.take(rows)
-        np.testing.assert_array_equal(found.instance, expected.instance)
-        np.testing.assert_array_equal(found.value, expected.value)
-        np.testing.assert_array_equal(found.annotator, expected.annotator)
-    assert n_labels(long) == len(labels)
-    reader = label_reader(tmp_path / "wide.parquet")
-    assert n_labels(reader) == 4
-    found = reader.of(0, np.array([9, 5]), 2)
-    assert sorted(zip(found.instance.tolist(), found.value.tolist(), strict=True)) == [(0, 3.0), (0, 4.0), (1, 1.0)]
-    assert found.annotator_names == ("ann", "bob")
-    pq.write_table(pa.table({"name": [1], "label": [1.0]}), tmp_path / "wrong.parquet")
-    with pytest.raises(ValueError, match="must have the columns instance and label"):
-        label_reader(tmp_path / "wrong.parquet")
+    whole = labels_in_files(write_labels(tmp_path / "long.parquet", labels))
+    np.testing.assert_array_equal(whole.instance, labels.instance)
+    np.testing.assert_array_equal(whole.value, labels.value)
+    folder = tmp_path / "wide"
+    folder.mkdir()
+    rows: dict[str, Any] = {"instance": [5, 7], "label_ann": [1.0, np.nan], "label_bob": [None, 2.0]}
+    pq.write_table(pa.table(rows), folder / "0.parquet")
+    pq.write_table(pa.table({"label_bob": [4.0], "instance": [9], "label_ann": [3.0]}), folder / "1.parquet")
+    wide = labels_in_files(folder)
+    assert sorted(zip(wide.instance.tolist(), wide.value.tolist(), strict=True)) == [
+        (5, 1.0),
+        (7, 2.0),
+        (9, 3.0),
+        (9, 4.0),
+    ]
+    assert wide.annotator_names == ("ann", "bob")
+    pq.write_table(pa.table({"instance": [1], "label_ann": [2.0]}), folder / "1.parquet")
+    with pytest.raises(ValueError, match=r"1\.parquet has the columns instance, label_ann, but .*0\.parquet has"):
+        labels_in_files(folder)
+    with pytest.raises(FileNotFoundError, match="labels: there is nothing at"):
+        labels_in_files(tmp_path / "nowhere")
 
 
-def test_weights_groups_and_indices_on_the_way(tmp_path: Path) -> None:
-    """Instance weights of label files, groups of predictions, and pandas labels reach the workers."""
+def test_weights_and_groups_on_the_way(machines: Machines, tmp_path: Path) -> None:
+    """Instance weights of label files and groups of predictions reach the workers."""
     predictions, _ = numbers(300)
     grouped = ViewPredictions(predictions.outputs, names=NAMES, ids=predictions.ids, groups=np.arange(300) // 10)
     chunks = open_chunks(write(tmp_path / "views", grouped))
     np.testing.assert_array_equal(np.concatenate([chunk.read().groups for chunk in chunks]), grouped.groups)
     predictions.save(tmp_path / "plain.parquet")
-    assert all(chunk.has_groups() for chunk in chunks)
     assert not any(chunk.has_groups() for chunk in open_chunks(tmp_path / "plain.parquet"))
-    labels = LabelSets.from_table(np.arange(300), np.zeros(300)).with_weights(1.0 + np.arange(300))
+    series = pd.Series(np.arange(300.0), index=pd.Index(np.arange(300), name="id")).sample(frac=1, random_state=0)
+    labels = LabelSets.from_array(series).with_weights(1.0 + np.arange(300))
     labels.save(tmp_path / "labels.parquet")
     rows = np.arange(100, 220)
-    series = pd.Series(np.arange(300.0), index=np.arange(300)).sample(frac=1, random_state=0)
-    for reader in (label_reader(tmp_path / "labels.parquet"), label_reader(labels)):
-        share = reader.of(100, rows, 120)
-        np.testing.assert_array_equal(share.instance_weights, 1.0 + rows)
-        np.testing.assert_array_equal(share.count, 1.0 + rows)
-    by_id = replace(label_reader(series), by_id=True)
-    np.testing.assert_array_equal(by_id.of(100, rows, 120).value, rows)
-
-
-def test_gaps_in_label_files(tmp_path: Path) -> None:
-    """NaN is a gap as null is, long and wide; what is missing with a label is told by file and row."""
-    value = np.array([1.0, np.nan, 3.0, 4.0])
-    tables: dict[str, dict[str, Any]] = {
-        "long": {"instance": [5, 7, 8, 9], "label": value},
-        "wide": {"instance": [5, 7, 8, 9], "label_1": value, "label_2": [np.nan, np.nan, 2.0, None]},
-    }
-    for name, expected in (("long", [1.0, 3.0, 4.0]), ("wide", [1.0, 3.0, 2.0, 4.0])):
-        pq.write_table(pa.table(tables[name]), tmp_path / f"{name}.parquet")
-        reader = label_reader(tmp_path / f"{name}.parquet")
-        assert n_labels(reader) == len(expected)
-        assert reader.of(0, np.array([5, 7, 8, 9]), 4).value.tolist() == expected
-    for name, cells in (("instance", [5, 7, None, 9]), ("count", [1, 1, None, 2])):
-        folder = tmp_path / name
-        folder.mkdir()
-        pq.write_table(
-            pa.table({"instance": [1], "annotator": ["c"], "count": [1], "label": [0.0]}), folder / "0.parquet"
-        )
-        rest = {"instance": [5, 7, 8, 9], "annotator": ["a"] * 4, "count": [1] * 4, "label": value}
-        pq.write_table(pa.table({**rest, name: cells}), folder / "1.parquet")
-        reader = label_reader(folder)
-        with pytest.raises(ValueError, match=rf"1\.parquet, row 2 has no {name}; fill it in"):
-            n_labels(reader)
-
-
-def test_label_files_that_do_not_match(tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_text("instance,label\n0,1\n")
-    with pytest.raises(ValueError, match=r"labels: .*labels\.csv is not a parquet file: .*csv\.read_csv\(path\)"):
-        label_reader(tmp_path / "labels.csv")
-    pq.write_table(pa.table({"instance": [0], "label": [1.0]}), tmp_path / "0.parquet")
-    pq.write_table(pa.table({"label": [2.0], "instance": [1], "remark": ["x"]}), tmp_path / "1.parquet")
-    assert n_labels(label_reader(tmp_path)) == 2
-    pq.write_table(pa.table({"instance": [1], "label": [2.0], "annotator": ["ann"]}), tmp_path / "1.parquet")
-    with pytest.raises(ValueError, match=r"1\.parquet has the columns annotator, .*0\.parquet has instance, label;"):
-        label_reader(tmp_path)
+    for sets in (labels_in_files(tmp_path / "labels.parquet"), labels):
+        with pytest.warns(UserWarning, match="predictions have groups: on a cluster weight intervals"):
+            share = Calibration.of(chunks, sets, "regression", Tasks(1, {}))
+        part, of_part = share.take(rows)
+        np.testing.assert_array_equal(part.outputs, grouped.outputs[rows])
+        np.testing.assert_array_equal(of_part.instance_weights, 1.0 + rows)
+        np.testing.assert_array_equal(of_part.value, rows)
 
 
 def test_inputs_of_tables() -> None:
@@ -736,6 +773,13 @@ def test_inputs_of_tables() -> None:
     images = read_inputs(pa.table({"image": [{"bytes": file.getvalue(), "path": None}] * 2}))
     assert images.shape == (2, 3, 3, 4)
     np.testing.assert_array_equal(images[:, 0], 1.0)
+    pixels = np.zeros((2, 3, 4, 3), dtype=np.uint8)
+    pixels[..., 0] = 255
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(pixels)
+    for column in (tensors, pa.array(pixels.tolist(), pa.list_(pa.list_(pa.list_(pa.uint8()))))):
+        np.testing.assert_array_equal(read_inputs(pa.table({"image": column})), images)
+    grey = read_inputs(pa.table({"image": pa.FixedShapeTensorArray.from_numpy_ndarray(pixels[..., 0] / 255)}))
+    np.testing.assert_array_equal(grey, images[:, :1])
     nested = read_inputs(pa.table({"inputs": [[[1.0, 2.0], [3.0, 4.0]]] * 3}))
     np.testing.assert_array_equal(nested, [[[1.0, 2.0], [3.0, 4.0]]] * 3)
     np.testing.assert_array_equal(
@@ -796,7 +840,7 @@ def test_errors_name_the_remedy(machines: Machines, tmp_path: Path, monkeypatch:
         open_chunks(tmp_path)
     predictions, _ = numbers(50)
     write(tmp_path / "views", predictions)
-    with pytest.raises(ValueError, match="labels are for 49 instances but the dataset has 50"):
+    with pytest.raises(ValueError, match="labels are for 49 instances but the predictions for 50"):
         fit_on_cluster(tmp_path / "views", np.zeros(49), task="regression")
     with pytest.raises(TypeError, match="lambda: predictor"):
         collect_on_cluster(object(), tmp_path, [Identity()], tmp_path, key="a")  # type: ignore[arg-type]
@@ -821,8 +865,6 @@ def test_errors_name_the_remedy(machines: Machines, tmp_path: Path, monkeypatch:
     lock = threading.Lock()
     with pytest.raises(ValueError, match=r"one of them cannot be: cannot pickle '_thread\.lock'"):
         _packed(Job(lambda: lock, [Identity()], 1, 2, False, None, 0, None, None, "", ""))
-    with pytest.raises(FileNotFoundError, match="labels: there is nothing at"):
-        label_reader(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'pip install "vbtta\[ray\]"'):
         fit_on_cluster(tmp_path, [1.0], task="regression")

@@ -235,14 +235,11 @@ def fit(
     options: dict[str, Any] = {"task": task.value, "model": model.value, "seed": seed}
     options["guard"] = "hard" if hard_guard else guard
     if on_ray:
-        from vbtta.data.files import read_labels
         from vbtta.ray import fit_policy as fit_on_cluster
 
-        read_by_workers = labels.is_dir() or labels.suffix == ".parquet"
         options |= {"columns_are_annotators": columns_are_annotators, "workers": workers, "address": address}
-        given = labels if read_by_workers else read_labels(labels, columns_are_annotators=columns_are_annotators)
         talk.note("fitting ...")
-        remote = fit_on_cluster(predictions, given, **options)
+        remote = fit_on_cluster(predictions, labels, **options)
         remote.save(out)
         return _show(talk, remote, out, None, None)
     from vbtta.cli.files import consensus_table, digest, read_pair

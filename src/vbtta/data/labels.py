@@ -564,13 +564,11 @@ class LongLabels:
     key: str | None  # name of the column `instance`; None if the table has no ids
 
 
-def long_labels(
-    table: Mapping[str, Array], where: str, *, columns_are_annotators: bool = False, first_row: int = 0
-) -> LongLabels:
+def long_labels(table: Mapping[str, Array], where: str, *, columns_are_annotators: bool = False) -> LongLabels:
     """Find labels, ids, annotators and counts among named columns.
 
     A long table has the column `label` and one row a label; a wide one has `label_1`, `label_2`, ... and one row an
-    instance. `where` names the table in errors, `first_row` is the number of its first row there.
+    instance. `where` names the table in errors.
     """
     reserved = {"label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS}
     lower = [name.lower() for name in table]
@@ -609,7 +607,7 @@ def long_labels(
             return None
         gaps = is_absent(table[name])[rows]
         if gaps.any() and name != person:
-            row = first_row + int(rows[np.argmax(gaps)])
+            row = int(rows[np.argmax(gaps)])
             raise ValueError(f"{where}, row {row} has no {name}; fill it in, or leave the row out")
         values = table[name][rows]
         return np.array(values.tolist()) if values.dtype == object and not gaps.any() else values

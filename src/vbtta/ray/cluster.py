@@ -1,9 +1,6 @@
 """Ray: connection, tasks that are run again when a worker is lost, and errors of workers in one line."""
 
-__all__ = [
-    "LostWorkerError", "Tasks", "WorkerError", "answer", "check_factory", "check_workers", "connect", "explained",
-    "patience", "remote", "silence",
-]  # fmt: skip
+__all__ = ["Tasks", "WorkerError", "check_factory", "check_workers", "connect", "explained"]
 
 import os
 import traceback
@@ -14,8 +11,6 @@ from importlib import import_module
 from typing import Any
 
 from vbtta._support.checks import require, whole_number
-
-_START = 600.0  # seconds within which the first worker must have started
 
 
 def connect(address: str | None = None) -> Any:
@@ -45,11 +40,6 @@ def connect(address: str | None = None) -> Any:
     return ray
 
 
-def patience() -> float:
-    """Seconds to wait for an answer; dead workers and nodes are noticed by Ray itself, and earlier."""
-    return float(os.environ.get("VBTTA_RAY_TIMEOUT", 6 * 3600))
-
-
 def check_workers(workers: Any, options: Any) -> tuple[int | None, dict[str, Any]]:
     """The arguments `workers` and `worker_options`, checked before anything is started."""
     if options is not None and not isinstance(options, dict):
@@ -64,90 +54,90 @@ def check_factory(factory: Any) -> None:
         raise TypeError(f"predictor_factory must be a function that makes it; got {kind}. Wrap it: lambda: predictor")
 
 
-def remote(code: Any, options: dict[str, Any]) -> Any:
-    """A function as Ray's tasks or a class as its actors; warns where no node can run one, as Ray waits silently."""
-    ray, options = connect(), {"num_cpus": 1, **options}
-    try:
-        made = ray.remote(**options)(code)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"worker_options are not what ray.remote takes: {error}") from None
-    named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
-    needs = {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
-        needed = ", ".join(f"{amount} {name}" for name, amount in needs.items())
-        warnings.warn(
-            f"no node of the cluster has what a worker needs ({needed}), so none starts until one joins; see "
-            "worker_options",
-            stacklevel=2,
-        )
-    return made
-
-
-def answer(references: Any) -> Any:
-    """What one or several references stand for; an exception of a worker is raised here with the same message."""
-    ray = connect()
-    try:
-        return ray.get(references, timeout=patience())
-    except ray.exceptions.GetTimeoutError:
-        raise silence() from None
-    except ray.exceptions.RayError as error:
-        cause: Any = getattr(error, "cause", None)
-        if type(cause).__name__ == "UserCodeException":
-            cause = cause.__cause__
-        if not isinstance(cause, Exception) or type(cause).__module__.startswith("ray."):
-            last_line = str(error).strip().split("\n")[-1].strip() or type(error).__name__
-            cause = LostWorkerError(f"a worker failed, and so did those that took over: {last_line}")
-        raise cause from WorkerError(str(error))
-
-
-def silence() -> RuntimeError:
-    """The error where nobody answers."""
-    return RuntimeError(
-        f"no worker has answered in {patience():.0f} s: one may hang; look at the cluster's log, or give them "
-        "more time with the environment variable VBTTA_RAY_TIMEOUT (seconds)"
-    )
-
-
 class Tasks:
     """Functions run on a cluster. Results stay on the nodes until they are asked for.
 
-    Ray runs a task again when its worker or node is lost, and remakes lost results by the tasks that made them.
+    Ray runs a task again when its worker or node is lost, three times at most unless `max_retries` says otherwise, and
+    remakes lost results by the tasks that made them.
     """
 
     def __init__(self, n_workers: int | None, options: dict[str, Any]) -> None:
-        ray = connect()
-        cores = int(ray.cluster_resources().get("CPU", 0))
-        if n_workers is not None and not 1 <= n_workers <= cores:
-            raise ValueError(
-                f"workers must be between 1 and the {cores} cores of the cluster; got {n_workers}. Add nodes, or leave "
-                "it out for one worker a core"
-            )
-        self.n_workers = n_workers or max(cores, 1)
-        self._options = options
+        self._ray = connect()
+        self.n_workers = n_workers or max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
+        self._options = {"num_cpus": 1, "max_calls": 0, **options}  # workers stay, also those with devices
         self._functions: dict[Callable[..., Any], Any] = {}
-        if not ray.wait(self.start(lambda: True, [()]), timeout=_START)[0]:
-            raise RuntimeError(
-                f"no worker has started in {_START:.0f} s: the cluster is busy; wait for its work to end"
-            )
+        self._warn_if_none_can_run()
 
-    def start(self, function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], **options: Any) -> list[Any]:
-        """References to the results of calls; `options` of Ray where the caller's do not say otherwise."""
+    def start(
+        self, function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], *, spread: bool = False
+    ) -> list[Any]:
+        """References to the results of calls, which run near their data, or spread over the nodes."""
         if function not in self._functions:
-            self._functions[function] = remote(function, self._options)
-        task = self._functions[function].options(**{**options, **self._options})
+            try:
+                self._functions[function] = self._ray.remote(**self._options)(function)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"worker_options are not what ray.remote takes: {error}") from None
+        task = self._functions[function]
+        if spread and "scheduling_strategy" not in self._options:
+            task = task.options(scheduling_strategy="SPREAD")
         return [task.remote(*arguments) for arguments in calls]
 
     def results(self, function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> list[Any]:
         """The results of calls, here and in order."""
-        return list(answer(self.start(function, calls)))
+        return list(self._answer(self.start(function, calls)))
+
+    def finished(self, function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Calls as they finish; as many run at a time as there are workers, none after an error."""
+        waiting, busy = calls[::-1], dict[Any, tuple[Any, ...]]()
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < self.n_workers:
+                    call = waiting.pop()
+                    busy[self.start(function, [call], spread=True)[0]] = call
+                done = self._ray.wait(list(busy), timeout=_patience())[0] or list(busy)  # the answer says who is late
+                self._answer(done[0], 10.0)
+                yield busy.pop(done[0])
+        finally:
+            for reference in busy:
+                self._ray.cancel(reference, force=True)
+
+    def _answer(self, references: Any, seconds: float | None = None) -> Any:
+        """What references stand for; an exception of a worker is raised here with the same message."""
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(references, timeout=_patience() if seconds is None else seconds)
+        except errors.GetTimeoutError:
+            raise RuntimeError(
+                f"no worker has answered in {_patience():.0f} s: one may hang; look at the cluster's log, or give them "
+                "more time with the environment variable VBTTA_RAY_TIMEOUT (seconds)"
+            ) from None
+        except errors.RayError as error:
+            cause: Any = getattr(error, "cause", None)
+            if type(cause).__name__ == "UserCodeException":
+                cause = cause.__cause__
+            if not isinstance(cause, Exception) or type(cause).__module__.startswith("ray."):
+                last_line = str(error).strip().split("\n")[-1].strip() or type(error).__name__
+                cause = RuntimeError(f"a worker failed, and so did those that took over: {last_line}")
+            raise cause from WorkerError(str(error))
+
+    def _warn_if_none_can_run(self) -> None:
+        """Ray waits silently where no node has what a task needs."""
+        options = self._options
+        named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+        needs = {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
+            needed = ", ".join(f"{amount} {name}" for name, amount in needs.items())
+            warnings.warn(
+                f"no node of the cluster has what a worker needs ({needed}), so none starts until one joins; see "
+                "worker_options",
+                stacklevel=4,
+            )
 
 
-# -- failures -------------------------------------------------------------------------------------
-
-
-class LostWorkerError(RuntimeError):
-    """A worker or node was lost, or failed without an exception of its own."""
+def _patience() -> float:
+    """Seconds to wait for an answer; dead workers and nodes are noticed by Ray itself, and earlier."""
+    return float(os.environ.get("VBTTA_RAY_TIMEOUT", 6 * 3600))
 
 
 class WorkerError(Exception):

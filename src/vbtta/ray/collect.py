@@ -1,15 +1,14 @@
 """collect_views on a cluster: parquet files of inputs, a pool of predictors, parquet files of predictions."""
 
-__all__ = ["Collected", "Collector", "Job", "Piece", "collect_views", "pieces_of", "read_batches", "read_inputs"]
+__all__ = ["Collected", "Job", "Piece", "collect_piece", "collect_views", "pieces_of", "read_batches", "read_inputs"]
 
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from pickle import PicklingError
@@ -30,10 +29,8 @@ from vbtta.data.files import columns_of, footers, parquet_files, prediction_tabl
 from vbtta.data.images import decode_images
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
-from vbtta.ray import cluster
-from vbtta.ray.cluster import LostWorkerError, answer, connect, explained, remote
+from vbtta.ray.cluster import Tasks, check_factory, check_workers, connect, explained
 
-_MAX_LOST = 3  # workers that one piece may cost
 _PIECES = 8  # of a row group, at most: each is read from the group's start
 _BUFFER = 1 << 18  # bytes of a column read at once; a whole group's columns may be larger than memory
 _ROW_GROUP = 1 << 25  # bytes that are written at once; twice that while they are put together
@@ -95,9 +92,9 @@ def collect_views(
     predictor_factory : callable
         Makes the predictor, as :func:`vbtta.collect_views` takes it. It is called once on every worker.
     dataset : path or list of paths
-        Parquet files, or folders of them, with a column `image` (image files; the predictor sees numbers from 0 to 1 of
-        shape (n, 3, H, W)), a column `inputs` (lists of lists ..., tensors), or only numbers; and
-        optionally `instance`, the inputs' ids, which are row numbers otherwise.
+        Parquet files, or folders of them, with a column `image` (image files, or arrays (H, W) or (H, W, channels); the
+        predictor sees numbers from 0 to 1 of shape (n, channels, H, W)), a column `inputs` (lists of lists ...,
+        tensors), or only numbers; and optionally `instance`, the inputs' ids, which are row numbers otherwise.
     views : list of views
         What :func:`vbtta.augment.as_views` takes.
     out : path
@@ -132,8 +129,8 @@ def collect_views(
     seed = whole_number("seed", seed, 0)
     batch_size = whole_number("batch_size", batch_size, 1)
     rows_per_part = whole_number("rows_per_part", rows_per_part, 1)
-    workers, worker_options = cluster.check_workers(workers, worker_options)
-    cluster.check_factory(predictor_factory)
+    workers, worker_options = check_workers(workers, worker_options)
+    check_factory(predictor_factory)
     if read is not None and not callable(read):
         raise TypeError(f"read must be a function that makes inputs of a pyarrow.Table; got {type(read).__name__}")
     view_list = as_views(views)
@@ -162,7 +159,11 @@ def collect_views(
     with Progress("inputs", n_rows, progress) as bar:
         bar.advance(n_rows - sum(piece.stop - piece.start for piece in waiting))
         if waiting:
-            _run(job, waiting, workers, worker_options, address, bar)
+            packed = _packed(job)
+            digest, sent = hashlib.sha256(packed).hexdigest(), connect(address).put(packed)
+            calls = [(digest, sent, piece) for piece in waiting]
+            for *_, piece in Tasks(workers, worker_options).finished(collect_piece, calls):
+                bar.advance(piece.stop - piece.start)
     return Collected(folder, n_rows, len(pieces), len(pieces) - len(waiting))
 
 
@@ -178,44 +179,6 @@ def _found(path: Path, n_rows: int) -> bool:
         set_aside(path, error)
         return False
     return True
-
-
-def _run(
-    job: "Job", pieces: list[Piece], workers: int | None, options: dict[str, Any], address: str | None, bar: Progress
-) -> None:
-    """Have workers collect the pieces; a lost worker is replaced, and its piece collected again."""
-    ray = connect(address)
-    size = workers or max(int(ray.cluster_resources().get("CPU", 0)), 1)
-    pool, packed = remote(Collector, {"scheduling_strategy": "SPREAD", **options}), _packed(job)
-    actors = [pool.remote(packed) for _ in range(min(size, len(pieces)))]
-    waiting, idle, busy = pieces[::-1], actors.copy(), dict[Any, tuple[Any, Piece]]()
-    n_lost: Counter[Piece] = Counter()
-    try:
-        while waiting or busy:
-            while waiting and idle:
-                actor, piece = idle.pop(), waiting.pop()
-                busy[actor.collect.remote(piece)] = actor, piece
-            finished, _ = ray.wait(list(busy), num_returns=1, timeout=cluster.patience())
-            if not finished:
-                raise cluster.silence()
-            actor, piece = busy.pop(finished[0])
-            try:
-                answer(finished[0])
-                bar.advance(piece.stop - piece.start)
-            except LostWorkerError:
-                n_lost[piece] += 1
-                if n_lost[piece] > _MAX_LOST:
-                    raise
-                waiting.append(piece)
-                ray.kill(actor)
-                actors.append(actor := pool.remote(packed))
-            if waiting:
-                idle.append(actor)
-            else:
-                ray.kill(actor)  # the replacement of a lost worker may have to start in its place
-    finally:
-        for actor in actors:
-            ray.kill(actor)
 
 
 def _packed(job: "Job") -> bytes:
@@ -254,47 +217,47 @@ class Job:
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return Path(self.folder) / f"part-{piece.file:07d}-{piece.start:012d}-{digest}.parquet"
 
+    def collect(self, predictor: Predictor, inputs: Any, rows: Any, ids: Array | None = None) -> ViewPredictions:
+        """The views of a batch; draws are keyed by rows, the first or all of them."""
+        options: dict[str, Any] = {"draws": self.draws, "delta": self.delta, "seed": self.seed}
+        outputs, variance = collect_rows(predictor, inputs, self.views, rows, **options)
+        kind, names = predictor.output_kind, [view.name for view in self.views]
+        prints = {view.name: prediction_fingerprint(view, kind, self.draws) for view in self.views}
+        classes = predictor.classes if self.classes is None else self.classes
+        return ViewPredictions(outputs, variance, names=names, ids=ids, classes=classes, fingerprints=prints)
 
-class Collector:
-    """A worker, which keeps its predictor; the first call unpacks the job, so that it can report what is wrong."""
 
-    def __init__(self, packed: bytes) -> None:
-        self.packed = packed
+_made: dict[str, tuple[Job, Predictor]] = {}  # by this worker: the last job by the digest of its bytes
 
-    def collect(self, piece: Piece) -> None:
-        """Write the predictions of a piece, whole or not at all, unless they are there."""
-        job, predictor = self._made
-        with explained("reading or writing", f"{piece.path}, rows {piece.start} to {piece.stop}: "):
-            if job.target(piece).exists():
-                return
-            with atomic_path(job.target(piece)) as path, predictor.ready():
-                tables = map(prediction_table, _row_groups(job, predictor, piece))
-                first = next(tables)
-                # Hardly a number comes twice, so a dictionary takes time and room.
-                options = {"use_dictionary": False, "write_page_checksum": True}
-                with require("pyarrow.parquet", "ray").ParquetWriter(path, first.schema, **options) as writer:
-                    for table in chain([first], tables):
-                        writer.write_table(table)
 
-    @cached_property
-    def _made(self) -> tuple[Job, Predictor]:
+def collect_piece(digest: str, packed: bytes, piece: Piece) -> None:
+    """Write the predictions of a piece, whole or not at all, unless they are there."""
+    if digest not in _made:
+        _made.clear()
         with explained("unpacking predictor_factory, read and views"):
-            job: Job = require("ray.cloudpickle", "ray").loads(self.packed)
+            job: Job = require("ray.cloudpickle", "ray").loads(packed)
         with explained("predictor_factory"):
-            return job, as_predictor(job.factory(), job.output)
+            _made[digest] = job, as_predictor(job.factory(), job.output)
+    job, predictor = _made[digest]
+    with explained("reading or writing", f"{piece.path}, rows {piece.start} to {piece.stop}: "):
+        if job.target(piece).exists():
+            return
+        with atomic_path(job.target(piece)) as path, predictor.ready():
+            tables = map(prediction_table, _row_groups(job, predictor, piece))
+            first = next(tables)
+            # Hardly a number comes twice, so a dictionary takes time and room.
+            options = {"use_dictionary": False, "write_page_checksum": True}
+            with require("pyarrow.parquet", "ray").ParquetWriter(path, first.schema, **options) as writer:
+                for table in chain([first], tables):
+                    writer.write_table(table)
 
 
 def _row_groups(job: Job, predictor: Predictor, piece: Piece) -> Iterator[ViewPredictions]:
     """Predictions of a piece, as many rows at a time as are written at once."""
-    names = [view.name for view in job.views]
-    prints = {view.name: prediction_fingerprint(view, predictor.output_kind, job.draws) for view in job.views}
-    classes = predictor.classes if job.classes is None else job.classes
-    options: dict[str, Any] = {"draws": job.draws, "delta": job.delta, "seed": job.seed}
     batches: list[ViewPredictions] = []
     for first, ids, inputs in read_batches(piece, job.batch_size, job.read):
         with explained("the predictor or a view"):
-            outputs, variance = collect_rows(predictor, inputs, job.views, first, **options)
-        batches.append(ViewPredictions(outputs, variance, names=names, ids=ids, classes=classes, fingerprints=prints))
+            batches.append(job.collect(predictor, inputs, first, ids))
         if sum(batch.outputs.nbytes * (1 if batch.variance is None else 2) for batch in batches) > _ROW_GROUP:
             yield batches[0].concat(batches[1:])
             batches.clear()
@@ -336,35 +299,29 @@ def pieces_of(dataset: Any, rows: int, *, alike: bool = True) -> list[Piece]:
 
 
 def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | None) -> Iterator[tuple[int, Array, Any]]:
-    """First row in the whole data set, ids and inputs of batches; the next one is read while one is worked on."""
-    make = partial(read_inputs, where=piece.path) if read is None else read
-    with ThreadPoolExecutor(1) as pool:
-        tables = _tables(piece, batch_size)
-        coming = pool.submit(next, tables, None)
-        first = piece.first
-        while (table := coming.result()) is not None:
-            coming = pool.submit(next, tables, None)
-            ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
-            with explained("read"):
-                inputs = make(table)
-            yield first, ids, inputs
-            first += len(table)
+    """First row in the whole data set, ids and inputs of batches."""
+    make, first = partial(read_inputs, where=piece.path) if read is None else read, piece.first
+    for table in _tables(piece, batch_size):
+        ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
+        with explained("read"):
+            inputs = make(table)
+        yield first, ids, inputs
+        first += len(table)
 
 
 def read_inputs(table: Any, where: str = "dataset") -> Array:
     """A predictor's inputs (n, ...) from a table, as :func:`collect_views` describes its columns."""
     names = table.column_names
+    if "inputs" in names and "image" not in names:
+        return _tensor(table["inputs"].combine_chunks(), f"column 'inputs' of {where}")
     if "image" in names:
-        cells = table["image"].to_pylist()
-        files: list[Any] = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
+        column = table["image"].combine_chunks()
+        if hasattr(column.type, "shape") or hasattr(column.type, "value_type"):  # arrays (H, W) or (H, W, channels)
+            array = _tensor(column, f"column 'image' of {where}")
+            array = np.moveaxis(array if array.ndim == 4 else array[..., None], -1, 1)
+            return array.astype(np.float32) / (255 if array.dtype.kind in "iu" else 1)
+        files: list[Any] = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in column.to_pylist()]
         return decode_images(files, mode="RGB", where=where).astype(np.float32) / 255
-    if "inputs" in names:
-        column = table["inputs"].combine_chunks()
-        if hasattr(column, "to_numpy_ndarray"):
-            return np.asarray(column.to_numpy_ndarray())
-        if hasattr(column.type, "shape"):  # Ray's own tensors
-            return np.asarray(column.to_numpy(zero_copy_only=False))
-        return _nested(column, where)
     try:
         columns = [table[name].to_numpy() for name in names if name != "instance"]
         return np.stack([column.astype(np.float64) for column in columns], axis=1)
@@ -398,16 +355,23 @@ def _tables(piece: Piece, batch_size: int) -> Iterator[Any]:
                 return
 
 
-def _nested(column: Any, where: str) -> Array:
-    """A column of equally long lists as one array."""
+def _tensor(column: Any, where: str) -> Array:
+    """A column of tensors, or of equally long lists, as one array."""
+    if hasattr(column, "to_numpy_ndarray"):
+        return np.asarray(column.to_numpy_ndarray())
+    if hasattr(column.type, "shape"):  # Ray's own, of any shape each
+        arrays = list(column.to_numpy(zero_copy_only=False))
+        if len({array.shape for array in arrays}) != 1:
+            raise ValueError(f"dataset: the arrays of {where} differ in shape; resize them")
+        return np.stack(arrays)
     shape = [len(column)]
     while hasattr(column.type, "value_type"):
         if column.null_count:
-            raise ValueError(f"dataset: column 'inputs' of {where} has gaps")
+            raise ValueError(f"dataset: {where} has gaps")
         inner = column.flatten()
         lengths = require("pyarrow.compute", "ray").list_value_length
         if not hasattr(column.type, "list_size") and len(lengths(column).unique()) != 1:
-            raise ValueError(f"dataset: the lists of column 'inputs' of {where} differ in length; pad them")
+            raise ValueError(f"dataset: the lists of {where} differ in length; pad them")
         shape.append(len(inner) // len(column))
         column = inner
     return np.asarray(column.to_numpy(zero_copy_only=False)).reshape(shape)

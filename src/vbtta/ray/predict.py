@@ -9,16 +9,13 @@ from typing import Any
 import numpy as np
 
 from vbtta._support.checks import require, whole_number
-from vbtta._support.fingerprints import prediction_fingerprint
 from vbtta.adapters.base import Output, as_predictor
-from vbtta.augment.base import Augmentation
 from vbtta.augment.foreign import as_views
-from vbtta.collect import check_options, collect_rows
+from vbtta.collect import check_options
 from vbtta.data.files import columns_of, parquet_files
-from vbtta.data.predictions import ViewPredictions
 from vbtta.policy import Policy
 from vbtta.ray.cluster import check_factory, check_workers, connect
-from vbtta.ray.collect import read_inputs
+from vbtta.ray.collect import Job, read_inputs
 
 
 def predict(
@@ -82,26 +79,20 @@ def predict(
     if drawing and "instance" not in rows.schema().names:
         raise ValueError(f"dataset needs a column 'instance', by which {', '.join(drawing)} draw; number the rows")
     size = workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)
-    arguments = (predictor_factory, used, policy, draws, output, level, seed, read)
+    job = Job(predictor_factory, used, draws, batch_size, False, output, seed, None, read, "", "")
     return rows.map_batches(
         Worker, batch_size=batch_size, batch_format="pyarrow",
         compute=data.ActorPoolStrategy(min_size=1, max_size=size),
-        fn_constructor_args=arguments, **options,
+        fn_constructor_args=(job, policy, level), **options,
     )  # fmt: skip
 
 
 class Worker:
     """A predictor and a policy, which turn a table of inputs into one of predictions."""
 
-    def __init__(
-        self, factory: Callable[[], Any], views: list[Augmentation], policy: Policy, draws: int, output: Output,
-        level: float, seed: int, read: Callable[[Any], Any] | None,
-    ) -> None:  # fmt: skip
-        self.predictor, self.views, self.policy = as_predictor(factory(), output), views, policy
-        self.options: dict[str, Any] = {"draws": draws, "delta": False, "seed": seed}
-        self.level, self.read = level, read or read_inputs
-        kind = self.predictor.output_kind
-        self.fingerprints = {view.name: prediction_fingerprint(view, kind, draws) for view in views}
+    def __init__(self, job: Job, policy: Policy, level: float) -> None:
+        self.job, self.policy, self.level = job, policy, level
+        self.predictor = as_predictor(job.factory(), job.output)
 
     def __call__(self, table: Any) -> Any:
         """The rows of a batch with the policy's prediction."""
@@ -110,10 +101,7 @@ class Worker:
             digests = [hashlib.sha256(str(name).encode()).digest()[:7] for name in ids.tolist()]
             ids = np.array([int.from_bytes(digest) for digest in digests], dtype=np.int64)
         with self.predictor.ready():
-            inputs = self.read(table)
-            outputs, variance = collect_rows(self.predictor, inputs, self.views, ids.astype(np.int64), **self.options)
-        names, classes = [view.name for view in self.views], self.predictor.classes
-        predictions = ViewPredictions(outputs, variance, names=names, classes=classes, fingerprints=self.fingerprints)
+            predictions = self.job.collect(self.predictor, (self.job.read or read_inputs)(table), ids.astype(np.int64))
         arrow = require("pyarrow", "ray")
         table = table.drop_columns([name for name in ("image", "inputs") if name in table.column_names])
         for name, values in self.policy.predict(predictions).columns(self.level).items():

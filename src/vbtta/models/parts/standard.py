@@ -15,7 +15,7 @@ from vbtta.inference.em import Block, block_size, total
 SMALLEST_VARIANCE = 1e-12  # of a residual, in standard units: perfect predictions stay finite
 _ROWS_AT_A_TIME = 1 << 14
 _SMALLEST_SCALE = 1e-100  # of labels, so that its square is a number too
-_SAMPLE = 4096  # labels whose residuals replace the scale of labels that do not vary
+MAX_SAMPLE = 4096  # labels whose residuals replace the scale of labels that do not vary
 _FAR = 5.0  # standard deviations of the labels between them and predictions in the same units, at most
 _OTHER_UNITS = 10.0  # ratio of the standard deviations of labels and predictions in the same units, at most
 SLOPE_SCALE = 0.1  # prior standard deviation of the slope of ln sd in the prediction
@@ -101,27 +101,13 @@ class ContinuousData(ContinuousBlocks):
         return replace(self, blocks=blocks, n_labels=float(sum(block.repeats.sum() for block in blocks)))
 
 
-class LabelMoments(NamedTuple):
-    """Sums over labels."""
-
-    n: Array  # (): counts included
-    value: Array  # (C,)
-    square: Array  # (C,): around a centre
-
-
 def continuous_data(predictions: ViewPredictions, labels: LabelSets, *, with_variance: bool = False) -> ContinuousData:
     """Lay out predictions and labels, already aligned, in blocks of standard units."""
     n_views, n_outputs = predictions.outputs.shape[1:]
     value = labels.continuous(n_outputs)  # (J, C)
     rows, instance = np.unique(labels.instance, return_inverse=True)
     size = block_size(n_views, len(value), len(rows))
-    edges = _label_edges(instance, len(rows), size)
-
-    def moments(centre: Array) -> LabelMoments:
-        return total(lambda part: label_moments(value[part], labels.count[part], centre), edges)
-
-    some = value[:_SAMPLE], predictions.outputs[labels.instance[:_SAMPLE]]
-    standard = standard_of(moments, np.abs(value).max(axis=0), lambda: some)
+    standard = standard_of(value, labels.count, instance, size, predictions.outputs[labels.instance[:MAX_SAMPLE]])
     annotator = np.zeros(len(labels), dtype=np.intp) if labels.annotator is None else labels.annotator
     variance = predictions.variance if with_variance else None
     blocks = lay_out(predictions.outputs, variance, rows, instance, value, labels.count, annotator, standard, size)
@@ -166,27 +152,23 @@ def lay_out(
     return blocks
 
 
-def label_moments(value: Array, count: Array, centre: Array) -> LabelMoments:
-    """Sums of one block's labels (j, C)."""
-    return LabelMoments(count.sum(), count @ value, count @ (value - centre) ** 2)
+def standard_of(value: Array, count: Array, instance: Array, size: int, mean: Array) -> Standard:
+    """Mean and standard deviation of the labels (J, C); where they do not vary, the size of the residuals.
 
-
-def standard_of(
-    moments: Callable[[Array], LabelMoments], size: Array, some: Callable[[], tuple[Array, Array]]
-) -> Standard:
-    """Mean and standard deviation of the labels; where they do not vary, the size of the residuals."""
-    # Labels are seen through their moments around a centre and their largest absolute values (C,) alone; `some` gives
-    # a few of them (j, C) with their predictions (j, K, C), which decide whether predictions are in other units.
-    first = moments(np.zeros(len(size)))
-    location = first.value / first.n
-    scale = np.sqrt(moments(location).square / first.n)
-    flat = scale <= 1e-12 * size
-    value, mean = some()
+    Sums are over blocks of `size` instances, which count from 0. Predictions (j, K, C) of the first labels decide
+    whether they are in other units.
+    """
+    parts = _label_edges(instance, int(instance[-1]) + 1, size)
+    n, location = total(lambda part: (count[part].sum(), count[part] @ value[part]), parts)
+    location = location / n
+    scale = np.sqrt(total(lambda part: count[part] @ (value[part] - location) ** 2, parts) / n)
+    value, largest = value[: len(mean)], np.abs(value).max(axis=0)
+    flat = scale <= 1e-12 * largest
     if flat.any():
         typical = np.median(np.abs(value[:, None] - mean), axis=(0, 1))
-        scale = np.where(flat, np.where(typical > 1e-12 * size, typical, np.where(size > 0, size, 1.0)), scale)
-    if not (scale > _SMALLEST_SCALE).all() or (size > 1 / _SMALLEST_SCALE).any():
-        worst = float(scale.min()) if not (scale > _SMALLEST_SCALE).all() else float(size.max())
+        scale = np.where(flat, np.where(typical > 1e-12 * largest, typical, np.where(largest > 0, largest, 1.0)), scale)
+    if not (scale > _SMALLEST_SCALE).all() or (largest > 1 / _SMALLEST_SCALE).any():
+        worst = float(scale.min()) if not (scale > _SMALLEST_SCALE).all() else float(largest.max())
         raise ValueError(f"labels are of size {worst:.3g}, whose square is no number; rescale labels and predictions")
     centre, spread = np.median(mean.mean(axis=0), axis=0), mean.std(axis=(0, 1))
     apart = (np.abs(centre - location) > _FAR * scale) | (spread > _OTHER_UNITS * scale)
