@@ -152,13 +152,19 @@ def test_nothing_is_fetched(page: str) -> None:
 
 
 def test_every_part_is_there(page: str) -> None:
-    names = ["comparison", "weights", "quality", "annotators", "cost", "examples", "advice", "diagnostics"]
+    names = ["comparison", "weights", "quality", "annotators", "cost", "examples", "advice"]
     assert re.findall(r'id="(\w+)-section"', page) == [*names, "provenance"]  # in the order of a reader's questions
     ids = [attributes["id"] for _, attributes in Elements(page).found if "id" in attributes]
     assert len(ids) == len(set(ids))
     svgs = [attributes for tag, attributes in Elements(page).found if tag == "svg"]
     assert len(svgs) == 5  # weights, cost curve, differences, reliability, annotators
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in svgs)
+    assert "Expected calibration error" in page
+    assert (
+        page.index("explain the same labels")
+        < page.index('id="quality-section"')
+        < page.index("look like the observed")
+    )
     assert page.count("data:image/png") == 4  # of the inputs that the views disagree most about
     assert "#010101" not in page  # the placeholders have become the page's colour
     assert "#020202" not in page
@@ -178,6 +184,9 @@ def test_a_policy_alone_makes_a_page(tmp_path: Path) -> None:
     assert "Interval coverage on calibration labels" in whole
     assert whole.count('class="example"') == 4
     assert "Judge it on labels that took no part in the fit" in whole
+    assert "Log score of the heaviest views alone" in whole
+    assert re.search(r"Intervals of 50.% hold [\d.]+.% of the calibration labels", whole)
+    assert re.search(r"Input \d+: [-\d.]+ ± [\d.]+, labelled [-\d.]+<", whole)
     assert "identity" in views_in_words(policy)[0]
 
 

@@ -71,12 +71,12 @@ def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
 
 @styled
 def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
-    """Held-out log score of the best sets of views against what they cost, with standard errors: (P,) each."""
+    """Log score of sets of views against what they cost, with standard errors: (P,) each."""
     figure, axes = _axes(2.8)
     axes.errorbar(cost, score, yerr=error, fmt="o-", **_POINTS)
-    axes.plot(cost[chosen], score[chosen], "o", color=COLOURS[1], markersize=8, label="chosen")
+    axes.plot(cost[chosen], score[chosen], "o", color=COLOURS[1], markersize=8, zorder=5, label="chosen")
     axes.legend()
-    return _finish(figure, "cost of the views", "held-out log score", grid="y")
+    return _finish(figure, "cost of the views", "log score", grid="y")
 
 
 @styled

@@ -23,7 +23,7 @@ _SMALL_P = 0.01  # p-values below are reported, given that several are looked at
 _RARE = 0.001  # probability of so many rejections among Gaussian draws
 _SENSITIVE = 0.2  # total variation of weights that depend on a prior
 _ALIKE = 0.9  # overlap of redundant views
-_MAX_HEAVY = 6  # views whose inputs are described
+_MAX_HEAVY = 4  # views whose inputs are described
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +55,16 @@ class Diagnosis:
 
     def summary(self) -> str:
         """The findings in words, one line each; those that need attention start with an exclamation mark."""
-        lines = _views(self)
-        for name, (words, absent) in _IN_WORDS.items():
-            part = getattr(self, name)
-            lines += (words(part) if part else []) or absent
-        return printable("\n".join(lines), "\n")
+        absent = {"annotators": ["Label noise is not modelled."], "normality": [_NO_DRAWS]}
+        parts = [self._in_words(name) or absent.get(name, []) for name in _IN_WORDS]
+        return printable("\n".join([*_views(self), *(line for lines in parts for line in lines)]), "\n")
+
+    def sections(self) -> dict[str, list[str]]:
+        """Findings by the question that they answer, without those that figures show: for the report."""
+        return {title: [line for name in names for line in self._in_words(name)] for title, names in _SECTIONS.items()}
+
+    def _in_words(self, name: str) -> list[str]:
+        return _IN_WORDS[name](getattr(self, name)) if getattr(self, name) else []
 
     def to_dict(self) -> dict[str, Any]:
         """All findings as plain data for JSON; undefined numbers are None."""
@@ -182,15 +187,15 @@ def annotators_in_words(annotators: Any, truth: Mapping[str, float] | None = Non
     if annotators is None or not annotators.names:
         return []
     estimates = []
-    for k, name in enumerate(annotators.names):
+    for k, name in enumerate(f"{name} " if len(annotators.names) > 1 else "" for name in annotators.names):
         if hasattr(annotators, "accuracy"):
             value, (low, high) = 100 * annotators.accuracy[k], 100 * annotators.accuracy_interval[k]
-            known = f"; in truth {100 * truth[name]:.0f} %" if truth and name in truth else ""
-            estimates.append(f"{name} {value:.0f} % right ({low:.0f} to {high:.0f} %{known})")
+            known = f"; in truth {100 * truth[name.strip()]:.0f} %" if truth and name.strip() in truth else ""
+            estimates.append(f"{name}{value:.0f} % right ({low:.0f} to {high:.0f} %{known})")
         else:
             error, bias = annotators.noise[k].mean(), annotators.bias[k].mean()
-            estimates.append(f"{name} errs by {error:.3g} with a bias of {bias:+.3g}")
-    return [f"Annotators: {listing(estimates, 8)}."]
+            estimates.append(f"{name}errs by {error:.3g} with a bias of {bias:+.3g}")
+    return [f"{'Labels' if len(annotators.names) == 1 else 'Annotators'}: {listing(estimates, 8)}."]
 
 
 def _copying(pairs: Sequence[checks.Copying]) -> list[str]:
@@ -229,7 +234,7 @@ def _predictive(results: Sequence[checks.PredictiveCheck]) -> list[str]:
         for name, value, mean, low, high, p_value in results
         if p_value < _SMALL_P
     ]
-    return lines or [f"Simulated label sets look like the observed ones in all {len(results)} respects."]
+    return lines or [f"Simulated label sets look like the observed ones ({len(results)} statistics compared)."]
 
 
 def _sensitivity(changes: Sequence[checks.Sensitivity]) -> list[str]:
@@ -264,14 +269,19 @@ def _drift(drift: checks.Drift) -> list[str]:
 
 
 _NO_DRAWS = "Normality of the draws was not tested: there are none (collect_views(keep_draws=...))."
-_IN_WORDS: dict[str, tuple[Callable[[Any], list[str]], list[str]]] = {  # of a part, and what is said without it
-    "gate": (_gate, []),
-    "annotators": (annotators_in_words, ["Label noise is not modelled."]),
-    "copying": (_copying, []),
-    "overlap": (_overlap, []),
-    "influence": (_influence, []),
-    "predictive": (_predictive, []),
-    "sensitivity": (_sensitivity, []),
-    "normality": (_normality, [_NO_DRAWS]),
-    "drift": (_drift, []),
+_IN_WORDS: dict[str, Callable[[Any], list[str]]] = {
+    "gate": _gate,
+    "annotators": annotators_in_words,
+    "copying": _copying,
+    "overlap": _overlap,
+    "influence": _influence,
+    "predictive": _predictive,
+    "sensitivity": _sensitivity,
+    "normality": _normality,
+    "drift": _drift,
+}
+_SECTIONS = {
+    "views": ("influence", "overlap", "gate", "sensitivity"),
+    "quality": ("predictive", "normality", "drift"),
+    "annotators": ("copying",),
 }

@@ -40,8 +40,9 @@ def comparison_document(outcome: Comparison) -> dict[str, Any]:
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """A diagnosis in words and in numbers."""
-    return {"summary": diagnosis.summary().splitlines(), "findings": diagnosis.to_dict()}
+    """A diagnosis in words, all of them and by question, and in numbers."""
+    words = {"summary": diagnosis.summary().splitlines(), "sections": diagnosis.sections()}
+    return {**words, "findings": diagnosis.to_dict()}
 
 
 def policy_document(policy: Policy) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from vbtta._support.checks import printable, require
 from vbtta._support.files import atomic_path
 from vbtta.comparison import best_methods, change_text, metric_title
 from vbtta.conformal import ConformalPolicy, unwrapped
-from vbtta.data.labels import Array, LabelSets
+from vbtta.data.labels import Array, LabelSets, class_positions
 from vbtta.data.predictions import ViewPredictions
 from vbtta.diagnostics.checks import annotator_places, two_class
-from vbtta.diagnostics.diagnosis import annotators_in_words
+from vbtta.diagnostics.diagnosis import annotators_in_words, listing
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, variance_factor
+from vbtta.models.base import InMemory
 from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.label_noise import AnnotatorAccuracy
 from vbtta.policy import KEPT, Policy
@@ -31,6 +32,7 @@ from vbtta.report.maps import MapExample
 from vbtta.sequential import SequentialPolicy
 
 _MAX_VIEWS = 24  # of an example
+_MAX_SCORED = 1000  # labelled inputs of the curve of cost and quality
 _MAX_INPUTS = 3000  # labelled inputs that are shown, a regular sample where there are more
 _LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
 
@@ -73,7 +75,7 @@ def render_report(
     inner, sequential, conformal = unwrapped(policy)
     (views, given), where = (test, "test labels") if test is not None else ((predictions, labels), "calibration labels")
     policy, views = two_class(inner, views)
-    drawings = weight_figures(policy) | curve_figures(policy, sequential)
+    drawings = weight_figures(policy) | curve_figures(policy, sequential, views, given)
     drawings |= annotator_figures(policy, story.get("skill"))
     if comparison is not None:
         drawings |= comparison_figures(comparison)
@@ -83,11 +85,11 @@ def render_report(
         drawings |= gate_figures(policy, views)
     if conformal is not None and test is not None and (conformal.strata is None or conformal.by_class):
         drawings |= set_figures(conformal, *test)
-    facts = [
-        ("views kept", f"{np.count_nonzero(policy.weights)} of {len(policy.names)}"),
-        ("model", policy.model_name),
-        ("engine", f"{type(policy.engine).__name__}, {policy.n_steps} updates"),
-    ]
+    guard, n_used = policy.guard, np.count_nonzero(policy.weights)
+    facts = [("views kept", f"{n_used} of {len(policy.names)}")]
+    if guard.checked:
+        gain = f"{guard.difference:.3f} ± {guard.standard_error:.3f} nats per input"
+        facts = [("the views help with probability", f"{guard.probability:.2f}"), ("their gain", gain), *facts]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vbtta.report"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_shown,
@@ -104,9 +106,9 @@ def render_report(
         drawings=drawings,
         guarantee=None if conformal is None else documents.guarantee_in_words(conformal),
         comparison=None if comparison is None else _table(comparison),
-        examples=[] if views is None or maps else _examples(policy, views, images),
+        examples=[] if views is None or maps else _examples(policy, views, given, images),
         maps=[(f"{name}: Dice {dice:.3f}", [(t, _png(p)) for t, p in panels.items()]) for name, dice, panels in maps],
-        findings=[str(line) for line in (diagnosis or {}).get("summary", ())],
+        findings={"views": [], "quality": [], "annotators": [], **(diagnosis or {}).get("sections", {})},
         provenance=documents.provenance(policy, {}) if circumstances is None else circumstances,
     )
     script = text.rpartition("<script>")[2].partition("</script>")[0]  # the only one that the page allows
@@ -152,10 +154,13 @@ def _table(comparison: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _examples(policy: Policy, views: ViewPredictions, images: Sequence[Array] | None) -> list[tuple[Any, ...]]:
+def _examples(
+    policy: Policy, views: ViewPredictions, labels: LabelSets | None, images: Sequence[Array] | None
+) -> list[tuple[Any, ...]]:
     """Inputs that the views disagree about: name, the policy's prediction, picture, and the outputs of every view."""
     rows = _disputed(policy, views)
     part = views.take(rows)
+    given = None if labels is None else labels.align(len(views), views.ids).take(rows)
     prediction, by_input = policy.predict(part), policy.weights_for(part)
     order = [k for k in np.argsort(-policy.weights, kind="stable") if policy.names[k] in views.names][:_MAX_VIEWS]
     examples = []
@@ -173,17 +178,23 @@ def _examples(policy: Policy, views: ViewPredictions, images: Sequence[Array] | 
             numbers = zip(prediction.mean[e], prediction.std[e], strict=True)
             verdict = ", ".join(f"{mean:.4g} ± {std:.2g}" for mean, std in numbers)
         name = str(row if views.ids is None else views.ids[row])
+        if given is not None and (given.instance == e).any():
+            verdict += f", labelled {listing([_label(given, views, j) for j in np.flatnonzero(given.instance == e)])}"
         examples.append((name, verdict, None if images is None else _png(images[row]), entries))
     return examples
 
 
+def _label(labels: LabelSets, views: ViewPredictions, place: Any) -> str:
+    """A label as text; a position among named classes by its name."""
+    value = labels.value[place]
+    if views.classes is not None and labels.value.dtype.kind in "iub":
+        value = views.classes[class_positions(labels.value[[place]], len(views.classes), views.classes)[0]]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _disputed(policy: Policy, views: ViewPredictions, most: int = 4) -> Array:
-    """Inputs the views disagree most about; with a gate those for which the heaviest views weigh most."""
+    """Inputs the views disagree most about."""
     views = views.take(slice(0, 5000))
-    if policy.gate is not None:
-        weights = policy.weights_for(views)
-        heaviest = np.argsort(-np.bincount(weights.argmax(axis=1), minlength=weights.shape[1]), kind="stable")
-        return np.unique(weights[:, heaviest[:most]].argmax(axis=0))
     prediction = policy.predict(views)
     if isinstance(prediction, CategoricalPrediction):
         return np.argsort(-prediction.mutual_information, kind="stable")[:most]
@@ -202,15 +213,16 @@ def _png(image: Array) -> str:
 
 
 class Drawing(NamedTuple):
-    """An inline SVG with its caption."""
+    """An inline SVG with its caption, and what it says in words."""
 
     svg: str
     caption: str
+    words: str = ""
 
 
-def _drawing(name: str, figure: Any, alt: str, caption: str, titles: Any = None) -> dict[str, Drawing]:
+def _drawing(name: str, figure: Any, alt: str, caption: str, titles: Any = None, words: str = "") -> dict[str, Drawing]:
     """A figure by its name in the page, with a text alternative and tooltips."""
-    return {name: Drawing(plotting.to_svg(figure, alt, name.replace("_", "-"), titles), caption)}
+    return {name: Drawing(plotting.to_svg(figure, alt, name.replace("_", "-"), titles), caption, words)}
 
 
 def weight_figures(policy: Policy) -> dict[str, Drawing]:
@@ -226,8 +238,10 @@ def weight_figures(policy: Policy) -> dict[str, Drawing]:
     return _drawing("weights", figure, f"Weights: {alt}", f"{caption}for its numbers.", titles)
 
 
-def curve_figures(policy: Policy, sequential: SequentialPolicy | None) -> dict[str, Drawing]:
-    """Held-out score against cost: of the thresholds of an early stop, or of the sets of views that were tried."""
+def curve_figures(
+    policy: Policy, sequential: SequentialPolicy | None, views: ViewPredictions | None, labels: LabelSets | None
+) -> dict[str, Drawing]:
+    """Score against cost: of the thresholds of an early stop, of sets of views that were tried, or of the heaviest."""
     if sequential is not None and sequential.curve:
         points = [(point.cost, point.score, point.standard_error) for point in sequential.curve]
         chosen = [point.threshold for point in sequential.curve].index(sequential.threshold)
@@ -237,12 +251,28 @@ def curve_figures(policy: Policy, sequential: SequentialPolicy | None) -> dict[s
         chosen = [point.views for point in policy.selection.curve].index(policy.selection.chosen.views)
         caption = "Held-out log score of the best sets of views against what they cost; "
         caption += f"budget {policy.selection.budget:g}."
+    elif (n_used := np.count_nonzero(policy.posterior.weights)) > 1 and views is not None and labels is not None:
+        points, chosen = _heaviest_scores(policy, views, labels, n_used), -1
+        caption = "Log score of the heaviest views alone, without a new fit, against their number."
     else:
         return {}
     alt = f"Cost and quality at {len(points)} points; the chosen one costs {points[chosen][0]:.3g}"
     cost, score, error = np.array(points).T
     figure = plotting.cost_curve(cost, score, error, chosen)
     return _drawing("cost_curve", figure, alt, f"{caption} Bars are standard errors of the difference from all views.")
+
+
+def _heaviest_scores(
+    policy: Policy, views: ViewPredictions, labels: LabelSets, n_used: Any
+) -> list[tuple[float, float, float]]:
+    """Number, mean log score and standard error of its difference from all views, of the 1, 2, 4, ... heaviest."""
+    labels = labels.align(len(views), views.ids)
+    rows = labels.labelled[:: -(-len(labels.labelled) // _MAX_SCORED) or 1]
+    sample, order = InMemory(views.take(rows), labels.take(rows)), np.argsort(-policy.posterior.weights, kind="stable")
+    sizes = [*(2**power for power in range(6) if 2**power < n_used), n_used]
+    scores = [policy.restrict(np.sort(order[:size])).log_scores(sample) for size in sizes]
+    error = [float((score - scores[-1]).std() / np.sqrt(len(score))) for score in scores]
+    return list(zip(map(float, sizes), [float(score.mean()) for score in scores], error, strict=True))
 
 
 def gate_figures(policy: Policy, views: ViewPredictions) -> dict[str, Drawing]:
@@ -348,7 +378,11 @@ def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, w
         alt = f"Reliability: mean confidence {confidence.mean():.3f}, share of labels that agree {right:.3f}"
         caption = f"Reliability on {where}: how often the most probable label was given, against its probability"
         caption += f"{through}. Points on the dashed line mean calibrated confidence."
-        return _drawing("reliability", plotting.reliability(confidence, hit, labels.count), alt, caption)
+        sure, gap = float(np.average(confidence, weights=labels.count)), metrics.ece(y, prediction.proba, labels.count)
+        words = f"On {where}, the most probable label has a probability of {100 * sure:.1f} % on average, and is given "
+        words += f"in {100 * right:.1f} % of the cases. Expected calibration error: {100 * gap:.1f} points."
+        figure = plotting.reliability(confidence, hit, labels.count)
+        return _drawing("reliability", figure, alt, caption, words=words)
     y = labels.continuous(prediction.mean.shape[1])
     covered = [metrics.interval_coverage(y, *prediction.interval(float(q)), labels.count) for q in _LEVELS]
     through = (
@@ -357,13 +391,15 @@ def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, w
     alt = f"Coverage: intervals of 90 % hold {100 * covered[8]:.1f} % of the labels"
     caption = f"Interval coverage on {where}: how many lie in the intervals predicted for them{through}. "
     caption += "Points on the dashed line mean calibrated intervals."
-    return _drawing("coverage", plotting.coverage(_LEVELS, np.array(covered)), alt, caption)
+    half, most = (f"{100 * covered[place]:.1f} %" for place in (4, 8))
+    words = f"Intervals of 50 % hold {half} of the {where}, intervals of 90 % hold {most}."
+    return _drawing("coverage", plotting.coverage(_LEVELS, np.array(covered)), alt, caption, words=words)
 
 
 def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) -> dict[str, Drawing]:
     """Estimated skill of the annotators."""
     annotators = policy.annotators
-    if annotators is None or not annotators.names:
+    if annotators is None or len(annotators.names) < 2:
         return {}
     known = None
     if isinstance(annotators, AnnotatorAccuracy):
