@@ -121,8 +121,11 @@ def two_class(policy: Policy, predictions: ViewPredictions | None) -> tuple[Poli
     """A multi-label policy and its views as two-class problems, one an output; others as they are."""
     if not policy.multilabel:
         return policy, predictions
-    policy = replace(policy, multilabel=False, n_outputs=2, classes=None)
-    return policy, None if predictions is None else predictions.as_binary()
+    policy = replace(policy, multilabel=False, n_outputs=2, classes=np.array(["no", "yes"]))
+    if predictions is not None:
+        predictions = predictions.as_binary()
+        predictions.classes = policy.classes
+    return policy, predictions
 
 
 def gate_of(policy: Policy, predictions: ViewPredictions) -> GateUse | None:
