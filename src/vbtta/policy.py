@@ -181,7 +181,7 @@ class Policy:
     classes: Array | None = None
     annotator_names: tuple[str, ...] = ()
     generated_names: bool = False
-    fitted: tuple[str, ...] = ()  # the views the posterior knows, where they are not all
+    fitted: tuple[str, ...] = ()  # the posterior's views, if they are not all
     guard: Guard = _UNGUARDED
     selection: Selection | None = None
     fingerprints: dict[str, str] = field(default_factory=dict, repr=False)

@@ -83,7 +83,7 @@ _SAME_WEIGHTS = 0.02  # difference of every weight between two ascents to the sa
 _SMALL_SHARE = 0.5  # of an equal share, below which a shrinking weight counts as vanishing
 _EXTRA_UPDATES, _MAX_GROWTH = 4, 1e3  # of updates, and a factor that none of them exceeds: powers stay finite
 _ENTRIES = 1 << 15  # of one (K, labels) array in a block: a few of them fit a core's second-level cache
-_LONGEST = 1 << 13  # labels of a block: BLAS takes longer sums on threads of its own, and ours would wait for them
+_LONGEST = 1 << 13  # labels of a block: above it BLAS starts its own threads, which slow down ours
 _ALONE = 1 << 18  # multiplications of a product of matrices that BLAS does not spread over threads
 _SHORTEST = 64  # labels: with fewer in a piece, the product is large and threads are worth it
 _TASKS = 32  # a thread: enough to keep all of them busy to the end
@@ -216,7 +216,7 @@ def _best_ascent(
     problem: Problem[S, T, Any], start: S, first: Ascent, engine: EM, weights: Sequence[Array]
 ) -> tuple[Ascent, list[Ascent]]:
     """The ascent to the highest optimum, and those to others that are about as high, highest first."""
-    # A short ascent tells which optimum another start leads to; only one that is new and about as high is climbed.
+    # A short ascent shows which optimum a start leads to. It is continued if that optimum is new and about as high.
     ends, coarse = [first], EM(tol=max(engine.tol, _COARSE_GAIN / problem.data.n_labels), max_steps=engine.max_steps)
     starts = [problem.started_at(start, each) for each in weights] if first.converged and engine.tol > 0 else []
     for state in starts:

@@ -120,8 +120,8 @@ def _task(source: InMemory, spec: GaussianMixture) -> tuple[MixtureDensity, Advi
 
 
 def _robust_variance(problem: MixtureProblem) -> tuple[float, ...]:
-    """The prior's v in the labels' units, (C,), at most what the middle half of a view's residuals say."""
-    # A few strays multiply a mean square, and nu labels' worth of it would forbid the narrow component that they leave.
+    """The prior's v in the labels' units, (C,), at most the robust variance of a view's residuals."""
+    # Outliers inflate the mean square. With the weight of nu labels it would rule out a narrow component for the rest.
     data = tensors.gaussian_tensors(problem.data)
     residual = (data.value - data.mean[:, data.instance]).numpy()  # (K, J, C)
     distance = np.abs(residual - np.median(residual, axis=1, keepdims=True))

@@ -314,7 +314,7 @@ class MixturePosterior(LabelPooling, Posterior):
         dof = views.dof + 1 - C
         H = np.stack([mean, np.ones_like(mean)][0 if self.prior.affine else 1 :])  # (R, N, K, C)
         covariance = views.calibration_covariance(self.prior.beta).reshape(-1, len(H), C, len(H), C)
-        doubt = np.einsum("rnkc,krcsd,snkd->nkcd", H, covariance, H, optimize=True)  # H Cov(theta) H^T
+        of_mean = np.einsum("rnkc,krcsd,snkd->nkcd", H, covariance, H, optimize=True)  # H Cov(theta) H^T
         noise = views.inverse_scale / dof[:, None, None]
         if self.prior.heteroscedastic:
             if predictions.variance is None:
@@ -325,7 +325,7 @@ class MixturePosterior(LabelPooling, Posterior):
         if self.prior.slope_scale:
             tilt = np.exp(2 * views.scale_slope * scale_covariate(mean, 2))  # (N, K)
             noise = tilt[..., None, None] * noise
-        scale = noise + ((dof - 2) / dof)[:, None, None] * doubt
+        scale = noise + ((dof - 2) / dof)[:, None, None] * of_mean
         units = self.standard.scale
         return self.standard.location + units * (offset + gain * mean), units[:, None] * scale * units, dof
 

@@ -342,7 +342,7 @@ def _tail(block: _NodeBlock) -> _Tail:
 
 def _pull_back_tail(scale: Array, tail: _Tail, share: Array) -> tuple[Array, Array]:
     """Gradients (C, R) of the part below lo, share (C, R) being its weight in the objective."""
-    # lo moves with the class that sets it, so that the bends there hardly change: they are held fixed, as are nodes.
+    # lo moves with the class that sets it and the bends there change little: bends and nodes are held fixed.
     # (Their derivative at a fixed lo grows with the square of the distance to an improbable class, and is wrong.)
     x, hazard, excess, bend, curvature, z, _ = tail
     rise = z + np.exp(-0.5 * z * z - _LOG_SQRT_2PI - log_ndtr(z))
