@@ -192,7 +192,7 @@ def _run(task: Task, method: str, test: HeldOut) -> Cell:
         "fit_seconds": seconds,
         "views": list(views_used(fitted, task.calibration)),
         "warnings": sorted({str(warning.message) for warning in caught}),
-        **({"passes": float(np.mean(prediction.passes))} if hasattr(prediction, "passes") else {}),
+        **({"passes": float(np.mean(prediction.passes))} if prediction.passes is not None else {}),
         **(_describe(fitted) if isinstance(fitted, Policy) else {}),
     }
     return Cell(method, sums, record)

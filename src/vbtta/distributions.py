@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,8 +21,29 @@ _PANELS = np.concatenate([_PANELS, 1 - _PANELS[-2::-1]])  # between quantiles at
 _BLOCK = 1 << 20  # entries of the largest temporary
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _OfInputs:
+    """What predictions of all kinds have: ids of the inputs and, of early stops, how many views each took."""
+
+    ids: Array | None = None
+    passes: Array | None = None
+
+    def columns(self, level: float = 0.9) -> dict[str, Array]:
+        """A table with one row an input."""
+        raise NotImplementedError
+
+    def to_frame(self, level: float = 0.9, index: Any = None) -> Any:
+        """:meth:`columns` as a pandas DataFrame; its index are the ids of the inputs, where they have some."""
+        return frame_of(self.columns(level), self.ids if index is None else index)
+
+    def _taken(self, rows: Array | slice, *names: str) -> Self:
+        """The same of some inputs; `names` are the arrays with one row an input."""
+        arrays = {name: getattr(self, name) for name in (*names, "ids", "passes")}
+        return replace(self, **{name: None if array is None else array[rows] for name, array in arrays.items()})
+
+
 @dataclass(frozen=True, eq=False)
-class ContinuousPrediction:
+class ContinuousPrediction(_OfInputs):
     """A predictive distribution for every input: a mixture of Student-t, one component a view.
 
     Attributes
@@ -33,8 +54,8 @@ class ContinuousPrediction:
     location : (N, K, C) array
     scale : (N, K, C, C) array
         Scale matrices; the covariance is dof/(dof - 2) times that.
-    ids : (N,) array, optional
-        Of the inputs: the index of :meth:`to_frame`.
+    ids, passes : (N,) arrays, optional
+        Of the inputs: the index of :meth:`to_frame`, and the number of views that an early stop took.
 
     Examples
     --------
@@ -49,7 +70,6 @@ class ContinuousPrediction:
     dof: Array
     location: Array
     scale: Array
-    ids: Array | None = field(default=None, kw_only=True)
 
     @classmethod
     def pool(cls, parts: Sequence[ContinuousPrediction], shares: Array) -> ContinuousPrediction:
@@ -92,10 +112,9 @@ class ContinuousPrediction:
         values = [self._quantile(float(p)) for p in levels.flat]
         return values[0] if levels.ndim == 0 else np.stack(values)
 
-    def take(self, rows: Array | slice) -> ContinuousPrediction:
+    def take(self, rows: Array | slice) -> Self:
         """The prediction of some inputs, which may repeat."""
-        ids = None if self.ids is None else self.ids[rows]
-        return ContinuousPrediction(self.weights[rows], self.dof, self.location[rows], self.scale[rows], ids=ids)
+        return self._taken(rows, "weights", "location", "scale")
 
     def cdf(self, y: ArrayLike) -> Array:
         """Distribution function of every output at y, (N,) or (N, C): (N, C)."""
@@ -113,10 +132,6 @@ class ContinuousPrediction:
         values = {"mean": self.mean, "std": self.std, "lower": lower, "upper": upper}
         ends = [f"_{c + 1}" for c in range(lower.shape[1])] if lower.shape[1] > 1 else [""]
         return {f"{name}{end}": part[:, c] for c, end in enumerate(ends) for name, part in values.items()}
-
-    def to_frame(self, level: float = 0.9, index: Any = None) -> Any:
-        """:meth:`columns` as a pandas DataFrame; its index are the ids of the inputs, where they have some."""
-        return frame_of(self.columns(level), self.ids if index is None else index)
 
     def log_prob(self, y: ArrayLike) -> Array:
         """Log density at y, (N,) or (N, C): (N,)."""
@@ -214,7 +229,7 @@ class ContinuousPrediction:
 
 
 @dataclass(frozen=True, eq=False)
-class CategoricalPrediction:
+class CategoricalPrediction(_OfInputs):
     """Class probabilities of every input.
 
     Attributes
@@ -225,8 +240,8 @@ class CategoricalPrediction:
         agree, and at most the entropy.
     classes : (C,) array
         What the columns stand for.
-    ids : (N,) array, optional
-        Of the inputs: the index of :meth:`to_frame`.
+    ids, passes : (N,) arrays, optional
+        As in :class:`ContinuousPrediction`.
 
     Examples
     --------
@@ -238,7 +253,6 @@ class CategoricalPrediction:
     proba: Array
     mutual_information: Array
     classes: Array
-    ids: Array | None = field(default=None, kw_only=True)
 
     @classmethod
     def pool(cls, parts: Sequence[CategoricalPrediction], shares: Array) -> CategoricalPrediction:
@@ -254,14 +268,9 @@ class CategoricalPrediction:
     def __repr__(self) -> str:
         return f"CategoricalPrediction(N={self.proba.shape[0]}, C={self.proba.shape[1]})"
 
-    def take(self, rows: Array) -> CategoricalPrediction:
+    def take(self, rows: Array | slice) -> Self:
         """The prediction of some inputs, which may repeat."""
-        ids = None if self.ids is None else self.ids[rows]
-        return CategoricalPrediction(self.proba[rows], self.mutual_information[rows], self.classes, ids=ids)
-
-    def to_frame(self, index: Any = None) -> Any:
-        """:meth:`columns` as a pandas DataFrame; its index are the ids of the inputs, where they have some."""
-        return frame_of(self.columns(), self.ids if index is None else index)
+        return self._taken(rows, "proba", "mutual_information")
 
     @property
     def label(self) -> Array:
@@ -289,7 +298,7 @@ class CategoricalPrediction:
 
 
 @dataclass(frozen=True, eq=False)
-class MultiLabelPrediction:
+class MultiLabelPrediction(_OfInputs):
     """Probabilities of C labels of which an input may have any number.
 
     Attributes
@@ -298,7 +307,6 @@ class MultiLabelPrediction:
         Probability that the input has the label, and the disagreement of the views about it in nats.
     classes : (C,) array
     ids : (N,) array, optional
-        Of the inputs: the index of :meth:`to_frame`.
 
     Examples
     --------
@@ -310,7 +318,6 @@ class MultiLabelPrediction:
     proba: Array
     mutual_information: Array
     classes: Array
-    ids: Array | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, binary: CategoricalPrediction, classes: Array, ids: Array | None = None) -> MultiLabelPrediction:
@@ -331,10 +338,6 @@ class MultiLabelPrediction:
     def columns(self, level: float = 0.9) -> dict[str, Array]:
         """A table with one row an input: every label's probability."""
         return {f"proba_{name}": self.proba[:, c] for c, name in enumerate(self.classes)}
-
-    def to_frame(self, index: Any = None) -> Any:
-        """:meth:`columns` as a pandas DataFrame; its index are the ids of the inputs, where they have some."""
-        return frame_of(self.columns(), self.ids if index is None else index)
 
 
 Prediction = ContinuousPrediction | CategoricalPrediction

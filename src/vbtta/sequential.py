@@ -19,7 +19,7 @@ from vbtta._support.files import fields_from_plain, read_json, to_plain, write_j
 from vbtta.crossval import CrossValidated, check_units, compare_scores, folds_of, score_folds
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import Rows, ViewPredictions, require_views
-from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
+from vbtta.distributions import CategoricalPrediction, Prediction, merge
 from vbtta.fit import fit_policy, refit
 from vbtta.inference.em import EM
 from vbtta.models.base import InMemory, Model
@@ -60,20 +60,6 @@ class GainModel(NamedTuple):
         """Expected gains (n,) at features (n, F)."""
         linear = _design((features - self.center) / self.scale) @ self.coefficients
         return np.asarray(np.exp(np.clip(linear, -50, 10)))
-
-
-@dataclass(frozen=True, eq=False)
-class SequentialCategorical(CategoricalPrediction):
-    """Class probabilities, and the number of views computed for every input: `passes` (N,)."""
-
-    passes: Array
-
-
-@dataclass(frozen=True, eq=False)
-class SequentialContinuous(ContinuousPrediction):
-    """Predictive distributions, and the number of views computed for every input: `passes` (N,)."""
-
-    passes: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,17 +121,15 @@ class SequentialPolicy:
         """Hashes of the rows of the fit."""
         return self.policies[-1].rows
 
-    def predict(self, predictions: ViewPredictions) -> SequentialCategorical | SequentialContinuous:
+    def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution of every input after its last stage, with `passes`; needs all views, by name."""
         return replace(self._joined(self._stopped(predictions)), ids=predictions.ids)
 
     def passes(self, predictions: ViewPredictions) -> Array:
         """Number of views that every input needs: (N,)."""
-        return self.predict(predictions).passes
+        return np.asarray(self.predict(predictions).passes)
 
-    def run(
-        self, compute: Callable[[int, Array], ArrayLike], n_rows: int, groups: Array | None = None
-    ) -> SequentialCategorical | SequentialContinuous:
+    def run(self, compute: Callable[[int, Array], ArrayLike], n_rows: int, groups: Array | None = None) -> Prediction:
         """Predict while computing views only for the inputs that need them, with any runtime.
 
         `compute`, of a stage and the positions of the rows that are left, returns the outputs (n, V, C) of the V views
@@ -221,15 +205,12 @@ class SequentialPolicy:
                 break
         return parts
 
-    def _joined(self, parts: list[tuple[Array, Prediction]]) -> SequentialCategorical | SequentialContinuous:
+    def _joined(self, parts: list[tuple[Array, Prediction]]) -> Prediction:
         """One prediction of all rows, with the number of views computed for each."""
         passes = np.empty(sum(len(rows) for rows, _ in parts), dtype=np.int64)
         for (rows, _), n_views in zip(parts, accumulate(map(len, self.stages)), strict=False):
             passes[rows] = n_views
-        merged = merge(parts, len(passes))
-        if isinstance(merged, CategoricalPrediction):
-            return SequentialCategorical(merged.proba, merged.mutual_information, merged.classes, passes)
-        return SequentialContinuous(merged.weights, merged.dof, merged.location, merged.scale, passes)
+        return replace(merge(parts, len(passes)), passes=passes)
 
 
 def fit_sequential(

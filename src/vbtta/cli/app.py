@@ -366,7 +366,7 @@ def predict(
         ids = np.arange(len(views)) if views.ids is None else views.ids
         prediction = rule.predict(views)
         table = {"instance": ids, **prediction.columns(level)}
-        if hasattr(prediction, "passes"):
+        if prediction.passes is not None:
             table["passes"] = prediction.passes
         if sets:
             table |= rule.columns(views, sets)
