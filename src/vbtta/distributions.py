@@ -55,7 +55,7 @@ class ContinuousPrediction(_OfInputs):
     scale : (N, K, C, C) array
         Scale matrices; the covariance is dof/(dof - 2) times that.
     ids, passes : (N,) arrays, optional
-        Of the inputs: the index of :meth:`to_frame`, and the number of views that an early stop took.
+        Of the inputs: the index of `to_frame`, and the number of views that an early stop took.
 
     Examples
     --------
