@@ -117,15 +117,20 @@ def markdown(document: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join([*parts, f'{(nll - raw).max():+.3f}', _mean(gap), _mean(error)])} |")
         limit = error.mean() + _half_width(error)
         failures = {
-            "NLL above the raw network's by more than 0.003": (nll - raw).mean() > 0.003,
-            "NLL above the best member's by more than 0.01": gap.mean() > 0.01,
-            "upper limit of the error's loss above 0.2 points or 0.05 years": limit > _ALLOWED[cell[0]["task"]],
+            "NLL above the raw network's by more than 0.003": (nll - raw, (nll - raw).mean() > 0.003),
+            "NLL above the best member's by more than 0.01": (gap, gap.mean() > 0.01),
+            "upper limit of the error's loss above 0.2 points or 0.05 years": (
+                error,
+                limit > _ALLOWED[cell[0]["task"]],
+            ),
         }
-        for goal, failed in failures.items():
-            missed.setdefault(goal, []).extend([f"{data} {labels} x {size}"] * bool(failed))
+        for goal, (values, failed) in failures.items():
+            two = ", ".join(f"{value:+.3f}" for value in np.sort(values)[:-3:-1])
+            place = f"{data} {labels} x {size} ({_mean(values)}; the two largest {two})"
+            missed.setdefault(goal, []).extend([place] * bool(failed))
     tasks = sorted({row["task"] for row in rows})
     lines += ["", "Errors: " + "; ".join(f"{task}, {_ERROR[task]}" for task in tasks) + ".", "", "Goals missed:", ""]
-    lines += [f"- {goal}: {', '.join(places) or 'nowhere'}" for goal, places in missed.items()]
+    lines += [f"- {goal}: {'; '.join(places) or 'nowhere'}" for goal, places in missed.items()]
     counts = [sum((row["data"], row["labels"], row["size"]) == key for row in rows) for key in keys]
     few = f" A cell has {min(counts)} to {max(counts)} samples of 20: with so few, limits can fail by width alone."
     lines += [
