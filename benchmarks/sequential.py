@@ -44,7 +44,7 @@ __all__ = ["main"]
 
 Array = NDArray[Any]
 DATA_SETS = ("cifar10n-pretrained", "utkface-pretrained", "mnist1000", "nuclei")
-_VERSION, _TOLERANCE, _LEVEL, _SPLITS = 3, 0.005, 0.9, 200
+_VERSION, _TOLERANCE, _LEVEL, _SPLITS = 4, 0.005, 0.9, 200
 _READ = (
     "Passes count all views that a member of the stack weighs, 20 or more, so that four are hard to reach. Sets of "
     "strong networks hold one class already. Alone in its batch, an input gains less than its passes say: all views "

@@ -284,9 +284,8 @@ def iou_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, i
     >>> iou_scores([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 2).round(2)
     array([[0.5 , 0.67]])
     """
-    both, either = _overlap(y, maps, n_classes, ignore)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(both / either)
+    scores = dice_scores(y, maps, n_classes, ignore=ignore)
+    return scores / (2 - scores)
 
 
 def average_precision(y: ArrayLike, score: ArrayLike) -> float:
