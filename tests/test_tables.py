@@ -265,6 +265,12 @@ PAIRINGS: dict[str, tuple[Any, Any, Any]] = {
     "unused ids": (
         lambda: shuffled(label=TRUTH).set_axis(["image_id", "label"], axis=1), PREDICTIONS, "'image_id' is not used"
     ),
+    "unused ids beside an index": (
+        lambda: shuffled(label=TRUTH, image_id=IDS).set_index(ORDER).drop(columns="id"), PREDICTIONS, "is not used"
+    ),
+    "ids beside an index of several levels": (
+        lambda: shuffled(label=TRUTH, fold=0).set_index(["fold", "fold"], append=True), PREDICTIONS, None
+    ),
     "two columns of ids": (lambda: shuffled(label=TRUTH, task=ORDER), PREDICTIONS, "which mean the same"),
     "two columns of ids, wide": (lambda: shuffled(item=ORDER, **PEOPLE), PREDICTIONS, "which mean the same"),
     "index of several levels": (

@@ -146,18 +146,15 @@ class LabelSets:
     def _from_frame(cls, frame: Any, n_instances: int | None) -> Self:
         """Labels of a DataFrame or dict of columns, by its column of ids or else its index."""
         names = list(frame.columns if _is_frame(frame) else frame)
-        id_column(names, "the table")
         columns = {str(name): frame[name] for name in names}
         _check_one_table(columns)
+        if id_column(names, "the table") is None and not any(map(_ID_LIKE.search, columns)):
+            index = next((index_of(column, "table") for column in columns.values() if hasattr(column, "iloc")), None)
+            columns |= {} if index is None else {"id": index}
         table = long_labels({name: _as_array(column, name) for name, column in columns.items()}, "the table")
-        index = next((index_of(column, "table") for column in columns.values() if hasattr(column, "iloc")), None)
         if n_instances is not None:
             table = replace(table, n_rows=n_instances, key=table.key or "instance")
-        labels = cls.from_long(table)
-        if index is None or table.key is not None:
-            return labels
-        ids, instance = np.unique(index, return_inverse=True)
-        return labels.place(instance[labels.instance], len(ids), ids)
+        return cls.from_long(table)
 
     @classmethod
     def from_long(cls, table: LongLabels) -> Self:
@@ -539,9 +536,8 @@ class LabelSets:
 
     def _looks_one_hot(self) -> bool:
         """Whether the labels are a table of 0 and 1 with one 1 a row, too large for that to be chance."""
-        columns = self.columns or 0
-        fewest = 20 if columns == 2 else 5  # two annotators of two classes may well disagree on a few instances
-        whole = len(self) == self.n_instances * columns and self.n_instances >= fewest
+        fewest = 20 if self.columns == 2 else 5  # two annotators of two classes may well disagree on a few instances
+        whole = len(self) == self.n_instances * (self.columns or 0) and self.n_instances >= fewest
         if not whole or self.value.dtype.kind not in "iufb" or self.annotator is not None:
             return False
         table = self.value.reshape(self.n_instances, -1)
