@@ -288,7 +288,7 @@ def test_ttach_compose_expands_to_its_views(images):
         torch.testing.assert_close(view(images), transformer.augment_image(images))
     mixed = as_views([Zoom(1.1), compose])
     assert len(mixed) == 9
-    with pytest.raises(TypeError, match="stands for 8 views; use as_views"):
+    with pytest.raises(TypeError, match="Compose stands for several views; use as_views"):
         as_view(compose)
     crops = as_views(ttach.Compose([ttach.FiveCrops(8, 8)]))
     assert crops[0].name == "FiveCrops(crop_lt)"

@@ -246,6 +246,27 @@ def test_ttach_has_inverses_that_agree_with_ours():
         check_invertible(crops)
 
 
+class Roll:
+    """A view of one's own that draws how far it moves each row."""
+
+    name, stochastic = "roll", True
+
+    def __call__(self, batch, rng=None):
+        return torch.stack([row.roll(int(n), -1) for row, n in zip(batch, rng.integers(4), strict=True)])
+
+    def inverse(self, outputs, rng=None):
+        return torch.stack([row.roll(-int(n), -1) for row, n in zip(outputs, rng.integers(4), strict=True)])
+
+
+def test_a_view_of_ones_own_undoes_what_it_drew_under_any_name():
+    images = torch.rand(6, 2, 4, 5)
+    for view in (Roll(), as_view(Roll(), "again"), as_view(Roll(), inverse=Roll().inverse)):
+        streams = [RowStreams(0, view.name, 0, range(6)) for _ in range(2)]
+        augmented = view(images, streams[0])
+        assert not torch.equal(augmented, images)
+        assert torch.equal(invert_view(view, augmented, augmented, images, streams[1])[0], images)
+
+
 def test_kornia_undoes_what_it_drew():
     images = smooth(40, 48).repeat(3, 1, 1, 1)
     rotation = kornia.augmentation.RandomRotation(30.0, p=1.0)
@@ -256,6 +277,9 @@ def test_kornia_undoes_what_it_drew():
         restored = view.inverse(augmented, streams[1])  # type: ignore[attr-defined]
         seen = view.seen(augmented, streams[2])  # type: ignore[attr-defined]
         assert seen.shape == (3, 1, 40, 48)
+        both = invert_view(view, augmented, augmented, images, RowStreams(0, view.name, 0, range(3)))
+        assert torch.equal(both[0], restored)
+        assert torch.equal(both[1], seen)  # type: ignore[arg-type]
         assert seen.float().mean() > 0.6
         inner = (..., slice(3, -3), slice(3, -3))  # kornia pads with zeros, which mix at the border
         assert ((restored - images).abs() * seen)[inner].mean() < 1e-3

@@ -66,7 +66,7 @@ def test_crops_are_views_of_their_own():
     for view, crop in zip(views[1:], v2.TenCrop(24)(IMAGES), strict=True):
         torch.testing.assert_close(view(IMAGES), crop)
     assert len(as_views(v2.FiveCrop(24))) == 5
-    with pytest.raises(TypeError, match="FiveCrop stands for 5 views; use as_views"):
+    with pytest.raises(TypeError, match="FiveCrop stands for several views; use as_views"):
         as_view(v2.FiveCrop(24))
     images = torch.rand(2, 3, 32, 32)
     crops = as_views(v2.Compose([v2.Resize(28), v2.TenCrop(24), v2.Normalize([0.5] * 3, [0.5] * 3)]))

@@ -4,6 +4,7 @@ __all__ = ["Augmentation", "Chain", "apply_view", "check_invertible", "invert_vi
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import Field, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Protocol, dataclass_transform, runtime_checkable
 
@@ -356,11 +357,12 @@ def invert_view(
     """
     check_invertible([view])
     outputs = _at_size(outputs, tuple(augmented.shape[2:]))
+    again = copy(rng)  # the inverse and the mask draw the same numbers
     result = view.inverse(outputs, rng)  # type: ignore[attr-defined]
     sizes = tuple(result.shape[2:]), tuple(batch.shape[2:])
     if sizes[0] != sizes[1]:
         raise ValueError(f"the inverse of view {view.name} returned maps {sizes[0]} for inputs {sizes[1]}.")
-    return result, view.seen(outputs, rng) if hasattr(view, "seen") else None
+    return result, view.seen(outputs, again) if hasattr(view, "seen") else None
 
 
 def reorder_classes(view: Augmentation, outputs: Batch) -> Batch:

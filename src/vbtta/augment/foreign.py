@@ -53,7 +53,8 @@ def as_view(
         Whether the object draws random numbers, if that cannot be recognised.
     inverse : callable, optional
         For maps: a function from outputs (N, C, H, W) of the augmented inputs to the geometry of the inputs, zero where
-        the view sees nothing. A deterministic view needs it; kornia's, MONAI's and ttach's have their own.
+        the view sees nothing; of a stochastic view `f(outputs, rng)` with streams as those it drew from. kornia's,
+        MONAI's and ttach's transforms have their own.
 
     Examples
     --------
@@ -73,10 +74,8 @@ def as_view(
             return replace(obj, name=str(name))  # type: ignore[return-value]
         inverse = getattr(obj, "inverse", None) if inverse is None else inverse
         return FunctionView(str(name or obj.name), obj, obj.stochastic, inverse, True)
-    if _is_from(obj, "ttach"):
-        kind, n_views = _name_of(obj), len(obj) if _is_compose(obj) else "several"
-        remedy = "compose" if _is_compose(obj) else f"ttach.Compose([{kind}()])"
-        raise TypeError(f"a ttach {kind} stands for {n_views} views; use as_views({remedy}), which lists them.")
+    if _is_from(obj, "ttach") or _crops(obj):
+        raise TypeError(f"{_name_of(obj)} stands for several views; use as_views, of ttach with a Compose.")
     if not callable(obj):
         raise TypeError(f"a view must be callable; got {type(obj).__name__}.")
     view_name = name or _name_of(obj)
@@ -84,8 +83,6 @@ def as_view(
         return AlbumentationsView(view_name, obj, stochastic is not False, inverse)
     if _is_from(obj, "monai.transforms"):
         return MonaiView(view_name, obj, _draws(obj) if stochastic is None else stochastic, inverse)
-    if _crops(obj):
-        raise TypeError(f"{_name_of(obj)} stands for {_crops(obj)} views; use as_views, which lists them.")
     if any(_is_from(obj, package) for package in ("kornia.augmentation", "torchvision", "timm")):
         draws = _draws(obj) if stochastic is None else stochastic
         return SeededView(view_name, obj, True, inverse) if draws else FunctionView(view_name, obj, False, inverse)
@@ -144,7 +141,8 @@ class ForeignView:
         return None if self.undo is None else self._undo
 
     def _undo(self, outputs: Batch, rng: RowStreams | None = None) -> Batch:
-        return None if self.undo is None else self.undo(outputs)
+        undo: Any = self.undo
+        return undo(outputs, rng) if _takes_rng(undo) else undo(outputs)
 
     def seen(self, outputs: Batch, rng: RowStreams | None = None) -> Batch | None:
         """Mask (1 or N, 1, H, W) of the positions that the view sees: those the inverse does not fill with zeros."""
