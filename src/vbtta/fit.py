@@ -435,8 +435,9 @@ def fit_candidate(
     if not intervals:
         return policy
     rows = labels.labelled[:: -(-len(labels.labelled) // _MAX_HASHED)]
-    hashes = row_hashes(predictions.take(rows).select(policy.used_names).outputs)
-    return replace(policy, rows=Rows(policy.used_names, hashes))
+    heaviest = policy.names[int(policy.weights.argmax())]  # which pruning leaves
+    hashes = row_hashes(predictions.take(rows).select([heaviest]).outputs)
+    return replace(policy, rows=Rows((heaviest,), hashes))
 
 
 def quick_fit(

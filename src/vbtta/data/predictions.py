@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Rows", "ViewPredictions", "conflict", "draws_of", "row_hashes"]
+__all__ = ["Rows", "ViewPredictions", "conflict", "draws_of", "require_views", "row_hashes"]
 
 import copy
 import hashlib
