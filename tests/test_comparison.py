@@ -231,7 +231,6 @@ def test_without_identity_original_is_left_out_with_a_note():
     assert outcome.methods == ("uniform",)
     assert outcome.against_original is None
     assert "no view is named identity" in outcome.notes[0]
-    assert "No view is named identity, so original is left out." in outcome.to_markdown()
     with pytest.raises(ValueError, match="no method is left"):
         compare(unnamed, labels, unnamed, labels, task="classification", methods=["original"])
 
@@ -241,20 +240,6 @@ def test_same_seed_same_answer():
     np.testing.assert_array_equal(first.against_best.low, second.against_best.low)
     other = run("classification", methods=["original", "uniform"], seed=6)
     assert (other.against_best.low != first.against_best.low).any()
-
-
-def test_markdown():
-    outcome = run("classification", methods=["original", "uniform", "max"])
-    text = outcome.to_markdown()
-    assert text.startswith("| method | accuracy | NLL | brier | ECE | views | passes | fit (s) |\n| --- | ---: |")
-    best = outcome.methods[int(np.argmin(outcome.values[:, 1]))]
-    assert f"**{outcome[best, 'nll']:.4f}**" in text
-    assert "Minus `original`, with 95 % paired bootstrap intervals" in text
-    rows = [line for line in text.splitlines() if line.startswith("| max |")]
-    assert len(rows) == 3
-    low, high = outcome.against_original.low[2, 1], outcome.against_original.high[2, 1]
-    assert f"[{low:+.4f}, {high:+.4f}]" in rows[1]
-    assert "200 labels of 200 test instances." in text
 
 
 def test_it_prints_as_a_table():
@@ -309,11 +294,6 @@ def test_errors_name_what_exists():
         compare(views, labels, views, np.full(200, np.nan), task="regression")
     with pytest.raises(KeyError, match="there are mse"):
         run("regression", methods=["uniform"])["uniform", "brier"]
-
-
-def test_bars_in_names_do_not_break_the_table():
-    text = run("regression", methods={"a|b": "uniform", "c": "original"}).to_markdown()
-    assert r"| a\|b |" in text
 
 
 def test_passes_are_counted_by_the_draws_that_predictions_tell():
@@ -417,7 +397,7 @@ def test_sets_of_every_method_are_compared():
     assert outcome["original", "set_size_0.8"] == pytest.approx(sets.sum(axis=1).mean())
     passes = outcome.fitted["adaptta"].passes(pairs[2]).mean()
     assert outcome.forward_passes.tolist() == [1, 4, pytest.approx(passes)]
-    assert "size of sets (80 %)" in outcome.to_markdown()
+    assert "size of sets (80 %)" in str(outcome)
 
 
 def test_widths_of_intervals_are_compared():

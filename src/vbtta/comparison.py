@@ -111,30 +111,6 @@ class Comparison:
         """A pandas DataFrame, one row a method, columns as in :meth:`to_records`."""
         return require("pandas", "cli").DataFrame(self.to_records()).set_index("method")
 
-    def to_markdown(self) -> str:
-        """The values, best in bold, then the differences with their intervals."""
-
-        def bold(text: str, wanted: bool) -> str:
-            return f"**{text}**" if wanted else text
-
-        records, titles = self.to_records(), [metric_title(metric) for metric in self.metrics]
-        best = {metric: best_methods(records, metric) for metric in self.metrics}
-        rows = [["method", *titles, "views", "passes", "fit (s)"]]
-        for record in records:
-            values = [bold(f"{record[metric]:.4f}", record["method"] in best[metric]) for metric in self.metrics]
-            cost = str(record["views_used"]), f"{record['forward_passes']:.4g}", f"{record['fit_seconds']:.2f}"
-            rows.append([record["method"], *values, *cost])
-        parts = [_markdown_table(rows)]
-        for name, difference in self.references.items():
-            intervals = f"{100 * self.level:g} % paired bootstrap intervals (bold where they exclude 0)"
-            rows = [["method", *titles]]
-            for record, clear in zip(records, (difference.low > 0) | (difference.high < 0), strict=True):
-                if record["method"] != difference.reference:
-                    changes = [change_text(record, metric, name) for metric in self.metrics]
-                    rows.append([record["method"], *map(bold, changes, clear)])
-            parts += [f"Minus `{difference.reference}`, with {intervals}:", _markdown_table(rows)]
-        return "\n\n".join([*parts, " ".join(closing_sentences(self.n_labels, self.n_instances, self.notes))]) + "\n"
-
 
 def compare(
     train_predictions: ViewPredictions,
@@ -527,8 +503,3 @@ def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
 def closing_sentences(n_labels: float, n_instances: int, notes: Sequence[str]) -> list[str]:
     """The size of the test set, and the notes."""
     return [f"{n_labels:,g} labels of {n_instances:,} test instances.", *(f"{n[0].upper()}{n[1:]}." for n in notes)]
-
-
-def _markdown_table(rows: list[list[str]]) -> str:
-    lines = [rows[0], ["---"] + ["---:"] * (len(rows[0]) - 1), *rows[1:]]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)

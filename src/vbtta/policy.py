@@ -205,7 +205,8 @@ class Policy:
             return type(self.model).__name__
         names = []
         for share, member in zip(self.member_weights, self.members, strict=True):
-            kind = " of identity" if member.fitted == ("identity",) else " by input" if member.gate else ""
+            by = {"input": " by input", "view_class": " by class"}.get(getattr(member.model, "weights", ""), "")
+            kind = " of identity" if member.fitted == ("identity",) else by
             names.append(f"{share:.2f} {type(member.model).__name__}{kind}")
         return " + ".join(names)
 

@@ -182,6 +182,7 @@ class Calibration:
 
     chunks: list[Chunk]
     labels: LabelSets  # aligned with the rows of all chunks
+    rows: Array  # of the labelled instances, ascending
     views: ViewPredictions  # those that are read, without rows
     tasks: Tasks
     _samples: dict[int, InMemory] = field(default_factory=dict)  # by seed
@@ -203,7 +204,7 @@ class Calibration:
         aligned = ViewPredictions(rows, ids=None if ids[0] is None else np.concatenate(ids)).align(labels)
         if not len(aligned):
             raise ValueError("labels are empty: at least one instance needs a label")
-        return cls(chunks, aligned, chunks[0].empty, tasks)
+        return cls(chunks, aligned, aligned.labelled, chunks[0].empty, tasks)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -213,7 +214,7 @@ class Calibration:
     @property
     def n_units(self) -> int:
         """Number of labelled instances."""
-        return len(self.labels.labelled)
+        return len(self.rows)
 
     @property
     def has_variance(self) -> bool:
@@ -260,7 +261,7 @@ class Calibration:
 
     def take(self, places: Array) -> tuple[ViewPredictions, LabelSets]:
         """Some labelled instances, in ascending order, brought here."""
-        rows = self.labels.labelled[places]
+        rows = self.rows[places]
         first, *others = self.tasks.results(read_rows, [([each], self.names) for each in self._slices(rows)])
         return first.concat(others), self.labels.take(rows)
 
@@ -271,7 +272,7 @@ class Calibration:
         size = block_size(n_views, len(labels), self.n_units)
         few, some = self.take(np.arange(min(self.n_units, MAX_SAMPLE)))
         outputs = few.outputs[some.instance[:MAX_SAMPLE]]
-        standard = standard_of(value, labels.count, np.unique(labels.instance, return_inverse=True)[1], size, outputs)
+        standard = standard_of(value, labels.count, np.searchsorted(self.rows, labels.instance), size, outputs)
         people = max(1, len(labels.annotator_names))
         parts = self._read(continuous_part, size, size, standard, with_variance)
         return RemoteContinuous(
@@ -297,10 +298,9 @@ class Calibration:
 
     def _read(self, lay_out: Callable[..., Any], size: int, *arguments: Any) -> Parts:
         """All labelled instances, a part of whole blocks for every worker, as a function lays them out."""
-        rows = self.labels.labelled
-        n_blocks = -(-len(rows) // size)
+        n_blocks = -(-len(self.rows) // size)
         edges = np.linspace(0, n_blocks, min(n_blocks, self.tasks.n_workers) + 1).astype(int).tolist()
-        parts = [rows[first * size : last * size] for first, last in pairwise(edges)]
+        parts = [self.rows[first * size : last * size] for first, last in pairwise(edges)]
         calls = [(self._slices(part), self.names, self.labels.take(part), *arguments) for part in parts]
         return Parts(self.tasks, size, edges[:-1], self.tasks.start(lay_out, calls, spread=True))
 
