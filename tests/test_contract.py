@@ -44,7 +44,7 @@ pytest.importorskip("pyro", reason="ADVI needs the extra advi")
 
 CLIMB = EM(tol=1e-11, max_steps=3000)
 DRIFT = ADVI(steps=120, particles=2, learning_rate=0.1)
-FEW_STEPS = {"max_steps": 12}, {"steps": 20}  # of EM and ADVI, where equal steps must give equal answers
+FEW_STEPS = {"max_steps": 6}, {"steps": 8}  # of EM and ADVI, where equal steps must give equal answers
 
 # Names that differ between versions, and constants that no public argument reaches: here and nowhere else.
 SMALL_BLOCKS = (
@@ -251,7 +251,7 @@ ADVI_CASES = (
     _numbers(
         "gaussian mixture, input weights, ADVI",
         GaussianMixture(noise="none", weights="input", v=0.05),
-        ADVI(steps=400, particles=4, learning_rate=0.05),
+        ADVI(steps=200, particles=2, learning_rate=0.1),
     ),
     _classes(
         "categorical mixture, input weights, confusion, ADVI",
