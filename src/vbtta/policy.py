@@ -631,8 +631,8 @@ class StackedPosterior(Posterior):
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The average of the members' predictive distributions."""
-        parts = [part.predict(views) for part, views in self._parts(predictions)]
-        return self._pool(parts, np.tile(self.member_weights, (len(predictions), 1)))
+        parts: list[Any] = [part.predict(views) for part, views in self._parts(predictions)]
+        return type(parts[0]).pool(parts, np.tile(self.member_weights, (len(predictions), 1)))  # type: ignore[no-any-return]
 
     def _parts(self, predictions: ViewPredictions) -> list[tuple[Posterior, ViewPredictions]]:
         """The members' posteriors with their views."""
@@ -640,10 +640,10 @@ class StackedPosterior(Posterior):
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Prediction:
         """The average of the members' consensus, those that predicted the labels better weighing more."""
-        parts = [part.consensus(views, labels, annotator) for part, views in self._parts(predictions)]
+        parts: list[Any] = [part.consensus(views, labels, annotator) for part, views in self._parts(predictions)]
         shares = np.tile(self.member_weights, (len(predictions), 1))
         shares[labels.labelled] = special.softmax(self._log_joint(predictions, labels, annotator)[0], axis=1)
-        return self._pool(parts, shares)
+        return type(parts[0]).pool(parts, shares)  # type: ignore[no-any-return]
 
     def score(self, predictions: ViewPredictions, labels: LabelSets, annotator: Array) -> Array:
         """Log score of every labelled input's label set: (N+,)."""
@@ -656,9 +656,6 @@ class StackedPosterior(Posterior):
         importance = np.ones(len(rows)) if labels.instance_weights is None else labels.instance_weights[rows]
         scores = [part.score(views, labels, annotator) for part, views in self._parts(predictions)]
         return np.stack(scores, axis=1) / importance[:, None] + np.log(self.member_weights), importance
-
-    def _pool(self, parts: list[Any], shares: Array) -> Prediction:
-        return type(parts[0]).pool(parts, shares)  # type: ignore[no-any-return]
 
     def keep(self, views: Array) -> Posterior:
         """The same with only some of the views; members that use none of them go."""

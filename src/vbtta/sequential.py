@@ -338,22 +338,26 @@ class _Evidence(NamedTuple):
         cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
         n_rows, units, quantile = len(self.full.scores), self.full.units, float(-special.ndtri(alpha))
         # with probability alpha, n inputs show no loss that one in n / -ln(alpha) inputs has
-        unseen = -np.log(alpha) * _large_loss(self.divergence[first:], units) / n_rows
+        losses = self.divergence[first:]
+        if units is not None:
+            place = np.unique(units, return_inverse=True)[1]
+            losses = np.stack([np.bincount(place, stage) for stage in losses])
+        unseen = -np.log(alpha) * float(np.quantile(losses, 0.99, axis=1).max()) / n_rows
         none, points = self.full._replace(scores=np.zeros(n_rows)), []
         shares = np.linspace(0, 1, _N_THRESHOLDS + 1)[1:]
         thresholds = np.unique(np.quantile(self.expected[first:], shares)).tolist()
         for threshold in (0.0, *thresholds):  # expected gains are positive: at 0 nothing stops
             stops = [_stops(stage, threshold, units) for stage in self.expected[first:]]
             last = np.argmax([*stops, np.ones(n_rows, dtype=bool)], axis=0)  # (n,)
-            place = first + last, np.arange(n_rows)
-            loss, error = compare_scores(self.full._replace(scores=self.divergence[place]), none)
-            more, noise = compare_scores(self.full._replace(scores=self.excess[place]), none)
+            stopped = first + last, np.arange(n_rows)
+            loss, error = compare_scores(self.full._replace(scores=self.divergence[stopped]), none)
+            more, noise = compare_scores(self.full._replace(scores=self.excess[stopped]), none)
             trust = 1 / (1 + (noise / max(_DOUBT * loss, _SMALL**2)) ** 2)  # of a normal prior for the excess, around 0
             upper = 0.0
             if np.any(stops):
                 beyond = trust * more + quantile * float(np.sqrt(trust)) * noise
                 upper = loss + quantile * error + unseen + max(beyond, 0.0)
-            means = float(passes[last].mean()), float(cost[last].mean()), float(self.scores[place].mean())
+            means = float(passes[last].mean()), float(cost[last].mean()), float(self.scores[stopped].mean())
             points.append(SequentialPoint(threshold, *means, loss + max(trust * more, 0.0), error, upper))
         return points
 
@@ -401,14 +405,6 @@ def _outlook(policies: Sequence[Policy], views: ViewPredictions) -> tuple[Array,
     *early, full = (policy.predict(views) for policy in policies)
     features = [_features(*stage, views) for stage in zip(policies, early, strict=False)]
     return np.stack(_divergences(full, early)), np.stack(features)
-
-
-def _large_loss(loss: Array, units: Array | None) -> float:
-    """What stopping early can cost an input, or a group of them: the largest 99 % quantile of all stages (M, n)."""
-    if units is not None:
-        place = np.unique(units, return_inverse=True)[1]
-        loss = np.stack([np.bincount(place, stage) for stage in loss])
-    return float(np.quantile(loss, 0.99, axis=1).max())  # late stages cost little
 
 
 def _stops(expected: Array, threshold: float, groups: Array | None) -> Array:
