@@ -260,10 +260,11 @@ class CategoricalPrediction(_OfInputs):
 
         What remains open given part and view is the average of what remains open given the view.
         """
-        proba = np.sum([shares[:, m, None] * part.proba for m, part in enumerate(parts)], axis=0)
-        open_given_view = np.stack([part.entropy - part.mutual_information for part in parts], axis=1)
-        left_open = (shares * open_given_view).sum(axis=1)
-        return cls(proba, np.maximum(special.entr(proba).sum(axis=1) - left_open, 0), parts[0].classes)
+        proba, left_open = np.zeros(parts[0].proba.shape), np.zeros(len(shares))
+        for share, part in zip(shares.T, parts, strict=True):
+            proba += share[:, None] * part.proba
+            left_open += share * (part.entropy - part.mutual_information)
+        return cls(proba, np.maximum(entropy(proba) - left_open, 0), parts[0].classes)
 
     def __repr__(self) -> str:
         return f"CategoricalPrediction(N={self.proba.shape[0]}, C={self.proba.shape[1]})"
@@ -280,7 +281,7 @@ class CategoricalPrediction(_OfInputs):
     @property
     def entropy(self) -> Array:
         """Entropy of the class probabilities in nats: (N,)."""
-        return np.asarray(special.entr(self.proba).sum(axis=1))
+        return entropy(self.proba)
 
     def columns(self, level: float = 0.9) -> dict[str, Array]:
         """A table with one row an input: the label, every class's probability, entropy and mutual information."""
@@ -371,6 +372,12 @@ def draw_positions(generator: np.random.Generator, proba: Array) -> Array:
     return np.asarray(np.minimum(above.sum(axis=1), proba.shape[1] - 1))
 
 
+def entropy(proba: Array) -> Array:
+    """Entropy along the last axis, in nats."""
+    log_proba = np.log(np.maximum(proba, np.finfo(np.float64).tiny))
+    return np.asarray(0.0 - np.vecdot(proba, log_proba))  # far faster than SciPy's entr; never -0.0
+
+
 def view_information(proba: Array, shares: Array) -> Array:
     """Mutual information of class and view in nats, between 0 and the entropy of the class: (N,).
 
@@ -382,7 +389,7 @@ def view_information(proba: Array, shares: Array) -> Array:
     joint = shares * (proba / np.maximum(shares.sum(axis=1), tiny))[:, None]
     by_view = np.where(joint > 0, joint / np.maximum(joint.sum(axis=2, keepdims=True), tiny), 1.0)  # P(c | k)
     left_open = -(joint * np.log(by_view)).sum(axis=(1, 2))
-    return np.asarray(np.maximum(special.entr(proba).sum(axis=1) - left_open, 0))
+    return np.asarray(np.maximum(entropy(proba) - left_open, 0))
 
 
 def variance_factor(dof: Array) -> Array:

@@ -9,8 +9,8 @@ give one row an image. For the other metrics :func:`map_rows` makes rows of maps
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
 
+from vbtta import distributions
 from vbtta._support.checks import real_array
 from vbtta.data.labels import Array
 
@@ -136,7 +136,7 @@ def entropy(proba: Array) -> Array:
     >>> entropy(np.array([[0.5, 0.5], [1.0, 0.0]])).round(2)
     array([0.69, 0.  ])
     """
-    return np.asarray(special.entr(proba).sum(axis=-1))
+    return distributions.entropy(proba)
 
 
 def squared_errors(y: ArrayLike, mean: ArrayLike) -> Array:

@@ -7,12 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
-from scipy import special
 
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.distributions import CategoricalPrediction
-from vbtta.inference.em import EM, Problem, ascend, total
+from vbtta.distributions import CategoricalPrediction, entropy
+from vbtta.inference.em import EM, Problem, ascend, buffer, total
 from vbtta.models.parts import label_noise, links
 from vbtta.models.parts.label_noise import FittedNoise, LabelReading, LabelTable, NoiseModel, NoiseSums
 
@@ -309,16 +308,18 @@ class SoftmaxViews:
     """A block of views with softmax probabilities P_k(c) of kappa_k f_k + o, their mixture and its information.
 
     The offsets, common to all views, are factors exp(o) of sums over classes: the array of all logits (n, K, C) is
-    scaled, exponentiated and multiplied by vectors. Many logits in single precision are worked on in that.
+    scaled, exponentiated and multiplied by vectors. Many logits in single precision are worked on in that. A block is
+    valid until the thread's next one.
     """
 
     def __init__(self, logits: Array, kappa: Array, offset: Array, weights: Array) -> None:
         single = logits.dtype.itemsize <= 4 and logits[0].size >= _SINGLE_LOGITS
         self._type = np.float32 if single else np.float64
-        self._utility = np.multiply(logits, kappa[:, None].astype(self._type), dtype=self._type)
+        utility, power = (buffer(name, logits.shape, self._type) for name in ("logits", "power"))
+        self._utility = np.multiply(logits, kappa[:, None].astype(self._type), out=utility)
         if max(self._utility.max(), -self._utility.min()) > _SAFE_LOGIT:
             self._utility -= self._utility.max(axis=2, keepdims=True)
-        self._power = np.exp(self._utility)
+        self._power = np.exp(self._utility, out=power)
         self._factor = np.exp(offset - offset.max())  # (C,)
         self._rate = weights / (self._power @ self._factor.astype(self._type))  # (n, K): w_k / Z_k
         each = (self._rate.astype(self._type)[:, None] @ self._power)[:, 0]
@@ -326,18 +327,23 @@ class SoftmaxViews:
 
     def pooled(self, weights: Array, offset: Array) -> Array:
         """Class probabilities of the weighted sum of the utilities: (n, C)."""
-        return np.asarray(special.softmax(weights.astype(self._type) @ self._utility + offset, axis=1))
+        utility = weights.astype(self._type) @ self._utility + offset
+        utility -= utility.max(axis=1, keepdims=True)
+        np.exp(utility, out=utility)
+        return np.asarray(utility / utility.sum(axis=1, keepdims=True))
 
     def information(self, proba: Array) -> Array:
         """Mutual information of class and view, given class probabilities (n, C): (n,)."""
         # ln P(c, k) = ln rate_k + u_kc + ln tilt_c: what depends on class and view enters by its expectation alone
-        tilt = self._factor * np.minimum(proba / self.mixture, 1e30)
+        tiny, tilt = np.finfo(np.float64).tiny, self._factor * np.minimum(proba / self.mixture, 1e30)
         lean = tilt.astype(self._type)[:, :, None]
         by_view = self._rate * (self._power @ lean)[:, :, 0]
-        utility = self._rate * ((self._power * self._utility) @ lean)[:, :, 0]
-        log_joint = (special.xlogy(by_view, self._rate) + utility).sum(axis=1) + special.xlogy(proba, tilt).sum(axis=1)
-        left_open, entropy = special.xlogy(by_view, by_view).sum(axis=1) - log_joint, special.entr(proba).sum(axis=1)
-        return np.asarray(np.clip(entropy - left_open, 0, entropy))
+        product = np.multiply(self._power, self._utility, out=buffer("product", self._power.shape, self._type))
+        utility = self._rate * (product @ lean)[:, :, 0]
+        of_view = np.log(np.maximum(by_view, tiny) / np.maximum(self._rate, tiny))
+        left_open = np.vecdot(by_view, of_view) - utility.sum(axis=1) - np.vecdot(proba, np.log(np.maximum(tilt, tiny)))
+        entire = entropy(proba)
+        return np.asarray(np.clip(entire - left_open, 0, entire))
 
 
 def class_names(predictions: ViewPredictions) -> Array:
