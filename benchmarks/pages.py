@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.quality_report import short_title
 from reproduction import input_weights
 from reproduction.tallies import markdown_table
 from vbtta._support.files import atomic_path
@@ -146,7 +147,7 @@ def _accuracy(found: dict[str, Any]) -> str:
     lost = [name for name, result in found.items() if not result["verdicts"][1]["holds"]]
     if not lost:
         return "Accuracy is level with the best of them everywhere."
-    return f"Accuracy is level with the best of them except on {', '.join(lost)}."
+    return f"Accuracy is level with the best of them except on {', '.join(map(short_title, lost))}."
 
 
 def _change(difference: tuple[float, float, float]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from reproduction.tallies import plural
 from vbtta._support.checks import require
 
-__all__ = ["figure", "markdown", "point_metric", "strong_figure", "strong_table", "strong_text"]
+__all__ = ["figure", "markdown", "point_metric", "short_title", "strong_figure", "strong_table", "strong_text"]
 
 _TITLES = {
     "cifar10n": "CIFAR-10N: three human labels an image, clean test labels",
@@ -83,7 +83,7 @@ def figure(outcome: dict[str, Any]) -> Any:
         axes.set_xscale("symlog", linthresh=0.02)
         axes.set_yticks(range(len(rows)), [row["method"] for row in rows], fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
-        axes.set_title(_short(name), fontsize=10)
+        axes.set_title(short_title(name), fontsize=10)
         axes.set_xlabel("NLL minus vbtta's", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
     return new
@@ -103,7 +103,7 @@ def strong_text(outcome: dict[str, Any]) -> str:
         )
         point = point_metric(result)
         lines.append(
-            f"* {_short(name)}, {_number(_by_name(result)['original']['values'][point], point)} without "
+            f"* {short_title(name)}, {_number(_by_name(result)['original']['values'][point], point)} without "
             f"augmentation{_goal(name, result)}: "
             f"better {_title(point)} with {_listed(better)}; worse with {_listed(worse)}"
         )
@@ -132,7 +132,7 @@ def strong_table(outcome: dict[str, Any]) -> str:
     return (
         "Accuracy (points) or MAE (years) minus `original`'s, and NLL minus that of `original+t` (regression: "
         "`original`); bold: better beyond the interval, struck: worse beyond it.\n\n"
-        + _table(["method", *map(_short, sets)], rows)
+        + _table(["method", *map(short_title, sets)], rows)
     )
 
 
@@ -165,7 +165,7 @@ def strong_figure(outcome: dict[str, Any]) -> Any:
                 axes.set_xscale("symlog", linthresh=0.2)
             axes.set_yticks(range(len(methods)), methods, fontsize=8)
             axes.tick_params(axis="x", labelsize=8)
-            axes.set_title(_short(base), fontsize=10)
+            axes.set_title(short_title(base), fontsize=10)
             unit = "points" if metric == "accuracy" else "years" if metric == "mae" else "nats"
             against = "no augmentation" if line == 0 or result["task"] == "regression" else "no augmentation, tempered"
             axes.set_xlabel(f"{_title(metric).removesuffix(' (%)')} minus {against} ({unit})", fontsize=9)
@@ -218,7 +218,8 @@ def _listed(methods: list[str]) -> str:
     return ", ".join(f"`{method}`" for method in methods) or "none"
 
 
-def _short(key: str) -> str:
+def short_title(key: str) -> str:
+    """A data set with its network and, unless it is the usual one, the number of calibration images."""
     return f"{_SHORT.get(_base(key), _base(key))} {_network(key)}"
 
 
