@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from reproduction.artificial import draw_inputs, mean_and_sd
 from reproduction.records import PROFILES, Claim, Item, Places, Row, Rows
 from reproduction.tallies import markdown_table, number, numbers, partly, select, spread
 from vbtta.augment import CutMix, Mixup, Pool, RowStreams
-from vbtta.diagnostics import henze_zirkler, holm, normality_of
+from vbtta.diagnostics import henze_zirkler, normality_of
 from vbtta.plotting import COLOURS, styled
 
 Array = NDArray[np.float64]
@@ -82,7 +80,7 @@ def _run_trial(trial: Trial, places: Places) -> list[Row]:
                 "distance": trial.distance,
                 "departure": float(np.mean(statistics)),
                 "henze_zirkler": float(tests.henze_zirkler[0]),
-                "anderson_darling": float(np.mean([_anderson_darling(sample[0]) < _LEVEL for sample in samples])),
+                "anderson_darling": float(tests.anderson_darling[0]),
                 "shapiro_wilk": float(tests.shapiro_wilk[0]),
                 "skewness": skewness,
                 "excess_kurtosis": kurtosis,
@@ -94,29 +92,6 @@ def _run_trial(trial: Trial, places: Places) -> list[Row]:
             }
         )
     return rows
-
-
-def _anderson_darling(points: NDArray[Any]) -> float:
-    """The smallest p-value over coordinates, Holm-corrected, of a sample (M, C).
-
-    SciPy's p-values end at 0.01 and 0.15; these are D'Agostino and Stephens' approximation for
-    A^2 (1 + 0.75/n + 2.25/n^2), mean and variance estimated.
-    """
-    n = len(points)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # about SciPy's p-value, which is not used
-        statistic = np.array([stats.anderson(column).statistic for column in points.T])
-    a = statistic * (1 + 0.75 / n + 2.25 / n**2)
-    p_value = np.select(
-        [a >= 0.6, a >= 0.34, a >= 0.2],
-        [
-            np.exp(1.2937 - 5.709 * a + 0.0186 * np.minimum(a, 100) ** 2),
-            np.exp(0.9177 - 4.279 * a - 1.38 * a**2),
-            1 - np.exp(-8.318 + 42.796 * a - 59.938 * a**2),
-        ],
-        1 - np.exp(-13.436 + 101.14 * a - 223.73 * a**2),
-    )
-    return float(holm(np.clip(p_value, 0, 1)).min())
 
 
 def _table(rows: Rows, config: Config) -> str:

@@ -13,6 +13,7 @@ from vbtta import EM, CategoricalMixture, LabelSets, ViewPredictions, diagnostic
 from vbtta.augment import CutMix, GaussianNoise, Mixup, RowStreams
 from vbtta.collect import collect_views
 from vbtta.diagnostics import (
+    anderson_darling,
     diagnose,
     drift_of,
     effective_views,
@@ -23,8 +24,10 @@ from vbtta.diagnostics import (
     overlap_of,
     predictive_checks,
     prior_sensitivity,
+    shapiro_wilk,
 )
 from vbtta.diagnostics.diagnosis import listing
+from vbtta.diagnostics.normality import qq_points
 
 NAMES = ["identity", "twin", "noise"]
 
@@ -105,6 +108,18 @@ def test_directions_without_variance_are_left_out(rng):
         henze_zirkler([[np.nan, 1.0], [2.0, 3.0]])
 
 
+def test_anderson_darling_and_shapiro_wilk_hold_their_level_and_have_power(rng):
+    normal, skewed = rng.normal(size=(60, 800)), rng.exponential(size=(60, 100))
+    statistic, p_values = anderson_darling(normal)
+    assert stats.kstest(p_values, "uniform").pvalue > 0.01
+    assert stats.kstest(shapiro_wilk(normal)[1], "uniform").pvalue > 0.01
+    assert (anderson_darling(skewed)[1] < 0.05).mean() > 0.9
+    assert (shapiro_wilk(skewed)[1] < 0.05).mean() > 0.9
+    one = np.sort((normal[:, 0] - normal[:, 0].mean()) / normal[:, 0].std(ddof=1))
+    terms = [(2 * i + 1) * (stats.norm.logcdf(one[i]) + stats.norm.logsf(one[-1 - i])) for i in range(60)]
+    assert statistic[0] == pytest.approx(-60 - np.mean(terms))
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_steps_down(values):
@@ -116,6 +131,12 @@ def test_holm_steps_down(values):
         expected[place] = min(running, 1)
     np.testing.assert_allclose(corrected, expected)
     assert (corrected >= p).all()
+
+
+@pytest.mark.parametrize("draws", [8, 40])
+def test_scores_of_few_draws_are_exactly_normal(draws, rng):
+    scores = np.concatenate([qq_points(5 + 3 * rng.normal(size=(draws, 1))).ravel() for _ in range(400)])
+    assert stats.kstest(scores, "norm").pvalue > 0.01
 
 
 def test_mixup_at_a_tail_point_is_rejected_and_gaussian_noise_is_not(rng):
@@ -138,9 +159,11 @@ def test_draws_of_collected_views_are_tested_in_output_space(rng):
     found = normality_of(predictions.draws, predictions.names)
     assert list(found.tested) == [0, 40, 40]
     assert np.isnan(found.henze_zirkler[0])
-    for shares in (found.henze_zirkler, found.shapiro_wilk):
+    for shares in (found.henze_zirkler, found.anderson_darling, found.shapiro_wilk):
         assert shares[1] < 0.2
         assert shares[2] > 0.8
+    np.testing.assert_allclose(found.qq_draws[1], found.qq_normal, atol=0.3)
+    assert np.isnan(found.qq_draws[0]).all()
 
 
 def test_normality_refuses_what_it_cannot_test():
@@ -331,6 +354,7 @@ def test_a_diagnosis_reads_as_text_and_as_json(rng):
     assert "! Incoming views differ from calibration time" in text
     assert "! twin: draws" not in text
     assert "Diagnosis(classification: 3 views" in repr(found)
+    assert len(found.plot().axes) == 2
     plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert plain["normality"]["henze_zirkler"][0] is None
     assert plain["effective_views"] == pytest.approx(found.effective_views)
@@ -372,7 +396,7 @@ def test_henze_zirkler_keeps_outputs_of_very_different_size() -> None:
 def test_too_few_draws_for_the_multivariate_test_are_no_acceptance(rng):
     found = normality_of(rng.exponential(size=(20, 1, 10, 10)) ** 3)
     assert np.isnan(found.henze_zirkler[0])
-    assert found.shapiro_wilk[0] == 1
+    assert found.anderson_darling[0] == 1
 
 
 def test_henze_zirkler_does_not_reject_by_rounding_in_many_dimensions(rng):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta._support.checks import printable
+from vbtta._support.checks import printable, require
 from vbtta._support.files import finite, to_plain
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
@@ -69,6 +69,19 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """All findings as plain data for JSON; undefined numbers are None."""
         return {field.name: finite(to_plain(getattr(self, field.name))) for field in fields(self)}
+
+    def plot(self) -> Any:
+        """A matplotlib Figure: QQ plots of the stochastic views' draws."""
+        part = self.normality
+        if part is None or not part.tested.any():
+            raise ValueError("there are no draws of stochastic views; pass draws=, or collect_views(keep_draws=...)")
+        shown = np.flatnonzero(part.tested)
+        figure = require("matplotlib.figure", "cli").Figure(figsize=(2.6 * len(shown), 2.8), layout="constrained")
+        for place, k in enumerate(shown):
+            axes = figure.add_subplot(1, len(shown), place + 1, title=part.names[k], xlabel="normal quantile")
+            axes.plot(part.qq_normal, part.qq_normal, color="0.6", linewidth=0.8)
+            axes.plot(part.qq_normal, part.qq_draws[k], ".", markersize=3)
+        return figure
 
 
 def diagnose(
@@ -231,14 +244,14 @@ def _sensitivity(changes: Sequence[checks.Sensitivity]) -> list[str]:
 
 
 def _normality(part: Normality) -> list[str]:
-    tests = {"Henze-Zirkler": part.henze_zirkler, "Shapiro-Wilk": part.shapiro_wilk}
+    tests = {"Henze-Zirkler": part[1], "Anderson-Darling": part[2], "Shapiro-Wilk": part[3]}
     lines = []
     for k in np.flatnonzero(part.tested):
         n = int(part.tested[k])
         shares = {name: share[k] for name, share in tests.items() if not np.isnan(share[k])}
         # binomial probability of so many or more rejections
         chance = min(float(special.bdtrc(round(share * n) - 1, n, part.level)) for share in shares.values())
-        few = "" if len(shares) == 2 else "; too few draws for Henze-Zirkler, which needs two more than outputs"
+        few = "" if len(shares) == 3 else "; too few draws for Henze-Zirkler, which needs two more than outputs"
         lines.append(
             f"{'! ' if chance < _RARE else ''}{part.names[k]}: draws are not Gaussian for so many of {n} inputs: "
             f"{', '.join(f'{100 * share:.0f} % ({name})' for name, share in shares.items())}; "
