@@ -68,7 +68,7 @@ methods = {name: name for name in ("original", "original+t", "uniform", "aug_tta
 outcome = compare(
     predictions, classes[calibration], held_out, classes[test], task="classification", methods=methods, resamples=200
 )
-print(outcome)
+print(outcome.to_markdown().partition("\n\n")[0])
 
 # %% [markdown]
 # ## Is anything wrong?

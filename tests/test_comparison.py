@@ -171,12 +171,13 @@ def test_costs():
 
     views, labels = classification()
     done = fit_baseline("class_tta", views, labels, task="classification")
-    outcome = run("classification", methods=["original", "max", slow, done])
+    outcome = run("classification", methods=["original", "max", slow, done], draws={"flip": 10})
     assert outcome.methods == ("original", "max", "slow", "class_tta")
     assert outcome.views_used[:3].tolist() == [1, 3, 3]
-    assert outcome.forward_passes[:3].tolist() == [1, 3, 3]
+    assert outcome.forward_passes[:3].tolist() == [1, 12, 12]
     assert (outcome.fit_seconds[:3] > 0).all()
     assert outcome.fit_seconds[3] == 0
+    assert run("classification", methods=["uniform"], draws=4).forward_passes.tolist() == [12]
 
 
 def test_policies_say_which_views_they_need(everything):
@@ -231,6 +232,7 @@ def test_without_identity_original_is_left_out_with_a_note():
     assert outcome.methods == ("uniform",)
     assert outcome.against_original is None
     assert "no view is named identity" in outcome.notes[0]
+    assert "No view is named identity, so original is left out." in outcome.to_markdown()
     with pytest.raises(ValueError, match="no method is left"):
         compare(unnamed, labels, unnamed, labels, task="classification", methods=["original"])
 
@@ -240,6 +242,20 @@ def test_same_seed_same_answer():
     np.testing.assert_array_equal(first.against_best.low, second.against_best.low)
     other = run("classification", methods=["original", "uniform"], seed=6)
     assert (other.against_best.low != first.against_best.low).any()
+
+
+def test_markdown():
+    outcome = run("classification", methods=["original", "uniform", "max"])
+    text = outcome.to_markdown()
+    assert text.startswith("| method | accuracy | NLL | brier | ECE | views | passes | fit (s) |\n| --- | ---: |")
+    best = outcome.methods[int(np.argmin(outcome.values[:, 1]))]
+    assert f"**{outcome[best, 'nll']:.4f}**" in text
+    assert "Minus `original`, with 95 % paired bootstrap intervals" in text
+    rows = [line for line in text.splitlines() if line.startswith("| max |")]
+    assert len(rows) == 3
+    low, high = outcome.against_original.low[2, 1], outcome.against_original.high[2, 1]
+    assert f"[{low:+.4f}, {high:+.4f}]" in rows[1]
+    assert "200 labels of 200 test instances." in text
 
 
 def test_it_prints_as_a_table():
@@ -263,6 +279,23 @@ def test_dataframe_has_all_of_it():
     assert frame.loc["uniform", "mse"] == outcome["uniform", "mse"]
     assert frame.loc["uniform", "crps_minus_original_low"] == outcome.against_original.low[1, 3]
     assert frame.loc["uniform", "views_used"] == 3
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "nll", "ece"])
+def test_plot_draws_every_method(metric, tmp_path):
+    outcome = run("classification", methods=["original", "uniform", "max"])
+    figure = outcome.plot(metric, against="original")
+    (axes,) = figure.axes
+    ticks = sorted(axes.get_yticklabels(), key=lambda tick: tick.get_position()[1])
+    labels = [tick.get_text() for tick in ticks]
+    assert {label.split()[0] for label in labels} == set(outcome.methods)
+    values = [outcome[label.split()[0], metric] for label in labels]
+    assert values == sorted(values, reverse=metric != "accuracy")  # the best on top
+    figure.savefig(tmp_path / "comparison.png")
+    with pytest.raises(ValueError, match="metric must be one of accuracy"):
+        outcome.plot("mse")
+    with pytest.raises(ValueError, match="against must be one of original, best"):
+        outcome.plot(against="worst")
 
 
 def test_errors_name_what_exists():
@@ -290,10 +323,17 @@ def test_errors_name_what_exists():
         run("regression", level=95)
     with pytest.raises(ValueError, match="resamples must be"):
         run("regression", resamples=0)
+    with pytest.raises(ValueError, match="draws must be a whole number of at least 1; got -3"):
+        run("regression", draws=-3)
     with pytest.raises(ValueError, match="test_labels are empty"):
         compare(views, labels, views, np.full(200, np.nan), task="regression")
     with pytest.raises(KeyError, match="there are mse"):
         run("regression", methods=["uniform"])["uniform", "brier"]
+
+
+def test_bars_in_names_do_not_break_the_table():
+    text = run("regression", methods={"a|b": "uniform", "c": "original"}).to_markdown()
+    assert r"| a\|b |" in text
 
 
 def test_passes_are_counted_by_the_draws_that_predictions_tell():
@@ -397,7 +437,7 @@ def test_sets_of_every_method_are_compared():
     assert outcome["original", "set_size_0.8"] == pytest.approx(sets.sum(axis=1).mean())
     passes = outcome.fitted["adaptta"].passes(pairs[2]).mean()
     assert outcome.forward_passes.tolist() == [1, 4, pytest.approx(passes)]
-    assert "size of sets (80 %)" in str(outcome)
+    assert "size of sets (80 %)" in outcome.to_markdown()
 
 
 def test_widths_of_intervals_are_compared():

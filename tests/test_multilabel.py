@@ -8,6 +8,7 @@ from scipy import special
 
 from vbtta import CategoricalMixture, LabelSets, Policy, TTAModule, ViewPredictions, collect_views, fit_policy
 from vbtta.augment import Identity, as_view
+from vbtta.metrics import accuracy, nll, top_k_accuracy
 
 N, K, C = 150, 3, 4
 
@@ -99,6 +100,21 @@ def test_soft_labels_are_the_expected_log_probability():
     for wrong in (2 * soft, -soft, soft[0]):
         with pytest.raises(ValueError, match="rows that sum to 1"):
             LabelSets.from_probabilities(wrong)
+
+
+def test_top_k_accuracy_of_one_is_accuracy():
+    rng = np.random.default_rng(0)
+    proba, y = rng.dirichlet(np.ones(8), size=200), rng.integers(8, size=200)
+    values = [top_k_accuracy(y, proba, k) for k in range(1, 9)]
+    assert values[0] == accuracy(y, proba)
+    assert values == sorted(values)
+    assert values[-1] == 1
+    ranks = (proba > proba[np.arange(200), y][:, None]).sum(axis=1)
+    assert top_k_accuracy(y, proba) == np.mean(ranks < 5)
+    assert top_k_accuracy([0, 1], [[0.5, 0.5], [0.4, 0.6]], 1, weights=[1, 3]) == 0.75  # ties count against the label
+    with pytest.raises(ValueError, match="k must be"):
+        top_k_accuracy(y, proba, 0)
+    assert nll(np.log(proba[np.arange(200), y])) > 0
 
 
 @pytest.mark.filterwarnings("ignore::vbtta.GuardWarning")

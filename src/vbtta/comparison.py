@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta import metrics
+from vbtta import metrics, plotting
 from vbtta._support.checks import between, one_of, require, whole_number
 from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.baselines.methods import normal_prediction, residual_variance
@@ -111,6 +111,44 @@ class Comparison:
         """A pandas DataFrame, one row a method, columns as in :meth:`to_records`."""
         return require("pandas", "cli").DataFrame(self.to_records()).set_index("method")
 
+    def to_markdown(self) -> str:
+        """The values, best in bold, then the differences with their intervals."""
+
+        def bold(text: str, wanted: bool) -> str:
+            return f"**{text}**" if wanted else text
+
+        records, titles = self.to_records(), [metric_title(metric) for metric in self.metrics]
+        best = {metric: best_methods(records, metric) for metric in self.metrics}
+        rows = [["method", *titles, "views", "passes", "fit (s)"]]
+        for record in records:
+            values = [bold(f"{record[metric]:.4f}", record["method"] in best[metric]) for metric in self.metrics]
+            cost = str(record["views_used"]), f"{record['forward_passes']:.4g}", f"{record['fit_seconds']:.2f}"
+            rows.append([record["method"], *values, *cost])
+        parts = [_markdown_table(rows)]
+        for name, difference in self.references.items():
+            intervals = f"{100 * self.level:g} % paired bootstrap intervals (bold where they exclude 0)"
+            rows = [["method", *titles]]
+            for record, clear in zip(records, (difference.low > 0) | (difference.high < 0), strict=True):
+                if record["method"] != difference.reference:
+                    changes = [change_text(record, metric, name) for metric in self.metrics]
+                    rows.append([record["method"], *map(bold, changes, clear)])
+            parts += [f"Minus `{difference.reference}`, with {intervals}:", _markdown_table(rows)]
+        return "\n\n".join([*parts, " ".join(closing_sentences(self.n_labels, self.n_instances, self.notes))]) + "\n"
+
+    def plot(self, metric: str = "nll", against: str = "best") -> Any:
+        """A matplotlib Figure: every method's difference in one metric from "best" or "original", with its interval."""
+        for argument, name, known in (("metric", metric, self.metrics), ("against", against, self.references)):
+            if name not in known:
+                raise ValueError(f"{argument} must be one of {', '.join(known) or 'none here'}; got {name!r}")
+        s = self.metrics.index(metric)
+        order = np.argsort(metric_loss(metric, self.values[:, s]), kind="stable")  # the best on top
+        reference, *tables = self.references[against]
+        value, low, high = (table[order, s] for table in tables)
+        names = [f"{self.methods[m]}  ({self.values[m, s]:.4g})" for m in order]
+        better = "larger" if metric == "accuracy" else "nearer the level" if "coverage" in metric else "smaller"
+        title = f"{metric_title(metric)} minus {reference} ({better} is better)"
+        return plotting.differences(names, value, low, high, title)
+
 
 def compare(
     train_predictions: ViewPredictions,
@@ -120,6 +158,7 @@ def compare(
     *,
     task: str,
     methods: Sequence[Any] | Mapping[str, Any] | None = None,
+    draws: int | Mapping[str, int] | None = None,
     resamples: int = 2000,
     level: float = 0.95,
     sets: float | None = None,
@@ -144,6 +183,9 @@ def compare(
         (predictions, labels) that return an object with `predict`; or such objects. Their `predict` returns a
         Prediction or an array, (N, C) probabilities or means; means get a normal density of the calibration residuals'
         mean square. By default all names but "vbtta-sequential".
+    draws : int or dict, optional
+        Draws of every view, or by name (1 where absent), for the number of forward passes; by default those recorded
+        in the predictions.
     resamples : int
         Of the bootstrap.
     level : float
@@ -192,6 +234,11 @@ def compare(
     if not chosen:
         raise ValueError("no method is left to compare: no view is named 'identity', which 'original' needs")
 
+    def n_draws(view: str) -> int:
+        if draws is None:
+            return draws_of(test_predictions.fingerprints.get(view, "")) or 1
+        return whole_number("draws", draws.get(view, 1) if isinstance(draws, Mapping) else draws, least=1)
+
     store = {} if store is None else store
     fitted: dict[str, Any] = {}
     for entry in chosen:
@@ -209,7 +256,6 @@ def compare(
         fitted[entry.name] = method
 
     names, scored = [entry.name for entry in chosen], [store[entry.name] for entry in chosen]
-    draws = {name: draws_of(test_predictions.fingerprints.get(name, "")) or 1 for name in train_predictions.names}
     sums = [score.columns for score in scored]
     values = resampled(sums, test, np.ones((1, test.n_instances)))[0]
     replicates = bootstrap(sums, test, resamples=resamples, seed=seed)
@@ -229,7 +275,7 @@ def compare(
         against_best=None if best is None else _difference(names, values, replicates, best, level),
         fit_seconds=np.array([score.seconds for score in scored]),
         views_used=np.array([len(score.views) for score in scored]),
-        forward_passes=np.array([score.share * sum(draws.get(name, 1) for name in score.views) for score in scored]),
+        forward_passes=np.array([score.share * sum(map(n_draws, score.views)) for score in scored]),
         n_instances=len(np.unique(test.row)),
         n_labels=float(test.times.sum()),
         level=level,
@@ -503,3 +549,8 @@ def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
 def closing_sentences(n_labels: float, n_instances: int, notes: Sequence[str]) -> list[str]:
     """The size of the test set, and the notes."""
     return [f"{n_labels:,g} labels of {n_instances:,} test instances.", *(f"{n[0].upper()}{n[1:]}." for n in notes)]
+
+
+def _markdown_table(rows: list[list[str]]) -> str:
+    lines = [rows[0], ["---"] + ["---:"] * (len(rows[0]) - 1), *rows[1:]]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)

@@ -102,6 +102,21 @@ def accuracy(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -
     return _average(hits(y, proba), weights)
 
 
+def top_k_accuracy(y: ArrayLike, proba: ArrayLike, k: int = 5, weights: ArrayLike | None = None) -> float:
+    """Share of labels that are among the k most probable classes; ties count against the label.
+
+    Examples
+    --------
+    >>> top_k_accuracy([2, 0], [[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]], k=2)
+    0.5
+    """
+    position, table = _classes(y, proba)
+    if not isinstance(k, int | np.integer) or k < 1:
+        raise ValueError(f"k must be a whole number of at least 1; got {k!r}")
+    own = np.take_along_axis(table, position[:, None], axis=1)
+    return _average((np.sum(table >= own, axis=1) <= k).astype(np.float64), weights)
+
+
 def brier(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Brier score: squared distance from the label's indicator, summed over classes (0 to 2).
 
