@@ -96,7 +96,7 @@ def _stops(data: Data) -> tuple[dict[str, Any], SequentialPolicy]:
         "passes_of_all": len(full.used_names),
         "n_views": len(views.names),
     }
-    methods: dict[str, tuple[Any, Any, Array]] = {"sequential": (prediction, at_full, prediction.passes)}
+    methods: dict[str, tuple[Any, Any, Array]] = {"sequential": (prediction, at_full, np.asarray(prediction.passes))}
     if task == "classification":
         uniform = fit_baseline("uniform", views, labels, task=task).predict(rows)
         for name in ("adaptta", "selective_tta"):
@@ -218,7 +218,7 @@ def _times(
         timed = (
             test.take(slice(n)) if test.groups is None else test.take(np.isin(test.groups, np.unique(test.groups)[:n]))
         )
-        passes = sequential.predict(timed).passes.mean() / n_all
+        passes = np.mean(np.asarray(sequential.predict(timed).passes)) / n_all
         ratio = np.median(spent[:, 1] / spent[:, 0])
         result[str(size)] = {"ratio": float(ratio), "passes": float(passes), "images": len(images[:n])}
     return result

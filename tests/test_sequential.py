@@ -270,7 +270,7 @@ def test_a_module_stops_image_by_image():
     image, place = np.array([name.split(":") for name in predictions.ids]).astype(int).T
     np.testing.assert_allclose(found.numpy().reshape(40, 3, -1)[image, :, place], rows.proba, atol=1e-5)
     assert 1 < len(np.unique(rows.passes)) <= len(stages)
-    assert all(len(np.unique(rows.passes[image == n])) == 1 for n in range(40))
+    assert all(len(np.unique(rows.passes[image == n])) == 1 for n in range(40))  # type: ignore[index]
     rowwise = fit_sequential(
         ViewPredictions(predictions.outputs, names=predictions.names),
         labels.value,

@@ -300,7 +300,7 @@ def iou_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, i
     array([[0.5 , 0.67]])
     """
     scores = dice_scores(y, maps, n_classes, ignore=ignore)
-    return scores / (2 - scores)
+    return np.asarray(scores / (2 - scores))
 
 
 def average_precision(y: ArrayLike, score: ArrayLike) -> float:
