@@ -19,6 +19,10 @@ Made by `python -m reproduction` from the rows in this folder; do not edit. The 
 "Test-Time Augmentation Meets Variational Bayes". Every number of ours has its spread, the standard deviation over
 trials, and every claim of the paper in words has a verdict: *holds*, *holds if ...* or *does not hold*.
 `python -m reproduction --verify` runs a random sample of the trials again and compares.
+
+Results that name commit 6548a27 have the frozen defaults. Those that name 5614f22, da04310 or fd14582 (weights by
+input, early stops, dense outputs, shift, the profile `pretrained`) were made by earlier code, before some defaults
+changed, and these commits are not in the history: take them for an indication until they are made again.
 """
 
 
