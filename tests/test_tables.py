@@ -165,6 +165,15 @@ def test_tables_that_say_a_thing_twice_or_not_at_all_are_refused():
             ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=IDS, features=frame)
 
 
+def test_a_column_that_may_name_the_annotators_is_not_passed_over():
+    table = {"id": ["a", "a", "b"], "label": [0, 1, 1]}
+    for column in ({"who": ["ann", "bob", "ann"]}, {"rater_id": [1, 2, 1]}):
+        with pytest.raises(ValueError, match="is not used: rename it to 'annotator' if it says who gave them"):
+            LabelSets.from_table(pd.DataFrame(table | column))
+    assert len(LabelSets.from_table(pd.DataFrame(table | {"seconds": [1.0, 2.0, 3.0]}))) == 3
+    assert len(LabelSets.from_table(pd.DataFrame(table | {"worker": [1, 2, 1], "note": ["", "?", ""]}))) == 3
+
+
 def test_tables_of_predictions_and_consensus_have_the_ids() -> None:
     pytest.importorskip("pandas")
     rng = np.random.default_rng(0)

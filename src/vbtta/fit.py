@@ -399,7 +399,8 @@ def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str, *, w
     probability = float(special.ndtr(ratio))
     reason = f"the views help with probability {probability:.2f}, by {difference:.3f} +- {error:.3f} nats per input"
     if probability < _LIKELY:
-        reason += "; one pass of the network, with one temperature or scale, does about as well"
+        result = "does better" if probability < 1 - _LIKELY else "does about as well"
+        reason += f"; one pass of the network, with one temperature or scale, {result}"
     if probability < 0.5 and guard != "hard":
         reason += " (fit again with guard='hard' to use it alone)"
     verdict = Guard(True, guard == "hard" and probability < 0.5, difference, error, reason, probability)
