@@ -105,8 +105,8 @@ def _sentences() -> Iterator[str]:
     yield (
         f"Of the {tempered - views:.3f} nats gained on CIFAR-10N over one temperature, the model of label noise alone "
         f"gives {tempered - noise:.3f}, without views; the views give {noise - views:.3f}. Raykar's method, which "
-        f"models the noise too, {_change(images['raykar']['minus_vbtta']['nll'])} with 1,000 images, and "
-        f"{_change(_rows(found['cifar10n-pretrained@100'])['raykar']['minus_vbtta']['nll'])} with 100."
+        f"models the noise too, {_change(images['raykar']['minus_vbtta']['nll'])} with 1,000 images; with 100 it "
+        f"{_change(_rows(found['cifar10n-pretrained@100'])['raykar']['minus_vbtta']['nll'])}."
     )
     labels = read("cifar10n")["labels"]
     consensus, majority = (100 * np.mean([row[key] for row in labels]) for key in ("consensus", "majority"))
@@ -126,11 +126,12 @@ def _sentences() -> Iterator[str]:
     lost = float(np.mean(losses[worst]))
     data = next(words for name, each, words in _SMALL if (name, each) == worst[:2])
     near = (
-        f"on average it is worse by {lost:.3f} nats at most ({data} each, {worst[2]} inputs)"
+        f"the mean over samples is worse by {lost:.3f} nats at most ({data} each, {worst[2]} inputs)"
         if lost > 0.0005
-        else "on average it is nowhere worse"
+        else "the mean over samples is nowhere worse"
     )
-    yield f"With [10 to 50 labelled inputs](results/small/README.md) it stays near the network alone: {near}."
+    samples = "[10 to 50 labelled inputs](results/small/README.md)"
+    yield f"With {samples} it stays near the network with one temperature or scale: {near}."
 
 
 def _against_best(result: dict[str, Any]) -> str:
@@ -147,7 +148,14 @@ def _accuracy(found: dict[str, Any]) -> str:
     lost = [name for name, result in found.items() if not result["verdicts"][1]["holds"]]
     if not lost:
         return "Accuracy is level with the best of them everywhere."
-    return f"Accuracy is level with the best of them except on {', '.join(map(short_title, lost))}."
+    return f"Accuracy is level with the best of them except on {' and '.join(map(_place, lost))}."
+
+
+def _place(key: str) -> str:
+    """A data set and, unless it is the usual one, the number of calibration images."""
+    name, _, size = key.partition("@")
+    title = _SETS[name][0].partition(",")[0] if name in _SETS else short_title(name)
+    return f"{title} with {size} images" if size else title
 
 
 def _change(difference: tuple[float, float, float]) -> str:

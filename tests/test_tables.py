@@ -24,7 +24,7 @@ from vbtta import (
     fit_sequential,
     select_views,
 )
-from vbtta.augment import Identity
+from vbtta.augment import GaussianNoise, Identity
 from vbtta.cli.app import app
 
 N, K, C = 90, 3, 3
@@ -163,6 +163,16 @@ def test_tables_that_say_a_thing_twice_or_not_at_all_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=IDS, features=frame)
+
+
+def test_functions_take_tables_of_floats_and_of_none():
+    floats, texts = pd.DataFrame({"a": np.arange(4.0), "b": np.ones(4)}), pd.DataFrame({"text": ["a", "bb", "c", "dd"]})
+    of_floats = collect_views(lambda table: np.asarray(table), floats, [Identity(), GaussianNoise(0.1)])
+    np.testing.assert_array_equal(of_floats.outputs[:, 0], floats)
+    lengths = collect_views(
+        lambda table: table["text"].str.len().to_numpy()[:, None].astype(float), texts, [Identity()]
+    )
+    np.testing.assert_array_equal(lengths.outputs[:, 0, 0], [1, 2, 1, 2])
 
 
 def test_a_column_that_may_name_the_annotators_is_not_passed_over():

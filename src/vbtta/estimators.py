@@ -331,7 +331,7 @@ def _check_order(X: Any, values: Any, name: str) -> None:
         return
     if first.sort_values().equals(second.sort_values()):
         raise ValueError(f"X and {name} have the same pandas index in another order: use {name}.loc[X.index]")
-    if index_of(X, "X") is not None and index_of(values, name) is not None:
+    if index_of(X, "X") is not None or index_of(values, name) is not None:
         raise ValueError(f"X and {name} have different pandas indices; pair them by row with {name}.to_numpy()")
 
 

@@ -464,7 +464,9 @@ def _only_part(view: Augmentation, batch: Mapping[Any, Any]) -> Any:
 
 
 def _on_numbers(view: Augmentation, table: Any, rng: RowStreams | None) -> Any:
-    """A table with its floating-point columns under a view."""
+    """A table with its floating-point columns under a view; the identity leaves any table as it is."""
+    if view.name == "identity":
+        return table
     columns = [name for name, kind in table.dtypes.items() if getattr(kind, "kind", "O") == "f"]
     if not columns:
         raise ValueError(f"view {view.name} works on numbers, and the table has no column of floats; use as_view(f).")
@@ -484,4 +486,4 @@ def _leaves(batch: Batch) -> Iterator[Any]:
 
 def _is_finite(batch: Batch) -> bool:
     floating = (leaf for leaf in _leaves(batch) if not isinstance(leaf, RowList) and is_floating(leaf))
-    return all(bool((leaf.isfinite() if is_tensor(leaf) else np.isfinite(leaf)).all()) for leaf in floating)
+    return all(bool((leaf.isfinite() if is_tensor(leaf) else np.isfinite(np.asarray(leaf))).all()) for leaf in floating)
