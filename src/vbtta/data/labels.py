@@ -592,9 +592,9 @@ def long_labels(table: Mapping[str, Array], where: str, *, columns_are_annotator
             raise ValueError(f"{where}: its columns must be lists of one length; {name!r} has shape {column.shape}")
     if key is not None and person is None and len(np.unique(table[key].astype(str))) < len(table[key]):
         unused = [name for name in table if name not in reserved and name not in endings]
-        if names := [name for name in unused if table[name].dtype.kind in "OSU" or _ID_LIKE.search(name)]:
+        if people := [name for name in unused if table[name].dtype.kind in "OSU" or _ID_LIKE.search(name)]:
             raise ValueError(
-                f"{where} has several labels of an input and nobody named, and its column {names[0]!r} is not used: "
+                f"{where} has several labels of an input and nobody named, and its column {people[0]!r} is not used: "
                 "rename it to 'annotator' if it says who gave them, or leave it out"
             )
     cells = [table[name] for name in endings or ["label"]]
