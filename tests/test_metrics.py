@@ -148,3 +148,15 @@ def test_average_precision_agrees_with_scikit_learn():
 def test_bad_maps_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_odd_arguments_are_refused_in_one_line_or_read():
+    for values in (["\r\n"], np.array(["2026-11-18"], dtype="datetime64[D]")):
+        with pytest.raises(ValueError, match="y must be class positions") as error:
+            metrics.accuracy(values, [[0.5, 0.5]])
+        assert "\n" not in str(error.value)
+    assert metrics.brier_scores(np.zeros(0), np.zeros((0, 2))).shape == (0,)
+    with pytest.raises(ValueError, match="maps must be numbers"):
+        metrics.dice_scores(
+            np.zeros((1, 2, 2), dtype=int), np.full((1, 3, 2, 2), np.datetime64("2026-11-18"), dtype=object)
+        )

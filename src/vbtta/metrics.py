@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta import distributions
-from vbtta._support.checks import real_array
+from vbtta._support.checks import real_array, shown
 from vbtta.data.labels import Array
 
 _SUM_TOLERANCE = 1e-6
@@ -359,7 +359,7 @@ def _overlap(y: ArrayLike, maps: ArrayLike, n_classes: int | None, ignore: int |
     """Sizes of intersection and union, (N, C) each."""
     truth, predicted = np.asarray(y), np.asarray(maps)
     if predicted.ndim == truth.ndim + 1 and truth.ndim:
-        n_classes, predicted = predicted.shape[1], predicted.argmax(axis=1)
+        n_classes, predicted = predicted.shape[1], real_array("maps", maps).argmax(axis=1)
     if predicted.shape != truth.shape or truth.ndim < 2:
         raise ValueError(f"maps must be shaped like y, {truth.shape}, or (N, C, ...); got {np.shape(maps)}")
     if n_classes is None:
@@ -431,7 +431,8 @@ def _classes(y: ArrayLike, proba: ArrayLike) -> tuple[Array, Array]:
         raise ValueError(f"y must be ({len(table)},), one class a row of proba; got shape {position.shape}")
     wrong = position if position.dtype.kind not in "iu" else position[(position < 0) | (position >= table.shape[1])]
     if len(wrong):
-        raise ValueError(f"y must be class positions 0..{table.shape[1] - 1}; got {wrong[0]} of dtype {wrong.dtype}")
+        got = f"{shown(wrong[0])} of dtype {wrong.dtype}"
+        raise ValueError(f"y must be class positions 0..{table.shape[1] - 1}; got {got}")
     if not np.all(table >= 0) or not np.allclose(table.sum(axis=1), 1, rtol=0, atol=_SUM_TOLERANCE):
         raise ValueError("proba must be probabilities: not negative, rows summing to 1. Logits need a softmax first")
-    return position, table
+    return position.astype(np.intp), table
