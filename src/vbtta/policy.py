@@ -258,7 +258,7 @@ class Policy:
         return getattr(self.posterior, "gate", None)
 
     def weights_for(self, predictions: ViewPredictions) -> Array:
-        """The weights of the views for every input: (N, K)."""
+        """The weights of the views for every input: (N, K), in the order of `names`."""
         if self.stacked:
             parts = [member.weights_for(predictions) for member in self.members]
             return self._spread(np.einsum("m,mnk->kn", self.member_weights, parts)).T
