@@ -574,7 +574,8 @@ def long_labels(table: Mapping[str, Array], where: str, *, columns_are_annotator
         _one_column([name for name in names if name in table], where) for names in (ID_COLUMNS, _ANNOTATOR_COLUMNS)
     )
     endings = {name: match.group(1) for name in table if (match := _WIDE.fullmatch(name))}
-    for name in table.keys() - reserved - endings.keys():
+    unused = [name for name in table if name not in reserved and name not in endings]
+    for name in unused:
         if len(name) > 4 and (near := get_close_matches(name.lower(), reserved, 1, 0.8)):
             raise ValueError(f"{where}: its column {name!r} is not used; rename it to {near[0]!r}, or leave it out")
     if endings and "label" in table:
@@ -582,7 +583,7 @@ def long_labels(table: Mapping[str, Array], where: str, *, columns_are_annotator
     if not endings and "label" not in table:
         names = ", ".join(printable(name) for name in list(table)[:8])
         raise ValueError(f"{where} has no labels: give columns label_1, ... or instance and label; it has {names}")
-    if key is None and (unused := [name for name in table if name not in reserved and name not in endings]):
+    if key is None and unused:
         raise ValueError(
             f"{where} has no column of ids (instance, id, item or task), and its column {unused[0]!r} is not used: "
             "rename it to 'instance' if it holds ids, or leave it out to pair by row"
@@ -590,13 +591,12 @@ def long_labels(table: Mapping[str, Array], where: str, *, columns_are_annotator
     for name, column in table.items():
         if column.shape != next(iter(table.values())).shape or column.ndim != 1:
             raise ValueError(f"{where}: its columns must be lists of one length; {name!r} has shape {column.shape}")
-    if key is not None and person is None and len(np.unique(table[key].astype(str))) < len(table[key]):
-        unused = [name for name in table if name not in reserved and name not in endings]
-        if people := [name for name in unused if table[name].dtype.kind in "OSU" or _ID_LIKE.search(name)]:
-            raise ValueError(
-                f"{where} has several labels of an input and nobody named, and its column {people[0]!r} is not used: "
-                "rename it to 'annotator' if it says who gave them, or leave it out"
-            )
+    people = [name for name in unused if table[name].dtype.kind in "OSU" or _ID_LIKE.search(name)]
+    if people and key is not None and person is None and len(set(table[key].tolist())) < len(table[key]):
+        raise ValueError(
+            f"{where} has several labels of an input and nobody named, and its column {people[0]!r} is not used: "
+            "rename it to 'annotator' if it says who gave them, or leave it out"
+        )
     cells = [table[name] for name in endings or ["label"]]
     absent = np.stack([is_absent(column) for column in cells], axis=1)  # (N, M)
     rows, column = np.nonzero(~absent)
