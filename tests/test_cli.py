@@ -196,6 +196,8 @@ def test_numbers_names_and_gaps_in_a_csv(tmp_path: Path) -> None:
     assert sets.value.tolist() == [1.5, 2.0]
     path.write_text("instance,label\n1_000,1.5\n٣,2\n")  # which Python reads as 1000 and 3
     assert list(read_labels(path).ids) == ["1_000", "٣"]
+    path.write_text("instance,label\n1e999,é\n")  # which Python reads as infinity
+    assert list(read_labels(path).ids) == ["1e999"]
     path.write_text("\ufefflabel\nNA\nNone\n")  # classes may be called that
     assert read_labels(path).value.tolist() == ["NA", "None"]
 

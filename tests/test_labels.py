@@ -134,6 +134,15 @@ def test_classes() -> None:
         LabelSets.from_array([0.5]).categorical(2)
     with pytest.raises(ValueError, match="one-hot"):
         LabelSets.from_array(np.eye(3)[[0, 2, 1, 1, 0]]).categorical(3)
+    several = np.tile([[0, 1, 1], [1, 0, 0]], (20, 1))
+    with pytest.raises(ValueError, match="multi-hot: 3 columns of 0 and 1; use task='multilabel'"):
+        LabelSets.from_array(several).categorical(3)
+    assert len(LabelSets.from_array(several, annotators="columns").categorical(3)) == 120
+    with pytest.raises(ValueError, match=r"probabilities of the classes; use LabelSets\.from_probabilities"):
+        LabelSets.from_array([[0.2, 0.8], [0.5, 0.5]]).categorical(2)
+    classes = np.array(["cat", "cow", "dog"])
+    with pytest.raises(ValueError, match="multi-hot"):  # columns named for the classes are no annotators
+        LabelSets.from_array(pd.DataFrame(several, columns=classes)).categorical(3, classes)
     assert LabelSets.from_array([True, False]).categorical(2).tolist() == [1, 0]
 
 

@@ -410,14 +410,24 @@ def _first_seen(values: Array) -> tuple[Array, Array]:
 
 
 def _typed(cells: list[str]) -> Array:
-    """Cells of a CSV column: whole numbers, numbers or text ("007", "1_000" and "٣" are text); empty ones are None."""
+    """Cells of a CSV column: whole numbers, numbers or text; empty ones are None.
+
+    "007", "1_000", "٣" and "1e999", which no float can hold, are text.
+    """
     given = [cell for cell in cells if cell]
     whole = all(re.fullmatch(r"0|-?[1-9][0-9]*", cell) for cell in given)
     plain = all(cell.isascii() and "_" not in cell for cell in given) and not all(map(str.isdigit, given))
     if given and (whole or plain):
         with suppress(ValueError):
-            return _from_list([(int if whole else float)(cell) if cell else None for cell in cells])
+            return _from_list([(int if whole else _float)(cell) if cell else None for cell in cells])
     return _from_list([_without_quote(cell) or None for cell in cells])
+
+
+def _float(cell: str) -> float:
+    """A number; those too large for a float are refused, not read as infinity."""
+    if math.isinf(number := float(cell)) and any(map(str.isdigit, cell)):
+        raise ValueError
+    return number
 
 
 def _from_list(cells: list[Any]) -> Array:

@@ -439,8 +439,9 @@ class LabelSets:
         """The labels as (J,) positions among the classes, which are 0..C-1 where none are named."""
         if self.value.ndim == 2 and self.value.shape[1] != 1:
             raise ValueError("labels are vectors; a classification takes one class a label (from_counts for counts)")
-        if self.columns == n_classes > 1 and self._looks_one_hot():
-            raise ValueError(f"labels look one-hot: {n_classes} columns, one 1 a row; use LabelSets.from_counts(Y)")
+        people = set(self.annotator_names) - set([] if classes is None else classes.astype(str).tolist())
+        if self.columns == n_classes > 1 and not people and len(self) == self.n_instances * n_classes:
+            self._check_no_indicators(n_classes)
         return class_positions(self.value.reshape(len(self)), n_classes, None if self.by_position else classes)
 
     def rankings(self, n_items: int) -> Array:
@@ -534,14 +535,23 @@ class LabelSets:
         annotator = None if self.annotator is None else self.annotator[order]
         return {"value": self.value[order], "count": self.count[order], "annotator": annotator}
 
-    def _looks_one_hot(self) -> bool:
-        """Whether the labels are a table of 0 and 1 with one 1 a row, too large for that to be chance."""
-        fewest = 20 if self.columns == 2 else 5  # two annotators of two classes may well disagree on a few instances
-        whole = len(self) == self.n_instances * (self.columns or 0) and self.n_instances >= fewest
-        if not whole or self.value.dtype.kind not in "iufb" or self.annotator is not None:
-            return False
+    def _check_no_indicators(self, n_classes: int) -> None:
+        """Refuse a column a class: probabilities, or tables of 0 and 1 that are too large for that to be chance."""
+        if self.value.dtype.kind not in "iufb":
+            return
         table = self.value.reshape(self.n_instances, -1)
-        return bool(np.isin(table, (0, 1)).all() and (table.sum(axis=1) == 1).all())
+        sums = table.sum(axis=1, dtype=np.float64)
+        if (table != np.rint(table)).any():
+            if (table >= 0).all() and np.all(np.abs(sums - 1) < 1e-3):
+                raise ValueError("labels look like probabilities of the classes; use LabelSets.from_probabilities(Y)")
+        elif np.isin(table, (0, 1)).all():
+            if (sums == 1).all() and self.n_instances >= (20 if n_classes == 2 else 5):  # two annotators may disagree
+                raise ValueError(f"labels look one-hot: {n_classes} columns, one 1 a row; use LabelSets.from_counts(Y)")
+            if n_classes > 2 and self.n_instances >= 20:
+                raise ValueError(
+                    f"labels look multi-hot: {n_classes} columns of 0 and 1; use task='multilabel', or "
+                    "LabelSets.from_array(Y, annotators='columns') if columns are annotators"
+                )
 
 
 # -- tables ---------------------------------------------------------------------------------------
