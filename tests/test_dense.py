@@ -2,6 +2,7 @@
 
 import tracemalloc
 import weakref
+from types import SimpleNamespace
 
 import kornia
 import numpy as np
@@ -49,6 +50,17 @@ class Pointwise(nn.Module):
 
     def forward(self, images):
         return nn.functional.avg_pool2d(self.mix(images), self.stride) if self.stride > 1 else self.mix(images)
+
+
+class Strided(nn.Module):
+    """A network at a stride, its last position at the border."""
+
+    def __init__(self, network, stride):
+        super().__init__()
+        self.network, self.stride = network, stride
+
+    def forward(self, images):
+        return nn.functional.avg_pool2d(self.network(images), self.stride, ceil_mode=True)
 
 
 def places(predictions, size):
@@ -118,6 +130,51 @@ def test_outputs_at_a_stride_are_compared_at_the_resolution_of_the_targets(strid
     upsampled = nn.functional.interpolate(network(images), size=(16, 24), mode="bilinear").detach().numpy()
     for k in range(8):
         np.testing.assert_allclose(predictions.outputs[:, k], upsampled[image, :, row, column], atol=1e-5)
+
+
+@pytest.mark.parametrize(("stride", "size"), [(2, (13, 17)), (4, (13, 18)), (4, (5, 30)), (3, (16, 16))])
+def test_strides_that_do_not_divide_the_size(stride, size):
+    images, network, views = images_of(3, *size), Strided(Pointwise(), stride), [Identity(), HorizontalFlip()]
+    predictions, labels = collect_dense(network, images, views, masks_of(images), positions=40)
+    image, (row, column) = places(predictions, size)
+    coarse = network(images).detach()
+    whole = [stride * length for length in coarse.shape[2:]]
+    upsampled = nn.functional.interpolate(coarse, size=whole, mode="bilinear").numpy()
+    np.testing.assert_allclose(predictions.outputs[:, 0], upsampled[image, :, row, column], atol=1e-5)
+    policy = fit_policy(predictions, labels, task="classification", guard=False, model="mixture")
+    maps = TTAModule(network, views, policy)(images).detach().numpy()
+    np.testing.assert_allclose(maps[image, :, row, column], policy.predict(predictions).proba, atol=1e-5)
+
+
+class Segmenter(nn.Module):
+    """As transformers' networks: a dict by name in, a record with logits at a stride out."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Strided(Pointwise(), 4)
+
+    def forward(self, pixel_values, size):
+        return SimpleNamespace(logits=self.inner(pixel_values) * size[:, :1, None, None])
+
+
+@pytest.mark.parametrize("key", [None, "pixel_values"])
+def test_parts_of_dicts_are_mapped(key):
+    """The views work on one part, and maps are undone in its geometry, in collect_dense and in the module."""
+    images = images_of(4, 13, 18)
+    size = torch.full((4, 1), 2) if key is None else torch.full((4, 1), 2.0)
+    inputs, views = {"pixel_values": images, "size": size}, [Identity(), HorizontalFlip(), Rotate90(1), Zoom(1.25)]
+    expected, _ = collect_dense(Strided(Pointwise(), 4), images, views, masks_of(images), positions=30)
+    rows = [{name: part[row] for name, part in inputs.items()} for row in range(4)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=3)
+    for given in (inputs, loader, rows):
+        predictions, labels = collect_dense(Segmenter(), given, views, masks_of(images), positions=30, key=key)
+        np.testing.assert_allclose(predictions.outputs, 2 * expected.outputs, atol=1e-5)
+    policy = fit_policy(predictions, labels, task="classification", guard=False, model="mixture")
+    maps = TTAModule(Segmenter(), views, policy, key=key)(**inputs).detach().numpy()
+    image, (row, column) = places(predictions, (13, 18))
+    np.testing.assert_allclose(maps[image, :, row, column], policy.predict(predictions).proba, atol=1e-5)
+    with pytest.raises(ValueError, match="key='image' is not among the parts of the batch: 'pixel_values', 'size'"):
+        collect_dense(Segmenter(), inputs, views, masks_of(images), key="image")
 
 
 def test_volumes():
@@ -323,7 +380,7 @@ def nan_inside(batch):
         ({"views": [Shift(0.9, 0.0), Shift(-0.9, 0.0)]}, "is seen by all views; leave out some of"),
         ({"predictor": nan_inside}, "returned nan for input 1 under view identity"),
         ({"predictor": lambda batch: batch.flatten(1)}, "no maps; use collect_views for rows"),
-        ({"predictor": lambda batch: batch[:, :, 1:]}, "divided by a whole number"),
+        ({"predictor": lambda batch: batch[:, :, 1:]}, "rounded up: pad the inputs to a multiple of the stride"),
         ({"predictor": lambda batch: batch[:, :1]}, "give targets.astype.float. for a regression, or two logits"),
         ({"inputs": torch.zeros(4, 12, 16)}, r"inputs must be \(N, channels, H, W\)"),
         ({"targets": [np.full((12, 16), "a")] * 4}, r"targets\[0\] must be numbers"),

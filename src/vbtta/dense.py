@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["collect_dense"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from vbtta._support.checks import require, whole_number
 from vbtta._support.tensors import Batch, Progress, batches_of, is_tensor, to_array
 from vbtta.adapters.base import Output, as_predictor
-from vbtta.augment.base import Augmentation, apply_view, check_invertible, invert_view, is_partial
+from vbtta.augment.base import Augmentation, apply_view, check_invertible, invert_view, is_partial, part_of
 from vbtta.augment.foreign import as_views
 from vbtta.collect import Collector, check_options
 from vbtta.data.labels import Array, LabelSets, class_positions
@@ -24,8 +24,8 @@ from vbtta.data.predictions import ViewPredictions
 def collect_dense(
     predictor: Any, inputs: Any, views: Any, targets: Any, *,
     positions: int = 200, stratify: bool = False, ignore: float | Sequence[float] | None = None,
-    raters: Sequence[Any] | None = None, draws: int = 1, batch_size: int = 8, output: Output = None, seed: int = 0,
-    progress: bool = False, ids: ArrayLike | None = None, classes: ArrayLike | None = None,
+    raters: Sequence[Any] | None = None, draws: int = 1, batch_size: int = 8, output: Output = None, key: Any = None,
+    seed: int = 0, progress: bool = False, ids: ArrayLike | None = None, classes: ArrayLike | None = None,
 ) -> tuple[ViewPredictions, LabelSets]:  # fmt: skip
     """Predict maps under every view, and keep them and the targets at random positions of every input.
 
@@ -36,10 +36,11 @@ def collect_dense(
     ----------
     predictor : object
         What :func:`vbtta.adapters.as_predictor` takes. It returns maps (B, C, H, W) or (B, C, D, H, W): logits of C
-        classes, or one value. Maps at a stride (H / 2, H / 4) are brought to the size of the inputs (bilinear).
-    inputs : array, tensor, list, DataLoader or iterator of batches
-        (N, channels, H, W) or (N, channels, D, H, W). A list holds single inputs (channels, H, W), which may differ in
-        size; each is a batch of its own.
+        classes, or one value. Maps at a stride (H / 2 or H / 4, rounded up) are brought to the size of the inputs
+        (bilinear).
+    inputs : array, tensor, dict, list, DataLoader or iterator of batches
+        (N, channels, H, W) or (N, channels, D, H, W), or dicts with such a part. A list holds single inputs
+        (channels, H, W), which may differ in size; each is a batch of its own.
     views : list of views
         What :func:`vbtta.augment.as_views` takes, with inverses.
     targets : array, or list of arrays
@@ -53,7 +54,7 @@ def collect_dense(
     raters : sequence, optional
         Names of the R raters, or a list of names for every input. By default columns of raters are numbered where all
         inputs have as many, and anonymous otherwise.
-    draws, batch_size, output, seed, progress, classes
+    draws, batch_size, output, key, seed, progress, classes
         As in :func:`vbtta.collect_views`; the seed determines the positions, too.
     ids : (N,) array, optional
         Identifiers of the inputs: the groups of the result, whose own ids are ``"<input>:<position>"``, the position
@@ -75,41 +76,50 @@ def collect_dense(
     view_list = as_views(views)
     check_invertible(view_list)
     adapted = as_predictor(predictor, output)
-    collector = _MapCollector(adapted, view_list, draws, seed)
+    collector = _MapCollector(adapted, view_list, draws, seed, key=key)
     truth = _Targets(targets, [] if ignore is None else np.atleast_1d(ignore).tolist(), raters, ids)
     names = np.arange(len(truth)) if ids is None else np.asarray(ids)
     if names.shape != (len(truth),):
         raise ValueError(f"ids must be {len(truth)}, one a target; got shape {names.shape}")
     batches, n_inputs = batches_of(inputs, batch_size) if not isinstance(inputs, list) else (None, len(inputs))
     if batches is None:  # inputs of different sizes: batches of one
-        batches = (np.asarray(entry)[None] if not is_tensor(entry) else entry[None] for entry in inputs)
+        batches = map(_alone, inputs)
     if n_inputs not in (None, len(truth)):
         raise ValueError(f"there are {n_inputs} inputs and {len(truth)} targets; every input needs its target")
     sample, start = _Sample(len(truth) * positions), 0
     with Progress("inputs", len(truth), progress) as bar, adapted.ready():
         for raw in batches:
             batch = adapted.prepare(raw)
-            shape = tuple(getattr(batch, "shape", ()))
+            images = part_of(batch, key)
+            shape = tuple(getattr(images, "shape", ()))
             if len(shape) not in (4, 5):
                 raise ValueError(f"inputs must be (N, channels, H, W) or (N, channels, D, H, W); a batch is {shape}")
-            if start + shape[0] > len(truth):
+            n_rows = shape[0]
+            if start + n_rows > len(truth):
                 raise ValueError(f"there are more inputs than the {len(truth)} targets; every input needs its target")
-            visible = collector.visible(batch, start)
-            options = (positions, stratify, seed, batch)
+            visible = collector.visible(images, start)
+            options = (positions, stratify, seed, shape[2:])
             drawn = [_draw(truth, start + row, mask, *options) for row, mask in enumerate(visible)]
             sizes = [len(chosen.position) for chosen in drawn]
             places = np.concatenate([chosen.position for chosen in drawn])
-            collector.places = np.repeat(np.arange(len(batch)), sizes), places
+            collector.places = np.repeat(np.arange(n_rows), sizes), places
             if len(places):
                 mean, variance, _ = collector.collect(batch, start)
                 for row, chosen in enumerate(drawn):
                     _check_labels(chosen, truth.name(start + row), mean.shape[2], classes, stratify)
-                sample.add(mean, variance, names[start : start + len(batch)], drawn)
-            start += len(batch)
-            bar.advance(len(batch))
+                sample.add(mean, variance, names[start : start + n_rows], drawn)
+            start += n_rows
+            bar.advance(n_rows)
     if start != len(truth):
         raise ValueError(f"there are {start} inputs and {len(truth)} targets; every input needs its target")
     return sample.finish(truth.people if truth.told_apart else [], **collector.description(classes))
+
+
+def _alone(entry: Any) -> Batch:
+    """A batch of one input."""
+    if isinstance(entry, Mapping):
+        return {key: _alone(part) for key, part in entry.items()}
+    return entry[None] if is_tensor(entry) else np.asarray(entry)[None]
 
 
 @dataclass
@@ -122,10 +132,11 @@ class _MapCollector(Collector):
     def outputs_of(self, view: Augmentation, batch: Batch, augmented: Batch, rows: Array, draw: int) -> Array:
         """Outputs (n, C) at the places."""
         maps: Any = self.predict(batch, augmented)
-        if maps.ndim != batch.ndim:
+        images, changed = part_of(batch, self.key), part_of(augmented, self.key)
+        if maps.ndim != images.ndim:
             raise ValueError(f"the model returned shape {maps.shape}, no maps; use collect_views for rows (B, C)")
-        maps = require("torch", "torch").from_numpy(maps) if is_tensor(batch) else maps
-        restored = to_array(invert_view(view, maps, augmented, batch, self.streams(view, draw, rows))[0])
+        maps = require("torch", "torch").from_numpy(maps) if is_tensor(images) else maps
+        restored = to_array(invert_view(view, maps, changed, images, self.streams(view, draw, rows))[0])
         row, position = self.places
         return np.asarray(restored.reshape(*restored.shape[:2], -1)[row, :, position])
 
@@ -217,9 +228,11 @@ class _Drawn(NamedTuple):
     kinds: Array  # the different labels of the whole input, drawn or not
 
 
-def _draw(truth: _Targets, row: int, visible: Array, count: int, stratify: bool, seed: int, batch: Batch) -> _Drawn:
+def _draw(
+    truth: _Targets, row: int, visible: Array, count: int, stratify: bool, seed: int, size: tuple[int, ...]
+) -> _Drawn:
     """Draw positions of one input, and take the labels there."""
-    values, labelled, people = truth.of(row, tuple(batch.shape[2:]))
+    values, labelled, people = truth.of(row, size)
     valid = np.flatnonzero(labelled.any(axis=0) & visible)
     random = np.random.default_rng([seed, row])
     weight: Array | None = None

@@ -15,7 +15,7 @@ from vbtta._support.fingerprints import view_fingerprint
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, n_rows_of, rows_of, to_array
 from vbtta.adapters.base import as_predictor, select_output
-from vbtta.augment.base import Augmentation, augment, invert_view, is_partial, reorder_classes
+from vbtta.augment.base import Augmentation, augment, invert_view, is_partial, part_of, reorder_classes
 from vbtta.augment.foreign import as_views
 from vbtta.conformal import ConformalPolicy
 from vbtta.data.labels import Array
@@ -313,7 +313,8 @@ class TTAModule(nn.Module):
             if augmented is batch and not exporting:
                 augmented = copy_of(batch)  # a network may work in place
             if not isinstance(augmented, Tensor):
-                yield [k], reorder_classes(view, self._call(augmented, n_rows))[None], None
+                outputs, seen = self._restored(view, self._call(augmented, n_rows), augmented, batch)
+                yield [k], outputs[None], seen
                 continue
             if not exporting and augmented.shape[0] != n_rows:
                 raise ValueError(f"view {view.name} turned a batch of {n_rows} rows into {augmented.shape[0]}")
@@ -332,16 +333,22 @@ class TTAModule(nn.Module):
         view, total, seen = self.views[k], None, None
         for m in range(self.draws):
             augmented = _draw(view, batch, self.seed, m, first, self.key)
-            outputs, mask = self._call(augmented, n_rows), None
-            if outputs.ndim > 2:
-                outputs, mask = invert_view(view, outputs, augmented, batch, _streams(view, batch, self.seed, m, first))
-            else:
-                outputs = reorder_classes(view, outputs)
+            outputs = self._call(augmented, n_rows)
+            rng = _streams(view, batch, self.seed, m, first) if outputs.ndim > 2 else None
+            outputs, mask = self._restored(view, outputs, augmented, batch, rng)
             total = outputs if total is None else total + outputs
             if mask is not None:
                 seen = mask if seen is None else seen & mask
         assert total is not None
         return [k], (total / self.draws)[None], seen
+
+    def _restored(
+        self, view: Augmentation, outputs: Tensor, augmented: Batch, batch: Batch, rng: RowStreams | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs of a view for the inputs themselves, and the mask (1 or B, 1, ...) of the positions that it sees."""
+        if outputs.ndim == 2:
+            return reorder_classes(view, outputs), None
+        return invert_view(view, outputs, part_of(augmented, self.key), part_of(batch, self.key), rng)
 
     def _views_at_once(self, batch: Batch, n_rows: int, exporting: bool) -> int:
         """Number of views of one forward pass; the number of rows is unknown while exporting."""

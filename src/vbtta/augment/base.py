@@ -274,11 +274,9 @@ class Chain(BuiltIn):
 def augment(view: Augmentation, batch: Batch, rng: RowStreams | None = None, key: Any = None) -> Batch:
     """Apply a view without checks; one that is not built in may work in place and gets a copy."""
     if isinstance(batch, Mapping):
-        key = _only_part(view, batch) if key is None else key
+        key = _only_part(batch) if key is None and _is_built_in(view) else key
         if key is not None:
-            if key not in batch:
-                raise ValueError(f"key={key!r} is not among the parts of the batch: {', '.join(map(repr, batch))}.")
-            return {**batch, key: augment(view, batch[key], rng)}
+            return {**batch, key: augment(view, part_of(batch, key), rng)}
     is_pandas, n_axes = hasattr(batch, "iloc"), getattr(batch, "ndim", 0)
     if is_pandas and n_axes == 2 and _is_built_in(view):
         return _on_numbers(view, batch, rng)
@@ -339,7 +337,8 @@ def invert_view(
 ) -> tuple[Batch, Batch | None]:
     """Outputs (N, C, H, W) for an augmented batch in the geometry of the batch, and the mask of positions seen.
 
-    Outputs at a stride of the augmented inputs are brought to their resolution first (bilinear).
+    Outputs at a stride of the augmented inputs are brought to their resolution first (bilinear); where the stride does
+    not divide a size, the last output reaches beyond the inputs and is cut.
 
     Parameters
     ----------
@@ -441,26 +440,41 @@ def _exchange(view: Augmentation, outputs: Batch) -> Batch:
 
 
 def _at_size(outputs: Batch, size: tuple[int, ...]) -> Batch:
-    """Maps (N, C, ...) at the resolution of the inputs, which must be a multiple of their own."""
+    """Maps (N, C, ...) at the resolution of the inputs; at a stride their sizes are those of the inputs, rounded up."""
     own = tuple(outputs.shape[2:])
     if own == size:
         return outputs
-    factors = {whole // part if part and whole % part == 0 else 0 for whole, part in zip(size, own, strict=False)}
-    if len(own) != len(size) or len(factors) != 1 or 0 in factors:
-        remedy = "return their size, or the size divided by a whole number: pad or crop the inputs to suit the model"
+    least = -(-size[0] // max(own[0], 1))
+    strides = [n for n in range(least, 2 * least + 1) if own == tuple(-(-length // n) for length in size)]
+    if not strides:
+        remedy = "return their size, or the size at a stride, rounded up: pad the inputs to a multiple of the stride"
         raise ValueError(f"the model returned maps {own} for inputs {size}; it must {remedy}.")
-    return resized(outputs, size) if is_tensor(outputs) else resized(to_tensor(outputs), size).numpy()
+    exact = [n for n in strides if tuple(n * length for length in own) == size]
+    stride = (exact or [n for n in strides if n & (n - 1) == 0] or strides)[0]  # small maps fit several strides
+    maps = outputs if is_tensor(outputs) else to_tensor(outputs)
+    maps = resized(maps, tuple(stride * length for length in own))[(..., *map(slice, size))]
+    return maps if is_tensor(outputs) else maps.numpy()
 
 
 def _is_built_in(view: Augmentation) -> bool:
     return all(map(_is_built_in, view.views)) if isinstance(view, Chain) else isinstance(view, BuiltIn)
 
 
-def _only_part(view: Augmentation, batch: Mapping[Any, Any]) -> Any:
-    """The key of the only part that a built-in view can work on; None if there are several, or it is not built in."""
+def part_of(batch: Batch, key: Any = None) -> Any:
+    """The part of a dict that views work on, by its key or as the only one that they can; other batches as they are."""
+    if not isinstance(batch, Mapping):
+        return batch
+    key = _only_part(batch) if key is None else key
+    if key not in batch:
+        raise ValueError(f"key={key!r} is not among the parts of the batch: {', '.join(map(repr, batch))}.")
+    return batch[key]
+
+
+def _only_part(batch: Mapping[Any, Any]) -> Any:
+    """The key of the only part of floating-point numbers, or of texts; None if there are several."""
     arrays = [key for key, part in batch.items() if hasattr(part, "shape") and is_floating(part)]
     keys = [*arrays, *(key for key, part in batch.items() if isinstance(part, RowList))]
-    return keys[0] if len(keys) == 1 and _is_built_in(view) else None
+    return keys[0] if len(keys) == 1 else None
 
 
 def _on_numbers(view: Augmentation, table: Any, rng: RowStreams | None) -> Any:
