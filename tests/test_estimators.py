@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -206,6 +207,23 @@ def test_tables_pipelines_and_searches(regression):
     assert search.fit(X_new, y_new).best_score_ > 0.9
     nested = GridSearchCV(VBTTARegressor(Ridge(), VIEWS, cv=2, **QUICK), {"estimator__alpha": [0.1, 10.0]}, cv=2)
     assert nested.fit(X, y).best_params_["estimator__alpha"] in (0.1, 10.0)
+
+
+@pytest.mark.parametrize("name", ["id", "patient_id", "item"])
+def test_ids_in_a_column_are_no_feature(regression, name):
+    X, y, X_new, y_new = regression
+    ids, plain = np.arange(len(X_new))[::-1] + 1000, pd.DataFrame(X_new, columns=list("abcde"))
+    table, frozen = plain.assign(**{name: ids}), Ridge().fit(pd.DataFrame(X, columns=list("abcde")), y)
+    for estimator, cv in ((Ridge(), 3), (frozen, "frozen")):
+        with pytest.raises(ValueError, match=rf"X has a column '{name}', .* X\.set_index\('{name}'\)"):
+            VBTTARegressor(estimator, VIEWS, cv=cv, **QUICK).fit(table, y_new)
+        weighted = VBTTARegressor(estimator, VIEWS, cv=cv, **QUICK).fit(table.set_index(name), pd.Series(y_new, ids))
+        same = VBTTARegressor(estimator, VIEWS, cv=cv, **QUICK).fit(plain, y_new)
+        np.testing.assert_allclose(weighted.predict(table.set_index(name)), same.predict(plain))
+    trained = Ridge().fit(table, y_new)  # by choice
+    VBTTARegressor(trained, VIEWS, **QUICK).fit(table, y_new).predict(table)
+    repeated = plain.assign(**{name: np.arange(len(plain)) // 2})  # a feature of that name
+    VBTTARegressor(Ridge(), VIEWS, cv=3, **QUICK).fit(repeated, y_new)
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])

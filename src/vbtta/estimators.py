@@ -11,7 +11,7 @@ import numpy as np
 from vbtta._support.checks import missing_extra
 from vbtta._support.tensors import RowList, as_batch, rows_of
 from vbtta.collect import collect_views
-from vbtta.data.labels import Array, LabelSets, id_column, index_of, rows_of_table
+from vbtta.data.labels import ID_COLUMNS, Array, LabelSets, id_column, id_like, index_of, rows_of_table
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy
 
@@ -54,7 +54,8 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : (N, ...) array, table or list of texts
-            Inputs that a frozen estimator was not trained on.
+            Inputs that a frozen estimator was not trained on. Ids of a table are its index; a column of them is refused
+            unless a frozen estimator was trained on it.
         y : (N,) array, (N, M) array with gaps, or LabelSets
             One label or more for every input; NaN and None mean "no label". Several outputs go in as (N, M, C). As in
             scikit-learn rows are paired by position; pandas objects with another index than X are refused. LabelSets
@@ -68,6 +69,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None")
         for name, values in {"y": y, "sample_weight": sample_weight, "groups": groups}.items():
             _check_order(X, values, name)
+        self._check_features(X)
         inputs = self._inputs(X, reset=True)
         labels = self._labels(y, X, len(inputs))
         weight = np.ones(len(inputs))
@@ -149,6 +151,16 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"Found array with 0 sample(s) (shape={X.shape}) while a minimum of 1 is required.")
             return X
         return validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric", ensure_all_finite=finite)
+
+    def _check_features(self, X: Any) -> None:
+        """Refuse a column of ids, a different one in every row, as a feature."""
+        known = getattr(self.estimator, "feature_names_in_", ()) if self._is_frozen() else ()
+        columns = [name for name in getattr(X, "columns", ()) if isinstance(name, str) and name not in known]
+        for name in (name for name in columns if name in ID_COLUMNS or id_like([name])):
+            values = np.asarray(X[name])
+            if values.dtype.kind != "f" and len(np.unique(values.astype(str))) == len(values) > 1:
+                remedy = f"make it the index, as X.set_index({name!r}), leave it out, or rename it if it is a feature"
+                raise ValueError(f"X has a column {name!r}, which looks like ids: {remedy}")
 
     def _labels(self, y: Any, X: Any, n_inputs: int) -> LabelSets:
         if not isinstance(y, LabelSets):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "ID_COLUMNS", "Array", "LabelSets", "LongLabels", "as_table", "by_id", "class_positions", "frame_of", "id_column",
-    "index_of", "is_absent", "long_labels", "look_up", "pair_ids", "rows_of_table",
+    "id_like", "index_of", "is_absent", "long_labels", "look_up", "pair_ids", "rows_of_table",
 ]  # fmt: skip
 
 import os
@@ -148,7 +148,7 @@ class LabelSets:
         names = list(frame.columns if _is_frame(frame) else frame)
         columns = {str(name): frame[name] for name in names}
         _check_one_table(columns)
-        if id_column(names, "the table") is None and not any(map(_ID_LIKE.search, columns)):
+        if id_column(names, "the table") is None and not id_like(columns):
             index = next((index_of(column, "table") for column in columns.values() if hasattr(column, "iloc")), None)
             columns |= {} if index is None else {"id": index}
         table = long_labels({name: _as_array(column, name) for name, column in columns.items()}, "the table")
@@ -601,7 +601,7 @@ def long_labels(table: Mapping[str, Array], where: str, *, columns_are_annotator
     for name, column in table.items():
         if column.shape != next(iter(table.values())).shape or column.ndim != 1:
             raise ValueError(f"{where}: its columns must be lists of one length; {name!r} has shape {column.shape}")
-    people = [name for name in unused if table[name].dtype.kind in "OSU" or _ID_LIKE.search(name)]
+    people = [name for name in unused if table[name].dtype.kind in "OSU" or id_like([name])]
     if people and key is not None and person is None and len(set(table[key].tolist())) < len(table[key]):
         raise ValueError(
             f"{where} has several labels of an input and nobody named, and its column {people[0]!r} is not used: "
@@ -669,7 +669,7 @@ def rows_of_table(values: Any, name: str) -> TableRows:
             names.remove(key)
         if not names:
             raise ValueError(f"{name} is a table of ids alone; add a column with what belongs to them")
-        unused = [column for column in names if isinstance(column, str) and _ID_LIKE.search(column)]
+        unused = id_like(names)
         if unused and (key is None or len(names) > 1):  # beside ids, one column alone is what belongs to them
             raise ValueError(
                 f"{name} has a column {unused[0]!r}, which looks like ids: make it the index, as "
@@ -687,6 +687,11 @@ def id_column(names: Iterable[Any], where: str) -> Any:
     if any(isinstance(name, tuple) for name in names):
         raise ValueError(f"{where} has columns of several levels; join their names, as '_'.join")
     return _one_column([name for name in names if str(name).lower() in ID_COLUMNS], where)
+
+
+def id_like(names: Iterable[Any]) -> list[str]:
+    """The columns whose names end like those of ids."""
+    return [name for name in names if isinstance(name, str) and _ID_LIKE.search(name)]
 
 
 def _names_its_columns(values: Any) -> bool:
