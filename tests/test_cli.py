@@ -448,9 +448,16 @@ def test_options_that_need_another_are_not_ignored(here: Path, tmp_path: Path) -
     told_off(2, "--tolerance goes with --sequential", args=[*fit, "--tolerance", "0.1"])
     told_off(2, "--workers goes with --backend ray", args=[*fit, "--workers", "2"])
     told_off(2, "leave out --no-guard", args=[*fit, "--no-guard", "--hard-guard"])
+    told_off(2, "--sequential has no guard", args=[*fit, "--sequential", "--no-guard"])
+    told_off(2, "--sequential has no guard", args=[*fit, "--sequential", "--hard-guard"])
+    multilabel = ["fit", "preds.npz", "labels.csv", "--task", "multilabel", "--out", tmp_path / "p.json"]
+    told_off(2, "columns of --task multilabel are classes", args=[*multilabel, "--columns-are-annotators"])
     views = ["views", "--predictor", "pkg.mod:make", "--data", "inputs.npy", "--views", "views.toml", "--out"]
     told_off(2, "--key goes with --backend ray", args=[*views, tmp_path / "v.npz", "--key", "x"])
     told_off(2, "--positions goes with --dense", args=[*views, tmp_path / "v.npz", "--positions", "5"])
+    told_off(2, "--ignore goes with --dense", args=[*views, tmp_path / "v.npz", "--ignore", "0"])
+    told_off(2, "--masks goes with --data", args=["report", here, "--masks", here])
+    told_off(2, "--data needs --masks, --predictor and --views", args=["report", here, "--data", here])
     predict = ["predict", "preds.npz", "--policy", "policy.json", "--out", tmp_path / "o.csv"]
     told_off(2, "--entropy goes with --dense", args=[*predict, "--entropy"])
     told_off(2, "--calibration goes with --sets", args=[*predict, "--calibration", "preds.npz", "labels.csv"])

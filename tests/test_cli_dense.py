@@ -1,5 +1,6 @@
 """Folders of images and masks on the command line."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,31 @@ def test_folders_of_masks_are_raters(folder):
     assert accuracy["ann"] > accuracy["bob"] + 0.05
 
 
+def test_the_report_of_a_segmentation_has_pictures(folder):
+    Path("run").mkdir()
+    masks = ("--masks", "ann", "--masks", "bob")
+    assert run(*COLLECT, *masks, "--out", "run/predictions.npz", "--labels", "run/labels.csv").code == 0
+    fit = ("fit", "run/predictions.npz", "run/labels.csv", "--task", "classification", "--out", "run/policy.json")
+    assert run(*fit).code == 0
+    network = ("--predictor", "densenet:make", "--views", "views.toml")
+    result = run("report", "run", "--data", "images", *masks, *network)
+    assert result.code == 0, result.err
+    page = Path("run/report.html").read_text()
+    assert "ann" in page.partition("annotators-section")[2]
+    assert 'id="reliability-' in page
+    shown = re.findall(r"<h3>Image (\d): Dice ([\d.]+)</h3>", page)
+    scores = [float(score) for _, score in shown]
+    assert len(shown) == 4
+    assert scores == sorted(scores)
+    assert {f'alt="{title} of' in page for title in ("input", "truth", "prediction", "entropy", "hflip")} == {True}
+    Image.fromarray(np.full((12, 16), 7, np.uint8)).save("ann/0.png")  # no class of the policy: nothing to score
+    result = run("report", "run", "--data", "images", "--masks", "ann", *network)
+    assert result.code == 0, result.err
+    assert "Image 0:" not in Path("run/report.html").read_text()
+    result = run("report", "run", "--data", "images", "--masks", "ann", "--predictor", "densenet:make")
+    assert (result.code, result.out) == (2, "")
+
+
 def test_ignored_values_and_images_without_masks_are_left_out(folder):
     Path("ann/0.png").unlink()
     result = run(*COLLECT, "--masks", "ann", "--out", "p.npz", "--labels", "l.csv", "--ignore", "2")
@@ -110,6 +136,9 @@ def test_masks_of_other_values_than_class_numbers(folder):
     ("arguments", "message"),
     [
         (("--out", "p.npz"), "--dense needs --masks, --labels and --backend local"),
+        (("--masks", "ann", "--masks", "twin/ann", "--out", "p.npz", "--labels", "l.csv"), "must differ"),
+        (("--masks", "ann", "--out", "p.npz", "--labels", "l.csv", "--batch-size", "2"), "leave out --batch-size"),
+        (("--masks", "ann", "--out", "p.npz", "--labels", "l.csv", "--keep-draws", "2"), "--keep-draws goes without"),
         (("--masks", "none", "--out", "p.npz", "--labels", "l.csv"), "none: no such folder"),
         (("--masks", "empty", "--out", "p.npz", "--labels", "l.csv"), "empty has no images"),
         (("--masks", "other", "--out", "p.npz", "--labels", "l.csv"), "has a mask of its name in other"),
@@ -117,8 +146,9 @@ def test_masks_of_other_values_than_class_numbers(folder):
     ],
 )
 def test_wrong_folders_are_refused(folder, arguments, message):
-    for name in ("empty", "other", "colour"):
-        Path(name).mkdir()
+    for name in ("empty", "other", "colour", "twin/ann"):
+        Path(name).mkdir(parents=True)
+    Image.fromarray(np.zeros((12, 16), np.uint8)).save("twin/ann/0.png")
     Image.fromarray(np.zeros((4, 4), np.uint8)).save("other/x.png")
     Image.fromarray(np.zeros((12, 16, 3), np.uint8)).save("colour/0.png")
     result = run(*COLLECT, *arguments)

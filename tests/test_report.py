@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from vbtta import (
@@ -350,6 +351,13 @@ def test_gates_stages_and_sets_have_pictures() -> None:
     page = render_report(gated, predictions=parts[0][0], labels=parts[0][1])
     assert 'id="gate-' in page
     assert EVIL not in page
+    assert "its average is in brackets" in page
+    average = {f"{weight:.3f}" for weight in gated.weights}
+    shown = re.findall(r"weight ([\d.]+) \(average ([\d.]+)\)", page)
+    assert {mean for _, mean in shown} == average
+    assert len({here for here, _ in shown}) > len(average)  # weights of the inputs themselves
+    own = [float(here) for here, _ in shown]
+    assert all(own[at : at + 3] == sorted(own[at : at + 3], reverse=True) for at in range(0, len(own), 3))
     numbers = ViewPredictions(rng.normal(size=(400, 2, 1)), names=["identity", "a"])
     y = LabelSets.from_array(numbers.outputs[:, 0, 0] + rng.normal(size=400))
     halves = [(numbers.take(rows), y.take(rows)) for rows in (np.arange(200), np.arange(200, 400))]
@@ -371,3 +379,36 @@ def test_maps_of_views_are_grey_where_they_see_nothing() -> None:
     unseen = (panels["zoom(2)"] == 160).all(axis=-1)
     assert unseen.sum() == 12 * 16 - 6 * 8
     assert not (panels["noise(0.1)"] == 160).all(axis=-1).any()
+
+
+def test_many_annotators_classes_and_outputs_are_cut() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 1000, size=60)
+    names = np.array([f"class {c} of a thousand" for c in range(1000)])
+    views = ViewPredictions(
+        6 * np.eye(1000)[truth][:, None] + rng.normal(size=(60, 2, 1000)), names=["identity", "flip"], classes=names
+    )
+    policy = fit_policy(views, names[truth], task="classification", model="mixture", guard=False)
+    page = render_report(policy, predictions=views, labels=LabelSets.from_array(names[truth]))
+    assert page.count(" of a thousand") < 60
+    assert len(page) < 200_000
+
+    truth, skill = rng.integers(0, 3, size=600), np.linspace(0.4, 0.95, 100)
+    who = np.stack([rng.permutation(100)[:8] for _ in range(600)])  # (N, 8)
+    answers = np.where(rng.random(who.shape) < skill[who], truth[:, None], rng.integers(0, 3, who.shape))
+    table = {"instance": np.repeat(np.arange(600), 8), "annotator": [f"p{u:03d}" for u in who.ravel()]}
+    labels = LabelSets.from_table(pd.DataFrame({**table, "label": answers.ravel()}))
+    views = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(600, 2, 3)), names=["identity", "flip"])
+    policy = fit_policy(views, labels, task="classification", model="mixture", guard=False)
+    page = render_report(policy)
+    assert "the 15 best and the 15 worst of 100 annotators" in page
+    said = re.findall(r"(p\d\d\d) \d+", page.partition("100 annotators, the worst first: ")[2].partition("<")[0])
+    assert said == [policy.annotators.names[u] for u in np.argsort(policy.annotators.accuracy, kind="stable")[:8]]
+    assert "and 92 more" in page
+
+    numbers = ViewPredictions(rng.normal(size=(80, 2, 30)), names=["identity", "flip"])
+    labels = LabelSets.from_array(numbers.outputs[:, :1] + 0.1 * rng.normal(size=(80, 1, 30)))
+    policy = fit_policy(numbers, labels, task="regression", model="mixture", guard=False)
+    headings = re.findall(r"<h3>(.+?)</h3>", render_report(policy, predictions=numbers, labels=labels))
+    assert len(headings) == 4
+    assert all(heading.count("and 26 more") == 2 for heading in headings)  # predicted, and labelled

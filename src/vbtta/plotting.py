@@ -76,6 +76,7 @@ def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     axes.errorbar(cost, score, yerr=error, fmt="o-", **_POINTS)
     axes.plot(cost[chosen], score[chosen], "o", color=COLOURS[1], markersize=8, zorder=5, label="chosen")
     axes.legend()
+    axes.xaxis.get_major_locator().set_params(integer=True)
     return _finish(figure, "cost of the views", "log score", grid="y")
 
 

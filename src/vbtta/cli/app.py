@@ -95,7 +95,7 @@ def views(
     ] = None,
     draws: Annotated[int, Option(min=1, help="Draws of every stochastic view.")] = 1,
     keep_draws: Annotated[int, Option(min=0, help="Keep the single draws of so many inputs.")] = 0,
-    batch_size: Annotated[int, Option(min=1, help="Inputs worked on at once.")] = 256,
+    batch_size: Annotated[int | None, Option(min=1, help="Inputs worked on at once, 256; maps: one image.")] = None,
     seed: running.Seed = 0,
     backend: running.BackendOption = running.Backend.local,
     key: Annotated[str | None, Option(help="With --backend ray: name of network and weights, for resuming.")] = None,
@@ -125,9 +125,11 @@ def views(
     needs("--backend ray", on_ray, key=key, workers=workers, address=address)
     needs("--dense", dense, masks=masks, labels=labels, positions=positions, ignore=ignore, classes=classes)
     refuse(dense and (on_ray or not masks or labels is None), "--dense needs --masks, --labels and --backend local")
-    refuse(on_ray and keep_draws > 0, "--keep-draws is for --backend local; leave one of them out")
+    refuse(keep_draws > 0 and (on_ray or dense), "--keep-draws goes without --backend ray and --dense; leave it out")
     refuse(on_ray and out.suffix in (".npz", ".parquet"), "--backend ray writes many files; give the name of a folder")
     refuse(on_ray and not key, "--backend ray needs --key, a name for network and weights, for resuming")
+    refuse(dense and batch_size is not None, "--dense works on one image at a time; leave out --batch-size")
+    batch_size = batch_size or 256
     listed = load_views(existing(described, "views (.toml or .json)"))
     names = [view.name for view in listed]
     options: dict[str, Any] = {"draws": draws, "seed": seed}
@@ -222,6 +224,7 @@ def fit(
     refuse(
         several_fits and advi, "--budget and --sequential compare many fits, which ADVI is too slow for; leave it out"
     )
+    refuse(sequential and (hard_guard or not guard), "--sequential has no guard; leave out --hard-guard and --no-guard")
     refuse(budget is not None and sequential, "--sequential orders all views by their gain; leave out --budget")
     refuse(
         task is running.Task.multilabel and bool(on_ray or several_fits or sets),
@@ -487,22 +490,42 @@ def report(
     talk: Talk,
     folder: Annotated[Path, Argument(metavar="RUN-FOLDER", help="The folder with the files of a run.")],
     out: Annotated[Path | None, Out(help="Where to write the page; by default report.html in the folder.")] = None,
+    data: Annotated[
+        Path | None, Option(help="Of a segmentation: folder of images, to show the worst and best.")
+    ] = None,
+    masks: Annotated[list[Path] | None, Option(help="With --data: folder of masks; several: one a rater.")] = None,
+    predictor: Annotated[str | None, running.Predictor(help="With --data: makes the torch module.")] = None,
+    weights: Annotated[Path | None, Option(help="With --data: weights of the module (.pt).")] = None,
+    described: Annotated[Path | None, running.Described(help="With --data: the views (.toml or .json).")] = None,
 ) -> None:
     """Make a self-contained HTML page from a folder with policy.json.
 
     What else is there goes in too: predictions.npz, labels.csv (or .parquet), test_predictions.npz, test_labels.csv,
-    comparison.json, diagnosis.json, run.json.
+    comparison.json, diagnosis.json, run.json. With --data the network runs on all images that have masks, and the
+    worst and the best are shown with prediction, truth, entropy and the map of every view.
 
     Example:
 
         vbtta report run-folder
     """
+    needs("--data", data, masks=masks, predictor=predictor, weights=weights, views=described)
+    incomplete = data is not None and not (masks and predictor and described)
+    refuse(incomplete, "--data needs --masks, --predictor and --views")
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; give the one that holds policy.json")
     target = folder / "report.html" if out is None else out
     writable(target, ".html")
     existing(folder / "policy.json", "a policy that vbtta fit wrote, called policy.json")
-    from vbtta.cli.files import write_run_report
+    from vbtta.cli.files import load_predictor, write_run_report
 
-    used = write_run_report(folder, target, talk)
+    parts = {}
+    if data is not None and masks and predictor and described:
+        from vbtta.augment.serial import load_views
+        from vbtta.cli.dense import map_pictures
+        from vbtta.conformal import load_policy, unwrapped
+
+        listed, rule = load_views(existing(described, "views (.toml or .json)")), load_policy(folder / "policy.json")
+        network = load_predictor(predictor, weights)
+        parts["maps"] = map_pictures(network, data, masks, listed, unwrapped(rule)[0], talk)
+    used = write_run_report(folder, target, talk, **parts)
     talk.result({"written": str(target), "used": used}, f"wrote {target} from {', '.join(used)}")

@@ -1,7 +1,8 @@
-"""The commands on folders of images: views and labels at positions of maps, and predicted maps."""
+"""The commands on folders of images: views and labels at positions of maps, predicted maps, and their pictures."""
 
-__all__ = ["predict_maps", "write_views"]
+__all__ = ["map_pictures", "predict_maps", "write_views"]
 
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +15,47 @@ from vbtta.data.labels import Array
 from vbtta.integrations import collect_items
 from vbtta.module import TTAModule
 from vbtta.policy import Policy
+from vbtta.report.maps import MapExample, map_examples
 
 
 def write_views(
     network: Any, folder: Path, masks: list[Path], views: Any, out: Path, labels_file: Path, talk: Talk, **options: Any
 ) -> None:
     """Write predictions and labels at positions of the images that have masks; one folder of masks a rater."""
-    inputs, raters = _files(folder), [(path.name, _files(path)) for path in masks]
-    given = {name: [(rater, files[name]) for rater, files in raters if name in files] for name in inputs}
-    names = [name for name, found in given.items() if found]
-    if not names:
-        raise UsageError(f"no image of {folder} has a mask of its name in {', '.join(map(str, masks))}")
-    if len(names) < len(inputs):
-        talk.note(f"{len(inputs) - len(names):,} images without a mask are left out")
+    images_of, raters = _labelled(folder, masks, talk)
+    names, several = list(images_of), len(masks) > 1
 
     def load(i: int) -> tuple[Array, Array]:
-        drawn = [images.read_mask(path) for _, path in given[names[i]]]
-        if len({mask.shape for mask in drawn}) > 1:
-            raise ValueError(f"masks of {names[i]} have different sizes: {[mask.shape for mask in drawn]}")
-        return images.read_image(inputs[names[i]]), np.stack(drawn) if len(raters) > 1 else drawn[0]
+        image, drawn = _read(images_of[names[i]])
+        return image, drawn if several else drawn[0]
 
-    if len(raters) > 1:
-        options["raters"] = [[rater for rater, _ in given[name]] for name in names]
+    if several:
+        options["raters"] = [raters[name] for name in names]
     predictions, labels = collect_items(network, len(names), load, views, ids=names, **options)
     predictions.save(out)
     predictions.align(labels).save(labels_file)  # with the predictions' ids
     document = {"written": str(out), "labels": str(labels_file), "images": len(names), "positions": len(predictions)}
     text = f"wrote {len(predictions):,} positions of {len(names):,} images to {out} and their labels to {labels_file}"
     talk.result({**document, "views": list(predictions.names)}, text)
+
+
+def map_pictures(
+    network: Any, folder: Path, masks: list[Path], views: Any, policy: Policy, talk: Talk
+) -> list[MapExample]:
+    """The worst and the best predicted images of a folder; the class that most raters drew counts as the truth."""
+    torch = require("torch", "torch")
+    if policy.task == "regression":
+        raise UsageError("--data shows maps of classes; leave it out for a regression")
+    module, (files, _) = TTAModule(network, views, policy).eval(), _labelled(folder, masks, talk)
+    classes = range(policy.n_outputs) if policy.classes is None else policy.classes
+
+    def truth(drawn: Array) -> Array:
+        votes = np.stack([(drawn == value).sum(axis=0) for value in classes])  # (C, H, W)
+        return np.where(votes.any(axis=0), votes.argmax(axis=0), -1)
+
+    pairs = tee(_read(paths) for paths in talk.track(list(files.values()), "images"))
+    inputs = (torch.from_numpy(image) for image, _ in pairs[0])
+    return map_examples(module, inputs, (truth(drawn) for _, drawn in pairs[1]), names=list(files), ignore=-1)
 
 
 def predict_maps(
@@ -72,6 +86,31 @@ def predict_maps(
             images.write_map(out / f"{name}_entropy{volume or '.tif'}", -terms.sum(axis=0), source)
     kinds = "label and entropy maps" if entropy else "maps"
     talk.result({"written": str(out), "images": list(inputs)}, f"wrote {kinds} of {len(inputs):,} images to {out}")
+
+
+def _labelled(folder: Path, masks: list[Path], talk: Talk) -> tuple[dict[str, list[Path]], dict[str, list[str]]]:
+    """By the names of the images that have masks: paths of image and masks, and the raters who drew them."""
+    inputs, raters = _files(folder), {path.name: _files(path) for path in masks}
+    if len(raters) < len(masks):
+        raise UsageError(
+            f"--masks: the names of the folders are the raters', and must differ; got {', '.join(map(str, masks))}"
+        )
+    drawn = {name: [rater for rater, files in raters.items() if name in files] for name in inputs}
+    drawn = {name: people for name, people in drawn.items() if people}
+    if not drawn:
+        raise UsageError(f"no image of {folder} has a mask of its name in {', '.join(map(str, masks))}")
+    if len(drawn) < len(inputs):
+        talk.note(f"{len(inputs) - len(drawn):,} images without a mask are left out")
+    return {name: [inputs[name], *(raters[rater][name] for rater in people)] for name, people in drawn.items()}, drawn
+
+
+def _read(paths: list[Path]) -> tuple[Array, Array]:
+    """An image and its masks (R, H, W)."""
+    image, *masks = paths
+    drawn = [images.read_mask(path) for path in masks]
+    if len({mask.shape for mask in drawn}) > 1:
+        raise ValueError(f"masks of {image.name} have different sizes: {[mask.shape for mask in drawn]}")
+    return images.read_image(image), np.stack(drawn)
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -21,7 +21,7 @@ import numpy as np
 from vbtta._support.checks import require
 from vbtta._support.files import atomic_path, set_aside
 from vbtta._support.fingerprints import array_digest
-from vbtta.cli.running import Talk, UsageError, existing, nearest
+from vbtta.cli.running import Talk, UsageError, existing, nearest, refuse
 from vbtta.comparison import Scored, table_cells
 from vbtta.conformal import load_policy, unwrapped
 from vbtta.data import files
@@ -75,6 +75,9 @@ def read_pair(
     """Predictions and their labels, paired; says what was read. Labels of multilabel tasks are those of two classes."""
     views = read_predictions(predictions)
     if task == "multilabel":
+        refuse(
+            columns_are_annotators, "--columns-are-annotators: columns of --task multilabel are classes; leave it out"
+        )
         given = _read_multilabel(labels, views)
     else:
         given = files.read_labels(_table(labels), columns_are_annotators=columns_are_annotators)

@@ -162,7 +162,7 @@ def nearest(word: str, options: Iterable[str]) -> str:
 def needs(partner: str, present: object, **options: object) -> None:
     """Refuse options that mean nothing without their partner."""
     for name, value in options.items():
-        if not present and value not in (None, False):
+        if not present and value is not None and value is not False:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} goes with {partner}; give both, or leave out {option}")
 

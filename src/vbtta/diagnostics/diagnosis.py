@@ -195,7 +195,11 @@ def annotators_in_words(annotators: Any, truth: Mapping[str, float] | None = Non
         else:
             error, bias = annotators.noise[k].mean(), annotators.bias[k].mean()
             estimates.append(f"{name}errs by {error:.3g} with a bias of {bias:+.3g}")
-    return [f"{'Labels' if len(annotators.names) == 1 else 'Annotators'}: {listing(estimates, 8)}."]
+    if len(estimates) > 8:
+        error = -annotators.accuracy if hasattr(annotators, "accuracy") else annotators.noise.mean(axis=1)
+        worst = [estimates[k] for k in np.argsort(-error, kind="stable")]
+        return [f"{len(estimates):,} annotators, the worst first: {listing(worst, 8)}."]
+    return [f"{'Labels' if len(annotators.names) == 1 else 'Annotators'}: {', '.join(estimates)}."]
 
 
 def _copying(pairs: Sequence[checks.Copying]) -> list[str]:

@@ -32,6 +32,7 @@ from vbtta.report.maps import MapExample
 from vbtta.sequential import SequentialPolicy
 
 _MAX_VIEWS = 24  # of an example
+_MAX_PEOPLE = 15  # best, and worst, annotators of a figure
 _MAX_SCORED = 1000  # labelled inputs of the curve of cost and quality
 _MAX_INPUTS = 3000  # labelled inputs that are shown, a regular sample where there are more
 _LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
@@ -162,21 +163,22 @@ def _examples(
     part = views.take(rows)
     given = None if labels is None else labels.align(len(views), views.ids).take(rows)
     prediction, by_input = policy.predict(part), policy.weights_for(part)
-    order = [k for k in np.argsort(-policy.weights, kind="stable") if policy.names[k] in views.names][:_MAX_VIEWS]
+    known = [k for k, name in enumerate(policy.names) if name in views.names]
     examples = []
     for e, row in enumerate(rows):
         entries = []
-        for k in order:
+        for k in sorted(known, key=lambda k: -by_input[e, k])[:_MAX_VIEWS]:
             outputs, weight = part.outputs[e, part.names.index(policy.names[k])], by_input[e, k]
-            text = ", ".join(f"{value:.4g}" for value in outputs[:4])
+            average = "" if policy.gate is None else f" (average {policy.weights[k]:.3f})"
+            text = listing([f"{value:.4g}" for value in outputs], 4)
             if isinstance(prediction, CategoricalPrediction):
-                text = f"{prediction.classes[outputs.argmax()]} ({100 * special.softmax(outputs).max():.0f} %)"
-            entries.append((policy.names[k], f"{weight:.3f}", text, weight < KEPT))
+                text = f"{100 * special.softmax(outputs).max():.0f} % for {prediction.classes[outputs.argmax()]}"
+            entries.append((policy.names[k], f"{weight:.3f}{average}", text, weight < KEPT))
         if isinstance(prediction, CategoricalPrediction):
             verdict = f"{prediction.label[e]} ({100 * prediction.proba[e].max():.0f} %)"
         else:
             numbers = zip(prediction.mean[e], prediction.std[e], strict=True)
-            verdict = ", ".join(f"{mean:.4g} ± {std:.2g}" for mean, std in numbers)
+            verdict = listing([f"{mean:.4g} ± {std:.2g}" for mean, std in numbers], 4)
         name = str(row if views.ids is None else views.ids[row])
         if given is not None and (given.instance == e).any():
             verdict += f", labelled {listing([_label(given, views, j) for j in np.flatnonzero(given.instance == e)])}"
@@ -189,6 +191,8 @@ def _label(labels: LabelSets, views: ViewPredictions, place: Any) -> str:
     value = labels.value[place]
     if views.classes is not None and labels.value.dtype.kind in "iub":
         value = views.classes[class_positions(labels.value[[place]], len(views.classes), views.classes)[0]]
+    if np.ndim(value):
+        return listing([f"{number:.4g}" for number in value], 4)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -397,19 +401,26 @@ def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, w
 
 
 def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) -> dict[str, Drawing]:
-    """Estimated skill of the annotators."""
+    """Estimated skill of the annotators, the best first; of many only the best and the worst."""
     annotators = policy.annotators
     if annotators is None or len(annotators.names) < 2:
         return {}
-    known = None
     if isinstance(annotators, AnnotatorAccuracy):
         value, interval, label = annotators.accuracy, annotators.accuracy_interval, "share of labels that are right"
-        if truth and all(name in truth for name in annotators.names):
-            known = np.array([truth[name] for name in annotators.names])
+        order = np.argsort(-value, kind="stable")
     else:
         value, interval = annotators.noise.mean(axis=1), annotators.noise_interval.mean(axis=1)
-        label = "standard deviation of labels around the truth"
-    values = ", ".join(f"{name} {number:.3g}" for name, number in zip(annotators.names[:10], value[:10], strict=True))
-    figure = plotting.annotators(annotators.names, value, interval, label, known)
+        label, truth = "standard deviation of labels around the truth", None
+        order = np.argsort(value, kind="stable")
     caption = "Estimates of the fit for every annotator, with 90 % intervals."
+    if len(order) > 2 * _MAX_PEOPLE:
+        caption = (
+            f"Estimates for the {_MAX_PEOPLE} best and the {_MAX_PEOPLE} worst of {len(order):,} annotators, with "
+        )
+        caption += f"90 % intervals. The median of all is {np.median(value):.3g}."
+        order = np.concatenate([order[:_MAX_PEOPLE], order[-_MAX_PEOPLE:]])
+    names = [annotators.names[u] for u in order]
+    known = np.array([truth[name] for name in names]) if truth and all(name in truth for name in names) else None
+    values = ", ".join(f"{name} {number:.3g}" for name, number in zip(names[:10], value[order[:10]], strict=True))
+    figure = plotting.annotators(names, value[order], interval[order], label, known)
     return _drawing("annotators", figure, f"Annotators, {label}: {values}", caption)

@@ -2,7 +2,7 @@
 
 __all__ = ["MapExample", "map_examples"]
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,9 @@ from vbtta import metrics
 from vbtta._support.checks import require
 from vbtta.data.labels import Array
 from vbtta.plotting import COLOURS
+
+_MAX_SIDE = 256  # pixels of a picture; larger maps are thinned
+_MAX_VIEWS = 12  # the heaviest are shown
 
 
 class MapExample(NamedTuple):
@@ -24,8 +27,8 @@ class MapExample(NamedTuple):
 
 def map_examples(
     module: Any,
-    inputs: Sequence[Any],
-    masks: Sequence[ArrayLike],
+    inputs: Iterable[Any],
+    masks: Iterable[ArrayLike],
     *,
     names: Sequence[Any] | None = None,
     count: int = 2,
@@ -34,11 +37,13 @@ def map_examples(
 ) -> list[MapExample]:
     """Make the pictures of the worst and the best predicted images, by Dice score; of volumes the middle slices.
 
+    Images are read one after another, so generators need little memory. Those without a class to score are left out.
+
     Parameters
     ----------
     module : TTAModule
         Of a classification; its network and the views of its policy are shown.
-    inputs, masks : sequences of tensors and of arrays
+    inputs, masks : iterables of tensors and of arrays
         (channels, H, W) or (channels, D, H, W), and classes without the channels.
     names : sequence, optional
         Of the images; their numbers by default.
@@ -52,16 +57,19 @@ def map_examples(
     >>> page = render_report(policy, maps=map_examples(module, images, masks))  # doctest: +SKIP
     """
     torch = require("torch", "torch")
-    names = list(range(len(inputs))) if names is None else names
+    kept: list[tuple[float, int, Any, Array, Array]] = []
     with torch.no_grad():
-        maps = [module(single[None])[0].cpu().numpy() for single in inputs]
-        options: dict[str, Any] = {"ignore": ignore, "background": background}
-        truth = [np.asarray(mask) for mask in masks]
-        scores = [metrics.dice(y[None], p[None], **options) for y, p in zip(truth, maps, strict=True)]
-        order = np.argsort(scores, kind="stable").tolist()
+        for i, (single, mask) in enumerate(zip(inputs, map(np.asarray, masks), strict=True)):
+            proba = module(single[None])[0].cpu().numpy()
+            scores = metrics.dice_scores(mask[None], proba[None], ignore=ignore)[0]
+            scores = scores if background is None else np.delete(scores, background)
+            if not np.isnan(scores).all():
+                kept.append((float(np.nanmean(scores)), i, single, mask, proba))
+                kept.sort(key=lambda example: example[:2])
+                del kept[count : len(kept) - count]
         return [
-            MapExample(str(names[i]), float(scores[i]), _panels(module, inputs[i], truth[i], maps[i]))
-            for i in dict.fromkeys(order[:count] + order[-count:])
+            MapExample(str(i if names is None else names[i]), score, _panels(module, single, mask, proba))
+            for score, i, single, mask, proba in kept
         ]
 
 
@@ -77,12 +85,18 @@ def _panels(module: Any, single: Any, mask: Array, proba: Array) -> dict[str, Ar
         "prediction": _colours(proba.argmax(axis=0), len(proba)),
         "entropy": (255 * np.clip(entropy / np.log(len(proba)), 0, 1)).astype(np.uint8),
     }
+    weights = dict(zip(module.policy.names, module.policy.weights, strict=True))
+    names = [view.name for view in module.views]
+    shown = set(sorted(names, key=lambda name: -weights[name])[:_MAX_VIEWS])
     with evaluating(module.network):
         for (view,), outputs, seen in module._outputs(module._in_precision(single[None]), False):
-            classes = outputs[0, 0].argmax(0)
-            classes = classes if seen is None else classes.where(seen[0, 0], -1)
-            panels[module.views[view].name] = _colours(classes.cpu().numpy(), len(proba))
-    return {title: panel if mask.ndim == 2 else panel[len(panel) // 2] for title, panel in panels.items()}
+            if names[view] in shown:
+                classes = outputs[0, 0].argmax(0)
+                classes = classes if seen is None else classes.where(seen[0, 0], -1)
+                panels[names[view]] = _colours(classes.cpu().numpy(), len(proba))
+    step = -(-max(mask.shape[-2:]) // _MAX_SIDE)
+    slices = {title: panel if mask.ndim == 2 else panel[len(panel) // 2] for title, panel in panels.items()}
+    return {title: panel[::step, ::step] for title, panel in slices.items()}
 
 
 def _colours(classes: Array, n_classes: int) -> Array:
