@@ -6,6 +6,7 @@ from scipy import optimize
 
 from problems import posed
 from vbtta import EM, GaussianLatent, GaussianMixture, LabelSets, ViewPredictions, fit_policy
+from vbtta.inference import laplace
 from vbtta.inference.em import ascend
 
 
@@ -103,3 +104,10 @@ def test_uncertainty_is_that_of_the_pool_where_views_are_far_worse(n):
     policy = fit_policy(ViewPredictions(views[:n, :, None]), y[:n], task="regression", model="latent")
     found = policy.predict(ViewPredictions(views[n:, :, None]))
     assert np.sqrt(found.variance.mean()) == pytest.approx(0.05, rel=0.25)
+
+
+def test_a_pool_whose_views_are_all_offset_is_finite() -> None:
+    quadratic = 1e17 * np.array([[3, 3, 1, 1, 1], [3, 3, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 0, 1.0]])
+    pool, offset = laplace.solve(quadratic, np.array([0.05, 0.05, 0.0, 0.0, 0.0]), 2)
+    assert np.isfinite(pool).all()
+    assert np.isfinite(offset).all()

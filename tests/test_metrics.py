@@ -82,6 +82,7 @@ def test_calibrated_predictions_have_small_ece():
         (lambda: metrics.nll([np.nan]), "NaN for label 0"),
         (lambda: metrics.crps([-0.1]), "not be negative"),
         (lambda: metrics.crps(0.1), "scores must be"),
+        (lambda: metrics.crps([[]]), "scores must be"),
         (lambda: metrics.interval_coverage([1.0], [2.0], [0.0]), "swapped"),
         (lambda: metrics.accuracy([0], [[2.0, -1.0]]), "softmax"),
         (lambda: metrics.accuracy([2], [[0.5, 0.5]]), "got 2"),

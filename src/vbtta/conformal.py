@@ -76,7 +76,7 @@ class ConformalPolicy:
     penalty: Penalty = _NO_PENALTY
 
     def __post_init__(self) -> None:
-        if self.thresholds.ndim != 3 or self.thresholds.shape[2] != len(self.levels):
+        if self.thresholds.ndim != 3 or self.thresholds.shape[2] != len(self.levels) or not len(self.levels):
             raise ValueError("its thresholds do not match its levels")
 
     def __repr__(self) -> str:

@@ -73,7 +73,7 @@ def crps(scores: ArrayLike, weights: ArrayLike | None = None) -> float:
     0.2
     """
     values = real_array("scores", scores)
-    if values.ndim not in (1, 2):
+    if values.ndim not in (1, 2) or 0 in values.shape[1:]:
         raise ValueError(f"scores must be (J,) or (J, C), from prediction.crps(y); got shape {values.shape}")
     if (values < 0).any():
         raise ValueError(f"scores must not be negative; got {values.min()}. Give prediction.crps(y), not log scores")

@@ -201,6 +201,8 @@ def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:
         reduced = 0.5 * (reduced + reduced.T)
     if not (np.isfinite(reduced).all() and np.isfinite(target).all()):
         raise ValueError("predictions, labels or priors differ too much in size for a latent pool; rescale them")
+    diagonal = np.diagonal(quadratic)[:K]  # below its rounding error no digit of the difference is left
+    np.fill_diagonal(reduced, np.maximum(np.diagonal(reduced), np.finfo(float).eps * diagonal))
     factor = cholesky(reduced)
     pool = nnls(factor.T, np.linalg.solve(factor, target), maxiter=100 * K)[0]
     return pool, np.linalg.solve(inner, linear[K:] - cross.T @ pool)
