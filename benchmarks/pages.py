@@ -116,7 +116,7 @@ def _sentences() -> Iterator[str]:
     )
     few = [_few(found, name) for name in _SETS if f"{name}@100" in found]
     better = "; ".join(text for text in few if text)
-    yield f"With 100 images {better or 'the best other method has no better likelihood beyond the interval'}."
+    yield f"With 100 images {better or 'no other method has a better likelihood beyond its interval'}."
     losses: dict[tuple[str, int, int], list[float]] = {}
     for row in read("small", "rows.json")["rows"]:
         losses.setdefault((row["data"], row["labels"], row["size"]), []).append(

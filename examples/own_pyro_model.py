@@ -66,7 +66,7 @@ engine = ADVI(steps=600, particles=2, learning_rate=0.1)
 plain = fit_policy(predictions, labels, task="regression", model=GaussianMixture(noise="none"), guard=False)
 robust = fit_policy(predictions, labels, task="regression", model=heavy_tailed_annotators, engine=engine)
 
-draws = robust.posterior.draws(1000)
+draws = robust.draws(1000)
 tail = dict(zip(labels.annotator_names, 1 + np.median(draws["tail"], axis=0), strict=True))
 
 print("without tails:", dict(zip(plain.names, plain.weights.round(3), strict=True)))

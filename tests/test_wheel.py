@@ -62,28 +62,18 @@ def test_the_source_archive_makes_the_same_wheel(wheel: Path, tmp_path: Path) ->
 
 
 def test_the_installed_wheel_fits_and_predicts(wheel: Path, tmp_path: Path) -> None:
-    """In a folder of its own, with the packages that it needs from this environment."""
+    """By the README's line for a release, into a folder of its own; what it needs comes from this environment."""
     site = tmp_path / "site"
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-index",
-        "--no-deps",
-        "--target",
-        str(site),
-        str(wheel),
-    ]
+    options = ["--no-index", "--find-links", str(wheel.parent), "--no-deps", "--target", str(site)]
+    install = [sys.executable, "-m", "pip", "install", "-q", *options, "vbtta[torch,cli]"]
     subprocess.run(install, check=True, capture_output=True)
     environment = {**os.environ, "PYTHONPATH": str(site)}
 
-    def output(*command: str) -> str:
-        call = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, env=environment, check=True, capture_output=True
-        )
+    def output(*command: str, folder: Path = tmp_path) -> str:
+        call = subprocess.run([sys.executable, *command], cwd=folder, env=environment, check=True, capture_output=True)
         return call.stdout.decode()
 
     assert output("-c", TRIAL).startswith(str(site))
     assert "predict" in output("-m", "vbtta.cli", "--help")
+    readme = ["tests/test_readme.py", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "readme")]
+    assert "[100%]" in output("-m", "pytest", "-q", *readme, folder=ROOT)
