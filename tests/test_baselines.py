@@ -353,7 +353,7 @@ def test_used_views_are_enough_and_the_result_pickles(task, name):
     assert np.isfinite(whole).all()
     np.testing.assert_array_equal(point(fitted.predict(views.select(fitted.used))), whole)
     np.testing.assert_array_equal(point(pickle.loads(pickle.dumps(fitted)).predict(views)), whole)
-    with pytest.raises(ValueError, match="are missing from the predictions"):
+    with pytest.raises(ValueError, match="are not among the predictions' views"):
         fitted.predict(ViewPredictions(views.outputs[:, :1], names=["other"]))
 
 
@@ -422,7 +422,7 @@ def test_errors_say_what_exists():
         fit_baseline("uniform+t", numbers, values, task="regression")
     with pytest.raises(ValueError, match=r"no classification baseline 'uniform\+x'"):
         fit_baseline("uniform+x", views, labels, task="classification")
-    with pytest.raises(ValueError, match="task must be one of classification, regression"):
+    with pytest.raises(ValueError, match="task must be one of 'classification', 'regression'"):
         fit_baseline("uniform", views, labels, task="ranking")
     with pytest.raises(ValueError, match="needs a view named 'identity'"):
         fit_baseline("original", views.select(["flip"]), labels, task="classification")

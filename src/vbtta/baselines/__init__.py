@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
+from vbtta._support.checks import one_of, shown
 from vbtta.baselines import methods
 from vbtta.baselines.methods import CLASSIFICATION, REGRESSION, Rule
 from vbtta.baselines.solvers import Votes
@@ -72,16 +73,11 @@ class Baseline:
                 f"predictions have {n_views} views but {self.name!r} was fitted on {len(self.names)}; generated names "
                 "cannot be matched, so name the views with ViewPredictions(names=[...])"
             )
-        missing = [name for name in self.used if name not in predictions.names]
-        if missing:
-            raise ValueError(f"views {missing} are missing from the predictions; {self.name!r} needs {list(self.used)}")
         if n_outputs != self.n_outputs:
             raise ValueError(f"predictions have {n_outputs} outputs but {self.name!r} was fitted on {self.n_outputs}")
         fitted, given = self.classes, predictions.classes
         if fitted is not None and given is not None and not np.array_equal(fitted, given):
-            raise ValueError(
-                f"predictions have classes {given.tolist()} but {self.name!r} was fitted on {fitted.tolist()}"
-            )
+            raise ValueError(f"predictions have classes {shown(given)} but {self.name!r} was fitted on {shown(fitted)}")
         return predictions.select(self.used)
 
     def _pool_weights(self) -> Array:
@@ -132,22 +128,18 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
     >>> best.predict(views).label
     array([0, 1])
     """
-    if task not in BASELINES:
-        raise ValueError(f"task must be one of {', '.join(BASELINES)}; got {task!r}")
+    one_of("task", task, tuple(BASELINES))
     method, plus, suffix = name.partition("+")
-    if method not in BASELINES[task] or (plus and suffix != "t"):
-        also = "; each also with '+t' appended" if task == "classification" else ""
-        raise ValueError(f"there is no {task} baseline {name!r}; there are {', '.join(BASELINES[task])}{also}")
-    if plus and task == "regression":
-        raise ValueError(f"{name!r}: a temperature is for classification; there are {', '.join(BASELINES[task])}")
+    if method not in BASELINES[task] or (plus and (suffix != "t" or task == "regression")):
+        also = "each also with '+t' appended" if task == "classification" else "a temperature is for classification"
+        raise ValueError(f"there is no {task} baseline {name!r}; there are {', '.join(BASELINES[task])}; {also}")
     if method.startswith("original") and "identity" not in predictions.names:
         raise ValueError(f"{method!r} needs a view named 'identity'; the views are {list(predictions.names)}")
     labels = predictions.align(labels)
     if not len(labels):
         raise ValueError("labels are empty; a baseline needs at least one label")
-    n_outputs = predictions.outputs.shape[2]
+    n_outputs, temperature, variance = predictions.outputs.shape[2], 1.0, None
     identity = predictions.names.index("identity") if "identity" in predictions.names else None
-    scale, variance = 1.0, None
     if task == "classification":
         rows, row = np.unique(labels.instance, return_inverse=True)
         target = np.zeros((len(rows), n_outputs))  # (N+, C)
@@ -157,7 +149,7 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         votes = Votes(row, label, np.zeros_like(row) if labels.annotator is None else labels.annotator, labels.count)
         fitted = CLASSIFICATION[method](methods.Sample(outputs, target, target.sum(axis=1), identity, votes))
         if plus:
-            scale = 1 / methods.best_slope(fitted.rule(outputs[:, fitted.used]), target)[1]
+            temperature = 1 / methods.best_slope(fitted.rule(outputs[:, fitted.used]), target)[1]
     else:
         y = labels.continuous(n_outputs)
         outputs = np.asarray(predictions.outputs, dtype=np.float64)[labels.instance]
@@ -172,7 +164,7 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         n_outputs=n_outputs,
         rule=fitted.rule,
         generated_names=predictions.generated_names,
-        temperature=scale,
+        temperature=temperature,
         variance=variance,
         classes=predictions.classes if task == "classification" else None,
         stops=fitted.passes,

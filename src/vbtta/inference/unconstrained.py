@@ -4,8 +4,10 @@ A prior is a function of `sample(name, distribution)`. With `pyro.sample` it is 
 values up it gives the log prior of many parameter vectors at once: the particles, the first axis of every tensor.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,25 +23,24 @@ Sample = Callable[[str, Any], Tensor]  # of a name and a distribution, torch's o
 CHUNK_ENTRIES = 1 << 20  # of the largest temporary array of a chunk
 
 
-class Density(Protocol):
+class Density(ABC):
     """A model with its data, whose units are independent given the parameters."""
 
-    @property
-    def n_units(self) -> int:
-        """Number of units: labels, or instances where the labels of an instance depend on each other."""
-
-    @property
-    def width(self) -> int:
-        """Entries of a temporary array per unit and particle."""
+    n_units: int  # labels, or instances where the labels of an instance depend on each other
+    width: int  # entries of a temporary array per unit and particle
+    priors: dict[str, Any]  # distributions by site name
 
     def prior(self, sample: Sample) -> Values:
-        """Sample every site."""
-
-    def log_likelihood(self, values: Values, units: Units) -> Tensor:
-        """Log likelihood of the given units under every particle: (M,)."""
+        """Sample every site; overridden where one's prior depends on another."""
+        return {name: sample(name, prior) for name, prior in self.priors.items()}
 
     def start(self) -> dict[str, Array]:
         """Start values of sites; the others start at their prior's mean."""
+        return {}
+
+    @abstractmethod
+    def log_likelihood(self, values: Values, units: Units) -> Tensor:
+        """Log likelihood of the given units under every particle: (M,)."""
 
 
 class UnconstrainedDensity:
@@ -51,12 +52,14 @@ class UnconstrainedDensity:
 
         def record(name: str, distribution: Any) -> Tensor:
             shape = tuple(int(n) for n in (*distribution.batch_shape, *distribution.event_shape))
-            site, mean = Site(name, _kind(name, distribution.support), shape), distribution.mean
+            site, mean = Site(name, _kind(name, distribution.support), shape), torch.tensor(torch.nan)
             sites.append(site)
+            with suppress(NotImplementedError):
+                mean = distribution.mean
             value = tensor(known[name]) if name in known else mean
             free = _transform(site).inv(value.expand(shape).to(torch.float64)) if torch.isfinite(value).all() else None
             start.append(np.zeros(site.size) if free is None else np.nan_to_num(free.numpy().ravel()))
-            return mean  # type: ignore[no-any-return]
+            return mean
 
         with torch.no_grad():
             density.prior(record)

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from vbtta.models.categorical_latent.em import LatentClassProblem
 from vbtta.models.categorical_latent.posterior import SampledLatentClassPosterior
 from vbtta.models.categorical_latent.spec import CategoricalLatent
 from vbtta.models.parts.link_densities import log_probabilities
-from vbtta.models.parts.tensors import ClassDensity, PositiveNormal, filled, fitted_noise, joint, normal, student
+from vbtta.models.parts.tensors import ClassDensity, PositiveNormal, filled, fitted_noise, normal, student
 
 
 class LatentClassDensity(ClassDensity):
@@ -35,7 +36,7 @@ class LatentClassDensity(ClassDensity):
         values = super().prior(sample)
         centre = torch.exp(values["log_centre"])[..., None] / len(self._scale)
         centre = centre.expand(*centre.shape[:-1], len(self._scale))
-        values["pool"] = sample("pool", joint(PositiveNormal(centre, self._scale.expand(centre.shape)), 1))
+        values["pool"] = sample("pool", dist.Independent(PositiveNormal(centre, self._scale.expand(centre.shape)), 1))
         return values
 
     def start(self) -> dict[str, Array]:

@@ -10,27 +10,19 @@ from torch import Tensor
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.advi import N_DRAWS, AdviTask, Guide, weights_of
-from vbtta.inference.unconstrained import Sample, Units, Values, tensor
+from vbtta.inference.unconstrained import Density, Sample, Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.categorical_mixture import em
 from vbtta.models.categorical_mixture.em import CategoricalProblem
 from vbtta.models.categorical_mixture.posterior import SampledCategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
+from vbtta.models.parts import tensors
 from vbtta.models.parts.class_data import check_logits, refuse_probabilities
 from vbtta.models.parts.gate import GateData
 from vbtta.models.parts.label_noise import NoiseModel
 from vbtta.models.parts.link_densities import log_probabilities
 from vbtta.models.parts.links import Calibration
-from vbtta.models.parts.tensors import (
-    ClassDensity,
-    PriorTable,
-    dirichlet,
-    fitted_noise,
-    joint,
-    log_view_weights,
-    normal,
-    student,
-)
+from vbtta.models.parts.tensors import ClassDensity, dirichlet, fitted_noise, normal, student
 
 
 class CategoricalDensity(ClassDensity):
@@ -56,7 +48,7 @@ class CategoricalDensity(ClassDensity):
         if self.spec.weights == "view_class":
             around = 1 + self.spec.class_concentration * values["weights"][..., None, :]
             around = around.expand(*around.shape[:-2], self.tensors.mean.shape[2], around.shape[-1])
-            values["class_weights"] = sample("class_weights", joint(dist.Dirichlet(around, validate_args=False), 1))
+            values["class_weights"] = sample("class_weights", dist.Dirichlet(around, validate_args=False).to_event(1))
         return values
 
     def log_views(self, values: Values, rows: Units) -> Tensor:
@@ -77,12 +69,13 @@ class CategoricalDensity(ClassDensity):
         """Ln sum_k w_k P_k(c), divided by its sum over the classes where weights are by class."""
         log_views = self.log_views(values, rows)
         if self.spec.weights != "view_class":
-            return torch.logsumexp(log_view_weights(values, self._features, rows)[..., None] + log_views, dim=-3)
+            log_weights = tensors.log_view_weights(values, self._features, rows)[..., None]
+            return torch.logsumexp(log_weights + log_views, dim=-3)
         by_class = values["class_weights"].log().transpose(-1, -2)[..., None, :]  # (..., K, 1, C)
         return torch.log_softmax(torch.logsumexp(by_class + log_views, dim=-3), dim=-1)
 
 
-class UnsupervisedDensity(PriorTable):
+class UnsupervisedDensity(Density):
     """Weights without labels, from the confidence of the weighted average and the agreement of the views.
 
         ln P(w) = ln Dirichlet(w) - sum_i [ H(p_i) + KL(m_i || p_i) ],   p_i = sum_k w_k P_k(. | x_i)

@@ -1,6 +1,7 @@
 """The latent pool for continuous labels as a log density."""
 
 import numpy as np
+import pyro.distributions as dist
 import torch
 
 from vbtta.data.labels import Array
@@ -21,10 +22,9 @@ class LatentDensity(GaussianDensity):
 
     def __init__(self, problem: LatentProblem, first: LatentState) -> None:
         settings, K, C = problem.prior, problem.data.n_views, problem.data.n_outputs
+        pool = PositiveNormal(tensors.filled(1 / K, K), tensors.filled(settings.shrinkage**-0.5, K))
         priors = {
-            "pool": tensors.joint(
-                PositiveNormal(tensors.filled(1 / K, K), tensors.filled(settings.shrinkage**-0.5, K))
-            ),
+            "pool": dist.Independent(pool, 1),
             "offset": tensors.student(settings.offset_scale, C),
             **tensors.wishart(settings.nu, 1, C),
         }
@@ -44,9 +44,7 @@ class LatentDensity(GaussianDensity):
         pooled = torch.einsum("mk,knc->mnc", values["pool"], self.tensors.mean[:, rows])
         location = (pooled + values["offset"][:, None])[:, None]  # (M, 1, n, C)
         root = None if self._root is None else self._root[:, rows]
-        return Views(
-            torch.zeros(len(location), 1, 1, dtype=torch.float64), location, self.precision_factor(values), root
-        )
+        return Views(tensors.filled(0.0, len(location), 1, 1), location, self.precision_factor(values), root)
 
 
 def pose(source: InMemory, spec: GaussianLatent, seed: int) -> AdviTask[Posterior]:

@@ -1,7 +1,7 @@
 """What the log densities of all models share, in torch: labels as tensors, priors, mixtures, noise, precisions."""
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from torch import Tensor
 from vbtta.data.labels import Array
 from vbtta.inference.advi import Guide, match_dirichlet, match_gamma, match_wishart
 from vbtta.inference.linalg import TAIL_DOF
-from vbtta.inference.unconstrained import Sample, Units, Values, tensor
+from vbtta.inference.unconstrained import Density, Units, Values, tensor
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorState, contrasts
 from vbtta.models.parts.class_data import CategoricalBlocks, CategoricalData
 from vbtta.models.parts.label_noise import FittedNoise, NoiseModel
@@ -41,10 +41,6 @@ class LabelTensors:
         """Where the labels of each instance begin: (n + 1,)."""
         return torch.searchsorted(self.instance, torch.arange(self.mean.shape[1] + 1))
 
-    def rows_of_labels(self, labels: Units) -> Units:
-        """The instances of some labels."""
-        return labels if len(self.instance) == self.mean.shape[1] else self.instance[labels]
-
     def labels_of_rows(self, rows: Units) -> tuple[Units, Tensor]:
         """The labels of some instances, and the position in `rows` of the instance that each belongs to."""
         if isinstance(rows, slice) and rows == slice(None):
@@ -61,21 +57,7 @@ def sum_by_instance(values: Tensor, owner: Tensor, n: int) -> Tensor:
     return torch.zeros(*values.shape[:-2], n, values.shape[-1], dtype=torch.float64).index_add(-2, owner, values)
 
 
-class PriorTable:
-    """A density whose sites have priors that do not depend on each other; others extend :meth:`prior`."""
-
-    priors: dict[str, Any]  # distributions by site name
-
-    def prior(self, sample: Sample) -> Values:
-        """Sample every site."""
-        return {name: sample(name, prior) for name, prior in self.priors.items()}
-
-    def start(self) -> dict[str, Array]:
-        """Start values of sites; the others start at their prior's mean."""
-        return {}
-
-
-class ScoreMixture(PriorTable, ABC):
+class ScoreMixture(Density):
     """A mixture of views that give scores, multiplied by slopes exp(common + xi_k); units are labels."""
 
     def __init__(
@@ -84,11 +66,7 @@ class ScoreMixture(PriorTable, ABC):
         self._score, self._count, self._common = tensor(score), tensor(count), common  # (K, J, ...), (J,)
         K, self.n_units = self._score.shape[:2]
         self.width = 4 * self._score[:, 0].numel()
-        self.priors = {
-            "weights": dirichlet(concentration, K),
-            common: normal(common_scale),
-            "xi": normal(xi_scale, K),
-        }
+        self.priors = {"weights": dirichlet(concentration, K), common: normal(common_scale), "xi": normal(xi_scale, K)}
 
     def utility(self, values: Values, units: Units) -> Tensor:
         """Scores times slopes: (M, K, j, ...)."""
@@ -128,18 +106,12 @@ def dirichlet(concentration: float | None, *shape: int) -> Any:
 
 def normal(scale: float, *shape: int) -> Any:
     """A normal prior around zero for a site of a shape."""
-    width = filled(scale, *shape)
-    return joint(dist.Normal(torch.zeros_like(width), width, validate_args=False))
+    return dist.Normal(filled(0.0, *shape), filled(scale, *shape), validate_args=False).to_event()
 
 
 def student(scale: float, *shape: int) -> Any:
     """A prior with heavy tails around zero for a site of a shape."""
-    return joint(dist.StudentT(filled(TAIL_DOF, *shape), 0.0, scale, validate_args=False))
-
-
-def joint(distribution: Any, dimensions: int | None = None) -> Any:
-    """A distribution of whole arrays, from one of entries: over the last batch dimensions, or all of them."""
-    return distribution.to_event(dimensions)
+    return dist.StudentT(filled(TAIL_DOF, *shape), 0.0, scale, validate_args=False).to_event()
 
 
 def filled(value: float, *shape: int) -> Tensor:
@@ -155,7 +127,17 @@ def log_view_weights(values: Values, features: Tensor | None, rows: Units) -> Te
     return torch.log_softmax(base + torch.einsum("...f,fkn->...kn", values["slopes"], features[:, :, rows]), dim=-2)
 
 
-class ClassDensity(PriorTable, ABC):
+class ViewsDensity(Density):
+    """A density of views, whose likelihood a user's own may replace."""
+
+    tensors: LabelTensors
+
+    def calibrated(self, values: Values, rows: Units) -> dict[str, Tensor]:
+        """Calibrated views of some instances, by their names in :class:`vbtta.models.pyro.density.PyroViews`."""
+        raise NotImplementedError
+
+
+class ClassDensity(ViewsDensity):
     """Temperatures and offsets have the EM engine's priors. Here they are inferred, where EM takes their mode."""
 
     def __init__(self, data: CategoricalBlocks, noise: NoiseModel | None, priors: dict[str, Any]) -> None:
@@ -208,7 +190,7 @@ def _confusion_log_label(confusion: Tensor, annotator: Tensor, label: Tensor, n_
 
 _ACCURACY = NoiseDensity(
     site="accuracy",
-    prior=lambda counts, U: joint(dist.Beta(counts[0].repeat(U), counts[1].repeat(U), validate_args=False)),
+    prior=lambda counts, U: dist.Beta(counts[0].repeat(U), counts[1].repeat(U), validate_args=False).to_event(),
     log_label=_accuracy_log_label,
     counts=lambda draws: match_dirichlet(np.stack([draws, 1 - draws], axis=-1)),
 )
@@ -217,7 +199,7 @@ NOISE_DENSITIES = {
     "annotator": _ACCURACY,
     "confusion": NoiseDensity(
         site="confusion",
-        prior=lambda counts, U: joint(dist.Dirichlet(counts.expand(U, *counts.shape), validate_args=False)),
+        prior=lambda counts, U: dist.Dirichlet(counts.expand(U, *counts.shape), validate_args=False).to_event(),
         log_label=_confusion_log_label,
         counts=match_dirichlet,
     ),
@@ -261,7 +243,7 @@ class Views(NamedTuple):
     root: Tensor | None  # (K, n, C): Omega^1/2
 
 
-class GaussianDensity(PriorTable, ABC):
+class GaussianDensity(ViewsDensity):
     """A mixture of calibrated views with the view and, where annotators are modelled, the truth summed out.
 
         Lambda = T T^T,   T = V^-1/2 A,   A lower triangular: A_cc^2 ~ ChiSquared(nu - c), A_cd ~ Normal(0, 1)
@@ -270,22 +252,17 @@ class GaussianDensity(PriorTable, ABC):
     """
 
     def __init__(
-        self,
-        data: ContinuousBlocks,
-        inverse_scale: Array,
-        annotator_prior: AnnotatorPrior | None,
-        priors: dict[str, Any],
+        self, data: ContinuousBlocks, inverse_scale: Array, annotators: AnnotatorPrior | None, priors: dict[str, Any]
     ) -> None:
-        self.tensors = gaussian_tensors(data)
-        U, C = data.n_annotators, data.n_outputs
+        self.tensors, U, C = gaussian_tensors(data), data.n_annotators, data.n_outputs
         self.width = data.n_views * C
-        self.n_units = len(self.tensors.count) if annotator_prior is None else data.n_instances
+        self.n_units = len(self.tensors.count) if annotators is None else data.n_instances
         self.inverse_root = tensor(1 / np.sqrt(np.diagonal(inverse_scale)))  # (C,)
         self.priors, self.basis = priors, None
-        if annotator_prior is not None:
-            shape, rate = filled(annotator_prior.shape, U), filled(annotator_prior.rate, U)
-            self.priors["tau"] = joint(dist.Gamma(shape, rate, validate_args=False))
-            self.priors["bias"] = normal(1 / math.sqrt(annotator_prior.gamma), U - 1, C)
+        if annotators is not None:
+            shape, rate = filled(annotators.shape, U), filled(annotators.rate, U)
+            self.priors["tau"] = dist.Gamma(shape, rate, validate_args=False).to_event()
+            self.priors["bias"] = normal(1 / math.sqrt(annotators.gamma), U - 1, C)
             self.basis = tensor(contrasts(U))  # (U, U - 1)
 
     @abstractmethod
@@ -296,10 +273,10 @@ class GaussianDensity(PriorTable, ABC):
         """Sum over labels of ln sum_k w_k p_k(y), or over instances with the truth integrated out: (M,)."""
         if self.basis is not None:
             return self._log_instances(values, units, values["tau"], self.basis @ values["bias"]).sum(dim=-1)
-        views = self.views(values, self.tensors.rows_of_labels(units))
-        each = self.log_components(views, self.tensors.value[units], values)
-        mixed = torch.logsumexp(views.log_weights + each, dim=-2)
-        return (self.tensors.count[units] * mixed).sum(dim=-1)
+        data = self.tensors
+        views = self.views(values, units if len(data.instance) == data.mean.shape[1] else data.instance[units])
+        mixed = torch.logsumexp(views.log_weights + self.log_components(views, data.value[units], values), dim=-2)
+        return (data.count[units] * mixed).sum(dim=-1)
 
     def log_components(self, views: Views, value: Tensor, values: Values) -> Tensor:
         """Log density of labels (j, C) under every view, normal here: (..., K, j)."""
@@ -372,7 +349,7 @@ class GaussianDensity(PriorTable, ABC):
 def wishart(nu: float, n_views: int, C: int) -> dict[str, Any]:
     """The priors of A's sites."""
     degrees = (nu - torch.arange(C, dtype=torch.float64)).expand(n_views, C)
-    priors = {"chi_squared": joint(dist.Gamma(0.5 * degrees, filled(0.5, n_views, C), validate_args=False))}
+    priors = {"chi_squared": dist.Gamma(0.5 * degrees, filled(0.5, n_views, C), validate_args=False).to_event()}
     if C > 1:
         priors["lower"] = normal(1.0, n_views, C * (C - 1) // 2)
     return priors

@@ -9,7 +9,7 @@ the inputs; the log probability of its labels is then scaled up.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from vbtta.data.labels import Array
 from vbtta.inference.advi import AdviTask
-from vbtta.inference.unconstrained import Density, Sample, Units, Values
+from vbtta.inference.unconstrained import Density, Units, Values
 from vbtta.models.base import InMemory, Posterior, load
-from vbtta.models.parts.tensors import LabelTensors
+from vbtta.models.parts.tensors import ViewsDensity
 from vbtta.models.pyro.spec import PyroModel
 
 
@@ -57,17 +57,6 @@ class PyroViews(NamedTuple):
         return self.weights.log()
 
 
-class ViewsDensity(Density, Protocol):
-    """The density of the mixture whose likelihood the function replaces."""
-
-    @property
-    def tensors(self) -> LabelTensors:
-        """The data."""
-
-    def calibrated(self, values: Values, rows: Units) -> dict[str, Tensor]:
-        """Calibrated views of some instances, by their names in :class:`PyroViews`."""
-
-
 class PyroPrior(NamedTuple):
     """The prior of the views' parameters."""
 
@@ -83,40 +72,36 @@ Function = Callable[[PyroPredictions, PyroLabels, PyroPrior], None]
 Arguments = tuple[PyroPredictions, PyroLabels, PyroPrior]
 
 
-class PyroDensity:
+class PyroDensity(Density):
     """The joint density of a Pyro model, from its traces."""
 
     def __init__(self, function: Function, base: ViewsDensity, seed: int) -> None:
-        self._function, self._base, self._prior = function, base, PyroPrior(base)
-        self._vectorise = True
+        self._function, self._base, self._vectorise = function, base, True
         self.n_units, self.width = len(base.tensors.first) - 1, base.width
         with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
             torch.manual_seed(seed)
             sites, sites_of_two = (
                 _sites(_trace(function, self._arguments(slice(0, size)))) for size in (1, min(2, self.n_units))
             )
-        self._latent = {name: site["fn"] for name, site in sites.items() if not site["is_observed"]}
+        latent = {name: site["fn"] for name, site in sites.items() if not site["is_observed"]}
+        self.priors = {name: prior.mask(False) for name, prior in latent.items()}  # the trace has their densities
         shapes = [{name: site["value"].shape for name, site in table.items()} for table in (sites, sites_of_two)]
-        changing = [name for name in self._latent if shapes[0][name] != shapes[1].get(name)]
-        problem = (
-            f"gives site {changing[0]!r} another shape where there are more inputs; sum it out" if changing else ""
-        )
-        if "weights" not in self._latent:
-            problem = "does not draw the views' weights; call prior.sample(predictions) in it"
-        elif "class_weights" in self._latent:
-            problem = "draws 'class_weights', which is a name of the views' model; rename it"
-        elif len(sites) == len(self._latent):
-            problem = "says nothing about the labels; end it with pyro.factor or obs=..."
-        if problem:
-            raise ValueError(f"{_name(function)} {problem}")
-
-    def prior(self, sample: Sample) -> Values:
-        """Sample all latent sites, with flat densities: the trace has their densities."""
-        return {name: sample(name, _Flat(distribution)) for name, distribution in self._latent.items()}
+        changing = [name for name in self.priors if shapes[0][name] != shapes[1].get(name)]
+        problems = {
+            "does not draw the views' weights; call prior.sample(predictions) in it": "weights" not in self.priors,
+            "draws 'class_weights', which is a name of the views' model; rename it": "class_weights" in self.priors,
+            "says nothing about the labels; end it with pyro.factor or obs=...": len(sites) == len(self.priors),
+            f"gives {', '.join(map(repr, changing))} another shape where there are more inputs; sum it out": bool(
+                changing
+            ),
+        }
+        for problem, occurs in problems.items():
+            if occurs:
+                raise ValueError(f"{_name(function)} {problem}")
 
     def start(self) -> dict[str, Array]:
         """The start of the views' model."""
-        return {name: value for name, value in self._base.start().items() if name in self._latent}
+        return {name: value for name, value in self._base.start().items() if name in self.priors}
 
     def log_likelihood(self, values: Values, units: Units) -> Tensor:
         """Log joint density of some units and their share of the prior, all particles at once where possible: (M,)."""
@@ -137,34 +122,16 @@ class PyroDensity:
         trace.compute_log_prob()
         total = torch.zeros((), dtype=torch.float64)
         for name, site in _sites(trace).items():
-            total = total + site["log_prob_sum"] * (share if name in self._latent else 1.0)
+            total = total + site["log_prob_sum"] * (share if name in self.priors else 1.0)
         return total
 
     def _arguments(self, units: Units) -> Arguments:
         tensors = self._base.tensors
         labels, owner = tensors.labels_of_rows(units)
         variance = None if tensors.variance is None else tensors.variance[:, units].transpose(0, 1)
-        annotator, count = tensors.annotator[labels], tensors.count[labels]
-        return (
-            PyroPredictions(tensors.mean[:, units].transpose(0, 1), variance, units),
-            PyroLabels(tensors.value[labels], owner, annotator, count, tensors.n_annotators),
-            self._prior,
-        )
-
-
-class _Flat:
-    """A site's shape, support and mean, without its density."""
-
-    def __init__(self, distribution: Any) -> None:
-        self.batch_shape, self.event_shape = distribution.batch_shape, distribution.event_shape
-        self.support = distribution.support
-        try:
-            self.mean = distribution.mean
-        except NotImplementedError:
-            self.mean = torch.tensor(torch.nan)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        return torch.zeros(len(value), dtype=torch.float64)
+        given = tensors.value[labels], owner, tensors.annotator[labels], tensors.count[labels]
+        views = PyroPredictions(tensors.mean[:, units].transpose(0, 1), variance, units)
+        return views, PyroLabels(*given, tensors.n_annotators), PyroPrior(self._base)
 
 
 def _trace(function: Function, arguments: Arguments) -> Any:
