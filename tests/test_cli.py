@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -617,42 +615,6 @@ def test_names_cannot_command_the_terminal() -> None:
     text = Talk(False, False).table(["view", "weight"], [["\x1b[31mred[bold]", "1"]])
     assert "\x1b" not in text
     assert "[bold]" in text
-
-
-@pytest.mark.slow
-def test_compare_survives_being_killed(here: Path, tmp_path: Path) -> None:
-    methods = "original,uniform,best_view,vbtta-mixture,vbtta-latent"
-    args = ["compare", "preds.npz", "labels.csv", "--test", "test.npz", "test.csv", "--methods", methods, "--out"]
-    assert run(*args, tmp_path / "whole.json").code == 0
-    whole = _without_times(tmp_path / "whole.json")
-    out, dice = tmp_path / "killed.json", random.Random(5)
-    code = f"from vbtta.cli.app import app; app({[*args, str(out)]!r})"
-    kept = 0
-    for _ in range(10):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
-        )
-        assert process.stderr is not None
-        stop = dice.randint(2, 7)  # two lines of what was read, then one a method
-        for _, _line in zip(range(stop), process.stderr, strict=False):
-            pass
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stderr.close()
-        if out.exists():
-            assert _without_times(out) == whole
-        kept = max(kept, len(list((tmp_path / "killed.json.parts").glob("[!.]*.npz"))))
-    assert kept > 0
-    assert run(*args, out).code == 0
-    assert _without_times(out) == whole
-    assert not (tmp_path / "killed.json.parts").exists()
-
-
-def _without_times(path: Path) -> Any:
-    document = json.loads(path.read_text())
-    for record in document["methods"]:
-        del record["fit_seconds"]
-    return document
 
 
 def _touch(path: Path) -> Path:

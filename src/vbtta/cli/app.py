@@ -2,7 +2,10 @@
 
 __all__ = ["app"]
 
+import hashlib
+import shutil
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -119,7 +122,7 @@ def views(
         vbtta views --predictor pkg.mod:make --data inputs.npy --views views.toml --out preds.npz
     """
     from vbtta.augment.serial import load_views
-    from vbtta.cli.files import Parts, digest, fingerprint, load_predictor, read_inputs, side_by_side
+    from vbtta.cli.files import digest, load_predictor, read_inputs, read_part, side_by_side
 
     on_ray = backend is running.Backend.ray
     needs("--backend ray", on_ray, key=key, workers=workers, address=address)
@@ -153,28 +156,26 @@ def views(
         origin = f"{n_parts} parts, {n_reused} of them from an earlier run"
         return talk.result(document, f"wrote {n_inputs:,} inputs x {len(names)} views to {out}: {origin}")
     writable(out, ".npz")
-    import numpy as np
-
     from vbtta.collect import collect_views
 
     inputs, ids = read_inputs(existing(data, "inputs"))
     function = load_predictor(predictor, weights)
     hashes = [digest(path) for path in (data, described, *([] if weights is None else [weights]))]
-    parts = Parts(out, fingerprint(predictor, hashes, draws, keep_draws, seed))
     talk.note(f"{len(inputs):,} inputs, {len(listed)} views: {', '.join(names)}")
-    collected = []
+    folder, parts = out.with_name(f"{out.name}.parts"), []
+    folder.mkdir(exist_ok=True)
     for view in talk.track(listed, "views"):
-        members = parts.load(view.name)
-        if members is None:
-            single = collect_views(function, inputs, [view], keep_draws=keep_draws, batch_size=batch_size, **options)
-            keys = ("outputs", "variance", "classes", "draws")
-            members = {key: value for key in keys if (value := getattr(single, key)) is not None}
-            members["fingerprint"] = np.array(single.fingerprints.get(view.name, ""))
-            parts.save(view.name, members)
-        collected.append(members)
-    side_by_side(names, collected, ids).save(out)
-    parts.clear()
-    n_inputs, _, n_outputs = collected[0]["outputs"].shape
+        made_of = repr((predictor, hashes, draws, keep_draws, seed, view.name))
+        path = folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.npz"
+        part = read_part(path)
+        if part is None:
+            part = collect_views(function, inputs, [view], keep_draws=keep_draws, batch_size=batch_size, **options)
+            part.save(path)
+        parts.append(part)
+    predictions = side_by_side(parts, ids)
+    predictions.save(out)
+    shutil.rmtree(folder, ignore_errors=True)
+    n_inputs, _, n_outputs = predictions.outputs.shape
     document = {"written": str(out), "inputs": n_inputs, "outputs": n_outputs, "views": names}
     return talk.result(document, f"wrote {n_inputs:,} inputs x {len(names)} views x {n_outputs} outputs to {out}")
 
@@ -381,6 +382,18 @@ def predict(
     return talk.result(document, f"wrote {len(views):,} predictions to {out}: {columns}")
 
 
+class _Noted(dict[str, Any]):
+    """Scores of methods by name; says which is done."""
+
+    def __init__(self, names: Sequence[str], talk: Talk) -> None:
+        super().__init__()
+        self.names, self.talk = names, talk
+
+    def __setitem__(self, name: str, score: Any) -> None:
+        super().__setitem__(name, score)
+        self.talk.note(f"{name}: done ({len(self)} of {len(self.names)})")
+
+
 @app.command()
 @command
 def compare(
@@ -390,7 +403,7 @@ def compare(
     test: Annotated[tuple[Path, Path], running.Pair(help="Predictions and labels to score on.")],
     task: Annotated[running.Task | None, Option(help="By default classification where C > 1.")] = None,
     methods: Annotated[str | None, Option(help="Names with commas between them; by default all.")] = None,
-    out: Annotated[Path | None, Out(help="Write the comparison (.json); an interrupted one goes on.")] = None,
+    out: Annotated[Path | None, Out(help="Write the comparison (.json).")] = None,
     resamples: Annotated[int, Option(min=1, help="Of the bootstrap.")] = 2000,
     sets: Annotated[float | None, Option(min=0.01, max=0.999, help="Compare sets of this level, too.")] = None,
     columns_are_annotators: running.Annotators = False,
@@ -403,7 +416,7 @@ def compare(
         vbtta compare preds.npz labels.csv --test test.npz test.csv --out comparison.json
     """
     writable(out, ".json")
-    from vbtta.cli.files import Parts, ScoredParts, comparison_table, content, fingerprint, read_pair, read_predictions
+    from vbtta.cli.files import comparison_table, read_pair, read_predictions
     from vbtta.comparison import closing_sentences, default_methods, entries
     from vbtta.comparison import compare as run
     from vbtta.report.documents import comparison_document, gain_in_words
@@ -424,14 +437,11 @@ def compare(
     ]
     if given == "multilabel":
         pairs = [(views.as_binary(), sets) for views, sets in pairs]
-    parts = Parts(out, fingerprint(kind, seed, sets, *(part for pair in pairs for part in content(*pair))))
-    store = ScoredParts(parts, names, talk)
     options: dict[str, Any] = {"resamples": resamples, "sets": sets, "seed": seed}
-    outcome = run(*pairs[0], *pairs[1], task=kind, methods=names, store=store, **options)
-    document = comparison_document(outcome)
+    store = _Noted(names, talk)
+    document = comparison_document(run(*pairs[0], *pairs[1], task=kind, methods=names, store=store, **options))
     if out is not None:
         running.write_json(out, document)
-        parts.clear()
     closing = closing_sentences(document["n_labels"], document["n_instances"], document["notes"])
     text = "\n".join([comparison_table(document, talk), "", *closing, *gain_in_words(document)])
     talk.result(document, text + ("" if out is None else f"\n\nwrote {out}"))

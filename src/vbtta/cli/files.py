@@ -1,17 +1,14 @@
-"""What the commands read and keep: predictions, labels, inputs, predictors, the files of a run, finished parts."""
+"""What the commands read: predictions, labels, inputs, predictors, and the files of a run."""
 
 __all__ = [
-    "Parts", "ScoredParts", "comparison_table", "consensus_table", "content", "digest", "fingerprint", "load_predictor",
-    "read_inputs", "read_pair", "read_predictions", "side_by_side", "write_run_report",
+    "comparison_table", "consensus_table", "digest", "load_predictor", "read_inputs", "read_pair", "read_part",
+    "read_predictions", "side_by_side", "write_run_report",
 ]  # fmt: skip
 
 import hashlib
 import json
-import re
-import shutil
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from vbtta._support.checks import require
-from vbtta._support.files import atomic_path, set_aside
-from vbtta._support.fingerprints import array_digest
+from vbtta._support.files import set_aside
 from vbtta.cli.running import Talk, UsageError, existing, nearest, refuse
-from vbtta.comparison import Scored, table_cells
+from vbtta.comparison import table_cells
 from vbtta.conformal import load_policy, unwrapped
 from vbtta.data import files
 from vbtta.data.labels import Array, LabelSets, frame_of, id_column
@@ -142,8 +138,8 @@ def read_inputs(path: Path) -> tuple[Array, Array | None]:
         except (ValueError, KeyError, OSError) as error:
             raise ValueError(f"{path} holds no plain array `inputs`: {error}") from None
     if path.suffix == ".parquet" and "image" in files.footers([str(path)], "")[0].schema.to_arrow_schema().names:
-        table = require("pyarrow.parquet", "cli").read_table(path, columns=["image"])
-        return read_cells(table, str(path)), None
+        table = require("pyarrow.parquet", "cli").read_table(path)
+        return read_cells(table, str(path)), files.columns_of(table, ["instance"]).get("instance")
     columns = files.read_table(_table(path))
     ids = columns.pop("instance", None)
     try:
@@ -152,14 +148,27 @@ def read_inputs(path: Path) -> tuple[Array, Array | None]:
         raise ValueError(f"{path}: all columns but `instance` must be numbers without gaps") from None
 
 
-def side_by_side(names: Sequence[str], collected: Sequence[Mapping[str, Array]], ids: Array | None) -> ViewPredictions:
-    """Arrays of single views as predictions of all of them; a view that does not draw has no variance."""
-    arrays = {key: [members[key] for members in collected] for key in ("outputs", "draws") if key in collected[0]}
-    if any("variance" in members for members in collected):
-        arrays["variance"] = [members.get("variance", np.zeros_like(members["outputs"])) for members in collected]
+def read_part(path: Path) -> ViewPredictions | None:
+    """Predictions under one view that an earlier run kept, or None; a damaged file is set aside."""
+    try:
+        return files.read_predictions(path) if path.is_file() else None
+    except ValueError as error:
+        set_aside(path, error)
+        return None
+
+
+def side_by_side(parts: Sequence[ViewPredictions], ids: Array | None) -> ViewPredictions:
+    """Predictions under single views as those under all of them; a view that does not draw has no variance."""
+    arrays: dict[str, Any] = {"outputs": [part.outputs for part in parts]}
+    if parts[0].draws is not None:
+        arrays["draws"] = [part.draws for part in parts]
+    if any(part.variance is not None for part in parts):
+        zero = np.zeros_like(parts[0].outputs)
+        arrays["variance"] = [zero if part.variance is None else part.variance for part in parts]
+    prints = {name: text for part in parts for name, text in part.fingerprints.items()}
     joined = {key: np.concatenate(values, axis=1) for key, values in arrays.items()}
-    prints = {name: str(members["fingerprint"]) for name, members in zip(names, collected, strict=True)}
-    return ViewPredictions(**joined, names=names, ids=ids, classes=collected[0].get("classes"), fingerprints=prints)
+    names = [name for part in parts for name in part.names]
+    return ViewPredictions(**joined, names=names, ids=ids, classes=parts[0].classes, fingerprints=prints)
 
 
 def load_predictor(where: str, weights: Path | None, folder: str | None = None) -> Any:
@@ -224,80 +233,3 @@ def write_run_report(folder: Path, target: Path, talk: Talk, **parts: Any) -> li
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} has a .json file that vbtta did not write ({error!r}); make it again") from error
     return [path.name for path in used]
-
-
-# -- finished parts of long work -------------------------------------------------------------------
-
-
-def content(views: Any, labels: Any) -> list[Any]:
-    """The data that a comparison depends on."""
-    arrays = [views.outputs, labels.instance, labels.value, labels.count]
-    arrays += [array for array in (views.variance, labels.annotator, views.classes, views.groups) if array is not None]
-    return [views.names, labels.annotator_names, *arrays]
-
-
-def fingerprint(*parts: Any) -> str:
-    """Sixteen hexadecimal digits of a hash of the parts; arrays count with all their bytes."""
-    described = [array_digest(part) if isinstance(part, np.ndarray) else part for part in parts]
-    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-class Parts:
-    """A folder of arrays beside an output (None: nothing is kept); the key is a fingerprint of data and options."""
-
-    def __init__(self, output: Path | None, key: str) -> None:
-        self.folder = None if output is None else output.with_name(f"{output.name}.parts")
-        self.key = key
-
-    def load(self, name: str) -> dict[str, Array] | None:
-        """A part that was kept, or None."""
-        path = self._path(name)
-        if path is None or not path.is_file():
-            return None
-        try:
-            return files.read_npz(path)
-        except ValueError as error:
-            set_aside(path, error)
-            return None
-
-    def save(self, name: str, members: Mapping[str, Array]) -> None:
-        """Keep a part."""
-        path = self._path(name)
-        if path is not None:
-            path.parent.mkdir(exist_ok=True)
-            with atomic_path(path) as temporary, open(temporary, "wb") as file:
-                np.savez(file, allow_pickle=False, **members)
-
-    def clear(self) -> None:
-        """Remove all parts: the output is complete."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _path(self, name: str) -> Path | None:
-        plain = re.sub(r"[^A-Za-z0-9]+", "-", name)[:40]
-        return None if self.folder is None else self.folder / f"{self.key}-{fingerprint(name)[:8]}-{plain}.npz"
-
-
-class ScoredParts(dict[str, Scored]):
-    """Scored methods of a comparison, kept as parts; those kept before are read at the start."""
-
-    def __init__(self, parts: Parts, names: Sequence[str], talk: Talk) -> None:
-        super().__init__()
-        self.parts, self.names, self.talk, self.start = parts, names, talk, time.perf_counter()
-        for name in names:
-            if (members := parts.load(name)) is not None:
-                columns = {str(metric): members[f"metric_{metric}"] for metric in members["order"]}
-                views = tuple(str(view) for view in members["views"])
-                score = Scored(columns, views, float(members["seconds"]), float(members["share"]))
-                super().__setitem__(name, score)
-                talk.note(f"{name}: kept from before")
-        self.n_kept = len(self)
-
-    def __setitem__(self, name: str, score: Scored) -> None:
-        super().__setitem__(name, score)
-        members = {f"metric_{metric}": table for metric, table in score.columns.items()}
-        members |= {"order": np.array(list(score.columns)), "views": np.array(score.views)}
-        self.parts.save(name, {**members, "seconds": np.array(score.seconds), "share": np.array(score.share)})
-        left, each = len(self.names) - len(self), (time.perf_counter() - self.start) / (len(self) - self.n_kept)
-        estimate = f", about {left * each:.0f} s left" if left * each >= 1 else ""
-        self.talk.note(f"{name}: done ({len(self)} of {len(self.names)}{estimate})")

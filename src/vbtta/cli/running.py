@@ -26,8 +26,6 @@ from vbtta._support.checks import printable
 from vbtta._support.files import atomic_path, checked_target, finite
 from vbtta._support.tensors import Progress
 
-_RESUMABLE = ("compare", "views")  # keep finished parts beside --out
-
 Task = StrEnum("Task", ["classification", "regression", "multilabel"])
 Model = StrEnum("Model", ["auto", "mixture", "latent"])
 Engine = StrEnum("Engine", ["auto", "em", "advi"])
@@ -114,9 +112,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         except typer.Exit:
             raise
         except KeyboardInterrupt:
-            kept = function.__name__ in _RESUMABLE and options.get("out") is not None
-            rest = "; what is finished is kept, the same command goes on from there" if kept else ""
-            complain(f"interrupted{rest}")
+            kept = function.__name__ == "views" and not options["dense"]
+            complain("interrupted" + "; what is finished is kept, the same command goes on from there" * kept)
             raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader of the output ended, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
