@@ -785,7 +785,7 @@ def test_inputs_of_tables() -> None:
     np.testing.assert_array_equal(
         read_inputs(pa.table({"instance": [7, 8], "a": [1, 2], "b": [3, 4]})), [[1, 3], [2, 4]]
     )
-    with pytest.raises(ValueError, match="differ in length; pad them"):
+    with pytest.raises(ValueError, match="differ in shape or have gaps; resize or pad them"):
         read_inputs(pa.table({"inputs": [[1.0], [1.0, 2.0, 3.0]]}))
     with pytest.raises(ValueError, match="must be numbers"):
         read_inputs(pa.table({"a": ["x", "y"]}))
@@ -816,7 +816,7 @@ def test_input_files_that_do_not_match(tmp_path: Path) -> None:
         pieces_of(both({"a": [1.0], "b": [1.0]}, {"b": [1.0], "a": [1.0]}), 5)
     assert len(pieces_of(both({"a": [1.0]}, {"b": [1.0]}), 5, alike=False)) == 2
     assert len(pieces_of(both({"inputs": [[1.0]], "x": [1.0]}, {"inputs": [[1.0]]}), 5)) == 2
-    with pytest.raises(ValueError, match=r"1\.parquet has a column 'instance' and .*0\.parquet has none"):
+    with pytest.raises(ValueError, match=r"1\.parquet has the columns a, instance, but .*0\.parquet has a; give"):
         pieces_of(both({"a": [1.0]}, {"a": [1.0], "instance": [7]}), 5, alike=False)
 
 

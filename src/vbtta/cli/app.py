@@ -334,17 +334,12 @@ def predict(
     needs("--sets", sets, calibration=calibration)
     needs("--calibration", calibration, method=method)
     refuse(dense and bool(sets), "--sets is for rows of predictions; leave out --dense")
-    if dense:
-        if predictor is None or described is None:
-            raise UsageError("--dense needs --predictor and --views")
-        from vbtta.augment.serial import load_views
-        from vbtta.cli.dense import predict_maps
-        from vbtta.cli.files import load_predictor
-        from vbtta.policy import Policy
+    refuse(dense and not (predictor and described), "--dense needs --predictor and --views")
+    if dense and predictor and described:
+        from vbtta.cli.dense import load_module, predict_maps
 
-        listed = load_views(existing(described, "views (.toml or .json)"))
-        fitted, network = Policy.load(existing(policy, "a policy (.json)")), load_predictor(predictor, weights)
-        return predict_maps(network, predictions, listed, fitted, out, talk, entropy=entropy)
+        module = load_module(predictor, weights, described, policy)
+        return predict_maps(module, predictions, out, talk, entropy=entropy)
     writable(out, ".parquet", ".csv")
     import numpy as np
 
@@ -526,16 +521,13 @@ def report(
     target = folder / "report.html" if out is None else out
     writable(target, ".html")
     existing(folder / "policy.json", "a policy that vbtta fit wrote, called policy.json")
-    from vbtta.cli.files import load_predictor, write_run_report
+    from vbtta.cli.files import write_run_report
 
     parts = {}
     if data is not None and masks and predictor and described:
-        from vbtta.augment.serial import load_views
-        from vbtta.cli.dense import map_pictures
-        from vbtta.conformal import load_policy, unwrapped
+        from vbtta.cli.dense import load_module, map_pictures
 
-        listed, rule = load_views(existing(described, "views (.toml or .json)")), load_policy(folder / "policy.json")
-        network = load_predictor(predictor, weights)
-        parts["maps"] = map_pictures(network, data, masks, listed, unwrapped(rule)[0], talk)
+        module = load_module(predictor, weights, described, folder / "policy.json")
+        parts["maps"] = map_pictures(module, data, masks, talk)
     used = write_run_report(folder, target, talk, **parts)
     talk.result({"written": str(target), "used": used}, f"wrote {target} from {', '.join(used)}")

@@ -1,6 +1,6 @@
 """The commands on folders of images: views and labels at positions of maps, predicted maps, and their pictures."""
 
-__all__ = ["map_pictures", "predict_maps", "write_views"]
+__all__ = ["load_module", "map_pictures", "predict_maps", "write_views"]
 
 from itertools import tee
 from pathlib import Path
@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from vbtta._support.checks import require
-from vbtta.cli.running import Talk, UsageError
+from vbtta.augment.serial import load_views
+from vbtta.cli.files import load_predictor
+from vbtta.cli.running import Talk, UsageError, existing
+from vbtta.conformal import load_policy, unwrapped
 from vbtta.data import images
 from vbtta.data.labels import Array
 from vbtta.integrations import collect_items
 from vbtta.module import TTAModule
-from vbtta.policy import Policy
 from vbtta.report.maps import MapExample, map_examples
 
 
@@ -39,14 +41,21 @@ def write_views(
     talk.result({**document, "views": list(predictions.names)}, text)
 
 
-def map_pictures(
-    network: Any, folder: Path, masks: list[Path], views: Any, policy: Policy, talk: Talk
-) -> list[MapExample]:
+def load_module(predictor: str, weights: Path | None, described: Path, policy: Path) -> TTAModule:
+    """The network of a factory with the views and the policy of files."""
+    views, rule = (
+        load_views(existing(described, "views (.toml or .json)")),
+        load_policy(existing(policy, "a policy (.json)")),
+    )
+    return TTAModule(load_predictor(predictor, weights), views, unwrapped(rule)[0]).eval()
+
+
+def map_pictures(module: TTAModule, folder: Path, masks: list[Path], talk: Talk) -> list[MapExample]:
     """The worst and the best predicted images of a folder; the class that most raters drew counts as the truth."""
-    torch = require("torch", "torch")
+    torch, policy = require("torch", "torch"), module.policy
     if policy.task == "regression":
         raise UsageError("--data shows maps of classes; leave it out for a regression")
-    module, (files, _) = TTAModule(network, views, policy).eval(), _labelled(folder, masks, talk)
+    files, _ = _labelled(folder, masks, talk)
     classes = range(policy.n_outputs) if policy.classes is None else policy.classes
 
     def truth(drawn: Array) -> Array:
@@ -58,12 +67,9 @@ def map_pictures(
     return map_examples(module, inputs, (truth(drawn) for _, drawn in pairs[1]), names=list(files), ignore=-1)
 
 
-def predict_maps(
-    predictor: Any, folder: Path, views: Any, policy: Policy, out: Path, talk: Talk, *, entropy: bool
-) -> None:
+def predict_maps(module: TTAModule, folder: Path, out: Path, talk: Talk, *, entropy: bool) -> None:
     """Write the most probable class (the mean of a regression) at every position of all images of a folder."""
-    torch = require("torch", "torch")
-    inputs, module = _files(folder), TTAModule(predictor, views, policy).eval()
+    torch, policy, inputs = require("torch", "torch"), module.policy, _files(folder)
     if entropy and policy.task == "regression":
         raise UsageError("--entropy is for classes; leave it out for a regression")
     out.mkdir(parents=True, exist_ok=True)

@@ -276,13 +276,10 @@ def pieces_of(dataset: Any, rows: int, *, alike: bool = True) -> list[Piece]:
     pieces: list[Piece] = []
     first = 0
     for number, (path, file, columns) in enumerate(zip(paths, files, names, strict=True)):
-        if ("instance" in columns) != ("instance" in names[0]):
-            having, lacking = (path, paths[0]) if "instance" in columns else (paths[0], path)
-            raise ValueError(f"dataset: {having} has a column 'instance' and {lacking} has none; give all files one")
-        if alike and _of_inputs(columns) != _of_inputs(names[0]):
+        if _used(columns, alike) != _used(names[0], alike):
             raise ValueError(
                 f"dataset: {path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}; give "
-                "all files the same ones in the same order, or read=..."
+                "all files the same ones in the same order"
             )
         largest = max((file.row_group(group).num_rows for group in range(file.num_row_groups)), default=0)
         size = max(rows, -(-largest // _PIECES))
@@ -332,10 +329,11 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
         ) from None
 
 
-def _of_inputs(names: list[str]) -> list[str]:
-    """The columns that :func:`read_inputs` looks at."""
+def _used(names: list[str], inputs: bool) -> tuple[bool, list[str]]:
+    """Whether there are ids, and the columns that :func:`read_inputs` looks at."""
     special = next((name for name in ("image", "inputs") if name in names), None)
-    return [name for name in names if name != "instance"] if special is None else [special]
+    plain = [name for name in names if name != "instance"] if special is None else [special]
+    return "instance" in names, plain if inputs else []
 
 
 def _tables(piece: Piece, batch_size: int) -> Iterator[Any]:
@@ -356,22 +354,15 @@ def _tables(piece: Piece, batch_size: int) -> Iterator[Any]:
 
 
 def _tensor(column: Any, where: str) -> Array:
-    """A column of tensors, or of equally long lists, as one array."""
+    """A column of tensors, or of lists of lists ..., as one array."""
     if hasattr(column, "to_numpy_ndarray"):
         return np.asarray(column.to_numpy_ndarray())
-    if hasattr(column.type, "shape"):  # Ray's own, of any shape each
-        arrays = list(column.to_numpy(zero_copy_only=False))
-        if len({array.shape for array in arrays}) != 1:
-            raise ValueError(f"dataset: the arrays of {where} differ in shape; resize them")
-        return np.stack(arrays)
-    shape = [len(column)]
-    while hasattr(column.type, "value_type"):
-        if column.null_count:
-            raise ValueError(f"dataset: {where} has gaps")
-        inner = column.flatten()
-        lengths = require("pyarrow.compute", "ray").list_value_length
-        if not hasattr(column.type, "list_size") and len(lengths(column).unique()) != 1:
-            raise ValueError(f"dataset: the lists of {where} differ in length; pad them")
-        shape.append(len(inner) // len(column))
-        column = inner
-    return np.asarray(column.to_numpy(zero_copy_only=False)).reshape(shape)
+    try:
+        return _stacked(column.to_numpy(zero_copy_only=False))
+    except (TypeError, ValueError):
+        raise ValueError(f"dataset: the arrays of {where} differ in shape or have gaps; resize or pad them") from None
+
+
+def _stacked(arrays: Array) -> Array:
+    """Arrays of arrays ... of numbers as one array."""
+    return np.stack([_stacked(np.asarray(array)) for array in arrays]) if arrays.dtype == object else arrays
