@@ -331,7 +331,7 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
 
 def _used(names: list[str], inputs: bool) -> tuple[bool, list[str]]:
     """Whether there are ids, and the columns that :func:`read_inputs` looks at."""
-    special = next((name for name in ("image", "inputs") if name in names), None)
+    special: str | None = next((name for name in ("image", "inputs") if name in names), None)
     plain = [name for name in names if name != "instance"] if special is None else [special]
     return "instance" in names, plain if inputs else []
 
