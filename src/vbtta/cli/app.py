@@ -5,7 +5,6 @@ __all__ = ["app"]
 import hashlib
 import shutil
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -380,13 +379,12 @@ def predict(
 class _Noted(dict[str, Any]):
     """Scores of methods by name; says which is done."""
 
-    def __init__(self, names: Sequence[str], talk: Talk) -> None:
-        super().__init__()
-        self.names, self.talk = names, talk
+    def __init__(self, talk: Talk) -> None:
+        self.talk = talk
 
     def __setitem__(self, name: str, score: Any) -> None:
         super().__setitem__(name, score)
-        self.talk.note(f"{name}: done ({len(self)} of {len(self.names)})")
+        self.talk.note(f"{name}: done")
 
 
 @app.command()
@@ -433,8 +431,8 @@ def compare(
     if given == "multilabel":
         pairs = [(views.as_binary(), sets) for views, sets in pairs]
     options: dict[str, Any] = {"resamples": resamples, "sets": sets, "seed": seed}
-    store = _Noted(names, talk)
-    document = comparison_document(run(*pairs[0], *pairs[1], task=kind, methods=names, store=store, **options))
+    outcome = run(*pairs[0], *pairs[1], task=kind, methods=names, store=_Noted(talk), **options)
+    document = comparison_document(outcome)
     if out is not None:
         running.write_json(out, document)
     closing = closing_sentences(document["n_labels"], document["n_instances"], document["notes"])

@@ -83,7 +83,12 @@ def read_pair(
             "array `ids` to the predictions, or to pair by row leave that column out of the labels (call it 'instance' "
             "if it numbers the rows from 0)"
         )
-    hint, n_outputs = "", views.outputs.shape[2]
+    n_outputs = views.outputs.shape[2]
+    try:
+        if task == "classification":
+            refuse_probabilities(views)
+    except ValueError as error:
+        raise ValueError(f"{predictions}: {error}") from None
     try:
         aligned = views.as_binary() if task == "multilabel" else views
         by_id = given.pairs_by_id(aligned.ids)
@@ -91,11 +96,10 @@ def read_pair(
         if task == "regression":
             sets.continuous(n_outputs)
         elif task == "classification":
-            refuse_probabilities(views)
-            hint = _CLASSES if views.classes is None else ""
             sets.categorical(n_outputs, views.classes)
     except ValueError as error:
-        raise ValueError(f"{labels} does not fit {predictions}: {str(error).rstrip('.')}{hint}") from error
+        reason, remedy, _ = str(error).rstrip(".").partition("; name the classes")
+        raise ValueError(f"{labels} does not fit {predictions}: {reason}{_CLASSES if remedy else ''}") from error
     counts = {"instance": len(views), "label": int(sets.labels_per_instance.sum())}
     if sets.annotator is not None:
         counts["annotator"] = len(sets.annotator_names)
@@ -218,6 +222,8 @@ def write_run_report(folder: Path, target: Path, talk: Talk, **parts: Any) -> li
             pair = read_pair(views, labels, inner.task, talk)
             used += [views, labels]
             parts |= {"test": pair} if prefix else {"predictions": pair[0], "labels": pair[1]}
+    if len(used) == 1:
+        talk.note(f"{folder} has no predictions.npz with labels.csv: calibration and hard inputs are left out")
     documents: dict[str, Any] = {}
     for name in ("comparison", "diagnosis", "run"):
         if (path := folder / f"{name}.json").is_file():
