@@ -11,7 +11,7 @@ from scipy import special
 from vbtta._support.tensors import Progress
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.models.base import InMemory, Model
+from vbtta.models.base import InMemory, Model, Posterior
 from vbtta.models.parts.annotators import LabelFacts
 from vbtta.policy import ConvergenceWarning, Policy
 
@@ -32,6 +32,7 @@ class CrossValidated(NamedTuple):
     units: Array | None  # (n,): the group of each, where there are groups
     fold: Array  # (n,): the fold of each
     importance: Array  # (n,): the weights of the instances, ones where there are none
+    posterior: Posterior | None = None  # of the last fold, near that of all instances
 
 
 def cross_validate(
@@ -61,8 +62,11 @@ def score_folds(fits: Iterable[Sequence[Policy]], sample: InMemory, folds: Folds
     groups, weights = sample.predictions.groups, sample.labels.instance_weights
     fold = np.repeat(np.arange(len(folds)), [len(rows) for _, rows in folds])
     of_rows = (None if groups is None else groups[rows], fold, np.ones(len(rows)) if weights is None else weights[rows])
-    scores = [[policy.log_scores(part) for policy, part in zip(policies, held, strict=True)] for policies in fits]
-    return [CrossValidated(np.concatenate(by_fold), *of_rows) for by_fold in scores]
+    outcomes = []
+    for policies in fits:
+        scores = [policy.log_scores(part) for policy, part in zip(policies, held, strict=True)]
+        outcomes.append(CrossValidated(np.concatenate(scores), *of_rows, policies[-1].posterior))
+    return outcomes
 
 
 def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, float]:

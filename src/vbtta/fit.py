@@ -186,9 +186,12 @@ def fit_policy(
         raise ValueError("labels are empty: at least one instance needs a label")
     predictions.check_finite()
     policy = fit_sample(_LocalSample(predictions, labels), task=task, guard=guard, **options)
+    n_labelled = len(labels.labelled)
+    some, heaviest = labels.labelled[:: -(-n_labelled // _MAX_HASHED)], policy.names[int(policy.weights.argmax())]
+    hashes = row_hashes(predictions.take(some).select([heaviest]).outputs)  # of the view that pruning leaves
+    policy = replace(policy, rows=Rows((heaviest,), hashes))
     if not guard:
         return policy
-    n_labelled = len(labels.labelled)
     cautions = {
         "the identity predicts nearly all labels exactly: were these training data?": policy.guard.checked
         and _nearly_perfect(predictions, labels, task),
@@ -275,7 +278,7 @@ class _Fitting:
         """The policy of a resolved model, started from equal weights, from a heavy identity and from others (K,)."""
         _report(self.progress, f"fitting {'the raw network' if alone else type(model).__name__}")
         candidate, engine = self.settle(model, start, alone=alone), self.engine
-        if start is None:
+        if start is None and not alone:
             candidate = candidate._replace(start=None)  # histories of single models begin at uniform weights
         if isinstance(engine, EM) and not alone:
             coarse = _GATE_TOL if self.coarse and model.ungated is not None else self.coarse
@@ -335,7 +338,10 @@ class _Fitting:
         else:
             scores = self._scores(candidates)
             self.known.update(zip((_key(option, alone) for option in options), scores, strict=True))
-        chosen = options[int(np.argmax([each.scores.sum() for each in scores]))]
+        place = int(np.argmax([each.scores.sum() for each in scores]))
+        chosen = options[place]
+        if alone:
+            self.settled[_key(chosen, alone)] = candidates[place]._replace(start=scores[place].posterior)
         _report(self.progress, f"by held-out scores: {chosen!r}")
         return chosen
 
@@ -432,13 +438,7 @@ def fit_candidate(
         if candidate.near and problem.newton:
             engine = replace(engine, tol=max(engine.tol, _NEAR_TOL))
         fit = fit_problem(problem, first, engine, intervals=intervals, weights=candidate.weights)
-    policy = policy_of(fit, model, engine, predictions, labels.annotator_names)
-    if not intervals:
-        return policy
-    rows = labels.labelled[:: -(-len(labels.labelled) // _MAX_HASHED)]
-    heaviest = policy.names[int(policy.weights.argmax())]  # which pruning leaves
-    hashes = row_hashes(predictions.take(rows).select([heaviest]).outputs)
-    return replace(policy, rows=Rows((heaviest,), hashes))
+    return policy_of(fit, model, engine, predictions, labels.annotator_names)
 
 
 def quick_fit(

@@ -681,8 +681,7 @@ def stack_policies(
     if len(kept) == 1:
         return replace(members[kept[0]], guard=guard)
     shares = weights[kept] / weights[kept].sum()
-    parts = tuple(replace(members[m], rows=Rows()) for m in kept)  # the stack has them
-    posterior = StackedPosterior(parts, shares, covariance[np.ix_(kept, kept)])
+    posterior = StackedPosterior(tuple(members[m] for m in kept), shares, covariance[np.ix_(kept, kept)])
     first = members[0]
     return replace(
         first,
@@ -697,7 +696,6 @@ def stack_policies(
         guard=guard,
         fingerprints={name: text for member in members for name, text in member.fingerprints.items()},
         steps=(),
-        rows=members[kept[0]].rows,
     )
 
 

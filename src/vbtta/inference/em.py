@@ -77,6 +77,7 @@ _MAX_STRETCH = 1e6  # of an extrapolation, in updates
 _FAST = 0.1  # share of the last Newton step's gain, or of the tolerance, below which a step needs no extrapolation
 _FLAT, _FLAT_CYCLES = 1e-3, 5  # share of the tolerance, and cycles below it: weights of equal views may go on moving
 _SLOW_CHANGE = 3e-3  # change of every weight below which vanishing ones are extrapolated
+_SINGLE_TOL = 1e-6  # tolerance from which single precision is exact enough
 _COARSE_GAIN = 0.05  # nats that the last cycle of a short ascent may gain
 _COMPARABLE = 1.0  # nats below the highest optimum, down to which others are reported
 _SAME_WEIGHTS = 0.02  # difference of every weight between two ascents to the same optimum
@@ -132,7 +133,7 @@ class Problem(ABC, Generic[S, T, P_co]):
     def unpack(self, vector: Array, like: S) -> S:
         """The state of a vector."""
 
-    def trimmed(self, state: S) -> list[S]:
+    def trimmed(self, state: S, statistics: T) -> list[S]:
         """States with vanishing weights set to zero, boldest first; none where updates put weights at zero."""
         return []
 
@@ -197,8 +198,8 @@ def fit_problem(
     problem: Problem[S, T, P], start: S, engine: EM, *, intervals: bool = True, weights: Sequence[Array] = ()
 ) -> Fit[P]:
     """Climb from a starting state, and from it with other weights (K,), to the posterior at the highest optimum."""
-    ascent = ascend(problem if intervals else problem.quick(), start, engine)
-    ascent, others = _best_ascent(problem, start, ascent, engine, weights)
+    climbed = problem.quick() if engine.tol >= _SINGLE_TOL or not intervals else problem
+    ascent, others = _best_ascent(climbed, start, ascend(climbed, start, engine), engine, weights)
     bounds = np.array(ascent.bounds) + problem.unit_change
     return Fit(
         posterior=problem.finish(ascent, intervals=intervals),
@@ -308,7 +309,7 @@ class _Ascender(Generic[S, T]):
 
     def trim(self) -> bool:
         """Put vanishing weights to zero where that does not lower the bound; whether it did."""
-        for state in self.problem.trimmed(self.state):
+        for state in self.problem.trimmed(self.state, self.statistics):
             value, sums = self._evaluate(state)
             if value >= self.bound:
                 self._accept(state, value, sums)

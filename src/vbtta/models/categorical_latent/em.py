@@ -410,6 +410,7 @@ def _choose_shrinkage(
         return evidences[place]
 
     best = _SPREADS.index(1.0)
-    while max(evidence(best - 1), evidence(best + 1)) > evidence(best):
-        best += 1 if evidence(best + 1) > evidence(best - 1) else -1
+    for step in (-1, 1):  # the evidence has one peak
+        while evidence(best + step) > evidence(best):
+            best += step
     return replace(whole, shrinkage=(K / _SPREADS[best]) ** 2), state

@@ -43,6 +43,7 @@ _NO_LINE_SEARCH_ABOVE = 0.5  # safe fraction of the Newton step
 _FRACTIONS = (1.0, 0.5, 0.25, 0.05)  # of a step without a guaranteed gain
 _PARTIAL = 0.3  # of Newton's step for the weights, where all of it would lower the bound
 _SETTLED = 0.2  # change of temperatures and offsets below which the weights take Newton steps
+_MAX_LOSS = 0.01  # nats that zero weights may lose by a quadratic model of the bound, to be tried
 _MAX_UNITS = 100_000  # labels, or instances with a noise model, from which the information is estimated
 _MAX_OFFSET_CLASSES = 128  # up to which offsets are eliminated: with more the prior decides about each
 
@@ -432,7 +433,8 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
 
         def candidates() -> Iterator[CategoricalState]:
             noise = statistics.faster_noise(state.noise)
-            if state.class_weights is None and state.weight_counts is None and size < _SETTLED:
+            common = state.class_weights is None and state.weight_counts is None
+            if self.data.n_views > 1 and common and size < _SETTLED:
                 yield from self._newton(state._replace(noise=noise or statistics.noise), step, sums)
             safe = 0.0 if self.spec.calibrate else 1.0
             if self.spec.calibrate and canonical and state.class_weights is None:
@@ -473,17 +475,21 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         counts = None if like.weight_counts is None else np.maximum(weights, 1e-10)
         return CategoricalState(weights / weights.sum(), counts, by_class, calibrated, noise, slopes)
 
-    def trimmed(self, state: CategoricalState) -> list[CategoricalState]:
+    def trimmed(self, state: CategoricalState, statistics: Statistics[ViewSums]) -> list[CategoricalState]:
         """States with vanishing weights at zero; none under a Dirichlet, whose weights are positive."""
         if state.weight_counts is not None:
             return []
         if self.gate is not None:
             return [state._replace(weights=kept) for kept in self.gate.trimmed(state.weights, state.slopes)]
-        candidates = []
+        candidates, sums = [], statistics.sums
+        if state.class_weights is None:  # without those that clearly lower the bound, to second order
+            information = sums.information[: self.data.n_views, : self.data.n_views]
+            for kept in vanishing_weights(state.weights):
+                change = kept - state.weights
+                if sums.slope @ change - 0.5 * change @ information @ change > -_MAX_LOSS:
+                    candidates.append(state._replace(weights=kept))
+            return candidates
         for kept in vanishing_weights(self.weights(state)):
-            if state.class_weights is None:
-                candidates.append(state._replace(weights=kept))
-                continue
             common, by_class = state.weights * (kept > 0), state.class_weights * (kept > 0)[:, None]
             if common.sum() > 0 and (by_class.sum(axis=0) > 0).all():
                 common, by_class = common / common.sum(), by_class / by_class.sum(axis=0)
@@ -670,7 +676,7 @@ def _gated(
         first = first._replace(weights=gate.positive(before.weights), slopes=before.coefficients)
         return replace(problem, gate=gate), first
     constant = constant._replace(weights=gate.positive(constant.weights), slopes=slopes)
-    sums = replace(problem, gate=gate).evaluate(constant)[1].sums
+    sums = replace(problem, gate=gate).quick().evaluate(constant)[1].sums
     information = sums.information[-len(slopes) :, -len(slopes) :]
     gate = gate.with_prior(spec.gate_scale, sums.feature_slope, information)
     if start is not None:

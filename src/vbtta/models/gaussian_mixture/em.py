@@ -297,7 +297,7 @@ class MixtureProblem(Problem[MixtureState, MixtureStatistics, MixturePosterior])
         people = annotators.unpack(take, like.annotators)
         return MixtureState(weights / weights.sum(), counts, *theta, *common, dof, *rest, people)
 
-    def trimmed(self, state: MixtureState) -> list[MixtureState]:
+    def trimmed(self, state: MixtureState, statistics: MixtureStatistics) -> list[MixtureState]:
         """States with vanishing weights at zero; none under a Dirichlet, whose weights are positive."""
         if state.weight_counts is not None:
             return []

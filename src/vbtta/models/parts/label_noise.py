@@ -109,10 +109,16 @@ class LabelTable:
             self._incidences[n_answers] = given, counted
         return self._incidences[n_answers]
 
-    def over_groups(self, values: Array, function: np.ufunc = np.add) -> Array:
-        """Sums, or another function, of the groups' values (G, c) for every instance."""
-        start = self.groups.start
-        return values if start is None else np.asarray(function.reduceat(values, start))
+    @cached_property
+    def members(self) -> sparse.csr_array:
+        """Which groups are an instance's: (N+, G)."""
+        n_groups = len(self.groups.first)
+        ends = np.append(np.arange(n_groups) if self.groups.start is None else self.groups.start, n_groups)
+        return sparse.csr_array((np.ones(n_groups), np.arange(n_groups), ends), shape=(self.n_instances, n_groups))
+
+    def over_groups(self, values: Array) -> Array:
+        """Sums of the groups' values (G, c) for every instance."""
+        return values if self.groups.start is None else np.asarray(self.members @ values)
 
     def by_group(self, values: Array) -> Array:
         """Values of the instances (N+, c) for every group."""
@@ -342,7 +348,7 @@ class LabelReading:
         gain = kind.answers(np.log1p(odds), table, n_classes)  # ln of the product of 1 + odds: (G, C)
         top = np.zeros((1, 1))
         if gain.max(initial=0) > _MAX_EXPONENT:
-            top = table.over_groups(gain, np.maximum)
+            top = gain.copy() if table.groups.start is None else np.maximum.reduceat(gain, table.groups.start)
             gain -= table.by_group(top)
         apparent = np.exp(gain, out=gain)
         apparent *= looks
@@ -366,7 +372,7 @@ class LabelReading:
             return NoiseSums(tally, doubt, *_NO_LEVELS)
         hard = self._hard * truth
         own = tally - self._copied * kind.counts(table.by_group(hard) * self._apparent, table)
-        share = hard.sum(axis=1)
+        share = np.vecdot(self._hard, truth)
         levels = np.array([table.importance @ (1 - share), table.importance @ share])
         return NoiseSums(np.maximum(own, 0), doubt, tally, levels, np.asarray(table.importance @ (share * (1 - share))))
 
@@ -405,7 +411,7 @@ class _Accuracy:
     def counts(self, truth: Array, table: LabelTable) -> Array:
         """Expected counts given the probabilities of every group's true class (G, C)."""
         right = truth[np.arange(len(truth)), table.groups.label]
-        return np.asarray(table.incidence(1)[1] @ np.stack([right, truth.sum(axis=1) - right], axis=1))
+        return np.asarray(table.incidence(1)[1] @ np.stack([right, truth @ np.ones(truth.shape[1]) - right], axis=1))
 
     def right_and_wrong(self, given: Array) -> Array:
         """Expected counts of right and wrong labels: (U, 2)."""
@@ -626,11 +632,11 @@ def score_labels(
 
 def _aitken(before: Array, counts: Array, prior: Array, doubt: Array) -> Array:
     """Where updates of pairs of counts (..., 2) end, given those before without their prior; the same if of others."""
-    total, change = counts.sum(axis=-1), (counts - prior - before)[..., 0]
-    if not np.allclose(total, (before + prior).sum(axis=-1), rtol=1e-2):
+    total, change = counts.sum(axis=-1), counts - prior - before
+    if (np.abs(change.sum(axis=-1)) > _SMALL_CHANGE * total).any():
         return counts
     rate = np.minimum(doubt * _trigamma(counts).sum(axis=-1), _MAX_RATE)
-    first = np.clip(counts[..., 0] + rate / (1 - rate) * change, prior[0], total - prior[1])
+    first = np.clip(counts[..., 0] + rate / (1 - rate) * change[..., 0], prior[0], total - prior[1])
     return np.stack([first, total - first], axis=-1)
 
 

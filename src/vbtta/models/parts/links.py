@@ -128,7 +128,10 @@ class CalibrationPrior(NamedTuple):
         return np.asarray(step / max(1.0, np.abs(step).max() / _MAX_STEP))
 
     def safe_fraction(self, state: Calibration, step: Array, sums: CalibrationSums, spread: Array) -> float:
-        """The fraction of a step that maximises a lower bound on the gain, which holds for the softmax link."""
+        """The fraction of a step that maximises a lower bound on the gain, which holds for the softmax link.
+
+        With one view, where no weights move with it, the largest fraction with a gain.
+        """
         # Along a change d of an instance's utilities, the log normaliser's third derivative is a third central moment
         # of d, at most range(d) times its second. So it rises by at most E d + Var d (e^R - 1 - R)/R^2, R = range(d),
         # and R is at most |change of kappa_k| * spread_k + range(change of o). The sums then bound the gain of any step
@@ -149,7 +152,7 @@ class CalibrationPrior(NamedTuple):
             gain = sums.kappa @ by_kappa + sums.offset @ by_offset - rise * form + self.log_density(new) - before
             if gain > best_gain:
                 best, best_gain = fraction, float(gain)
-            elif best_gain > 0:
+            if best_gain > 0 and (gain < best_gain or len(kappa) == 1):
                 break
         return best
 
@@ -315,8 +318,11 @@ LINKS: dict[str, Link] = {"softmax": Softmax(), "probit": Probit()}
 def contract(subscripts: str, views: Array, weights: Array) -> Array:
     """A sum of products of an array (C, K, n) and a smaller one, computed in the precision of the first."""
     weights = weights.astype(views.dtype, copy=False)
-    if subscripts in _PRODUCTS and views.strides[0] < views.strides[2]:  # classes last in memory: BLAS is faster
+    classes_last = views.strides[0] < views.strides[2]  # in memory
+    if subscripts in _PRODUCTS and classes_last:  # BLAS is faster
         total = _PRODUCTS[subscripts](views.T, weights.T).T
+    elif subscripts.endswith("->ck") and not classes_last:
+        total = np.vecdot(views, weights if subscripts == "ckn,kn->ck" else weights[:, None])
     else:
         total = np.einsum(subscripts, views, weights)
     return total.astype(np.float64, copy=False)
