@@ -33,6 +33,8 @@ def make():
     weights = np.random.default_rng(0).normal(size=(4, 3))
     return lambda batch: batch @ weights
 
+ready = make().__call__
+
 def module():
     import torch
     return torch.nn.Linear(4, 3).double()
@@ -385,19 +387,11 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
     told_off(2, "did you mean 'uniform'?", args=[*compare, "original,unifrom", *test])
     made = ["--data", "inputs.npy", "--views", "views.toml", "--out", tmp_path / "v.npz"]
     told_off(2, "pkg.nope", args=["views", "--predictor", "pkg.nope:make", *made])
-    on_ray = [
-        "views",
-        "--predictor",
-        "pkg.mod:make",
-        "--data",
-        "x.parquet",
-        "--views",
-        "views.toml",
-        "--backend",
-        "ray",
-    ]
+    on_ray = ["views", "--predictor", "pkg.mod:make", "--data", "x.parquet", "--views", "views.toml"]
+    on_ray += ["--backend", "ray"]
     told_off(2, "--backend ray needs --key", args=[*on_ray, "--out", tmp_path / "parts"])
     told_off(2, "no attribute 'nope'", args=["views", "--predictor", "pkg.mod:nope", *made])
+    told_off(2, "a function without arguments", args=["views", "--predictor", "pkg.mod:ready", *made])
     told_off(2, "no such folder", args=["report", tmp_path / "nope"])
     told_off(2, "policy.json", args=["report", tmp_path])
 

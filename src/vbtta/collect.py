@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Collector", "check_options", "collect_rows", "collect_views", "measure_cost"]
+__all__ = ["Collector", "check_options", "collect_views", "measure_cost"]
 
 import sys
 import time
@@ -98,14 +98,6 @@ def collect_views(
     means.clear()  # at most twice the result is in memory
     of_draws, kept = (np.concatenate(parts) if parts else None for parts in (variances, single_draws))
     return ViewPredictions(mean, of_draws, ids=ids, groups=groups, draws=kept, **collector.description(classes))
-
-
-def collect_rows(
-    predictor: Predictor, inputs: Any, views: list[Augmentation], first: int | Array, *,
-    draws: int, delta: bool, seed: int,
-) -> tuple[Array, Array | None]:  # fmt: skip
-    """Mean and variance (n, K, C) of one batch, whose rows count from `first`, or have the numbers `first`."""
-    return Collector(predictor, views, draws, seed, delta=delta).collect(inputs, first)[:2]
 
 
 def measure_cost(

@@ -112,8 +112,9 @@ def views(
 ) -> None:
     """Predict every input under every view; an interrupted run goes on at the view where it stopped.
 
-    Images in parquet files are given to the predictor as numbers from 0 to 1, shape (N, 3, H, W). With --backend ray
-    the inputs are parquet files (or a folder of them), and an interrupted run goes on at the part where it stopped.
+    Views of images take arrays (N, channels, H, W). Images in parquet files get this shape, with numbers from 0 to 1.
+    With --backend ray the inputs are parquet files (or a folder of them), and an interrupted run goes on at the part
+    where it stopped.
     With --dense the predictor returns maps, and predictions and labels at random positions of all images are written.
 
     Example:

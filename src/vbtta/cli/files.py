@@ -186,7 +186,11 @@ def load_predictor(where: str, weights: Path | None, folder: str | None = None) 
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
         remedy = "give package.module:function, and run vbtta where the package can be found"
         raise UsageError(f"--predictor {where}: {error}; {remedy}") from None
-    network = factory()
+    try:
+        network = factory()
+    except TypeError as error:
+        remedy = "give a function without arguments that returns the predictor"
+        raise UsageError(f"--predictor {where}: {error}; {remedy}") from error
     if weights is None:
         return network
     if not hasattr(network, "load_state_dict"):

@@ -19,12 +19,12 @@ from numpy.typing import ArrayLike
 
 from vbtta._support.checks import require, whole_number
 from vbtta._support.files import atomic_path, set_aside
-from vbtta._support.fingerprints import prediction_fingerprint, view_fingerprint
+from vbtta._support.fingerprints import view_fingerprint
 from vbtta._support.tensors import Progress
 from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.base import Augmentation
 from vbtta.augment.foreign import as_views
-from vbtta.collect import check_options, collect_rows
+from vbtta.collect import Collector, check_options
 from vbtta.data.files import columns_of, footers, parquet_files, prediction_table, read_predictions
 from vbtta.data.images import decode_images
 from vbtta.data.labels import Array
@@ -219,12 +219,9 @@ class Job:
 
     def collect(self, predictor: Predictor, inputs: Any, rows: Any, ids: Array | None = None) -> ViewPredictions:
         """The views of a batch; draws are keyed by rows, the first or all of them."""
-        options: dict[str, Any] = {"draws": self.draws, "delta": self.delta, "seed": self.seed}
-        outputs, variance = collect_rows(predictor, inputs, self.views, rows, **options)
-        kind, names = predictor.output_kind, [view.name for view in self.views]
-        prints = {view.name: prediction_fingerprint(view, kind, self.draws) for view in self.views}
-        classes = predictor.classes if self.classes is None else self.classes
-        return ViewPredictions(outputs, variance, names=names, ids=ids, classes=classes, fingerprints=prints)
+        collector = Collector(predictor, self.views, self.draws, self.seed, delta=self.delta)
+        outputs, variance, _ = collector.collect(inputs, rows)
+        return ViewPredictions(outputs, variance, ids=ids, **collector.description(self.classes))
 
 
 _made: dict[str, tuple[Job, Predictor]] = {}  # by this worker: the last job by the digest of its bytes
