@@ -33,6 +33,7 @@ from vbtta.sequential import SequentialPolicy
 
 _MAX_VIEWS = 24  # of an example
 _MAX_PEOPLE = 15  # best, and worst, annotators of a figure
+_MAX_RATERS = 500  # rows of the table of annotators
 _MAX_SCORED = 1000  # labelled inputs of the curve of cost and quality
 _MAX_INPUTS = 3000  # labelled inputs that are shown, a regular sample where there are more
 _LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
@@ -101,6 +102,7 @@ def render_report(
         headline=documents.headline(policy, comparison),
         views=documents.views_in_words(policy),
         people=annotators_in_words(policy.annotators, story.get("skill")),
+        raters=_raters(policy, labels),
         cost=documents.cost_in_words(policy, sequential, views),
         advice=documents.advice(policy, comparison),
         facts=facts,
@@ -153,6 +155,20 @@ def _table(comparison: Mapping[str, Any]) -> dict[str, Any]:
         "size": f"{comparison['n_labels']:,g} labels of {comparison['n_instances']:,} test instances",
         "notes": comparison["notes"],
     }
+
+
+def _raters(policy: Policy, labels: LabelSets | None) -> dict[str, Any] | None:
+    """The sortable table of annotators: number of labels and estimates, as values and text."""
+    if policy.annotators is None or len(policy.annotators.names) < 2:
+        return None
+    frame = policy.annotators.to_frame().iloc[:_MAX_RATERS, :10]
+    if labels is not None and labels.annotator is not None:
+        given = dict(zip(labels.annotator_names, np.bincount(labels.annotator, labels.count), strict=False))
+        frame.insert(0, "labels", [given.get(name, 0) for name in frame.index])
+    rows = []
+    for name, values in zip(frame.index, frame.to_numpy(), strict=True):
+        rows.append((name, [(value, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}") for value in values]))
+    return {"titles": list(frame.columns), "rows": rows, "more": len(policy.annotators.names) - len(frame)}
 
 
 def _examples(
