@@ -112,9 +112,9 @@ def test_bad_input_is_named(problem):
 def test_shrinkage_is_chosen_once_and_suits_the_number_of_views(problem, monkeypatch):
     used: dict[int, set] = {}
 
-    def recording(candidate, engine, seed, sample):
+    def recording(candidate, engine, seed, sample, others=()):
         used.setdefault(len(sample.predictions.names), set()).add(candidate.model.shrinkage)
-        return quick_fit(candidate, engine, seed, sample)
+        return quick_fit(candidate, engine, seed, sample, others)
 
     monkeypatch.setattr("vbtta.select.quick_fit", recording)
     select_views(*problem, budget=3, task="regression", model="latent")
@@ -192,3 +192,18 @@ def test_an_unknown_option_is_select_views_own():
     predictions = ViewPredictions(np.random.default_rng(0).normal(size=(20, 2, 1)))
     with pytest.raises(TypeError, match=r"select_views\(\) got an unexpected keyword argument 'costs'"):
         select_views(predictions, np.zeros(20), budget=1, task="regression", costs=[1, 1])
+
+
+def test_views_that_only_some_inputs_need_are_kept():
+    """Two fifths of the inputs are turned: every turn is needed; of the identity and its copies, one."""
+    rng, n = np.random.default_rng(0), 400
+    truth, turn = rng.integers(0, 5, size=n), np.where(rng.random(n) < 0.4, rng.integers(1, 4, size=n), 0)
+    logits = 0.6 * rng.normal(size=(n, 10, 5))
+    for view in range(4):
+        logits[turn == view, view, truth[turn == view]] += 3.5
+    upright = turn == 0
+    logits[upright, 4:] = logits[upright, :1] + 0.8 * rng.normal(size=(upright.sum(), 6, 5))
+    turns = ("identity", "turn1", "turn2", "turn3")
+    predictions = ViewPredictions(logits, names=[*turns, *(f"mild{k}" for k in range(6))])
+    policy = select_views(predictions, truth, budget=4, task="classification")
+    assert set(turns[1:]) < set(policy.selection.chosen.views)

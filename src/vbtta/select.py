@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from vbtta import crossval
 from vbtta._support.checks import shown, whole_number
@@ -136,11 +137,19 @@ class _Search:
         n_rows, n_views = sample.predictions.outputs.shape[:2]
         stack = record.as_stack() or Stack(members=(record,))
         models = [model for model in stack.members if model.ungated not in stack.members]
+        gates = [model for model in stack.members if model not in models]
         alone = self.alone(sample, stack.raw, None)
         first = None if alone is None else alone.posterior
         settled = [model.settle(sample, first)[0] for model in models]
         members = [_Member(after, after != before) for after, before in zip(settled, models, strict=True)]
         levels = self.eliminate(sample, members, alone)
+        for gate in gates:  # joins where the evidence for it is decisive, as in fit_policy
+            posterior = next(
+                of.posterior for of, model in zip(levels[0][1], models, strict=False) if model == gate.ungated
+            )
+            if n_views > 1 and gate.gate_wanted(sample, posterior):
+                members.append(_Member(gate.settle(sample, posterior)[0], False))
+                levels = self.eliminate(sample, members, alone)
         shared = [
             member._replace(start=policy.posterior) if member.model.one_optimum(n_rows, n_views) else member
             for member, policy in zip(members, levels[0][1], strict=False)
@@ -186,29 +195,54 @@ class _Search:
         while True:
             if alone is not None and views == ("identity",):
                 return [*levels, (views, [alone])]
-            policies, part = [], sample.select(views)
+            policies, part = list[Policy](), sample.select(views)
             of_these = members if len(views) > 1 else members[:1]  # of one view all models are alike
             for member, start in zip(of_these, starts, strict=False):
                 model = member.model.rescale(len(views) / len(names)) if member.free else member.model
                 begin = alone.posterior if start is None and alone is not None else start
                 engine = self.engine if start is None else coarse
-                policies.append(quick_fit(Candidate(model, begin), engine, self.seed, part))
-            weights = dict(zip(views, np.mean([policy.weights for policy in policies], axis=0).tolist(), strict=True))
+                if model.ungated is not None:  # starts from the constant weights of the same views
+                    begin = None
+                policies.append(quick_fit(Candidate(model, begin), engine, self.seed, part, policies))
             levels.append((views, [*policies, alone] if alone is not None and "identity" in views else policies))
             if len(views) == 1:
                 return levels
-            kept = self._heaviest(views, weights)
+            kept = self._affordable(views, self._most_needed(views, policies, part))
             places = np.array([views.index(name) for name in kept])
             fitted = [policy.posterior for policy in policies]  # start from fits whose views keep some weight
             starts = [fit.keep(places) if fit.weights[places].sum() > 0.01 else None for fit in fitted]
             views = kept
 
-    def _heaviest(self, views: Views, weights: dict[str, float]) -> Views:
+    def _most_needed(self, views: Views, policies: Sequence[Policy], part: InMemory) -> list[str]:
+        """The views in order: by weight or, where weights depend on the input, by what the log score would lose.
+
+        Without the views D an input's score is larger by ln(1 - sum_D r_k) - ln(1 - sum_D w_k): r are the
+        responsibilities, w the weights. Views that only some inputs need stay, and views that replace each other go.
+        """
+        price = np.array([self.price[name] for name in views])
+        gated = next((policy for policy in policies if policy.gate is not None), None)
+        if gated is None:
+            order = np.argsort(-np.mean([policy.weights for policy in policies], axis=0) / price, kind="stable")
+            return [views[k] for k in order]
+        used = np.flatnonzero(gated.weights > 0)
+        shares = gated.weights_for(part.predictions)[:, used]
+        scores = np.stack([gated.restrict([k]).log_scores(part) for k in used], axis=1)  # (N, K)
+        responsibility = special.softmax(np.log(shares) + scores, axis=1)
+        left, needed = list(range(len(used))), [k for k in range(len(views)) if k not in used]
+        gone = np.zeros((2, len(scores), 1))  # responsibilities and weights of the views that left
+        while left:
+            rest = np.maximum(1 - gone - np.stack([responsibility[:, left], shares[:, left]]), 1e-12)
+            loss = (np.log(rest[1]) - np.log(rest[0])).sum(axis=0)
+            place = left.pop(int(np.argmin(loss / price[used[left]])))
+            gone += np.stack([responsibility[:, [place]], shares[:, [place]]])
+            needed.append(int(used[place]))
+        return [views[k] for k in reversed(needed)]
+
+    def _affordable(self, views: Views, order: Sequence[str]) -> Views:
         """The next set: what half of the cost pays for, or the budget if that is met first."""
         limit = _SHRINK * self.cost(views)
         if not self.fits(views):
             limit = max(limit, self.budget)
-        order = sorted(views, key=lambda name: -weights[name] / self.price[name])
         kept: set[str] = set()
         for name in order:
             if sum(self.price[other] for other in kept) + self.price[name] <= limit * (1 + 1e-9):
