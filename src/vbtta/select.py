@@ -176,8 +176,8 @@ class _Search:
         for place in affordable[1:]:
             lead, error = compare_scores(scores[place], scores[chosen])
             chosen = place if lead > 2 * error else chosen
-        pairs = combinations([set(found[chosen][0]) for found in searches], 2)
-        stability = float(np.mean([len(first & second) / len(first | second) for first, second in pairs]))
+        sets = combinations([set(found[chosen][0]) for found in searches], 2)
+        stability = float(np.mean([len(first & second) / len(first | second) for first, second in sets]))
         curve = tuple(sorted(points, key=lambda point: point.cost))
         return Selection(self.budget, self.price, points[chosen], curve, stability)
 
