@@ -2,7 +2,9 @@
 
 import itertools
 import pickle
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -407,6 +409,16 @@ def test_unlabelled_instances_ids_and_classes():
     other = ViewPredictions(views.outputs, names=NAMES, classes=["ant", "bee", "dog"])
     with pytest.raises(ValueError, match="dog"):
         fitted.predict(other)
+
+
+def test_the_documentation_defines_every_baseline():
+    page = (Path(__file__).resolve().parents[1] / "docs/reference/judging.md").read_text(encoding="utf-8")
+    defined = dict(re.findall(r"^\| `(\w+)` \| ([CR ]+) \| \S", page, re.MULTILINE))
+    letters = {"classification": "C", "regression": "R"}
+    assert defined == {
+        name: " ".join(letters[task] for task in BASELINES if name in BASELINES[task])
+        for name in (*BASELINES["classification"], *BASELINES["regression"])
+    }
 
 
 def test_errors_say_what_exists():

@@ -249,11 +249,28 @@ def test_cross_conformal_covers(rng):
     assert np.mean(coverage) == pytest.approx(0.8, abs=4 * np.std(coverage) / np.sqrt(60) + 0.02)
 
 
+def test_strata_of_a_series_are_paired_by_id(rng):
+    pandas = pytest.importorskip("pandas")
+    predictions, label = classes(rng, 300)
+    names = [f"image {row}" for row in range(300)]
+    named = ViewPredictions(predictions.outputs, names=predictions.names, ids=names)
+    where = np.where(np.arange(300) < 150, "first", "second")
+    shuffled = pandas.Series(where, index=names).sample(frac=1, random_state=0)
+    by_row, by_id = (conformalize(Softmax(), named, label, strata=strata) for strata in (where, shuffled))
+    np.testing.assert_array_equal(by_id.thresholds, by_row.thresholds)
+    np.testing.assert_array_equal(
+        by_id.predict_set(named, strata=shuffled), by_row.predict_set(predictions, strata=where)
+    )
+
+
 def test_too_few_rows_are_named(rng):
     predictions, truth = numbers(rng, 18)
     with pytest.raises(ValueError, match=r"level 0\.95 needs at least 19 labelled calibration inputs.*there are 18"):
         conformalize(Normal(), predictions, truth, level=[0.5, 0.95])
     conformalize(Normal(), *numbers(rng, 19), level=0.95)
+    policy, views, truth = policy_and_sample(rng)
+    with pytest.raises(ValueError, match="cross=True finds thresholds by held-out scores, which need at least 5"):
+        conformalize(policy, views.take(slice(1)), truth[:1], level=0.5, cross=True)
     predictions, label = classes(rng, 60)
     with pytest.raises(ValueError, match="stratum '0' has"):
         conformalize(Softmax(), predictions, np.where(label == 0, 1, label), strata="class")
@@ -263,10 +280,12 @@ def test_bad_arguments_are_named(rng):
     predictions, label = classes(rng, 60)
     for options, message in (
         ({"level": 1.0}, "level must be between 0 and 1"),
+        ({"level": "0.9"}, "level must be between 0 and 1"),
         ({"method": "distributional"}, "method must be one of 'lac', 'aps', 'raps'; got 'distributional'"),
         ({"covers": "consensus"}, "covers must be one of"),
         ({"covers": "truth"}, "needs a policy with a consensus"),
         ({"strata": ["a"]}, "strata must be 'class' or 60 names"),
+        ({"strata": np.where(np.arange(60) == 7, np.nan, 1.0)}, "that of row 7 is missing"),
     ):
         with pytest.raises(ValueError, match=message):
             conformalize(Softmax(), predictions, label, **options)
@@ -277,6 +296,8 @@ def test_bad_arguments_are_named(rng):
         conformal.save("nowhere.json")
     with pytest.raises(TypeError, match="predictions must be ViewPredictions; got ndarray"):
         conformalize(Softmax(), predictions.outputs, label)
+    with pytest.raises(TypeError, match=r"policy must be a Policy.* got None"):
+        conformalize(None, predictions, label)
     several = (np.arange(60)[:, None] % 2 == np.arange(4) % 2).astype(int)
     policy = fit_policy(predictions, several, task="multilabel", model="mixture", guard=False)
     with pytest.raises(ValueError, match="policy predicts several labels an input"):

@@ -360,6 +360,22 @@ def test_a_diagnosis_reads_as_text_and_as_json(rng):
     assert plain["effective_views"] == pytest.approx(found.effective_views)
 
 
+def test_annotators_who_guess_are_named(rng):
+    truth = rng.integers(3, size=300)
+    views = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(300, 2, 3)), names=["identity", "flip"])
+    skill = {"ann": 0.9, "bob": 0.8, "spam": 1 / 3, "foe": 0.1}
+    guesses = rng.integers(1, 3, size=(300, 4)) + truth[:, None]  # another class
+    given = np.where(rng.random((300, 4)) < [*skill.values()], truth[:, None], guesses % 3)
+    for people, guessing in ((["ann", "bob", "spam", "foe"], ("spam", "foe")), (["ann", "bob"], ())):
+        labels = LabelSets.from_array(given[:, : len(people)], annotators=people)
+        policy = fit_policy(views, labels, task="classification", model=CategoricalMixture(noise="annotator"))
+        diagnosis = diagnose(policy, views)
+        assert diagnosis.at_chance == guessing
+        line = f"! No better than guessing, by their intervals of accuracy: {', '.join(guessing)}."
+        assert (line in str(diagnosis).splitlines()) == bool(guessing)
+        assert diagnosis.sections()["annotators"] == ([line] if guessing else [])
+
+
 def test_a_diagnosis_without_labels_or_draws_says_what_is_missing():
     predictions, y = ages(n=100)
     policy = fit_policy(predictions, y, task="regression", model="latent", guard=False)

@@ -168,6 +168,9 @@ def test_rows_of_a_group_stop_together():
     passes = sequential.passes(predictions).reshape(100, 20)
     assert np.all(passes == passes[:, :1])
     assert len(np.unique(passes)) > 1
+    alone = ViewPredictions(predictions.outputs, names=NAMES)
+    with pytest.warns(UserWarning, match="the predictions have no groups: rows stop one by one"):
+        assert np.ptp(sequential.passes(alone).reshape(100, 20), axis=1).any()
 
 
 def test_a_tolerance_that_cannot_be_met_leaves_the_full_policy():
@@ -222,14 +225,21 @@ def test_bad_arguments_are_named(sequential, sample):
         sequential.predict(predictions.select(NAMES[:5]))
     for options, message in (
         ({"tolerance": 0}, "tolerance must be a positive number"),
+        ({"tolerance": None}, "tolerance must be a positive number"),
         ({"task": "ordinal"}, "task must be one of 'classification', 'regression'"),
-        ({"stages": [["identity"], ["mirror"]]}, r"lacks views \['mirror'\]"),
-        ({"stages": ["identity", "identity"]}, "has some of an earlier stage"),
+        ({"stages": [["identity"], ["mirror"]]}, r"must add views of .* got the stage \['mirror'\]"),
+        ({"stages": ["identity", "identity"]}, r"each once; got the stage \['identity'\]"),
+        ({"stages": "identity"}, "stages must be a list of the views.* got 'identity'"),
+        ({"stages": [0, 1]}, r"stages must be a list of the views.* got \[0, 1\]"),
         ({"engine": "advi"}, r"engine must be 'auto', 'em' or EM\(...\).*got 'advi'"),
-        ({"stages": []}, "stages must be at least one list"),
+        ({"stages": []}, "stages must be a list of the views"),
     ):
         with pytest.raises(ValueError, match=message):
             fit_sequential(predictions, label, **{**FAST, **options})
+    with pytest.raises(TypeError, match="predictions must be ViewPredictions; got ndarray"):
+        sequential.predict(predictions.outputs)
+    with pytest.raises(ValueError, match=r"compute must return \(20, 1, C\) at stage 0; got \(20, 6, 3\)"):
+        sequential.run(lambda stage, rows: predictions.outputs[rows], 20)
     with pytest.raises(ValueError, match="views must have names"):
         fit_sequential(ViewPredictions(predictions.outputs), label, **FAST)
     with pytest.raises(ValueError, match="at least 5 labelled inputs"):

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike
 
 from vbtta._support.checks import one_of, shown, whole_number
 from vbtta._support.files import fields_from_plain, from_plain, read_json, to_plain, write_json
-from vbtta.crossval import folds_of
-from vbtta.data.labels import Array, LabelSets
+from vbtta.crossval import check_units, folds_of
+from vbtta.data.labels import Array, LabelSets, by_id, is_absent
 from vbtta.data.predictions import Rows, ViewPredictions, require_views, row_hashes
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
 from vbtta.fit import refit
@@ -93,7 +93,7 @@ class ConformalPolicy:
         if not isinstance(prediction, CategoricalPrediction):
             raise ValueError("predict_set is for classes, and this policy predicts numbers; use predict_interval")
         score = class_scores(prediction.proba, self.method, self.penalty)
-        stratum, thresholds = self._stratum(strata, len(predictions)), self.thresholds[:, 0]  # (N,), (S, L)
+        stratum, thresholds = self._stratum(strata, predictions), self.thresholds[:, 0]  # (N,), (S, L)
         largest = thresholds[None] if self.by_class else thresholds[stratum][:, None]
         inside = score[:, :, None] <= largest + 1e-12  # probabilities of another batch differ in the last digits
         return inside[:, :, 0] if self.one_level else inside
@@ -103,7 +103,7 @@ class ConformalPolicy:
         prediction = self.policy.predict(predictions)
         if not isinstance(prediction, ContinuousPrediction):
             raise ValueError("predict_interval is for numbers, and this policy predicts classes; use predict_set")
-        stratum = self._stratum(strata, len(predictions))
+        stratum = self._stratum(strata, predictions)
         limits = np.empty((2, *prediction.mean.shape, len(self.levels)))
         for s, output, place, side in np.ndindex(*self.thresholds.shape, 2):
             rows, sign = stratum == s, 2 * side - 1
@@ -145,20 +145,18 @@ class ConformalPolicy:
     def _from_dict(cls, data: dict[str, Any]) -> Self:
         return replace(fields_from_plain(cls, data), policy=from_plain(_KINDS[data["kind"]], data["policy"]))
 
-    def _stratum(self, strata: ArrayLike | None, n_rows: int) -> Array:
+    def _stratum(self, strata: ArrayLike | None, predictions: ViewPredictions) -> Array:
         """The stratum of every row by its place."""
         if self.strata is None or self.by_class:
             if strata is not None:
                 raise ValueError("strata were not given to conformalize as an array, so predictions take none")
-            return np.zeros(n_rows, dtype=np.intp)
+            return np.zeros(len(predictions), dtype=np.intp)
         if strata is None:
             raise ValueError(f"strata must be given: the stratum of every input, one of {shown(self.strata)}")
-        names = _stratum_names(strata, n_rows)
-        unknown = np.setdiff1d(names, self.strata)
-        if len(unknown):
-            raise ValueError(
-                f"strata has {shown(unknown[0])}, which was not in the calibration sample: {shown(self.strata)}"
-            )
+        names = _stratum_names(strata, predictions)
+        if len(unknown := np.setdiff1d(names, self.strata)):
+            known = shown(self.strata)
+            raise ValueError(f"strata has {shown(unknown[0])}, which was not in the calibration sample: {known}")
         return np.searchsorted(np.array(self.strata), names)  # they are sorted
 
 
@@ -236,18 +234,18 @@ def conformalize(
     >>> conformal.predict_set(views).shape
     (600, 3)
     """
-    levels = np.atleast_1d(np.asarray(level, dtype=np.float64))
-    if levels.ndim != 1 or not len(levels) or not np.all((levels > 0) & (levels < 1)):
+    levels = np.atleast_1d(np.asarray(level))
+    if levels.dtype.kind != "f" or levels.ndim != 1 or not len(levels) or not np.all((levels > 0) & (levels < 1)):
         raise ValueError(f"level must be between 0 and 1, such as 0.9, or several such numbers; got {shown(level)}")
+    levels = levels.astype(np.float64)
     one_of("covers", covers, ("label", "truth"))
     one_of("cross", cross, (True, False))
     whole_number("seed", seed, 0)
     require_views(predictions)
+    if not hasattr(policy, "predict"):
+        raise TypeError(f"policy must be a Policy, a SequentialPolicy or have their predict; got {shown(policy)}")
     if getattr(policy, "multilabel", False):
-        raise ValueError(
-            "policy predicts several labels an input, of which sets are not defined; conformalize takes "
-            "classes or numbers"
-        )
+        raise ValueError("policy predicts several labels an input, of which sets are not defined; use one label each")
     labels = predictions.align(labels)
     if not len(labels):
         raise ValueError("labels are empty: conformalize needs at least one labelled input")
@@ -274,7 +272,7 @@ def conformalize(
             raise ValueError("strata='class' is for classification; give an array with the stratum of every input")
         names, stratum = tuple(map(str, prediction.classes)), value
     elif strata is not None:
-        known, stratum = np.unique(_stratum_names(strata, len(predictions))[rows[inputs]], return_inverse=True)
+        known, stratum = np.unique(_stratum_names(strata, predictions)[rows[inputs]], return_inverse=True)
         names = tuple(known.tolist())
     thresholds, n_units, highest = [], [], float(levels.max())
     needed = highest / (1 - highest) * (1 - 1e-9)  # n + 1 >= 1 / (1 - level)
@@ -316,6 +314,7 @@ def _calibration(
     if cross:
         if not isinstance(policy, Policy | SequentialPolicy):
             raise ValueError(f"cross=True refits a Policy or a SequentialPolicy; got {type(policy).__name__}")
+        check_units(labels, predictions.groups, "cross=True finds thresholds", "other rows, with cross=False")
         fit = policy.refit if isinstance(policy, SequentialPolicy) else partial(refit, policy)
         sample, folds = InMemory(predictions, labels), folds_of(predictions, labels, seed)
         held_out = [(fit(sample.take(train)), held) for train, held in folds]
@@ -376,10 +375,13 @@ def _smallest_covering(score: Array, weight: Array, levels: Array) -> list[float
     return [float(value) for value in score[order][np.minimum(place, len(order) - 1)]]
 
 
-def _stratum_names(strata: ArrayLike, n_rows: int) -> Array:
-    names = np.asarray(strata)
-    if names.shape != (n_rows,):
-        raise ValueError(f"strata must be 'class' or {n_rows} names, one an input; got shape {names.shape}")
+def _stratum_names(strata: ArrayLike, predictions: ViewPredictions) -> Array:
+    """The stratum of every row: (N,) strings."""
+    names = np.asarray(by_id(strata, predictions.ids, "strata", "the predictions"))
+    if names.shape != (len(predictions),):
+        raise ValueError(f"strata must be 'class' or {len(predictions)} names, one an input; got shape {names.shape}")
+    if (absent := is_absent(names)).any():
+        raise ValueError(f"strata must be known for every input; that of row {int(absent.argmax())} is missing")
     return names.astype(str)
 
 

@@ -33,8 +33,9 @@ class _OfInputs:
         raise NotImplementedError
 
     def to_frame(self, level: float = 0.9, index: Any = None) -> Any:
-        """:meth:`columns` as a pandas DataFrame; its index are the ids of the inputs, where they have some."""
-        return frame_of(self.columns(level), self.ids if index is None else index)
+        """:meth:`columns`, and `passes`, as a pandas DataFrame; its index are the ids of the inputs, where given."""
+        passes = {} if self.passes is None else {"passes": self.passes}
+        return frame_of(self.columns(level) | passes, self.ids if index is None else index)
 
     def _taken(self, rows: Array | slice, *names: str) -> Self:
         """The same of some inputs; `names` are the arrays with one row an input."""

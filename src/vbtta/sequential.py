@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta._support.checks import one_of, positive, whole_number
+from vbtta._support.checks import one_of, positive, shown, whole_number
 from vbtta._support.files import fields_from_plain, read_json, to_plain, write_json
 from vbtta.crossval import CrossValidated, check_units, compare_scores, folds_of, score_folds
 from vbtta.data.labels import Array, LabelSets
@@ -137,7 +137,9 @@ class SequentialPolicy:
         """
 
         def collect(stage: int, rows: Array) -> ViewPredictions:
-            outputs = np.asarray(compute(stage, rows))
+            outputs, (n, views) = np.asarray(compute(stage, rows)), (len(rows), len(self.stages[stage]))
+            if outputs.ndim != 3 or outputs.shape[:2] != (n, views):
+                raise ValueError(f"compute must return ({n}, {views}, C) at stage {stage}; got {outputs.shape}")
             return ViewPredictions(outputs, names=self.stages[stage], classes=self.policies[-1].classes)
 
         return self._joined(self._run(collect, n_rows, groups))
@@ -175,6 +177,13 @@ class SequentialPolicy:
 
     def _stopped(self, predictions: ViewPredictions) -> list[tuple[Array, Prediction]]:
         """Rows that stop after every stage, with their predictions, from the views of all stages."""
+        require_views(predictions)
+        if self.by_group and predictions.groups is None and len(self.stages) > 1:
+            warnings.warn(
+                "rows of a group stop together, and the predictions have no groups: rows stop one by one, for which "
+                "the limit of the loss does not hold; give ViewPredictions(groups=...)",
+                stacklevel=3,
+            )
         for place, stage in enumerate(self.stages):
             missing = [name for name in stage if name not in predictions.names]
             if missing:
@@ -272,7 +281,7 @@ def fit_sequential(
     >>> sequential.passes(views).max() <= 3
     np.True_
     """
-    positive(tolerance=tolerance)
+    positive(tolerance=np.nan if tolerance is None else tolerance)
     seed = whole_number("seed", seed, 0)
     one_of("task", task, ("classification", "regression"))
     require_views(predictions)
@@ -301,15 +310,13 @@ def fit_sequential(
 
 def _given_stages(stages: Sequence[Sequence[str] | str], names: Views) -> list[Views]:
     """The views up to every stage."""
+    if isinstance(stages, str) or not all(isinstance(stage, str | Sequence) for stage in stages) or not len(stages):
+        raise ValueError(f"stages must be a list of the views, or lists of views, that each adds; got {shown(stages)}")
     added = [(stage,) if isinstance(stage, str) else tuple(stage) for stage in stages]
-    if not added:
-        raise ValueError("stages must be at least one list of views; got none")
     nested = list(accumulate(added))
     for new, views in zip(added, nested, strict=True):
-        unknown = [name for name in new if name not in names]
-        if not new or unknown or len(set(views)) < len(views):
-            problem = f"lacks views {unknown}" if unknown else "has none, or has some of an earlier stage"
-            raise ValueError(f"stages must be lists of views that each stage adds; {list(new)!r}: {problem}")
+        if not new or not set(new) <= set(names) or len(set(views)) < len(views):
+            raise ValueError(f"stages must add views of {list(names)}, each once; got the stage {list(new)}")
     return nested
 
 

@@ -93,20 +93,14 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
     """Fit one of the usual ways to aggregate views on calibration labels.
 
     Every label counts as often as its count. Only "original_noise", "raykar" and "dawid_skene" model label noise, by a
-    confusion matrix an annotator: the identity view alone, all views stacked (Raykar and others 2010), and stacking on
-    the truth that Dawid and Skene's method finds.
+    confusion matrix an annotator.
 
     Parameters
     ----------
     name : str
-        For classification "original" (the view named identity), "uniform", "geometric", "max", "best_view", "aug_tta",
-        "class_tta", "aug_or_class_tta" (the better of the two on a held-out fifth), "greedy", "entropy",
-        "learning_loss", "adaptta" and "selective_tta" (which stop when the mean of the views so far is confident;
-        `passes` says after how many), "bma", "mixture_mle", "original_noise", "raykar" or "dawid_skene"; "+t"
-        appended adds one temperature fitted on the aggregated probabilities. For regression "original", "uniform",
-        "best_view", "learning_loss", "bma" or "nnls", each with a normal density of the calibration residuals' mean
-        square, or "nnls_t", with a Student t whose log scale is linear in the prediction. `vbtta.baselines.BASELINES`
-        lists them.
+        One of `vbtta.baselines.BASELINES[task]`, such as "original" (the view named identity), "uniform", "aug_tta" or
+        "greedy"; the table "Baselines" of the documentation (docs/reference/judging.md) says what each does, and where
+        it is from. In classification "+t" appended adds one temperature, fitted on the aggregated probabilities.
     predictions : ViewPredictions
         Views of the calibration sample, (N, K, C).
     labels : LabelSets or array

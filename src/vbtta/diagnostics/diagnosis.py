@@ -66,6 +66,15 @@ class Diagnosis:
     def _in_words(self, name: str) -> list[str]:
         return _IN_WORDS[name](getattr(self, name)) if getattr(self, name) else []
 
+    @property
+    def at_chance(self) -> tuple[str, ...]:
+        """Annotators of class labels whose 90 % interval of accuracy includes that of guessing, or lies below it."""
+        people = self.annotators
+        if not hasattr(people, "accuracy"):
+            return ()
+        low, guessing = people.accuracy_interval[:, 0], 1 / people.confusion.shape[1]
+        return tuple(people.names[u] for u in np.flatnonzero(low <= guessing))
+
     def to_dict(self) -> dict[str, Any]:
         """All findings as plain data for JSON; undefined numbers are None."""
         return {field.name: finite(to_plain(getattr(self, field.name))) for field in fields(self)}
@@ -202,6 +211,10 @@ def annotators_in_words(annotators: Any, truth: Mapping[str, float] | None = Non
     return [f"{'Labels' if len(annotators.names) == 1 else 'Annotators'}: {', '.join(estimates)}."]
 
 
+def _at_chance(names: Sequence[str]) -> list[str]:
+    return [f"! No better than guessing, by their intervals of accuracy: {listing(names)}."]
+
+
 def _copying(pairs: Sequence[checks.Copying]) -> list[str]:
     suspects = [
         f"{first} and {second} ({100 * copied:.0f} % of {n}, p = {p_value:.1g})"
@@ -276,6 +289,7 @@ _NO_DRAWS = "Normality of the draws was not tested: there are none (collect_view
 _IN_WORDS: dict[str, Callable[[Any], list[str]]] = {
     "gate": _gate,
     "annotators": annotators_in_words,
+    "at_chance": _at_chance,
     "copying": _copying,
     "overlap": _overlap,
     "influence": _influence,
@@ -287,5 +301,5 @@ _IN_WORDS: dict[str, Callable[[Any], list[str]]] = {
 _SECTIONS = {
     "views": ("influence", "overlap", "gate", "sensitivity"),
     "quality": ("predictive", "normality", "drift"),
-    "annotators": ("copying",),
+    "annotators": ("at_chance", "copying"),
 }
