@@ -328,6 +328,29 @@ def test_views_resume_view_by_view(here: Path, tmp_path: Path, monkeypatch: pyte
     np.testing.assert_array_equal(views.draws, direct.draws)
 
 
+def test_inputs_in_tables_keep_their_ids(here: Path, tmp_path: Path) -> None:
+    inputs, names = np.load("inputs.npy"), [f"row{i}" for i in range(len(np.load("inputs.npy")))]
+    columns = {"instance": names, **{f"x{c}": inputs[:, c] for c in range(inputs.shape[1])}}
+    args = ["views", "--predictor", "pkg.mod:make", "--views", "views.toml", "--out", tmp_path / "v.npz", "--data"]
+    assert run(*args, "inputs.npy").code == 0
+    expected = ViewPredictions.load(tmp_path / "v.npz").outputs
+    pq.write_table(pa.table(columns), tmp_path / "plain.parquet")
+    pq.write_table(pa.table({"inputs": inputs.tolist(), "instance": names}), tmp_path / "lists.parquet")
+    lines = [",".join(columns), *(",".join(map(repr, row)) for row in inputs.tolist())]
+    lines[1:] = [f"{name},{line}" for name, line in zip(names, lines[1:], strict=True)]
+    (tmp_path / "plain.csv").write_text("\n".join(lines) + "\n")
+    for file in ("plain.parquet", "lists.parquet", "plain.csv"):
+        done = run(*args, tmp_path / file)
+        assert done.code == 0, done.err
+        views = ViewPredictions.load(tmp_path / "v.npz")
+        np.testing.assert_array_equal(views.outputs, expected)
+        assert list(views.ids) == names  # type: ignore[arg-type]
+    (tmp_path / "text.csv").write_text("a,b\n1,x\n")
+    told_off(1, "text.csv", "must be numbers", args=[*args, tmp_path / "text.csv"])
+    (tmp_path / "torn.parquet").write_bytes((tmp_path / "plain.parquet").read_bytes()[:-9])
+    told_off(1, "torn.parquet cannot be read", args=[*args, tmp_path / "torn.parquet"])
+
+
 def test_weights_are_loaded_without_running_code(here: Path, tmp_path: Path) -> None:
     import pickle
 

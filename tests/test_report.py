@@ -238,9 +238,9 @@ def test_confidence_in_a_label_is_that_of_its_annotator() -> None:
     labels = LabelSets.from_array(given, annotators="columns")
     policy = fit_policy(views, labels, task="classification", model="latent", guard=False)
     drawing = quality_figures(policy, views, labels, "calibration labels")["reliability"]
-    confidence, right = (_shown(drawing, rf"{words} ([\d.]+)") for words in ("mean confidence", "labels that agree"))
-    assert confidence == pytest.approx(right, abs=0.03)
-    assert confidence < 0.8  # half of the labels are one annotator's, who is wrong every other time
+    confidence, right = (_shown(drawing, rf"{words} ([\d.]+) %") for words in ("a probability of", "is given in"))
+    assert confidence == pytest.approx(right, abs=3)
+    assert confidence < 80  # half of the labels are one annotator's, who is wrong every other time
     assert "the annotator's estimated error rates" in drawing.caption
 
 

@@ -141,15 +141,12 @@ def read_inputs(path: Path) -> tuple[Array, Array | None]:
             return loaded["inputs"], (loaded["ids"] if "ids" in loaded.files else None)
         except (ValueError, KeyError, OSError) as error:
             raise ValueError(f"{path} holds no plain array `inputs`: {error}") from None
-    if path.suffix == ".parquet" and "image" in files.footers([str(path)], "")[0].schema.to_arrow_schema().names:
-        table = require("pyarrow.parquet", "cli").read_table(path)
-        return read_cells(table, str(path)), files.columns_of(table, ["instance"]).get("instance")
-    columns = files.read_table(_table(path))
-    ids = columns.pop("instance", None)
-    try:
-        return np.stack([column.astype(np.float64) for column in columns.values()], axis=1), ids
-    except (TypeError, ValueError):
-        raise ValueError(f"{path}: all columns but `instance` must be numbers without gaps") from None
+    if path.suffix == ".parquet":
+        with files.reading(path):
+            table = require("pyarrow.parquet", "cli").read_table(path, page_checksum_verification=True)
+    else:
+        table = require("pyarrow", "cli").table(files.read_table(_table(path)))
+    return read_cells(table, str(path)), files.columns_of(table, ["instance"]).get("instance")
 
 
 def read_part(path: Path) -> ViewPredictions | None:

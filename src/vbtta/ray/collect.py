@@ -321,8 +321,8 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
         return np.stack([column.astype(np.float64) for column in columns], axis=1)
     except (TypeError, ValueError):
         raise ValueError(
-            f"dataset: {where} has no column 'image' or 'inputs', so all columns but 'instance' must be numbers; it "
-            f"has {', '.join(names)}. Or give read=..., which makes inputs of a table"
+            f"{where} has no column 'image' or 'inputs', so all columns but 'instance' must be numbers; it has "
+            f"{', '.join(names)} (in Python read=... makes inputs of other tables)"
         ) from None
 
 

@@ -240,22 +240,23 @@ class Drawing(NamedTuple):
     words: str = ""
 
 
-def _drawing(name: str, figure: Any, alt: str, caption: str, titles: Any = None, words: str = "") -> dict[str, Drawing]:
-    """A figure by its name in the page, with a text alternative and tooltips."""
-    return {name: Drawing(plotting.to_svg(figure, alt, name.replace("_", "-"), titles), caption, words)}
+def _drawing(name: str, figure: Any, caption: str, words: str = "", titles: Any = None) -> dict[str, Drawing]:
+    """A figure by its name in the page, with tooltips; words, else the caption, are its text alternative."""
+    return {name: Drawing(plotting.to_svg(figure, words or caption, name.replace("_", "-"), titles), caption, words)}
 
 
 def weight_figures(policy: Policy) -> dict[str, Drawing]:
     """Weights with intervals; the numbers are tooltips."""
     names, weights, interval = policy.names, policy.weights, policy.weight_interval(0.9)
     titles = {
-        f"view-{k}": f"{names[k]}: {weights[k]:.4f} (90 % interval {interval[k, 0]:.4f} to {interval[k, 1]:.4f})"
-        for k in range(len(names))
+        f"view-{k}": f"{name}: {weight:.4f} (90 % interval {low:.4f} to {high:.4f})"
+        for k, (name, weight, (low, high)) in enumerate(zip(names, weights, interval, strict=True))
     }
-    alt = ", ".join(f"{names[k]} {weights[k]:.3f}" for k in np.argsort(-weights, kind="stable")[:10])
-    caption = "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a bar "
+    caption = (
+        "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a bar for "
+    )
     figure = plotting.weights(names, weights, interval)
-    return _drawing("weights", figure, f"Weights: {alt}", f"{caption}for its numbers.", titles)
+    return _drawing("weights", figure, f"{caption}its numbers.", documents.views_in_words(policy)[0], titles)
 
 
 def curve_figures(
@@ -276,10 +277,9 @@ def curve_figures(
         caption = "Log score of the heaviest views alone, without a new fit, against their number."
     else:
         return {}
-    alt = f"Cost and quality at {len(points)} points; the chosen one costs {points[chosen][0]:.3g}"
     cost, score, error = np.array(points).T
     figure = plotting.cost_curve(cost, score, error, chosen)
-    return _drawing("cost_curve", figure, alt, f"{caption} Bars are standard errors of the difference from all views.")
+    return _drawing("cost_curve", figure, f"{caption} Bars are standard errors of the difference from all views.")
 
 
 def _heaviest_scores(
@@ -303,7 +303,7 @@ def gate_figures(policy: Policy, views: ViewPredictions) -> dict[str, Drawing]:
     figure = plotting.gate(gate.names, gate.features.raw(used), used.names, gate.weights_for(used))
     effects = ", ".join(f"{name} {value:+.2f}" for name, value in zip(gate.names, gate.coefficients, strict=True))
     caption = f"Mean weight of a view against its features. Coefficients per standard deviation: {effects}."
-    return _drawing("gate", figure, f"Weights that depend on the input: {effects}", caption)
+    return _drawing("gate", figure, caption)
 
 
 def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: LabelSets) -> dict[str, Drawing]:
@@ -322,14 +322,14 @@ def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: Labe
         ends = [f"{by_class[place]:.1f} % ({names[known[place]]})" for place in (by_class.argmin(), by_class.argmax())]
         caption += f"{held:.1f} % of test labels inside; by class from {ends[0]} to {ends[1]}."
         share = np.bincount(size, minlength=2) / len(size)
-        return _drawing("set_sizes", plotting.set_sizes(share), caption, caption)
+        return _drawing("set_sizes", plotting.set_sizes(share), caption)
     lower, upper = conformal.predict_interval(views)  # (N, C, L) each
     y = labels.continuous(lower.shape[1])[:, :, None]
     inside = (lower[labels.instance] <= y) & (y <= upper[labels.instance])
     covered = np.average(inside.mean(axis=1), axis=0, weights=labels.count)
     width = float((upper - lower)[..., 0].mean())
     caption = f"Share of test labels inside conformal intervals; those of {level} are {width:.4g} wide on average."
-    return _drawing("interval_coverage", plotting.coverage(conformal.levels, covered), caption, caption)
+    return _drawing("interval_coverage", plotting.coverage(conformal.levels, covered), caption)
 
 
 def comparison_figures(comparison: Mapping[str, Any]) -> dict[str, Drawing]:
@@ -348,7 +348,7 @@ def comparison_figures(comparison: Mapping[str, Any]) -> dict[str, Drawing]:
     figure = plotting.differences(names, value, low, high, f"NLL minus that of {reference} (less is better)")
     level = f"{100 * comparison['level']:g} %"
     caption = f"Negative log-likelihood on test labels against {reference}, with {level} paired bootstrap intervals."
-    return _drawing("differences", figure, f"NLL minus that of {reference}: {changes}", caption)
+    return _drawing("differences", figure, caption, f"NLL minus that of {reference}: {changes}")
 
 
 def _expected_labels(policy: Policy, truth: Prediction, labels: LabelSets) -> Prediction:
@@ -395,25 +395,20 @@ def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, w
         confidence, hit = prediction.proba.max(axis=1), metrics.hits(y, prediction.proba)
         right = float(np.average(hit, weights=labels.count))
         through = ", from the predicted classes and the annotator's estimated error rates" if noisy else ""
-        alt = f"Reliability: mean confidence {confidence.mean():.3f}, share of labels that agree {right:.3f}"
         caption = f"Reliability on {where}: how often the most probable label was given, against its probability"
         caption += f"{through}. Points on the dashed line mean calibrated confidence."
         sure, gap = float(np.average(confidence, weights=labels.count)), metrics.ece(y, prediction.proba, labels.count)
         words = f"On {where}, the most probable label has a probability of {100 * sure:.1f} % on average, and is given "
         words += f"in {100 * right:.1f} % of the cases. Expected calibration error: {100 * gap:.1f} points."
-        figure = plotting.reliability(confidence, hit, labels.count)
-        return _drawing("reliability", figure, alt, caption, words=words)
+        return _drawing("reliability", plotting.reliability(confidence, hit, labels.count), caption, words)
     y = labels.continuous(prediction.mean.shape[1])
     covered = [metrics.interval_coverage(y, *prediction.interval(float(q)), labels.count) for q in _LEVELS]
-    through = (
-        ": those of the truth, moved by the annotator's bias and widened by the annotator's noise" if noisy else ""
-    )
-    alt = f"Coverage: intervals of 90 % hold {100 * covered[8]:.1f} % of the labels"
+    through = ": those of the truth, moved by the annotator's bias and widened by the noise" if noisy else ""
     caption = f"Interval coverage on {where}: how many lie in the intervals predicted for them{through}. "
     caption += "Points on the dashed line mean calibrated intervals."
     half, most = (f"{100 * covered[place]:.1f} %" for place in (4, 8))
     words = f"Intervals of 50 % hold {half} of the {where}, intervals of 90 % hold {most}."
-    return _drawing("coverage", plotting.coverage(_LEVELS, np.array(covered)), alt, caption, words=words)
+    return _drawing("coverage", plotting.coverage(_LEVELS, np.array(covered)), caption, words)
 
 
 def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) -> dict[str, Drawing]:
@@ -437,6 +432,5 @@ def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) 
         order = np.concatenate([order[:_MAX_PEOPLE], order[-_MAX_PEOPLE:]])
     names = [annotators.names[u] for u in order]
     known = np.array([truth[name] for name in names]) if truth and all(name in truth for name in names) else None
-    values = ", ".join(f"{name} {number:.3g}" for name, number in zip(names[:10], value[order[:10]], strict=True))
     figure = plotting.annotators(names, value[order], interval[order], label, known)
-    return _drawing("annotators", figure, f"Annotators, {label}: {values}", caption)
+    return _drawing("annotators", figure, caption, annotators_in_words(annotators, truth)[0])
