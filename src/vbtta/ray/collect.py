@@ -293,14 +293,25 @@ def pieces_of(dataset: Any, rows: int, *, alike: bool = True) -> list[Piece]:
 
 
 def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | None) -> Iterator[tuple[int, Array, Any]]:
-    """First row in the whole data set, ids and inputs of batches."""
-    make, first = partial(read_inputs, where=piece.path) if read is None else read, piece.first
-    for table in _tables(piece, batch_size):
-        ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
-        with explained("read"):
-            inputs = make(table)
-        yield first, ids, inputs
-        first += len(table)
+    """First row in the whole data set, ids and inputs of batches; row groups without rows of the piece are not read."""
+    arrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
+    make = partial(read_inputs, where=piece.path) if read is None else read
+    with parquet.ParquetFile(piece.path, buffer_size=_BUFFER, pre_buffer=False) as file:
+        edges = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))])
+        groups = np.flatnonzero((edges[:-1] < piece.stop) & (edges[1:] > piece.start)).tolist()
+        start = int(edges[groups[0]])  # row of the file where a batch begins
+        for batch in file.iter_batches(batch_size=batch_size, row_groups=groups):
+            low, high = max(piece.start - start, 0), min(piece.stop - start, len(batch))
+            if high > low:
+                table = arrow.Table.from_batches([batch.slice(low, high - low)])
+                first = piece.first + start + low - piece.start
+                ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
+                with explained("read"):
+                    inputs = make(table)
+                yield first, ids, inputs
+            start += len(batch)
+            if start >= piece.stop:
+                return
 
 
 def read_inputs(table: Any, where: str = "dataset") -> Array:
@@ -331,23 +342,6 @@ def _used(names: list[str], inputs: bool) -> tuple[bool, list[str]]:
     special: str | None = next((name for name in ("image", "inputs") if name in names), None)
     plain = [name for name in names if name != "instance"] if special is None else [special]
     return "instance" in names, plain if inputs else []
-
-
-def _tables(piece: Piece, batch_size: int) -> Iterator[Any]:
-    """The rows of a piece in batches; row groups that hold none of them are not read."""
-    arrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
-    with parquet.ParquetFile(piece.path, buffer_size=_BUFFER, pre_buffer=False) as file:
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        edges = np.cumsum([0, *sizes])
-        groups = [group for group in range(len(sizes)) if edges[group] < piece.stop and edges[group + 1] > piece.start]
-        at = int(edges[groups[0]])
-        for batch in file.iter_batches(batch_size=batch_size, row_groups=groups):
-            low, high = max(piece.start - at, 0), min(piece.stop - at, len(batch))
-            at += len(batch)
-            if high > low:
-                yield arrow.Table.from_batches([batch.slice(low, high - low)])
-            if at >= piece.stop:
-                return
 
 
 def _tensor(column: Any, where: str) -> Array:
