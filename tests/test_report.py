@@ -381,8 +381,12 @@ def test_maps_of_views_are_grey_where_they_see_nothing() -> None:
     assert not (panels["noise(0.1)"] == 160).all(axis=-1).any()
 
 
-def test_many_annotators_classes_and_outputs_are_cut() -> None:
+def test_many_views_annotators_classes_and_outputs_are_cut() -> None:
     rng = np.random.default_rng(0)
+    views = ViewPredictions(rng.normal(size=(60, 50, 1)), names=["identity", *(f"v{k}" for k in range(49))])
+    policy = fit_policy(views, views.outputs[:, 0, 0], task="regression", model="latent", guard=False)
+    assert "Weight of the 40 heaviest of 50 views" in render_report(policy)
+
     truth = rng.integers(0, 1000, size=60)
     names = np.array([f"class {c} of a thousand" for c in range(1000)])
     views = ViewPredictions(

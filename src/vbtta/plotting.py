@@ -5,7 +5,7 @@ replaces by the page's text colour, so the same figure works on light and dark p
 """
 
 __all__ = [
-    "COLOURS", "annotators", "cost_curve", "coverage", "differences", "gate",
+    "COLOURS", "MAX_BARS", "annotators", "cost_curve", "coverage", "differences", "gate",
     "reliability", "save_svg", "set_sizes", "styled", "to_svg", "weights",
 ]  # fmt: skip
 
@@ -28,7 +28,7 @@ Draw = TypeVar("Draw", bound=Callable[..., Any])
 COLOURS = ("#2a86c8", "#d55e00", "#009e73", "#b86bb0", "#c98f00", "#56b4e9")
 _INK, _FAINT, _GREY = "#010101", "#020202", "#8a8f98"
 _WIDTH = 4.8  # inches: readable on a phone
-_MAX_BARS = 40
+MAX_BARS = 40  # views, methods or annotators of one figure
 _POINTS: dict[str, Any] = {"color": COLOURS[0], "markersize": 4, "capsize": 2, "linewidth": 1.2}
 _SVG = "http://www.w3.org/2000/svg"
 
@@ -55,7 +55,7 @@ def styled(draw: Draw) -> Draw:
 @styled
 def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
     """Weights of the views (K,), the largest on top, with their intervals (K, 2); marks carry the ids view-k."""
-    order = np.argsort(-values, kind="stable")[:_MAX_BARS]
+    order = np.argsort(-values, kind="stable")[:MAX_BARS]
     figure, axes = _axes(0.9 + 0.22 * len(order))
     place = np.arange(len(order))[::-1]
     right = max(0.05, 1.04 * float(max(values.max(), interval.max())))
@@ -113,7 +113,7 @@ def differences(
     names: Sequence[str], value: Array, low: Array, high: Array, label: str, reference: float | None = 0.0
 ) -> Any:
     """Estimates with intervals in the order given from the top, and a vertical line at the reference: (M,) each."""
-    names, value, low, high = names[:_MAX_BARS], value[:_MAX_BARS], low[:_MAX_BARS], high[:_MAX_BARS]
+    names, value, low, high = names[:MAX_BARS], value[:MAX_BARS], low[:MAX_BARS], high[:MAX_BARS]
     figure, axes = _axes(0.9 + 0.22 * len(names))
     place = np.arange(len(names))[::-1]
     if reference is not None:
@@ -156,9 +156,10 @@ def annotators(names: Sequence[str], value: Array, interval: Array, label: str, 
     """Estimates for every annotator (U,), with intervals (U, 2), next to the truth where it is known."""
     figure = differences(names, value, interval[:, 0], interval[:, 1], label, None)
     if truth is not None:
-        shown = truth[:_MAX_BARS]
-        place = np.arange(len(shown))[::-1]
-        figure.axes[0].plot(shown, place, "D", color=COLOURS[1], markersize=5, fillstyle="none", label="truth")
+        place = np.arange(len(truth[:MAX_BARS]))[::-1]
+        figure.axes[0].plot(
+            truth[:MAX_BARS], place, "D", color=COLOURS[1], markersize=5, fillstyle="none", label="truth"
+        )
         figure.legend(loc="outside lower center", ncols=2)
     return figure
 

@@ -53,8 +53,8 @@ def load_module(predictor: str, weights: Path | None, described: Path, policy: P
 def map_pictures(module: TTAModule, folder: Path, masks: list[Path], talk: Talk) -> list[MapExample]:
     """The worst and the best predicted images of a folder; the class that most raters drew counts as the truth."""
     torch, policy = require("torch", "torch"), module.policy
-    if policy.task == "regression":
-        raise UsageError("--data shows maps of classes; leave it out for a regression")
+    if policy.task != "classification" or policy.multilabel:
+        raise UsageError("--data shows maps of classes; leave it out for other tasks")
     files, _ = _labelled(folder, masks, talk)
     classes = range(policy.n_outputs) if policy.classes is None else policy.classes
 

@@ -183,6 +183,8 @@ class Calibration:
     chunks: list[Chunk]
     labels: LabelSets  # aligned with the rows of all chunks
     rows: Array  # of the labelled instances, ascending
+    n_units: int  # number of them
+    named: bool  # whether labels name their annotators
     views: ViewPredictions  # those that are read, without rows
     tasks: Tasks
     _samples: dict[int, InMemory] = field(default_factory=dict)  # by seed
@@ -204,7 +206,8 @@ class Calibration:
         aligned = ViewPredictions(rows, ids=None if ids[0] is None else np.concatenate(ids)).align(labels)
         if not len(aligned):
             raise ValueError("labels are empty: at least one instance needs a label")
-        return cls(chunks, aligned, aligned.labelled, chunks[0].empty, tasks)
+        rows, named = aligned.labelled, aligned.annotator is not None
+        return cls(chunks, aligned, rows, len(rows), named, chunks[0].empty, tasks)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -212,19 +215,9 @@ class Calibration:
         return self.views.names
 
     @property
-    def n_units(self) -> int:
-        """Number of labelled instances."""
-        return len(self.rows)
-
-    @property
     def has_variance(self) -> bool:
         """Whether predictions have variances over draws."""
         return self.views.variance is not None
-
-    @property
-    def named(self) -> bool:
-        """Whether labels name their annotators."""
-        return self.labels.annotator is not None
 
     def source(self, *, alone: bool) -> "Calibration":
         """All views, or the identity alone."""

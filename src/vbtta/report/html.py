@@ -252,11 +252,14 @@ def weight_figures(policy: Policy) -> dict[str, Drawing]:
         f"view-{k}": f"{name}: {weight:.4f} (90 % interval {low:.4f} to {high:.4f})"
         for k, (name, weight, (low, high)) in enumerate(zip(names, weights, interval, strict=True))
     }
+    shown = (
+        f"the {plotting.MAX_BARS} heaviest of {len(names)} views" if len(names) > plotting.MAX_BARS else "every view"
+    )
     caption = (
-        "Weight of every view with its 90 % interval; grey views have less than 1 %. Rest the pointer on a bar for "
+        f"Weight of {shown} with its 90 % interval; grey: less than 1 %. Rest the pointer on a bar for its numbers."
     )
     figure = plotting.weights(names, weights, interval)
-    return _drawing("weights", figure, f"{caption}its numbers.", documents.views_in_words(policy)[0], titles)
+    return _drawing("weights", figure, caption, documents.views_in_words(policy)[0], titles)
 
 
 def curve_figures(
