@@ -242,3 +242,27 @@ def test_consensus_without_a_noise_model_weighs_the_views(rng: np.random.Generat
     consensus = policy.consensus(ViewPredictions(f), y)
     np.testing.assert_allclose(consensus.mean[:, 0], y, atol=0.2)
     assert stats.pearsonr(policy.predict(ViewPredictions(f)).mean[:, 0], y).statistic < 0.5
+
+
+@pytest.mark.parametrize("n_instances", [80, 300])
+def test_intervals_include_the_uncertainty_about_the_truth(n_instances: int) -> None:
+    """Were the truth taken for known, the best annotator would be inside in half of the fits."""
+    noise, bias = np.array([0.2, 0.5, 1.0, 0.7, 0.4]), np.array([0.3, -0.3, 0.2, -0.2, 0.0])
+    held = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        views = 2 * rng.normal(size=(n_instances, 1)) + 1.5 * rng.normal(size=(n_instances, 2))
+        truth = views[np.arange(n_instances), rng.integers(0, 2, size=n_instances)] + 0.5 * rng.normal(size=n_instances)
+        answers = truth[:, None] + bias + noise * rng.normal(size=(n_instances, 5))
+        answers[np.arange(n_instances)[:, None], np.argsort(rng.random((n_instances, 5)))[:, 3:]] = np.nan
+        labels = LabelSets.from_array(answers, annotators=list("abcde"))
+        predictions = ViewPredictions(views[:, :, None], names=["identity", "flip"])
+        people = fit_policy(predictions, labels, task="regression", model="mixture", guard=False).annotators
+        low, high = people.noise_interval[:, 0].T
+        held.append(
+            [(low <= noise) & (noise <= high), np.abs(people.bias[:, 0] - bias) <= 1.645 * people.bias_error[:, 0]]
+        )
+    of_noise, of_bias = np.mean(held, axis=0)  # (5,) each, of intervals that should hold 90 %
+    assert 0.84 < of_noise.mean() < 0.96
+    assert 0.84 < of_bias.mean() < 0.96
+    assert of_noise[0] > 0.75  # the best one; the standard error of 40 fits is 0.05

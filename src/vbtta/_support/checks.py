@@ -37,8 +37,8 @@ def positive(**values: object) -> None:
             continue
         if not 0 < _real(value) < math.inf:
             raise ValueError(f"{name} must be a positive number; got {shown(value)}")
-        if not 1e-150 <= _real(value) <= 1e150:  # their squares are numbers too
-            raise ValueError(f"{name} must be between 1e-150 and 1e150; got {shown(value)}")
+        if not 1e-300 <= _real(value) <= 1e300:
+            raise ValueError(f"{name} must be between 1e-300 and 1e300; got {shown(value)}")
 
 
 def takes(name: str, function: Callable[..., Any], *arguments: str) -> None:

@@ -115,13 +115,18 @@ def student_log_density(square: Any, scale: float) -> Any:
     """Lower bound on E ln t(x) where E x^2 = square, elementwise; the t is a normal of unknown precision."""
     degrees = TAIL_DOF
     constant = special.gammaln(0.5 * (degrees + 1)) - special.gammaln(0.5 * degrees)
-    constant = constant - 0.5 * np.log(degrees * np.pi * scale**2)
-    return np.asarray(constant - 0.5 * (degrees + 1) * np.log1p(square / (degrees * scale**2)))
+    constant = constant - 0.5 * np.log(degrees * np.pi) - np.log(scale)
+    return np.asarray(constant - 0.5 * (degrees + 1) * np.log1p(square / _scaled(scale)))
 
 
 def student_precision(square: Any, scale: float) -> Any:
     """E of the precision of that normal, elementwise: with it, the normal's quadratic is tangent to the bound."""
-    return (TAIL_DOF + 1) / (TAIL_DOF * scale**2 + square)
+    return (TAIL_DOF + 1) / (_scaled(scale) + square)
+
+
+def _scaled(scale: float) -> float:
+    """Degrees of freedom times the squared scale, within the range of numbers."""
+    return TAIL_DOF * min(max(scale * scale, 1e-300), 1e300)
 
 
 def kl_gamma(shape: Array, rate: Array, prior_shape: float, prior_rate: float) -> Array:

@@ -79,6 +79,8 @@ class AnnotatorState(NamedTuple):
     bias: Annotated[Array, "U C"]  # the mean of d
     free_variance: Annotated[Array, "U"]  # a, of d if biases were independent; the same for every output
     bias_variance: Annotated[Array, "U"]  # of d, whose sum is zero
+    marginal_shape: Annotated[Array, "U"]  # of a Gamma as wide as tau is with the truth integrated out
+    marginal_variance: Annotated[Array, "U"]  # of d, likewise
 
     @property
     def precision(self) -> Array:
@@ -100,6 +102,7 @@ class AnnotatorStatistics(NamedTuple):
     n_labels: Array  # (U,)
     squares: Array  # (U,): E|y - t - d-bar|^2
     residual: Array  # (U, C): y - E t
+    information: Array  # (2, U): about bias and ln tau, in labels whose truth is known (docs/method, eq. 18a)
 
 
 def contrasts(n_annotators: int) -> Array:
@@ -119,7 +122,9 @@ def initialise(
         return None, None
     prior = AnnotatorPrior(0.5, 0.05 * float(residual_variance.mean()), gamma)
     shape, rate, free = (np.full(n_annotators, value) for value in (prior.shape, prior.rate, 1 / gamma))
-    state = AnnotatorState(shape, rate, np.zeros((n_annotators, len(residual_variance))), free, _given_the_sum(free))
+    variance = _given_the_sum(free)
+    bias = np.zeros((n_annotators, len(residual_variance)))
+    state = AnnotatorState(shape, rate, bias, free, variance, shape, variance)
     other = getattr(getattr(other, "state", None), "annotators", None)
     return prior, state if other is None or other.bias.shape != state.bias.shape else other
 
@@ -164,11 +169,14 @@ def statistics(
     spread = np.einsum("kn,ckn->n", share, (truth.mean - expected[:, None]) ** 2)
     spread += np.einsum("kn,kncc->n", share, truth.covariance)
     residual = block.value - expected[:, instance]  # (C, j)
+    doubt = annotators.precision[block.annotator] * spread[instance] / len(residual)  # tau Var(t | all labels)
+    known = np.clip(1 - doubt, 0, 1)  # (j,)
     squares = ((residual - annotators.bias[block.annotator].T) ** 2).sum(axis=0) + spread[instance]
     return AnnotatorStatistics(
         n_labels=np.bincount(block.annotator, block.repeats, U),
         squares=np.bincount(block.annotator, block.repeats * squares, U),
         residual=np.stack([np.bincount(block.annotator, block.repeats * row, U) for row in residual], axis=1),
+        information=np.stack([np.bincount(block.annotator, block.repeats * row, U) for row in (known, known**2)]),
     )
 
 
@@ -186,7 +194,11 @@ def update(
     free = 1 / (prior.gamma + total.n_labels * precision)  # (U,)
     bias = (free * precision)[:, None] * total.residual
     bias -= free[:, None] * (bias.sum(axis=0) / free.sum())
-    return AnnotatorState(shape, rate, bias, free, _given_the_sum(free))
+    of_bias, of_noise = total.information
+    marginal = _given_the_sum(1 / (prior.gamma + of_bias * precision))
+    return AnnotatorState(
+        shape, rate, bias, free, _given_the_sum(free), prior.shape + 0.5 * n_outputs * of_noise, marginal
+    )
 
 
 def divergence(state: AnnotatorState | None, prior: AnnotatorPrior | None) -> float:
@@ -214,7 +226,7 @@ def unpack(take: Reader, like: AnnotatorState | None) -> AnnotatorState | None:
     U, C = like.bias.shape
     rate, bias = np.exp(np.clip(take(U), -300, 300)), take(U, C)
     free = np.exp(np.clip(take(U), -300, 300))
-    return AnnotatorState(like.shape, rate, bias, free, _given_the_sum(free))
+    return like._replace(rate=rate, bias=bias, free_variance=free, bias_variance=_given_the_sum(free))
 
 
 class LabelPooling(ABC):
@@ -252,11 +264,12 @@ class LabelPooling(ABC):
         people, unit = self.state.annotators, self.standard.scale
         if people is None:
             return None
-        quantiles = special.gammaincinv(people.shape[:, None], [0.95, 0.05]) / people.rate[:, None]  # of tau: (U, 2)
+        relative = special.gammaincinv(people.marginal_shape[:, None], [0.95, 0.05]) / people.marginal_shape[:, None]
+        quantiles = people.precision[:, None] * relative  # of tau: (U, 2)
         return AnnotatorNoise(
             names,
             bias=people.bias * unit,
-            bias_error=np.sqrt(people.bias_variance)[:, None] * unit,
+            bias_error=np.sqrt(people.marginal_variance)[:, None] * unit,
             noise=unit / np.sqrt(people.precision)[:, None],
             noise_interval=unit[:, None] / np.sqrt(quantiles)[:, None],
         )
@@ -270,7 +283,7 @@ def _pool_truth(
     # ones are on average.
     N, K, C = prediction.location.shape
     typical_shape = people.shape.mean()
-    everybody = AnnotatorState(
+    everybody = people._replace(
         shape=np.append(people.shape, typical_shape),
         rate=np.append(people.rate, typical_shape * (people.rate / people.shape).mean()),
         bias=np.concatenate([people.bias, np.zeros((1, C))]),
@@ -312,7 +325,8 @@ def _label_spread(labels: LabelSets, standard: Standard) -> AnnotatorState:
         squares += float(labels.count @ (column - mean[labels.instance]) ** 2)
     variance = squares / (value.shape[1] * max(np.maximum(total - 1, 0).sum(), 1))
     rate = np.array([max(variance, MIN_LABEL_VARIANCE)])
-    return AnnotatorState(np.ones(1), rate, np.zeros((1, value.shape[1])), np.zeros(1), np.zeros(1))
+    none = np.zeros(1)
+    return AnnotatorState(np.ones(1), rate, np.zeros((1, value.shape[1])), none, none, np.ones(1), none)
 
 
 class AnnotatorNoise(NamedTuple):

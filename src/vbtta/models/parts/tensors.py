@@ -372,7 +372,8 @@ def annotator_state(guide: Guide, draws: dict[str, Array]) -> AnnotatorState:
     common = np.mean([blocks[:, c, :, c] for c in range(C)], axis=0)
     basis = contrasts(contrast + 1)
     variance = np.einsum("uv,vw,uw->u", basis, common, basis)
-    return AnnotatorState(*match_gamma(draws["tau"]), basis @ bias.mean.reshape(contrast, C), variance, variance)
+    shape, rate = match_gamma(draws["tau"])  # the density has the truth integrated out
+    return AnnotatorState(shape, rate, basis @ bias.mean.reshape(contrast, C), variance, variance, shape, variance)
 
 
 def gaussian_tensors(data: ContinuousBlocks) -> LabelTensors:
