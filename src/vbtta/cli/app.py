@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+import vbtta
 from vbtta.cli import running
 from vbtta.cli.running import Out, Talk, UsageError, command, existing, nearest, needs, refuse, writable
 
@@ -249,22 +250,19 @@ def fit(
     from vbtta.cli.files import consensus_table, digest, read_pair
     from vbtta.conformal import conformalize, unwrapped
     from vbtta.data.files import write_table
-    from vbtta.fit import fit_policy
     from vbtta.report.documents import provenance
     from vbtta.report.html import write_report
-    from vbtta.select import select_views
-    from vbtta.sequential import fit_sequential
 
     views, given = read_pair(predictions, labels, task.value, talk, columns_are_annotators=columns_are_annotators)
     talk.note("fitting ...")
     chosen = {**options, "engine": engine.value, "progress": talk.progress}
     if sequential:
         del chosen["guard"]
-        policy: Any = fit_sequential(views, given, tolerance=tolerance or 0.005, **chosen)
+        policy: Any = vbtta.fit_sequential(views, given, tolerance=tolerance or 0.005, **chosen)
     elif budget is not None:
-        policy = select_views(views, given, budget=budget, **chosen)
+        policy = vbtta.select_views(views, given, budget=budget, **chosen)
     else:
-        policy = fit_policy(views, given, **chosen)
+        policy = vbtta.fit_policy(views, given, **chosen)
     if sets:
         talk.note("refitting to five folds for the sets ...")
         policy = conformalize(policy, views, given, level=sets if len(sets) > 1 else sets[0], cross=True, seed=seed)
@@ -412,7 +410,6 @@ def compare(
     writable(out, ".json")
     from vbtta.cli.files import comparison_table, read_pair, read_predictions
     from vbtta.comparison import closing_sentences, default_methods, entries
-    from vbtta.comparison import compare as run
     from vbtta.report.documents import comparison_document, gain_in_words
 
     several = read_predictions(predictions).outputs.shape[2] > 1
@@ -432,7 +429,7 @@ def compare(
     if given == "multilabel":
         pairs = [(views.as_binary(), sets) for views, sets in pairs]
     options: dict[str, Any] = {"resamples": resamples, "sets": sets, "seed": seed}
-    outcome = run(*pairs[0], *pairs[1], task=kind, methods=names, store=_Noted(talk), **options)
+    outcome = vbtta.compare(*pairs[0], *pairs[1], task=kind, methods=names, store=_Noted(talk), **options)
     document = comparison_document(outcome)
     if out is not None:
         running.write_json(out, document)
@@ -465,7 +462,6 @@ def diagnose(
     writable(out, ".json")
     from vbtta.cli.files import read_pair, read_predictions
     from vbtta.conformal import load_policy, unwrapped
-    from vbtta.diagnostics import diagnose as check
     from vbtta.report.documents import diagnosis_document
 
     rule = unwrapped(load_policy(existing(policy, "a policy (.json)")))[0]
@@ -481,7 +477,7 @@ def diagnose(
         except ValueError as error:
             raise ValueError(f"{policy} does not fit {path}: {error}") from error
     talk.note("checking ...")
-    diagnosis = check(rule, views, sets, incoming=new, refit=refit, seed=seed)
+    diagnosis = vbtta.diagnose(rule, views, sets, incoming=new, refit=refit, seed=seed)
     document = diagnosis_document(diagnosis)
     if out is not None:
         running.write_json(out, document)
