@@ -93,6 +93,15 @@ def test_the_prediction_is_the_average_of_the_members(classes, stack):
     np.testing.assert_allclose(stack.weights, total)
 
 
+def test_rows_are_predicted_alike_in_blocks_of_any_size(classes, stack, monkeypatch):
+    whole = stack.predict(classes[0])
+    monkeypatch.setattr("vbtta.policy._PREDICTED_ENTRIES", 7 * 16)  # seven rows of four views and classes
+    parts = stack.predict(classes[0])
+    np.testing.assert_array_equal(parts.proba, whole.proba)
+    np.testing.assert_array_equal(parts.mutual_information, whole.mutual_information)
+    assert len(stack.predict(classes[0].take(slice(0))).proba) == 0
+
+
 def test_numbers_are_averaged_as_densities(numbers, regression_stack):
     predictions, labels = numbers
     members = zip(regression_stack.member_weights, regression_stack.members, strict=True)

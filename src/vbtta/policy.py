@@ -28,6 +28,8 @@ from vbtta.models.parts.annotators import AnnotatorNoise
 from vbtta.models.parts.gate import Gate
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise
 
+_PREDICTED_ENTRIES = 1 << 21  # of rows that are predicted at once: copies of their views stay in the cache
+
 
 class ConvergenceWarning(UserWarning):
     """A fit stopped before its bound stood still.
@@ -319,7 +321,20 @@ class Policy:
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution of every input; needs the views of positive weight, by name."""
-        return self._result(self.posterior.predict(self._views(predictions)), predictions)
+        self._check(predictions)
+        blocks = [predictions]
+        pooled = self.gate is not None and predictions.groups is not None  # features may be averages over groups
+        if task_of(self.model) == "classification" and len(predictions) and not (self.multilabel or pooled):
+            step = max(1, _PREDICTED_ENTRIES // predictions.outputs[0].size)
+            blocks = [predictions.take(slice(first, first + step)) for first in range(0, len(predictions), step)]
+        prediction, *others = (self.posterior.predict(self._chosen(block)) for block in blocks)
+        if others and isinstance(prediction, CategoricalPrediction):
+            columns = {
+                name: np.concatenate([getattr(part, name) for part in (prediction, *others)])
+                for name in ("proba", "mutual_information")
+            }
+            prediction = replace(prediction, **columns)
+        return self._result(prediction, predictions)
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Prediction:
         """The true label of every input from its labels and its views together; one row an input."""
@@ -518,6 +533,20 @@ class Policy:
 
     def _views(self, predictions: ViewPredictions) -> ViewPredictions:
         """The views of positive weight, matched by name."""
+        self._check(predictions)
+        return self._chosen(predictions)
+
+    def _chosen(self, predictions: ViewPredictions) -> ViewPredictions:
+        """The views of positive weight of predictions that were checked."""
+        chosen = predictions.as_binary() if self.multilabel else predictions
+        if not self.stacked:  # the members of a stack choose theirs
+            chosen = chosen.select(self.used_names)
+        if isinstance(chosen.outputs, np.memmap):
+            chosen.check_finite()  # a mapped file was not checked when it was opened
+        return chosen
+
+    def _check(self, predictions: ViewPredictions) -> None:
+        """Refuse predictions that do not have the views of positive weight, as they were fitted."""
         require_views(predictions)
         if predictions.outputs.shape[2] != self.n_outputs:
             raise ValueError(
@@ -555,12 +584,8 @@ class Policy:
             warnings.warn(
                 "the policy was fitted to {} draws of view {!r} and gets {}; weights and uncertainty hold for the "
                 "former: collect with draws={}".format(*redrawn, redrawn[0]),
-                stacklevel=3,
+                stacklevel=4,
             )
-        chosen = (predictions.as_binary() if self.multilabel else predictions).select(needed)
-        if isinstance(chosen.outputs, np.memmap):
-            chosen.check_finite()  # a mapped file was not checked when it was opened
-        return chosen
 
     def _people(self, labels: LabelSets) -> Array:
         """Every label's annotator by its place in the fit; -1 for strangers."""
