@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from vbtta import CategoricalLatent, GaussianLatent, Policy, SequentialPolicy, ViewPredictions, conformalize, fit_policy
+from vbtta import (
+    CategoricalLatent,
+    CategoricalMixture,
+    GaussianLatent,
+    Policy,
+    SequentialPolicy,
+    ViewPredictions,
+    conformalize,
+    fit_policy,
+)
 from vbtta.distributions import ContinuousPrediction
 from vbtta.sequential import _divergences, fit_sequential
 
@@ -171,6 +180,20 @@ def test_rows_of_a_group_stop_together():
     alone = ViewPredictions(predictions.outputs, names=NAMES)
     with pytest.warns(UserWarning, match="the predictions have no groups: rows stop one by one"):
         assert np.ptp(sequential.passes(alone).reshape(100, 20), axis=1).any()
+
+
+def test_weights_by_averages_over_groups_know_them_at_every_stage():
+    groups = np.repeat(np.arange(40), 25)
+    predictions, label, _ = classes(5, 1000, groups)
+    model = CategoricalMixture(weights="input", features="pooled", gate_scale=1.0, noise="none")
+    options = {"task": "classification", "model": model, "stages": [("identity", "flip"), NAMES[2:]]}
+    sequential = fit_sequential(predictions, label, tolerance=0.05, **options)
+
+    def compute(stage, rows):
+        return predictions.select(sequential.stages[stage]).take(rows).outputs
+
+    expected, run = sequential.predict(predictions), sequential.run(compute, len(predictions), groups)
+    np.testing.assert_array_equal(run.proba, expected.proba)
 
 
 def test_a_tolerance_that_cannot_be_met_leaves_the_full_policy():

@@ -140,7 +140,8 @@ class SequentialPolicy:
             outputs, (n, views) = np.asarray(compute(stage, rows)), (len(rows), len(self.stages[stage]))
             if outputs.ndim != 3 or outputs.shape[:2] != (n, views):
                 raise ValueError(f"compute must return ({n}, {views}, C) at stage {stage}; got {outputs.shape}")
-            return ViewPredictions(outputs, names=self.stages[stage], classes=self.policies[-1].classes)
+            of_rows = None if groups is None else np.asarray(groups)[rows]
+            return ViewPredictions(outputs, names=self.stages[stage], classes=self.policies[-1].classes, groups=of_rows)
 
         return self._joined(self._run(collect, n_rows, groups))
 
