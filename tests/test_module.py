@@ -726,3 +726,23 @@ def test_maps_in_blocks_with_and_without_gradients_agree(features, monkeypatch):
     assert gradient.abs().max() > 0
     with torch.no_grad():
         torch.testing.assert_close(module(images), whole.detach(), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("features", ["own", "all"])
+def test_logits_that_share_an_offset_keep_their_digits_in_a_gate(features):
+    """Weights that depend on log-sum-exp enlarge its rounding errors: 4e-5 where the offset is not removed first."""
+    rng = np.random.default_rng(0)
+    logits = 2 * rng.normal(size=(400, 4))
+    logits -= np.log(np.exp(logits).sum(1, keepdims=True)) + 0.1 * rng.normal(size=(400, 1))
+    x = torch.tensor(logits, dtype=torch.float32)
+    views = [Identity(), as_view(lambda batch: batch.flip(1) + 0.1 * batch[:, :1].sin(), "flip")]
+    network = nn.Linear(4, 4).requires_grad_(False)
+    network.weight.copy_(torch.eye(4))
+    network.bias.fill_(30.0)
+    predictions = collect_views(network, x, views)
+    larger = np.log(np.exp(predictions.outputs.astype(float) - 30).sum(2)).argmax(1)
+    labels = (predictions.outputs[np.arange(400), larger] + rng.gumbel(size=(400, 4))).argmax(1)
+    model = CategoricalMixture(weights="input", features=features, gate_scale=1.0)
+    policy = fit_policy(predictions, labels, task="classification", model=model, guard=False)
+    expected = policy.predict(predictions).proba
+    np.testing.assert_allclose(TTAModule(network, views, policy)(x), expected, atol=5e-6)

@@ -571,19 +571,26 @@ class _Gate(nn.Module):
         gate.check_built_in()
         self.task, self.places = gate.features.task, gate.features.places(names)
         self.pooled, self.compares_all = gate.features.choice == "pooled", gate.features.choice == "all"
-        for name, values in {"unit": gate.features.unit, **gate.tables()}.items():
+        tables = gate.tables()
+        # logits are moved by a constant, so that single precision keeps the digits of log_sum_exp that slopes enlarge
+        self.shift, size = 0.0, "log_sum_exp"
+        if size in gate.names:
+            self.shift = float(np.float32(tables["limits"][0, gate.names.index(size)]))
+            tables["limits"] = tables["limits"] - self.shift * (np.array(gate.names) == size)
+        for name, values in {"unit": gate.features.unit, **tables}.items():
             self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32))
 
     def forward(self, outputs: Tensor) -> Tensor:
         """The weights (B, K) from the outputs (B, K, C) of all views."""
         unit, *tables = (table.to(outputs.dtype) for table in self.buffers())
-        return gated(torch, built_in(torch, self.task, outputs, unit, self.places), *tables)  # type: ignore[no-any-return]
+        raw = built_in(torch, self.task, outputs - self.shift, unit, self.places)
+        return gated(torch, raw, *tables)  # type: ignore[no-any-return]
 
     def features(self, outputs: Tensor, identity: Tensor) -> Tensor:
         """Features (B, ..., F) of a view's outputs (B, C, ...)."""
         pair = torch.stack([identity.movedim(1, -1), outputs.movedim(1, -1)], -2)  # (B, ..., 2, C)
         unit = self.get_buffer("unit").to(outputs.dtype)
-        raw = built_in(torch, self.task, pair.flatten(0, -3), unit, [0])[:, 1]
+        raw = built_in(torch, self.task, pair.flatten(0, -3) - self.shift, unit, [0])[:, 1]
         return raw.reshape(*pair.shape[:-2], -1)  # type: ignore[no-any-return]
 
     def mean_features(self, outputs: Tensor, identity: Tensor, seen: Tensor | None) -> Tensor:
