@@ -40,8 +40,8 @@ OutputKind = Literal["probability", "log_probability", "mean"]
 # memory between passes; with fewer, the overhead of the calls dominates.
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 32, 512
 _POSITIONS_OF_A_PASS = 1 << 20  # before it is known whether the network returns maps
-_POSITIONS_AT_ONCE = 1 << 15  # of maps that are pooled: their temporary arrays stay in a processor's cache
-_POSITIONS_ELSEWHERE = 1 << 22
+_POSITIONS_AT_ONCE = 1 << 15  # of `TTAModule.maps`
+_NUMBERS_ON_CPU, _NUMBERS_ELSEWHERE = 1 << 17, 1 << 24  # of maps, pooled at once: temporary arrays stay in the cache
 
 Masks = dict[int, Tensor]  # (1 or B, 1, ...) of the positions that a view sees, for views that miss some
 _UNSEEN = -1e9  # logarithm of a weight, for positions that a view does not see
@@ -492,13 +492,14 @@ class _Pool(nn.Module):
             for row, maps in zip(rows, outputs, strict=True):
                 sums = self._add_gated(sums, self.gate, row, maps, seen)
             return sums
+        scale, offset, weights = self._tables(rows, outputs)
         for block in _blocks(outputs[0]):
-            terms, weights = self._terms(rows, outputs[(slice(None), *block)])
-            weights = weights if seen is None else weights * seen[block]
+            terms = self._terms(outputs[(slice(None), *block)], scale, offset)
+            shares = weights if seen is None else weights * seen[block]
             if len(rows) == 1:
-                sums.total[block].addcmul_(terms[0], weights[0])
+                sums.total[block].addcmul_(terms[0], shares[0])
             else:
-                sums.total.add_((terms * weights).sum(0))
+                sums.total.add_((terms * shares).sum(0))
         return sums
 
     def _add_gated(self, sums: _Sums, gate: "_Gate", row: int, outputs: Tensor, seen: Tensor | None) -> _Sums:
@@ -507,12 +508,12 @@ class _Pool(nn.Module):
         The average moves towards the view by its share of the weights so far.
         """
         identity = outputs if sums.identity is None else sums.identity
-        blocks = _blocks(outputs)
+        blocks, (scale, offset, _) = _blocks(outputs), self._tables([row], outputs[None])
         if gate.pooled:
             mean = gate.mean_features(outputs, identity, seen)
         for block in blocks:
             total, weight = sums.total[block], sums.log_weight[block]
-            (terms,), _ = self._terms([row], outputs[block][None])
+            terms = self._terms(outputs[block][None], scale, offset)[0]
             score = gate.score(row, mean if gate.pooled else gate.features(outputs[block], identity[block]))
             score = score.to(terms.dtype) if seen is None else torch.where(seen[block], score, _UNSEEN).to(terms.dtype)
             average = torch.lerp(total, terms, torch.sigmoid(score - weight))
@@ -523,13 +524,16 @@ class _Pool(nn.Module):
             weight.copy_(log_weight)
         return sums
 
-    def _terms(self, rows: list[int], outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """What views contribute to the sums before they are weighted, (V, B, C, ...), and their weights."""
+    def _tables(self, rows: list[int], outputs: Tensor) -> tuple[Tensor, ...]:
+        """Scale, offset and weights (V, 1, C, ...) of some views, for their outputs (V, B, C, ...)."""
         shape = (len(rows), 1, outputs.shape[2], *[1] * (outputs.ndim - 3))
-        tables = (_rows_of(table, rows).reshape(shape) for table in (self.scale, self.offset, self.weights))
-        scale, offset, weights = (table.to(outputs.dtype) for table in tables)
+        tables = (self.scale, self.offset, self.weights)
+        return tuple(_rows_of(table, rows).reshape(shape).to(outputs.dtype) for table in tables)
+
+    def _terms(self, outputs: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+        """What views contribute to the sums before they are weighted: (V, B, C, ...)."""
         terms = (outputs * scale).add_(offset)
-        return self._probabilities(terms, 2) if self.kind == "mixture" else terms, weights
+        return self._probabilities(terms, 2) if self.kind == "mixture" else terms
 
     def _probabilities(self, utility: Tensor, axis: int) -> Tensor:
         """Class probabilities of utilities with the classes along an axis."""
@@ -544,7 +548,8 @@ class _Pool(nn.Module):
             outputs = torch.stack([sums[row] for row in range(len(self.scale))])  # (K, B, C, ...)
             positions = outputs.movedim(2, -1)
             gates: Tensor = self.gate(positions.flatten(1, -2).transpose(0, 1)).T  # (K, positions)
-            terms, _ = self._terms(list(range(len(self.scale))), outputs)
+            scale, offset, _ = self._tables(list(range(len(self.scale))), outputs)
+            terms = self._terms(outputs, scale, offset)
             return (terms * gates.reshape(positions.shape[:-1]).unsqueeze(2)).sum(0), None
         total, visible = sums.total, None
         partial = {self.row_of[view]: mask for view, mask in masks.items() if self.row_of[view] >= 0}
@@ -671,8 +676,8 @@ def _blocks(maps: Tensor) -> list[Any]:
     """Parts of maps (B, C, ...) along the first axis of space, small enough for a processor's cache, as indices."""
     if maps.ndim < 3 or maps.requires_grad or torch.compiler.is_compiling():
         return [()]
-    at_once = _POSITIONS_AT_ONCE if maps.device.type == "cpu" else _POSITIONS_ELSEWHERE
-    length = max(1, at_once // (maps[:, 0, 0].numel() or 1))
+    at_once = _NUMBERS_ON_CPU if maps.device.type == "cpu" else _NUMBERS_ELSEWHERE
+    length = max(1, at_once // (maps[:, :, 0].numel() or 1))
     whole = slice(None)
     return [(whole, whole, slice(start, start + length)) for start in range(0, maps.shape[2], length)]
 
