@@ -10,9 +10,21 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
-from vbtta import TTAModule, fit_policy
+from vbtta import TTAModule, collect_dense, fit_policy
 from vbtta._support.fingerprints import view_fingerprint
-from vbtta.augment import Affine, Chain, CutMix, FeatureDropout, GaussianNoise, Identity, Mixup, Pool, as_view
+from vbtta.augment import (
+    Affine,
+    Brightness,
+    Chain,
+    CutMix,
+    FeatureDropout,
+    Gamma,
+    GaussianNoise,
+    Identity,
+    Mixup,
+    Pool,
+    as_view,
+)
 from vbtta.collect import collect_views, measure_cost
 from vbtta.data.predictions import ViewPredictions
 
@@ -291,3 +303,23 @@ def test_a_policy_holds_for_the_draws_it_was_fitted_to():
     policy.predict(collect_views(module, inputs, views, draws=8))
     assert TTAModule(module, views, policy).draws == 8
     assert TTAModule(module, views, policy, draws=3).draws == 3
+
+
+def test_images_that_colour_views_would_clip_are_warned_of_once():
+    images, mean, std = torch.rand(6, 3, 8, 8), [0.5, 0.4, 0.3], [0.2, 0.2, 0.3]
+    normalised = (images - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    network, views = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), [Identity(), Chain([Brightness(0.1)]), Gamma(2.0)]
+    message = (
+        r"inputs are between -2\.\d+ and 2\.\d+, and brightness\(\+0.1\), gamma\(2\) clip them to 0 to 1: .* mean="
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
+        collect_views(network, normalised, views, batch_size=2)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    masks = np.zeros((6, 8, 8), dtype=int)
+    with pytest.warns(UserWarning, match=message) as caught:
+        collect_dense(nn.Conv2d(3, 2, 1), normalised, views, masks, positions=4, batch_size=2)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    collect_views(network, images, views)  # warnings are errors
+    collect_views(network, normalised, [Brightness(0.1, mean=mean, std=std)])

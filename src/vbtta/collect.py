@@ -6,6 +6,7 @@ __all__ = ["Collector", "check_options", "collect_views", "measure_cost"]
 
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, Progress, batches_of, copy_of, is_tensor, n_rows_of
 from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.arrays import GaussianNoise
-from vbtta.augment.base import Augmentation, apply_view, reorder_classes
+from vbtta.augment.base import Augmentation, apply_view, part_of, reorder_classes
 from vbtta.augment.foreign import as_views
 from vbtta.augment.keypoints import Keypoints
 from vbtta.data.labels import Array, index_of
@@ -166,6 +167,8 @@ class Collector:
     def collect(self, inputs: Any, first: int | Array) -> tuple[Array, Array | None, Array | None]:
         """Mean and variance (n, K, C) of a batch, and single draws (b, K, M, C) of the rows that keep them."""
         batch = self.predictor.prepare(inputs)
+        if self.n_outputs is None:
+            self._warn_of_clipping(batch)
         rows = first if isinstance(first, np.ndarray) else np.arange(first, first + n_rows_of(batch))
         means, variances, draws = zip(*(self.moments(view, batch, rows) for view in self.views), strict=True)
         mean = np.stack(means, axis=1)
@@ -229,6 +232,22 @@ class Collector:
         if self.n_outputs not in (None, mean.shape[1]):
             raise ValueError(f"the model must return the same number of outputs; got {mean.shape[1]} under view {name}")
         self.n_outputs = mean.shape[1]
+
+    def _warn_of_clipping(self, batch: Batch) -> None:
+        """Warn where views of colours are for images of another range than those of the first batch."""
+        ranges = {view.name: limits for view in self.views if (limits := getattr(view, "value_range", None))}
+        if not ranges:
+            return
+        images = part_of(batch, self.key)
+        low, high = float(images.min()), float(images.max())
+        clipped = [name for name, limits in ranges.items() if low < limits[0] - 1e-3 or high > limits[1] + 1e-3]
+        if clipped:
+            least, most = ranges[clipped[0]]
+            warnings.warn(
+                f"inputs are between {low:.4g} and {high:.4g}, and {', '.join(clipped)} clip them to {least:.4g} to "
+                f"{most:.4g}: give these views mean= and std= of the normalisation, or inputs between 0 and 1",
+                stacklevel=4,
+            )
 
     def _delta_variance(self, view: Augmentation, batch: Batch, rows: Array, shape: tuple[int, ...]) -> Array:
         """Delta-method variance of a torch module: (B, C)."""

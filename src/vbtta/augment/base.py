@@ -109,6 +109,7 @@ class BuiltIn:
     invertible: ClassVar[bool] = True
     partial: ClassVar[bool] = False
     label: ClassVar[str] = ""
+    value_range: ClassVar[tuple[float, float] | None] = None  # that inputs are clipped to
     name: str = field(default="", kw_only=True)
     swap_classes: Sequence[Sequence[int]] | None = field(default=None, kw_only=True)
 
@@ -231,6 +232,7 @@ class Chain(BuiltIn):
                 raise ValueError(f"Chain: {view!r} is not a view; make one of a function with as_view(function).")
         draws, partial = any(view.stochastic for view in self.views), any(map(is_partial, self.views))
         self._store(stochastic=draws, partial=partial, invertible=not any(map(_lacks_inverse, self.views)))
+        self._store(value_range=next(filter(None, (getattr(view, "value_range", None) for view in self.views)), None))
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Apply the views in order."""

@@ -356,6 +356,12 @@ class ColourView(ImageView):
                 raise ValueError(f"{kind}: mean and std need one entry per channel, std positive; got {mean}, {std}.")
             self._store(mean=mean, std=std)
 
+    @property
+    def value_range(self) -> tuple[float, float]:
+        """The smallest and largest value that is not clipped."""
+        ends = [((0 - m) / s, (1 - m) / s) for m, s in zip(self.mean or [0.0], self.std or [1.0], strict=True)]
+        return min(low for low, _ in ends), max(high for _, high in ends)
+
     def _transform(self, images: "Tensor") -> "Tensor":
         if self.mean is None or self.std is None:
             return self._adjust(images).clamp(0.0, 1.0)
