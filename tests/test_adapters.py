@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClas
 from sklearn.svm import SVC
 from torch import nn
 
+from vbtta import collect_views, fit_policy
 from vbtta.adapters import Predictor, as_predictor, log_probability
+from vbtta.augment import Identity
 
 
 class TwoHeads(nn.Module):
@@ -252,3 +255,29 @@ def test_a_module_that_takes_a_dict_still_gets_all_of_it():
 
     batch = {"x": torch.ones(2, 1), "labels": torch.ones(2)}
     np.testing.assert_array_equal(as_predictor(Whole())(batch), [[2.0], [2.0]])
+
+
+@pytest.mark.parametrize(
+    ("names", "known"),
+    [
+        ({1: "dog", 0: "cat", 2: "cow"}, ["cat", "dog", "cow"]),
+        ({0: "0", 1: "1", 2: "2"}, ["0", "1", "2"]),
+        ({0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}, None),  # what transformers has where nobody named them
+        ({0: "1", 1: "2", 2: "3"}, None),  # whole numbers as labels would be read as these names
+        ({0: "cat", 1: "dog"}, None),  # of other outputs
+        ({}, None),
+    ],
+)
+def test_classes_that_a_configuration_names(names, known):
+    network = nn.Linear(4, 3)
+    network.config = SimpleNamespace(id2label=names)  # as of transformers
+    x = torch.randn(30, 4)
+    predictions = collect_views(network, x, [Identity()])
+    assert (None if predictions.classes is None else predictions.classes.tolist()) == known
+    given = collect_views(network, x, [Identity()], classes=["a", "b", "c"])
+    assert given.classes.tolist() == ["a", "b", "c"]
+    labels = predictions.outputs[:, 0].argmax(axis=1)  # positions
+    policy = fit_policy(predictions, labels, task="classification", model="mixture", guard=False)
+    np.testing.assert_array_equal(
+        policy.predict(predictions).label, labels if known is None else np.array(known)[labels]
+    )

@@ -160,6 +160,12 @@ def test_files_and_errors(tmp_path):
         keypoint_views([as_view(np.sort, "sort")], (8, 10))
     with pytest.raises(ValueError, match="double is not built in and cannot move points back"):
         keypoint_views([as_view(np.square, "double", inverse=np.sqrt)], (8, 10))
+    with pytest.raises(
+        ValueError, match=r"hflip moves points of images \(8, 10\); got images \(2, 3, 10, 8\): set size="
+    ):
+        collect_views(
+            lambda batch: batch[:, 0, 0], np.zeros((2, 3, 10, 8)), keypoint_views([HorizontalFlip()], (8, 10))
+        )
     with pytest.raises(ValueError, match="mirrors axis 2 of volumes"):
         keypoint_views([Flip([2])], (8, 10))
     with pytest.raises(ValueError, match=r"keypoints are rows x, y, x, y, \.\.\.; got 3 outputs"):

@@ -34,7 +34,7 @@ from vbtta import (
 )
 from vbtta.augment import GaussianNoise, Identity, Zoom, flips
 from vbtta.report import comparison_document, diagnosis_document, map_examples, render_report, write_report
-from vbtta.report.documents import gain_in_words, headline, views_in_words
+from vbtta.report.documents import gain_in_words, headline, provenance, views_in_words
 from vbtta.report.html import Drawing, quality_figures
 
 EVIL = "<script>alert(1)</script>"
@@ -189,6 +189,22 @@ def test_a_policy_alone_makes_a_page(tmp_path: Path) -> None:
     assert re.search(r"Intervals of 50.% hold [\d.]+.% of the calibration labels", whole)
     assert re.search(r"Input \d+: [-\d.]+ ± [\d.]+, labelled [-\d.]+<", whole)
     assert "identity" in views_in_words(policy)[0]
+
+
+@pytest.mark.parametrize("task", ["regression", "classification", "multilabel"])
+def test_labels_may_be_arrays(task: str) -> None:
+    rng = np.random.default_rng(0)
+    outputs = rng.normal(size=(60, 2, 1 if task == "regression" else 3))
+    views = ViewPredictions(outputs, names=["identity", "flip"])
+    wanted = outputs.mean(axis=1) + rng.gumbel(size=(60, outputs.shape[2]))
+    labels = {"regression": wanted[:, 0], "classification": wanted.argmax(1), "multilabel": wanted > 0}[task]
+    policy = fit_policy(views, labels, task=task, model="mixture", guard=False)
+    sets = LabelSets.from_multilabel(labels) if task == "multilabel" else LabelSets.from_array(labels)
+    here: dict[str, Any] = {"circumstances": provenance(policy, {})}  # one time of day
+    assert render_report(policy, predictions=views, labels=labels, **here) == render_report(
+        policy, predictions=views, labels=sets, **here
+    )
+    assert render_report(policy, test=(views, labels), **here) == render_report(policy, test=(views, sets), **here)
 
 
 def test_one_rule_for_kept_views_and_the_guards_verdict_is_there() -> None:

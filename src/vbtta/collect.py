@@ -62,7 +62,7 @@ def collect_views(
         Whether to write progress to the standard error stream.
     ids, classes, groups : arrays, optional
         Identifiers of the N inputs (by default the index of a pandas table), the classes of the C outputs (estimators
-        know theirs), and which inputs belong together.
+        and networks of transformers know theirs), and which inputs belong together.
 
     Examples
     --------
@@ -157,10 +157,12 @@ class Collector:
 
     def description(self, classes: ArrayLike | None) -> dict[str, Any]:
         """Names, classes and fingerprints for the predictions."""
-        kind = self.predictor.output_kind
+        kind, own = self.predictor.output_kind, self.predictor.classes
+        if classes is None and own is not None and len(own) == self.n_outputs:  # `output` may have chosen other outputs
+            classes = own
         return {
             "names": [view.name for view in self.views],
-            "classes": self.predictor.classes if classes is None else classes,
+            "classes": classes,
             "fingerprints": {view.name: prediction_fingerprint(view, kind, self.draws) for view in self.views},
         }
 

@@ -38,7 +38,7 @@ class TorchPredictor(Adapter):
         super().__init__(output)
         self.module = module
         self.device = device_of(module) if device is None else torch.device(device)
-        self.dtype = dtype_of(module)
+        self.dtype, self.classes = dtype_of(module), _class_names(module)
         self.required, self.accepted, self.needed, self.keywords = _signature(module)
 
     @contextmanager
@@ -144,13 +144,28 @@ def dtype_of(module: nn.Module) -> torch.dtype | None:
     return next((tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()), None)
 
 
+def _class_names(module: nn.Module) -> Array | None:
+    """Classes that the configuration of a transformers network names, as `id2label`; None where there are none."""
+    config = getattr(_unwrapped(module), "config", None)
+    given = getattr(config, "id2label", None)
+    if not isinstance(given, Mapping) or getattr(config, "problem_type", None) == "regression":
+        return None
+    names = [str(given[place]) for place in sorted(given)]
+    wrong = any(name.startswith("LABEL_") or (name.isdecimal() and name != str(i)) for i, name in enumerate(names))
+    return None if wrong or len(set(names)) < len(names) else np.array(names)
+
+
+def _unwrapped(module: nn.Module) -> Any:
+    """The module itself, without those of torch for several devices and for compilation."""
+    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner: Any = module.module if parallel else module
+    return getattr(inner, "_orig_mod", inner)
+
+
 def _signature(module: nn.Module) -> tuple[int, int | None, set[str], set[str] | None]:
     """Numbers of arguments that `forward` requires and accepts, names it needs and takes; None if it takes any."""
-    wrapped = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    inner: Any = module.module if wrapped else module
-    inner = getattr(inner, "_orig_mod", inner)  # of torch.compile
     try:
-        parameters = list(inspect.signature(inner.forward).parameters.values())
+        parameters = list(inspect.signature(_unwrapped(module).forward).parameters.values())
     except (TypeError, ValueError):  # scripted modules may have no signature
         return 1, None, set(), None
     kinds = {parameter.kind for parameter in parameters}

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch
 from vbtta.augment.base import Augmentation, Chain, Choice, check_invertible, move_points
 from vbtta.augment.foreign import as_views
@@ -40,6 +41,13 @@ class Keypoints(Chain):
         self._store(size=tuple(size))
         check_invertible(self.views)
         self._affine(*self.size)  # refuses views that cannot move points
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        """Apply the views in order to images of the given size."""
+        if tuple(batch.shape[-2:]) != self.size:
+            given = tuple(batch.shape)
+            raise ValueError(f"view {self.name} moves points of images {self.size}; got images {given}: set size=.")
+        return super().__call__(batch, rng)
 
     def restore_rows(self, outputs: Batch) -> Batch:
         """Coordinates (N, 2 P) in the augmented images as coordinates in the images."""

@@ -43,12 +43,9 @@ class ProcessedPredictor(Adapter):
     ) -> None:
         super().__init__(output)
         self.predictor, self.processor, self.key = as_predictor(model, output), processor, key
-        self.output_kind = self.predictor.output_kind
+        self.output_kind, self.classes = self.predictor.output_kind, self.predictor.classes
         defaults = {"padding": True, "truncation": True} if hasattr(processor, "pad_token") else {}
         self.options = {"return_tensors": "pt", **defaults, **options}
-        names = getattr(model.config, "id2label", None) or {}
-        if names and not all(str(name).startswith("LABEL_") for name in names.values()):
-            self.classes = np.array([names[place] for place in sorted(names)])
 
     def ready(self) -> AbstractContextManager[object]:
         """Evaluation mode and no gradients."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
 from vbtta import metrics, plotting
@@ -43,8 +44,8 @@ def render_report(
     policy: Policy | SequentialPolicy | ConformalPolicy,
     *,
     predictions: ViewPredictions | None = None,
-    labels: LabelSets | None = None,
-    test: tuple[ViewPredictions, LabelSets] | None = None,
+    labels: LabelSets | ArrayLike | None = None,
+    test: tuple[ViewPredictions, LabelSets | ArrayLike] | None = None,
     comparison: Mapping[str, Any] | None = None,
     diagnosis: Mapping[str, Any] | None = None,
     images: Sequence[Array] | None = None,
@@ -58,8 +59,8 @@ def render_report(
     ----------
     policy : Policy, SequentialPolicy or ConformalPolicy
     predictions, labels : optional
-        Of the calibration sample; of multi-label tasks, labels of :meth:`LabelSets.from_multilabel`.
-    test : (ViewPredictions, LabelSets), optional
+        Of the calibration sample, labels as in :func:`vbtta.fit_policy`.
+    test : (predictions, labels), optional
         The sample that reliability and hard inputs are shown of; else the calibration sample.
     comparison, diagnosis : mappings, optional
         From :func:`comparison_document` and :func:`diagnosis_document`.
@@ -76,6 +77,8 @@ def render_report(
     story = story or {}
     inner, sequential, conformal = unwrapped(policy)
     (views, given), where = (test, "test labels") if test is not None else ((predictions, labels), "calibration labels")
+    if given is not None and not isinstance(given, LabelSets):
+        given = LabelSets.from_multilabel(given) if inner.multilabel else LabelSets.from_array(given)
     policy, views = two_class(inner, views)
     drawings = weight_figures(policy) | curve_figures(policy, sequential, views, given)
     drawings |= annotator_figures(policy, story.get("skill"))
