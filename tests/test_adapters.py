@@ -270,7 +270,7 @@ def test_a_module_that_takes_a_dict_still_gets_all_of_it():
 )
 def test_classes_that_a_configuration_names(names, known):
     network = nn.Linear(4, 3)
-    network.config = SimpleNamespace(id2label=names)  # as of transformers
+    network.config = SimpleNamespace(id2label=names)  # type: ignore[assignment]
     x = torch.randn(30, 4)
     predictions = collect_views(network, x, [Identity()])
     assert (None if predictions.classes is None else predictions.classes.tolist()) == known

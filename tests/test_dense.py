@@ -3,6 +3,7 @@
 import tracemalloc
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import kornia
 import numpy as np
@@ -165,7 +166,7 @@ def test_parts_of_dicts_are_mapped(key):
     inputs, views = {"pixel_values": images, "size": size}, [Identity(), HorizontalFlip(), Rotate90(1), Zoom(1.25)]
     expected, _ = collect_dense(Strided(Pointwise(), 4), images, views, masks_of(images), positions=30)
     rows = [{name: part[row] for name, part in inputs.items()} for row in range(4)]
-    loader = torch.utils.data.DataLoader(rows, batch_size=3)
+    loader: Any = torch.utils.data.DataLoader(rows, batch_size=3)
     for given in (inputs, loader, rows):
         predictions, labels = collect_dense(Segmenter(), given, views, masks_of(images), positions=30, key=key)
         np.testing.assert_allclose(predictions.outputs, 2 * expected.outputs, atol=1e-5)

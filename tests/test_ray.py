@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import runpy
 import signal
 import subprocess
 import sys
@@ -703,6 +704,16 @@ def test_a_policy_predicts_images_in_files(machines: Machines, tmp_path: Path) -
         assert found["instance"].tolist() == names
         assert (found["label"] == sizes).mean() > 0.9
         np.testing.assert_allclose(found[[f"proba_{c}" for c in range(5)]].sum(axis=1), 1)
+
+
+def test_the_example_predicts_on_workers(machines: Machines) -> None:
+    path = Path(__file__).parents[1] / "examples" / "ray_predict.py"
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 40
+    ran = runpy.run_path(str(path), run_name="__main__")  # workers get functions of a program by value
+    assert ran["accuracy"] > 0.9
+    predictions = collect_views(ran["make"](), ran["inputs"][ran["test"]], ran["views"][:1])
+    alone = (predictions.outputs[:, 0].argmax(axis=1) == ran["labels"][ran["test"]]).mean()
+    assert ran["accuracy"] > alone - 0.02
 
 
 def test_files_that_do_not_name_their_views(tmp_path: Path) -> None:

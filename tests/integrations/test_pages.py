@@ -22,6 +22,8 @@ EXAMPLES: dict[str, Callable[[dict[str, Any]], bool]] = {
     "timm_torchvision": lambda ran: ran["accuracy"]["views"] > max(0.9, ran["accuracy"]["network"] - 0.01),
     "huggingface_images": lambda ran: ran["accuracy"] > 0.9,
     "monai_volumes": lambda ran: ran["loss"]["views"] < ran["loss"]["network"] < 0.5,
+    "nnunet": lambda ran: ran["loss"]["policy"] < ran["loss"]["mirroring"] + 0.02 < 0.5,
+    "ray_predict": lambda ran: ran["accuracy"] > 0.9 and len(ran["policy"].used_names) > 1,
     "smp_segmentation": lambda ran: ran["dice"]["views"] > ran["dice"]["network"] > 0.5,
 }
 
@@ -44,4 +46,4 @@ def test_examples_run_and_do_what_they_say(name: str, tmp_path: Path, monkeypatc
     path = ROOT / "examples" / f"{name}.py"
     assert len(path.read_text(encoding="utf-8").splitlines()) < 40
     monkeypatch.chdir(tmp_path)
-    assert EXAMPLES[name](runpy.run_path(str(path)))
+    assert EXAMPLES[name](runpy.run_path(str(path), run_name="__main__"))

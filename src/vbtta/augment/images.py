@@ -357,7 +357,7 @@ class ColourView(ImageView):
             self._store(mean=mean, std=std)
 
     @property
-    def value_range(self) -> tuple[float, float]:
+    def value_range(self) -> tuple[float, float]:  # type: ignore[override]
         """The smallest and largest value that is not clipped."""
         ends = [((0 - m) / s, (1 - m) / s) for m, s in zip(self.mean or [0.0], self.std or [1.0], strict=True)]
         return min(low for low, _ in ends), max(high for _, high in ends)

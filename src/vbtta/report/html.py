@@ -88,8 +88,13 @@ def render_report(
         drawings |= quality_figures(policy, views, given, where)
     if policy.gate is not None and views is not None:
         drawings |= gate_figures(policy, views)
-    if conformal is not None and test is not None and (conformal.strata is None or conformal.by_class):
-        drawings |= set_figures(conformal, *test)
+    if (
+        conformal is not None
+        and test is not None
+        and given is not None
+        and (conformal.strata is None or conformal.by_class)
+    ):
+        drawings |= set_figures(conformal, test[0], given)
     guard, n_used = policy.guard, np.count_nonzero(policy.weights)
     facts = [("views kept", f"{n_used} of {len(policy.names)}")]
     if guard.checked:
