@@ -122,11 +122,7 @@ def continuous_part(
     slices: Slices, names: tuple[str, ...], labels: LabelSets, size: int, standard: Standard, with_variance: bool
 ) -> list[Block]:
     """Labelled instances in standard units, in blocks."""
-    views = read_rows(slices, names)
-    annotator = np.zeros(len(labels), dtype=np.intp) if labels.annotator is None else labels.annotator
-    value, rows = labels.continuous(views.outputs.shape[2]), np.arange(len(views))
-    variance = views.variance if with_variance else None
-    return lay_out(views.outputs, variance, rows, labels.instance, value, labels.count, annotator, standard, size)
+    return lay_out(read_rows(slices, names), labels, standard, size, with_variance)
 
 
 def categorical_part(
@@ -261,11 +257,9 @@ class Calibration:
     def continuous(self, *, with_variance: bool) -> "RemoteContinuous":
         """Labelled instances in standard units, in blocks on the workers."""
         n_views, n_outputs = self.views.outputs.shape[1:]
-        value, labels = self.labels.continuous(n_outputs), self.labels
-        size = block_size(n_views, len(labels), self.n_units)
+        labels, size = self.labels, block_size(n_views, len(self.labels), self.n_units)
         few, some = self.take(np.arange(min(self.n_units, MAX_SAMPLE)))
-        outputs = few.outputs[some.instance[:MAX_SAMPLE]]
-        standard = standard_of(value, labels.count, np.searchsorted(self.rows, labels.instance), size, outputs)
+        standard = standard_of(labels, few.outputs[some.instance[:MAX_SAMPLE]], size)
         people = max(1, len(labels.annotator_names))
         parts = self._read(continuous_part, size, size, standard, with_variance)
         return RemoteContinuous(

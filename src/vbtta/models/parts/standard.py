@@ -103,37 +103,28 @@ class ContinuousData(ContinuousBlocks):
 
 def continuous_data(predictions: ViewPredictions, labels: LabelSets, *, with_variance: bool = False) -> ContinuousData:
     """Lay out predictions and labels, already aligned, in blocks of standard units."""
-    n_views, n_outputs = predictions.outputs.shape[1:]
-    value = labels.continuous(n_outputs)  # (J, C)
-    rows, instance = np.unique(labels.instance, return_inverse=True)
-    size = block_size(n_views, len(value), len(rows))
-    standard = standard_of(value, labels.count, instance, size, predictions.outputs[labels.instance[:MAX_SAMPLE]])
-    annotator = np.zeros(len(labels), dtype=np.intp) if labels.annotator is None else labels.annotator
-    variance = predictions.variance if with_variance else None
-    blocks = lay_out(predictions.outputs, variance, rows, instance, value, labels.count, annotator, standard, size)
+    (n_views, n_outputs), rows = predictions.outputs.shape[1:], labels.labelled
+    size = block_size(n_views, len(labels), len(rows))
+    standard = standard_of(labels, predictions.outputs[labels.instance[:MAX_SAMPLE]], size)
+    blocks = lay_out(predictions, labels, standard, size, with_variance)
     if (group := predictions.group_numbers(rows)) is not None:
         blocks = [block._replace(group=group[i * size : (i + 1) * size]) for i, block in enumerate(blocks)]
     people = max(1, len(labels.annotator_names))
-    has_variance = variance is not None
+    has_variance = with_variance and predictions.variance is not None
     return ContinuousData(standard, n_views, n_outputs, labels.total, len(rows), people, has_variance, blocks)
 
 
 def lay_out(
-    mean: Array,
-    variance: Array | None,
-    rows: Array,
-    instance: Array,
-    value: Array,
-    count: Array,
-    annotator: Array,
-    standard: Standard,
-    size: int,
+    predictions: ViewPredictions, labels: LabelSets, standard: Standard, size: int, with_variance: bool
 ) -> list[Block]:
-    """Blocks of `size` instances: rows (n,) of predictions (N, K, C), and labels whose instances count from 0."""
-    unit = standard.prediction_scale
-    laid_out = _views_first(mean, rows, standard.prediction_location, unit)
-    spread = None if variance is None else _views_first(variance, rows, np.zeros(len(unit)), unit**2)
-    targets = np.ascontiguousarray(standard.apply(value).T)  # (C, J)
+    """Blocks of `size` labelled instances, in standard units."""
+    rows, unit = labels.labelled, standard.prediction_scale
+    laid_out, spread = _views_first(predictions.outputs, rows, standard.prediction_location, unit), None
+    if with_variance and predictions.variance is not None:
+        spread = _views_first(predictions.variance, rows, np.zeros(len(unit)), unit**2)
+    targets = np.ascontiguousarray(standard.apply(labels.continuous(len(unit))).T)  # (C, J)
+    instance = np.searchsorted(rows, labels.instance)
+    annotator = np.zeros(len(labels), dtype=np.intp) if labels.annotator is None else labels.annotator
     blocks = []
     for number, part in enumerate(_label_edges(instance, len(rows), size)):
         inside = slice(number * size, min((number + 1) * size, len(rows)))
@@ -144,7 +135,7 @@ def lay_out(
                 variance=None if spread is None else spread[:, :, inside],
                 instance=None if single else instance[part] - inside.start,
                 value=targets[:, part],
-                repeats=count[part],
+                repeats=labels.count[part],
                 annotator=annotator[part],
                 first=inside.start,
             )
@@ -152,13 +143,14 @@ def lay_out(
     return blocks
 
 
-def standard_of(value: Array, count: Array, instance: Array, size: int, mean: Array) -> Standard:
-    """Mean and standard deviation of the labels (J, C); where they do not vary, the size of the residuals.
+def standard_of(labels: LabelSets, mean: Array, size: int) -> Standard:
+    """Mean and standard deviation of the labels; where they do not vary, the size of the residuals.
 
-    Sums are over blocks of `size` instances, which count from 0. Predictions (j, K, C) of the first labels decide
-    whether they are in other units.
+    Sums are over blocks of `size` labelled instances. Predictions (j, K, C) of the first labels decide whether they are
+    in other units.
     """
-    parts = _label_edges(instance, int(instance[-1]) + 1, size)
+    value, count, rows = labels.continuous(mean.shape[2]), labels.count, labels.labelled
+    parts = _label_edges(np.searchsorted(rows, labels.instance), len(rows), size)
     n, location = total(lambda part: (count[part].sum(), count[part] @ value[part]), parts)
     location = location / n
     scale = np.sqrt(total(lambda part: count[part] @ (value[part] - location) ** 2, parts) / n)
