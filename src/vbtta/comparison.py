@@ -288,8 +288,8 @@ def _warn_of_shared_rows(chosen: Sequence[Entry], train: ViewPredictions, test: 
     """Test rows that a method was fitted to, here or before."""
     known = {f"{entry.name!r} was": getattr(entry.method, "rows", Rows()) for entry in chosen}
     if any(not hasattr(entry.method, "predict") for entry in chosen):
-        some = train.take(slice(None, None, -(-len(train) // _MAX_HASHED) or 1))
-        known["the methods are"] = Rows(some.names, row_hashes(some.outputs))
+        subsample = train.take(slice(None, None, -(-len(train) // _MAX_HASHED) or 1))
+        known["the methods are"] = Rows(subsample.names, row_hashes(subsample.outputs))
     for who, rows in known.items():
         if shared := shared_rows(rows, test):
             text = f"test_predictions hold rows that {who} fitted to ({shared}), whose scores flatter; give other rows"

@@ -286,9 +286,9 @@ def dice_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, 
     >>> dice_scores([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 3).round(2)
     array([[0.67, 0.8 , nan]])
     """
-    both, either = _overlap(y, maps, n_classes, ignore)
+    intersection, union = _overlap(y, maps, n_classes, ignore)
     with np.errstate(invalid="ignore"):
-        return np.asarray(2 * both / (both + either))
+        return np.asarray(2 * intersection / (intersection + union))
 
 
 def iou_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, ignore: int | None = None) -> Array:
@@ -371,9 +371,8 @@ def _overlap(y: ArrayLike, maps: ArrayLike, n_classes: int | None, ignore: int |
     image = np.broadcast_to(np.arange(len(truth)).reshape(-1, *[1] * (truth.ndim - 1)), truth.shape)[labelled]
     cells = [image * n_classes + values[labelled].astype(np.intp) for values in (truth, predicted)]
     cells.append(cells[0][cells[0] == cells[1]])
-    shape = (len(truth), n_classes)
-    there, said, both = (np.bincount(cell, minlength=len(truth) * n_classes).reshape(shape) for cell in cells)
-    return both, there + said - both
+    counts = [np.bincount(cell, minlength=len(truth) * n_classes).reshape(len(truth), n_classes) for cell in cells]
+    return counts[2], counts[0] + counts[1] - counts[2]
 
 
 def _mean_by_image(scores: Array, background: int | None) -> float:

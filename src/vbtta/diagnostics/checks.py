@@ -139,12 +139,12 @@ def gate_of(policy: Policy, predictions: ViewPredictions) -> GateUse | None:
     views = []
     places, times = np.unique(heaviest, return_counts=True)
     for k in places[np.argsort(-times, kind="stable")]:
-        here = heaviest == k
-        elsewhere = raw[here if here.all() else ~here, k].mean(axis=0)
+        rows = heaviest == k
+        elsewhere = raw[rows if rows.all() else ~rows, k].mean(axis=0)
         top = np.argsort(-weights[:, k], kind="stable")[:4]
-        names = tuple(str(row if predictions.ids is None else predictions.ids[row]) for row in top if here[row])
-        contrast = (raw[here, k].mean(axis=0) - elsewhere) / np.where(gate.scale > 0, gate.scale, np.inf)
-        views.append(HeavyView(used.names[k], float(here.mean()), contrast, names))
+        names = tuple(str(row if predictions.ids is None else predictions.ids[row]) for row in top if rows[row])
+        contrast = (raw[rows, k].mean(axis=0) - elsewhere) / np.where(gate.scale > 0, gate.scale, np.inf)
+        views.append(HeavyView(used.names[k], float(rows.mean()), contrast, names))
     interval = gate.interval(0.9)
     return GateUse(gate.names, gate.features.choice == "pooled", gate.coefficients, interval, tuple(views))
 
@@ -365,8 +365,11 @@ def copying_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
         for share, (_, _, chance, same) in zip(shares, pairs, strict=True)
     ]
     p_values = holm(special.ndtr(-np.sqrt(2 * np.maximum(ratios, 0)))) if pairs else np.zeros(0)
-    names, found = labels.annotator_names, zip(pairs, shares.tolist(), p_values.tolist(), strict=True)
-    copying = [Copying(names[a], names[b], len(same), share, p_value) for (a, b, _, same), share, p_value in found]
+    names = labels.annotator_names
+    copying = [
+        Copying(names[a], names[b], len(same), float(share), float(p_value))
+        for (a, b, _, same), share, p_value in zip(pairs, shares, p_values, strict=True)
+    ]
     return tuple(sorted(copying, key=lambda pair: pair.p_value))
 
 

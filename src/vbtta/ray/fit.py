@@ -304,7 +304,7 @@ class RemoteContinuous(ContinuousBlocks):
         """The sum of a function over all blocks, in an order that depends on their number alone."""
         return self.parts.sum(function, self.every)
 
-    def some(self, most: int) -> "RemoteContinuous":
+    def subsample(self, most: int) -> "RemoteContinuous":
         """Every n-th block, so that about `most` labels remain."""
         fewer = replace(self, every=max(1, self.n_rows // most))
         return replace(fewer, n_labels=fewer.total(lambda block: float(block.repeats.sum())))

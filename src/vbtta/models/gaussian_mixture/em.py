@@ -377,7 +377,7 @@ class MixtureProblem(Problem[MixtureState, MixtureStatistics, MixturePosterior])
         state: MixtureState = ascent.state
         if not intervals:
             return self.posterior(state)
-        subsample = self.data if self.data.n_groups else self.data.some(_INTERVAL_LABELS)  # groups stay whole
+        subsample = self.data if self.data.n_groups else self.data.subsample(_INTERVAL_LABELS)  # groups stay whole
         if self.gate is not None:  # at the bound's maximum: features depend on the views in use
             fitted = state.weights, state.slopes
             known = weight_information(subsample, self.data, self.prior, state, self.gate.lookup(*fitted))
@@ -400,7 +400,7 @@ def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: Mixture
     """Residual variance of a label around its own view, in the labels' units: (C,), the prior's v."""
     # A view's residuals include those of labels that other views explain, and of all labels before calibration; their
     # variance is far too large a guess where views differ much. A short fit separates them.
-    subsample = data.some(_SCREENING_LABELS)
+    subsample = data.subsample(_SCREENING_LABELS)
     state = first
     for _ in range(_SCREENING_ROUNDS):
         state = ascend(MixtureProblem(subsample, prior, None), state, EM(max_steps=10, tol=1e-4)).state

@@ -75,7 +75,7 @@ class ContinuousBlocks(ABC):
         """The sum of a function over all blocks, in an order that depends on their number alone."""
 
     @abstractmethod
-    def some(self, most: int) -> Self:
+    def subsample(self, most: int) -> Self:
         """Every n-th block, so that about `most` labels remain."""
 
 
@@ -94,7 +94,7 @@ class ContinuousData(ContinuousBlocks):
         """The sum of a function over all blocks, on several threads."""
         return total(function, self.blocks)
 
-    def some(self, most: int) -> Self:
+    def subsample(self, most: int) -> Self:
         """Every n-th block, so that about `most` labels remain."""
         n_labels = sum(len(block.repeats) for block in self.blocks)
         blocks = self.blocks[:: max(1, n_labels // most)]
