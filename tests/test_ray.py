@@ -369,6 +369,33 @@ def test_a_worker_that_dies_is_replaced(machines: Machines, tmp_path: Path) -> N
     np.testing.assert_array_equal(found.load().outputs[:, 0], inputs[:, :1])
 
 
+def test_parts_that_have_begun_are_finished_after_an_error(machines: Machines, tmp_path: Path) -> None:
+    inputs = inputs_in_files(tmp_path / "inputs", 20)
+    begun, failed, out = tmp_path / "begun", tmp_path / "failed", tmp_path / "out"
+
+    def make() -> Any:
+        def model(batch: np.ndarray) -> np.ndarray:
+            if np.array_equal(batch[0], inputs[0]):  # the first file: fails while the second is worked on
+                while not begun.exists():
+                    time.sleep(0.02)
+                raise OSError("no such luck")
+            begun.touch()
+            while not failed.exists():
+                time.sleep(0.02)
+            return batch[:, :1]
+
+        return model
+
+    with pytest.raises(RuntimeError, match="no such luck"):
+        collect_on_cluster(make, tmp_path / "inputs", [Identity()], out, key="a", workers=2)
+    failed.touch()
+    for _ in range(3000):  # a minute at most, on a busy machine
+        if list(out.glob("part-*.parquet")):
+            break
+        time.sleep(0.02)
+    assert [path.name[:12] for path in out.glob("part-*.parquet")] == ["part-0000001"]
+
+
 def test_what_is_wrong_with_a_model_is_said(machines: Machines, tmp_path: Path) -> None:
     inputs_in_files(tmp_path / "inputs", 20)
 

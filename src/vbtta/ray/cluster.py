@@ -87,7 +87,7 @@ class Tasks:
         return list(self._answer(self.start(function, calls)))
 
     def finished(self, function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Calls as they finish; as many run at a time as there are workers, none after an error."""
+        """Calls as they finish; as many run at a time as there are workers, and none is started after an error."""
         waiting, busy = calls[::-1], dict[Any, tuple[Any, ...]]()
         try:
             while waiting or busy:
@@ -97,9 +97,13 @@ class Tasks:
                 done = self._ray.wait(list(busy), timeout=_patience())[0] or list(busy)  # the answer says who is late
                 self._answer(done[0], 10.0)
                 yield busy.pop(done[0])
-        finally:
-            for reference in busy:
-                self._ray.cancel(reference, force=True)
+        except BaseException as error:
+            # After an error of a worker the others end by themselves: Ray may abort the driver if a task is cancelled
+            # while it starts or ends (a failed check in its task manager).
+            if not isinstance(error.__cause__, WorkerError):
+                for reference in busy:
+                    self._ray.cancel(reference, force=True)
+            raise
 
     def _answer(self, references: Any, seconds: float | None = None) -> Any:
         """What references stand for; an exception of a worker is raised here with the same message."""
