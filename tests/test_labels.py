@@ -126,6 +126,8 @@ def test_classes() -> None:
     assert words.categorical(2, np.array(["cat", "dog"])).tolist() == [1, 0]
     assert LabelSets.from_array([1, 0]).categorical(2, np.array(["cat", "dog"])).tolist() == [1, 0]
     assert LabelSets.from_array([1, 2]).categorical(2, np.array(["2", "1"])).tolist() == [1, 0]
+    gaps = LabelSets.from_array([1.0, np.nan, 0.0])  # as pandas stores whole numbers with gaps
+    assert gaps.categorical(2, np.array(["cat", "dog"])).tolist() == [1, 0]
     with pytest.raises(ValueError, match="label 'dog' is not among the classes"):
         words.categorical(2, np.array(["cat", "cow"]))
     with pytest.raises(ValueError, match="not a class number"):

@@ -916,11 +916,11 @@ def _annotator_codes(annotator: ArrayLike, n_labels: int) -> tuple[Array, tuple[
 def class_positions(value: Array, n_classes: int, classes: Array | None) -> Array:
     """Positions of class values among the classes, which are 0..C-1 where none are named.
 
-    Integers are positions, too, where the classes are words and none of them is a number that occurs.
+    Whole numbers are positions, too, where the classes are words and none of them is a number that occurs.
     """
     if classes is not None:
         position, unknown = look_up(value, classes)
-        if unknown.all() and classes.dtype.kind == "U" and value.dtype.kind in "iub":
+        if unknown.all() and classes.dtype.kind == "U" and _whole(value).dtype.kind in "iub":
             return class_positions(value, n_classes, None)
         if unknown.any():
             known = ", ".join(map(printable, classes[:20]))
