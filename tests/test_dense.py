@@ -174,6 +174,8 @@ def test_parts_of_dicts_are_mapped(key):
     maps = TTAModule(Segmenter(), views, policy, key=key)(**inputs).detach().numpy()
     image, (row, column) = places(predictions, (13, 18))
     np.testing.assert_allclose(maps[image, :, row, column], policy.predict(predictions).proba, atol=1e-5)
+    details = TTAModule(Segmenter(), views, policy, key=key).maps(inputs)
+    np.testing.assert_allclose(details.probability, maps, atol=1e-5)
     with pytest.raises(ValueError, match="key='image' is not among the parts of the batch: 'pixel_values', 'size'"):
         collect_dense(Segmenter(), inputs, views, masks_of(images), key="image")
 

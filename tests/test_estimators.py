@@ -287,6 +287,16 @@ def test_real_data_with_noisy_views_are_not_worse_than_the_model_alone():
     assert weighted.score(X[300:], y[300:]) > plain.score(X[300:], y[300:]) - 0.02
 
 
+def test_probabilities_of_classes_name_their_way(classification):
+    X, y, X_new, _ = classification
+    estimator = LogisticRegression().fit(X, y)
+    proba = estimator.predict_proba(X_new)
+    with pytest.raises(ValueError, match=r"columns of fractions, no classes; .* LabelSets\.from_probabilities\(y\)"):
+        VBTTAClassifier(estimator, VIEWS, **QUICK).fit(X_new, proba)
+    weighted = VBTTAClassifier(estimator, VIEWS, **QUICK).fit(X_new, LabelSets.from_probabilities(proba))
+    assert weighted.policy_.weights.sum() == pytest.approx(1)
+
+
 def test_words_are_the_sorted_outputs_of_a_network_without_names():
     X, y = make_classification(60, 4, n_informative=4, n_redundant=0, n_classes=3, random_state=0)
     torch.manual_seed(0)

@@ -172,6 +172,10 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             y = LabelSets.from_array(values)
         labels: LabelSets = y
         if self._task == "classification" and not labels.by_position and labels.value.ndim == 1:
+            fractions = labels.value.dtype.kind == "f" and (labels.value != np.rint(labels.value)).any()
+            if fractions and labels.columns not in (None, 1):
+                remedy = "for probabilities use LabelSets.from_probabilities(y)"
+                raise ValueError(f"y has columns of fractions, no classes; {remedy}")
             check_classification_targets(labels.value)
         return replace(labels.align(n_inputs, index_of(X, "X")), ids=None)
 
@@ -351,13 +355,15 @@ def _with_classes(predictions: ViewPredictions, classes: Array | None) -> ViewPr
     """Predictions with a column for every class, also for those that are not in a fold's training data."""
     if classes is None or predictions.classes is None or len(predictions.classes) == len(classes):
         return predictions
-    shape = (*predictions.outputs.shape[:2], len(classes))
-    mean = np.full(shape, min(_UNSEEN_CLASS_LOGIT, float(predictions.outputs.min())))
     columns = [classes.astype(str).tolist().index(str(name)) for name in predictions.classes]
-    mean[:, :, columns] = predictions.outputs
-    variance = None if predictions.variance is None else np.zeros(shape)
-    if variance is not None:
-        variance[:, :, columns] = predictions.variance
+
+    def widened(values: Array, unseen: float) -> Array:
+        whole = np.full((*values.shape[:2], len(classes)), unseen)
+        whole[:, :, columns] = values
+        return whole
+
+    mean = widened(predictions.outputs, min(_UNSEEN_CLASS_LOGIT, float(predictions.outputs.min())))
+    variance = None if predictions.variance is None else widened(predictions.variance, 0.0)
     return _renamed(predictions, mean, variance, classes)
 
 

@@ -203,24 +203,27 @@ class TTAModule(nn.Module):
             raise ValueError("the result is not finite; collect_views says under which view, and for which input")
         return result
 
-    def maps(self, batch: Tensor) -> Maps:
+    def maps(self, batch: Any) -> Maps:
         """Probability, entropy and mutual information of maps (mean and variance in regression), as Policy.predict.
 
         One input after the other, with the outputs of all views for it in memory.
         """
         self._check_batch(batch)
-        if not len(batch):
-            raise ValueError("the batch is empty; maps need at least one input")
         batch = self._in_precision(batch)
+        images = part_of(batch, self.key)
+        if not len(images):
+            raise ValueError("the batch is empty; maps need at least one input")
         with evaluating(self.network), torch.no_grad():
-            parts = [self._uncertainty(batch[row : row + 1], row) for row in range(len(batch))]
+            parts = [self._uncertainty(rows_of(batch, slice(row, row + 1)), row) for row in range(len(images))]
         arrays = {name: np.stack([part[name].T for part in parts]) for name in parts[0]}  # (B, P) or (B, C, P)
-        shapes = {name: (*array.shape[:-1], *batch.shape[2:]) for name, array in arrays.items()}
-        return Maps(**{name: torch.from_numpy(array.reshape(shapes[name])).to(batch) for name, array in arrays.items()})
+        shapes = {name: (*array.shape[:-1], *images.shape[2:]) for name, array in arrays.items()}
+        return Maps(
+            **{name: torch.from_numpy(array.reshape(shapes[name])).to(images) for name, array in arrays.items()}
+        )
 
-    def _uncertainty(self, single: Tensor, row: int) -> dict[str, Array]:
+    def _uncertainty(self, single: Batch, row: int) -> dict[str, Array]:
         """Arrays (P, C) or (P,) by name, for the P positions of one input."""
-        n_views, n_positions = len(self.views), int(np.prod(single.shape[2:]))
+        n_views, n_positions = len(self.views), int(np.prod(part_of(single, self.key).shape[2:]))
         held = np.empty((n_positions, n_views, self.n_outputs), dtype=np.float32)
         seen = np.ones((n_positions, n_views), dtype=bool)
         for views, outputs, mask in self._outputs(single, False, row):

@@ -470,16 +470,7 @@ class LabelSets:
                 f"{str(next(iter(ids), ''))!r}): give labels the ids as index or column 'id', or pair them by row: "
                 "labels.to_numpy()"
             )
-        if self.ids is not None or ids is None:
-            return self.ids is not None
-        return self.open_ended
-
-    def locate(self, ids: Array) -> tuple[Array, Array]:
-        """Every label's place among some ids, and which labels belong to none of them: (J,) each."""
-        if self.ids is None:
-            return look_up(self.instance, ids)
-        rows, unknown = look_up(self.ids, ids)
-        return rows[self.instance], unknown[self.instance]
+        return self.ids is not None or (ids is not None and self.open_ended)
 
     def align(self, n_instances: int, ids: Array | None = None) -> Self:
         """Pair with predictions: by id where both sides have ids, else by row.
@@ -489,13 +480,13 @@ class LabelSets:
         rows = self.instance
         if self.pairs_by_id(ids):
             assert ids is not None
-            rows, unknown = self.locate(ids)
+            names, own = (rows, slice(None)) if self.ids is None else (self.ids, rows)
+            rows, unknown = (values[own] for values in look_up(names, ids))
             if unknown.any():
-                first = self.instance[unknown][0]
                 raise ValueError(
-                    f"labels name instance {str(first if self.ids is None else self.ids[first])!r}, which is not among "
-                    f"the predictions' ids, such as {str(ids[0])!r} ({int(unknown.sum())} of {len(unknown)} labels are "
-                    "not); to pair by row leave that column out, or give from_table(n_instances=...)"
+                    f"labels name instance {str(names[own][unknown][0])!r}, which is not among the predictions' ids, "
+                    f"such as {str(ids[0])!r} ({int(unknown.sum())} of {len(unknown)} labels are not); to pair by row "
+                    "leave that column out, or give from_table(n_instances=...)"
                 )
         elif len(rows) and rows[-1] >= n_instances:
             remedy = "; where these are ids, give ViewPredictions(ids=...)" if ids is None and self.open_ended else ""
