@@ -19,7 +19,8 @@ _FOLDS, _FEW_FOLDS, MANY_UNITS = 5, 3, 500  # three folds where units are many
 MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
 _EVEN_ODDS, _NOISY_EVEN_ODDS = 20.0, 80.0  # instances with which views are as likely to help as not; of single labels
 _TEMPERATURE = 5.0  # of the gain from the views
-_MAX_INSTANCES = 20_000  # enough to choose between models
+MAX_INSTANCES = 20_000  # enough to choose between models
+_LARGE = 1_000_000  # outputs from which layouts are made again rather than kept
 _MIN_SAMPLE, _MAX_ENTRIES = 2_000, 10_000_000  # instances where outputs are many, and outputs of all views of them
 
 Folds = list[tuple[Array, Array]]  # training and held-out rows
@@ -46,7 +47,10 @@ def cross_validate(
     bar = Progress("held-out fits", len(folds) * len(fits), True) if progress else None
     with bar or nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
+        if sample.predictions.outputs.size > _LARGE:
+            sample.forget_layouts()
         for train, _ in folds:
+            inside = None  # two folds at once would take twice the memory
             inside, policies = sample.take(train), list[Policy]()
             for fit in fits:
                 policies.append(fit(inside, policies))
@@ -58,15 +62,18 @@ def cross_validate(
 
 def score_folds(fits: Iterable[Sequence[Policy]], sample: InMemory, folds: Folds) -> list[CrossValidated]:
     """Held-out scores of fits to the training rows of the folds, a policy a fold each."""
-    held, rows = [sample.take(rows) for _, rows in folds], np.concatenate([rows for _, rows in folds])
+    rows = np.concatenate([rows for _, rows in folds])
     groups, weights = sample.predictions.groups, sample.labels.instance_weights
     fold = np.repeat(np.arange(len(folds)), [len(rows) for _, rows in folds])
     of_rows = (None if groups is None else groups[rows], fold, np.ones(len(rows)) if weights is None else weights[rows])
-    outcomes = []
-    for policies in fits:
-        scores = [policy.log_scores(part) for policy, part in zip(policies, held, strict=True)]
-        outcomes.append(CrossValidated(np.concatenate(scores), *of_rows, policies[-1].posterior))
-    return outcomes
+    every, scores = list(fits), list[list[Array]]()
+    for by_fold, (_, inside) in zip(zip(*every, strict=True), folds, strict=True):
+        part = sample.take(inside)
+        scores.append([policy.log_scores(part) for policy in by_fold])
+    return [
+        CrossValidated(np.concatenate(of_fit), *of_rows, policies[-1].posterior)
+        for policies, of_fit in zip(every, zip(*scores, strict=True), strict=True)
+    ]
 
 
 def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, float]:
@@ -200,7 +207,7 @@ def n_units(labels: LabelSets, groups: Array | None) -> int:
 def sampled(n_instances: int, seed: int, n_entries: int) -> Array:
     """Positions of 20,000 instances at most, or 2,000 where they have many outputs and views, in random order."""
     rng = np.random.default_rng(seed)
-    size = min(_MAX_INSTANCES, max(_MIN_SAMPLE, _MAX_ENTRIES // n_entries))
+    size = min(MAX_INSTANCES, max(_MIN_SAMPLE, _MAX_ENTRIES // n_entries))
     return rng.permutation(n_instances) if n_instances <= size else rng.choice(n_instances, size, replace=False)
 
 

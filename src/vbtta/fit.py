@@ -102,7 +102,12 @@ class _LocalSample(InMemory):
         return self.select(["identity"]) if alone else self
 
     def gate_wanted(self, model: Model, start: Posterior | None) -> bool:
-        return len(self.names) > 1 and model.gate_wanted(self, start)
+        if len(self.names) == 1:
+            return False
+        rows, n_entries = self.labels.labelled, self.predictions.outputs[0].size
+        if self.predictions.groups is None and len(rows) > crossval.MAX_INSTANCES:  # enough for decisive evidence
+            return model.gate_wanted(self.take(np.sort(rows[crossval.sampled(len(rows), 0, n_entries)])), start)
+        return model.gate_wanted(self, start)
 
     def fit(self, candidate: Candidate, engine: Engine, *, seed: int, progress: bool) -> Policy:
         return fit_candidate(candidate, engine, seed, self, progress=progress)

@@ -295,6 +295,10 @@ class InMemory:
         """Some of the rows."""
         return InMemory(self.predictions.take(rows), self.labels.take(rows))
 
+    def forget_layouts(self) -> None:
+        """Free memory: the next fit lays the data out again."""
+        self._layouts.clear()
+
     def _laid_out(self, lay_out: Callable[..., Any], layout: dict[str, Any], key: tuple[Any, ...] = ()) -> Any:
         key = key or tuple(layout.items())
         if key not in self._layouts:
