@@ -122,7 +122,7 @@ def view_shares(
     if likelihood.class_weights is None:
         joint, scale = proba, likelihood.weights[:, None] * inverse
         if gate is not None:
-            scale *= np.exp(gate.offset)
+            scale *= gate.factor
     else:
         joint, scale = proba * likelihood.class_weights.T[:, :, None], inverse
     mixture = links.contract("ckn,kn->cn", joint, scale)
@@ -169,11 +169,11 @@ def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, no
         relative *= views.inverse  # rho, summed over an instance's labels
         by_feature = np.zeros((0, len(shares.size)))
         if gate is not None:  # base weights: rho times exp(b . phi) / Z
-            factor = np.exp(gate.offset)
+            factor = gate.factor
             relative *= factor
             size = factor @ shares.size
             weights = likelihood.weights[:, None] * factor
-            excess, feature_mass = share - weights * shares.size, np.einsum("kn,fkn->f", share, gate.values)
+            excess, feature_mass = share - weights * shares.size, np.vecdot(share, gate.values).sum(axis=1)
             by_feature = np.einsum("kn,fkn->fn", excess, gate.values)
             centred = gate.values - np.einsum("kn,fkn->fn", weights, gate.values)[:, None]
             feature_slope = by_feature.sum(axis=1)
@@ -206,10 +206,10 @@ def _gate_excess(
     F, K, _ = centred.shape
     upper, flat = np.zeros((2 * K + F, 2 * K + F)), centred.reshape(F, -1)
     upper[:K, :K] = products(net, factor)
-    upper[:K, 2 * K :] = products(factor, by_feature) - np.einsum("kn,fkn->kf", net, centred)
+    upper[:K, 2 * K :] = products(factor, by_feature) - np.vecdot(net, centred).T
     if by_kappa is not None:
         upper[:K, K : 2 * K] = products(factor, by_kappa)
-        upper[K : 2 * K, 2 * K :] = -np.einsum("kn,fkn->kf", by_kappa, centred)
+        upper[K : 2 * K, 2 * K :] = -np.vecdot(by_kappa, centred).T
     upper[2 * K :, 2 * K :] = -0.5 * products(flat * excess.ravel(), flat)
     return upper + upper.T
 
@@ -222,7 +222,7 @@ def _label_slopes(shares: ViewShares, weights: Array, gate: Lookup | None, *, wi
     rho /= views.mixture[label, instance][:, None]
     by_feature = np.zeros((len(label), 0))
     if gate is not None:
-        factor = np.exp(gate.offset[:, instance].T)
+        factor = gate.factor[:, instance].T
         by_feature = np.einsum("jk,fkj->jf", weights * factor * (rho - 1), gate.values[:, :, instance])
         rho *= factor
     np.minimum(rho, _MAX_RATIO, out=rho)
@@ -668,6 +668,7 @@ def _gated(
     """The problem of a gate, whose first update is the fit with constant weights."""
     spec, before = problem.spec, getattr(start, "gate", None)
     fitted = isinstance(start, CategoricalPosterior) and len(start.weights) == problem.data.n_views
+    begin = problem.evaluate(first)[1] if start is None else None
     constant = first if fitted else ascend(problem, first, PRELIMINARY).state
     gate = source.gate(spec.features, constant.weights, shared=problem.noise is not None, unit=None)
     slopes = np.zeros(gate.n_features)
@@ -676,13 +677,17 @@ def _gated(
         first = first._replace(weights=gate.positive(before.weights), slopes=before.coefficients)
         return replace(problem, gate=gate), first
     constant = constant._replace(weights=gate.positive(constant.weights), slopes=slopes)
-    sums = replace(problem, gate=gate).quick().evaluate(constant)[1].sums
-    information = sums.information[-len(slopes) :, -len(slopes) :]
-    gate = gate.with_prior(spec.gate_scale, sums.feature_slope, information)
-    if start is not None:
+    gated = replace(problem, gate=gate)
+    statistics = (gated if start is None else gated.quick()).evaluate(constant)[1]
+    information = statistics.sums.information[-len(slopes) :, -len(slopes) :]
+    gate = gate.with_prior(spec.gate_scale, statistics.sums.feature_slope, information)
+    if begin is None:
         return replace(problem, gate=gate), constant
     first = first._replace(slopes=slopes)
-    return replace(problem, gate=gate, jump=(first, constant)), first
+    problem = replace(problem, gate=gate, jump=(first, constant))
+    problem.remember(first, begin)
+    problem.remember(constant, statistics)
+    return problem, first
 
 
 def _posed(source: Source, spec: CategoricalMixture) -> tuple[CategoricalProblem, CategoricalState]:

@@ -494,7 +494,7 @@ def weight_information(
         expected = e_step.expectation(block, density, prior, state.annotators, gate)
         other = e_step.expectation(block, plain, prior, state.annotators, gate)
         count, grouped = expected.repeats, None
-        gated = np.ones((K, 1)) if expected.gate is None else np.exp(expected.gate.offset)
+        gated = np.ones((K, 1)) if expected.gate is None else expected.gate.factor
         weights = state.weights[:, None] * gated  # (K, 1) or (K, j)
         # rho (K, j), a view's density over the mixture's; responsibilities here are of equal weights
         ratio, plain_ratio = (each.share / (state.weights @ each.share) / gated for each in (expected, other))

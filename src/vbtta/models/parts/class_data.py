@@ -290,7 +290,7 @@ def class_prediction(
         each, information_of = block(rows)
         each = each if factors is None else np.maximum(each, np.finfo(np.float64).tiny) * factors[rows]
         proba[rows] = each / each.sum(axis=1, keepdims=True)
-        if informed:
+        if informed and K > 1:
             information[rows] = information_of(proba[rows])
     return CategoricalPrediction(proba, information, class_names(predictions))
 
@@ -316,7 +316,8 @@ class SoftmaxViews:
         single = logits.dtype.itemsize <= 4 and logits[0].size >= _SINGLE_LOGITS
         self._type = np.float32 if single else np.float64
         utility, power = (buffer(name, logits.shape, self._type) for name in ("logits", "power"))
-        self._utility = np.multiply(logits, kappa[:, None].astype(self._type), out=utility)
+        scale = np.repeat(kappa.astype(self._type), logits.shape[2]).reshape(logits.shape[1:])  # no broadcast: faster
+        self._utility = np.multiply(logits, scale, out=utility)
         if max(self._utility.max(), -self._utility.min()) > _SAFE_LOGIT:
             self._utility -= self._utility.max(axis=2, keepdims=True)
         self._power = np.exp(self._utility, out=power)
@@ -408,10 +409,10 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
     _last: dict[str, tuple[StateT, Statistics[SumsT]]] = field(default_factory=dict, init=False, repr=False)
 
     def evaluate(self, state: StateT) -> tuple[float, Statistics[SumsT]]:
-        """Bound and statistics at a state: one pass, unless it is the last evaluated state."""
-        last = self._last.get("evaluation")
-        if last is not None and last[0] is state:
-            return last[1].bound, last[1]
+        """Bound and statistics at a state: one pass, unless it is the last evaluated state or one to remember."""
+        for known, statistics in self._last.values():
+            if known is state:
+                return statistics.bound, statistics
         block_pass, read = self._block_pass(state), label_reader(state.noise)
 
         def block_statistics(block: CategoricalBlock) -> tuple[SumsT, NoiseSums | None]:
@@ -430,7 +431,7 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
     def remember(self, state: StateT, statistics: Statistics[SumsT]) -> None:
         """Spare the pass at a state that another prior's problem has evaluated."""
         bound = float(statistics.sums.log_evidence) - sum(self._penalties(state).values())
-        self._last["evaluation"] = state, statistics._replace(bound=bound)
+        self._last[f"state {id(state)}"] = state, statistics._replace(bound=bound)
 
     def bound_terms(self, state: StateT, statistics: Statistics[SumsT]) -> dict[str, float]:
         """The bound, term by term: J_S minus the rest."""

@@ -25,7 +25,7 @@ from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, check_level
 from vbtta.inference.linalg import inverse
 from vbtta.models.parts.links import log_normal
 
-PRELIMINARY = EM(max_steps=200, tol=1e-6)  # with constant weights
+PRELIMINARY = EM(max_steps=200, tol=1e-4)  # with constant weights
 FeatureChoice = Literal["auto", "all", "own", "pooled", "none"] | Callable[[Array], Array] | str
 _CHOICES = ("auto", "all", "own", "pooled", "none")
 _NAMES = {
@@ -247,12 +247,13 @@ class Lookup(NamedTuple):
     """A gate at the labelled instances."""
 
     offset: Array  # (K, N): ln w_ik - ln v_k
+    factor: Array  # (K, N): w_ik / v_k
     log_norm: Array  # (N,): ln sum_k v_k exp(b . phi_ik)
     values: Array  # (F, K, N): phi
 
     def rows(self, rows: slice | Array) -> "Lookup":
         """Some of the instances."""
-        return Lookup(self.offset[:, rows], self.log_norm[rows], self.values[:, :, rows])
+        return Lookup(self.offset[:, rows], self.factor[:, rows], self.log_norm[rows], self.values[:, :, rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,13 +343,13 @@ class GateData:
         score, used = np.einsum("fkn,f->kn", self.values, slopes), weights > 0
         top = score[used].max(axis=0)
         log_norm = top + np.log(weights[used] @ np.exp(score[used] - top))
-        result = Lookup(score - log_norm, log_norm, self.values)
+        result = Lookup(score - log_norm, np.exp(score - log_norm), log_norm, self.values)
         self._last["lookup"] = weights, slopes, result
         return result
 
     def average(self, weights: Array, slopes: Array) -> Array:
         """Weights averaged over the calibration sample: (K,)."""
-        average = weights * (np.exp(self.lookup(weights, slopes).offset) @ self.count) / self.count.sum()
+        average = weights * (self.lookup(weights, slopes).factor @ self.count) / self.count.sum()
         return np.where(weights > 0, np.maximum(average, 1e-300), 0)  # zero for unused views alone
 
     def expected_log_weight(self, weights: Array, slopes: Array, mass: Array, feature_mass: Array) -> float:
@@ -394,12 +395,12 @@ class GateData:
 
     def moments(self, weights: Array, slopes: Array) -> tuple[Array, Array, Array]:
         """Sums of w_ik (K,) and of w_ik phi_ik (F,), and the covariances under w of views and features, summed."""
-        offset, _, values = self.lookup(weights, slopes)
+        _, factor, _, values = self.lookup(weights, slopes)
         K = len(weights)
         step = max(1, _ENTRIES // K)
 
         def part_moments(part: slice) -> tuple[Array, Array, Array]:
-            share, phi, count = weights[:, None] * np.exp(offset[:, part]), values[:, :, part], self.count[part]
+            share, phi, count = weights[:, None] * factor[:, part], values[:, :, part], self.count[part]
             counted = share * count
             mean = np.einsum("kn,fkn->fn", share, phi)
             root = (phi * np.sqrt(counted)).reshape(len(phi), -1)
@@ -450,7 +451,7 @@ class GateData:
 
 def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:
     """Derivatives (K + F, n) of every unit's log likelihood in (ln v, b), from the views' responsibilities (K, n)."""
-    excess = share - weights[:, None] * np.exp(lookup.offset)
+    excess = share - weights[:, None] * lookup.factor
     return np.concatenate([excess, np.einsum("kn,fkn->fn", excess, lookup.values)])
 
 
