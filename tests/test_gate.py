@@ -436,5 +436,5 @@ def test_modules_refuse_features_that_they_cannot_compute() -> None:
     predictions, labels = gated_data("classification", 0, 60)
     named = ViewPredictions(predictions.outputs, names=["identity", "a", "b"], features=predictions.features)
     policy = fit("classification", named, labels)
-    with pytest.raises(ValueError, match="built-in features only"):
+    with pytest.raises(ValueError, match=r"built-in features only.*model=.mixture.*Policy.predict"):
         TTAModule(torch.nn.Linear(4, 4), [Identity(), *(as_view(torch.neg, name=name) for name in "ab")], policy)

@@ -229,6 +229,7 @@ def _fit_multilabel(predictions: ViewPredictions, labels: Any, **options: Any) -
     return replace(policy, multilabel=True, n_outputs=predictions.outputs.shape[2], classes=predictions.classes)
 
 
+@np.errstate(all="ignore")  # extreme numbers may overflow on the way; whether the bound is finite is checked
 def fit_sample(
     sample: Sample, *, task: str, model: Any, engine: Engine | str, guard: bool | str, seed: int, progress: bool
 ) -> Policy:
@@ -422,6 +423,7 @@ def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str, *, w
     return verdict
 
 
+@np.errstate(all="ignore")
 def fit_candidate(
     candidate: Candidate,
     engine: Engine,

@@ -27,6 +27,7 @@ import numpy as np
 
 from vbtta._support.checks import between, whole_number
 from vbtta.data.labels import Array
+from vbtta.inference.linalg import TOO_LARGE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +201,8 @@ def fit_problem(
     """Climb from a starting state, and from it with other weights (K,), to the posterior at the highest optimum."""
     climbed = problem.quick() if engine.tol >= _SINGLE_TOL or not intervals else problem
     ascent, others = _best_ascent(climbed, start, ascend(climbed, start, engine), engine, weights)
+    if not math.isfinite(ascent.bounds[-1]):
+        raise ValueError(TOO_LARGE)
     bounds = np.array(ascent.bounds) + problem.unit_change
     return Fit(
         posterior=problem.finish(ascent, intervals=intervals),

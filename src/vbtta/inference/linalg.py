@@ -11,13 +11,13 @@ from scipy import special
 from vbtta.data.labels import Array
 
 TAIL_DOF = 2.0  # degrees of freedom of Student t priors
-_TOO_LARGE = "numbers beyond the range of a float came up in the fit: rescale predictions and labels to sizes near 1"
+TOO_LARGE = "numbers beyond the range of a float came up in the fit: rescale predictions and labels to sizes near 1"
 
 
 def cholesky(matrix: Array) -> Array:
     """Cholesky factors (..., C, C); of matrices that rounding made indefinite, with the smallest ridge that helps."""
     if not np.isfinite(matrix).all():
-        raise ValueError(_TOO_LARGE)
+        raise ValueError(TOO_LARGE)
     try:
         return np.asarray(np.linalg.cholesky(matrix))
     except np.linalg.LinAlgError:
@@ -27,7 +27,7 @@ def cholesky(matrix: Array) -> Array:
     for ridge in (1e-14, 1e-12, 1e-10, 1e-8, 1e-6):
         with suppress(np.linalg.LinAlgError):
             return np.asarray(size[..., :, None] * np.linalg.cholesky(unit + ridge * np.eye(matrix.shape[-1])))
-    raise ValueError(_TOO_LARGE)
+    raise ValueError(TOO_LARGE)
 
 
 def inverse(matrix: Array) -> Array:

@@ -328,7 +328,7 @@ class SoftmaxViews:
 
     def pooled(self, weights: Array, offset: Array) -> Array:
         """Class probabilities of the weighted sum of the utilities: (n, C)."""
-        utility = weights.astype(self._type) @ self._utility + offset
+        utility: Any = weights.astype(self._type) @ self._utility + offset
         utility -= utility.max(axis=1, keepdims=True)
         np.exp(utility, out=utility)
         return np.asarray(utility / utility.sum(axis=1, keepdims=True))

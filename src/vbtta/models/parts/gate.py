@@ -240,7 +240,10 @@ class Gate(NamedTuple):
         own = [*self.features.given, *([self.features.function] if self.features.function else [])]
         if own or self.features.spread:
             needed = own or "the spread over draws"
-            raise ValueError(f"a module computes built-in features only; the weights depend on {needed}: fit without")
+            raise ValueError(
+                f"a module computes built-in features only; the weights depend on {needed}: fit without, as by "
+                "fit_policy(..., model='mixture'), or predict with Policy.predict(ViewPredictions(...))"
+            )
 
 
 class Lookup(NamedTuple):
