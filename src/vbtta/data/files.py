@@ -31,12 +31,7 @@ _MAX_INFLATION = 200  # times that a compressed array may be larger than its byt
 
 
 def read_predictions(path: Any, *, mmap: bool = False) -> ViewPredictions:
-    """Read predictions from an .npz file, a parquet file, or a folder or list of parquet files.
-
-    Parquet files have one row an instance, as :func:`write_predictions` writes them, or one row an instance and view:
-    then the columns are `instance`, `view` and `output`, `output_1`, ... or, for classes, `logit_<class>`, and
-    optionally `variance_...` with the same endings and `group`.
-    """
+    """Read predictions from an .npz file, a parquet file (either layout), or a folder or list of parquet files."""
     if isinstance(path, str | os.PathLike):
         if not os.path.exists(path):
             raise FileNotFoundError(f"no predictions file at {path}; write one with ViewPredictions.save")
@@ -271,13 +266,7 @@ def one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
 
 
 def read_labels(path: str | os.PathLike[str], *, columns_are_annotators: bool = False) -> LabelSets:
-    """Read labels from a CSV or parquet file, in either layout.
-
-    Long: `instance` (or `id`, `item`, `task`), `label`, optionally `annotator` (or `worker`, `rater`, `user`), `count`
-    and `instance_weight`, one row a label. Wide: `label_1`, `label_2`, ... (or just `label`), one row an instance,
-    empty where there is none, optionally with `instance`. Columns such as `label_ann` name their annotators; numbered
-    ones are anonymous unless they are said to be annotators.
-    """
+    """Read labels from a CSV or parquet file, in either layout; columns as :func:`long_labels` finds them."""
     try:
         table = read_table(path)
         sets = LabelSets.from_long(long_labels(table, str(path), columns_are_annotators=columns_are_annotators))

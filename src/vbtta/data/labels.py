@@ -565,7 +565,8 @@ def long_labels(table: Mapping[str, Array], where: str, *, columns_are_annotator
     """Find labels, ids, annotators and counts among named columns.
 
     A long table has the column `label` and one row a label; a wide one has `label_1`, `label_2`, ... and one row an
-    instance. `where` names the table in errors.
+    instance, gaps where there is no label. Columns such as `label_ann` name their annotators; numbered ones are
+    anonymous unless they are said to be annotators. `where` names the table in errors.
     """
     reserved = {"label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS}
     lower = [name.lower() for name in table]
