@@ -79,10 +79,10 @@ class FeatureSet(NamedTuple):
         """Features (n, K, F) of the views that the predictions hold."""
         outputs, parts = predictions.outputs, []
         if self.choice != "none":
-            places, step = self.places(predictions.names), max(1, 8 * _ENTRIES // max(outputs[:1].size, 1))
+            places, step = self.places(predictions.names), max(1, 4 * _ENTRIES // max(outputs[:1].size, 1))
             blocks = (outputs[first : first + step] for first in range(0, max(len(outputs), 1), step))
-            each = [built_in(np, self.task, block.astype(np.float64), self.unit, places) for block in blocks]
-            parts.append(each[0] if len(each) == 1 else np.concatenate(each))
+            features = [built_in(np, self.task, block.astype(np.float64), self.unit, places) for block in blocks]
+            parts.append(features[0] if len(features) == 1 else np.concatenate(features))
         if self.spread:
             if predictions.variance is None:
                 raise ValueError("the weights depend on the spread over draws: predictions need a variance")
@@ -131,20 +131,26 @@ def built_in(xp: ModuleType, task: str, outputs: Any, unit: Any, places: list[in
     if xp is np:
         logits = np.ascontiguousarray(logits)  # reductions over a short last axis are slow
     top = xp.amax(logits, 0)
-    log_total = xp.log(xp.exp(logits - top).sum(0))
-    log_proba = logits - top - log_total
-    proba = xp.exp(log_proba)
-    best = xp.amax(proba, 0)
-    others = xp.where((proba < best) | ((proba == best).sum(0) > 1), proba, 0.0)  # all but a single largest one
+    logits = logits - top
+    proba = xp.exp(logits)  # up to its sum
+    others, total = proba * (proba < 1), proba.sum(0)  # without the largest, which is 1, or several such
+    margin = xp.where(total - others.sum(0) > 1.5, 0 * total, 1 - xp.amax(others, 0)) / total
+    log_total, proba = xp.log(total), proba / total
     reference = proba[:, :, places].mean(2)[:, :, None] if places else proba
+    entropy = log_total - _dot(xp, proba, logits)
     features = [
-        -(proba * log_proba).sum(0),
-        best - xp.amax(others, 0),
-        (proba * (log_proba - xp.log(reference + 1e-30))).sum(0),
-        (proba * reference).sum(0),
+        entropy,
+        margin,
+        -entropy - _dot(xp, proba, xp.log(reference + 1e-30)),
+        _dot(xp, proba, reference),
         top + log_total,
     ]
     return xp.moveaxis(xp.stack(features, 0), 0, -1)
+
+
+def _dot(xp: ModuleType, left: Any, right: Any) -> Any:
+    """Sums (n, K) over classes of products of (C, n, K), without the array of products where NumPy can."""
+    return np.einsum("c...,c...->...", left, right) if xp is np else (left * right).sum(0)
 
 
 def gated(xp: ModuleType, raw: Any, limits: Any, slopes: Any, log_weights: Any) -> Any:
