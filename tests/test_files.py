@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from vbtta import LabelSets, Policy, ViewPredictions, fit_policy
+from golden import class_data, level_data, number_data, ranking_data
+from vbtta import ADVI, EM, CategoricalMixture, ConvergenceWarning, LabelSets, Policy, ViewPredictions, fit_policy
 from vbtta._support import files as support
 from vbtta._support.files import atomic_path, set_aside
 from vbtta.data.files import read_npz, read_table, write_table
@@ -328,7 +330,7 @@ def edit(path: Path, **changes: Any) -> None:
         *parents, last = name.split("__")
         node = tree
         for parent in parents:
-            node = node[parent]
+            node = node[int(parent) if parent.isdigit() else parent]
         node[last] = value
     path.write_text(json.dumps(tree), encoding="utf-8")
 
@@ -370,6 +372,61 @@ def test_a_policy_is_checked_when_it_is_read(changes: dict[str, Any], message: s
     assert "\n" not in str(found.value)
 
 
+@cache
+def policy_with(kind: str) -> Policy:
+    """A policy with label noise and item difficulty, or of a task that ADVI fits."""
+    if kind == "noise":
+        noisy = CategoricalMixture(noise="annotator", difficulty=True)
+        return fit_policy(*class_data(5, labels=3), task="classification", model=noisy, guard=False)
+    pytest.importorskip("pyro", reason="ADVI needs the extra advi")
+    task, data = {"numbers": ("regression", number_data), "levels": ("ordinal", level_data),
+                  "rankings": ("ranking", ranking_data)}[kind]  # fmt: skip
+    with pytest.warns(ConvergenceWarning):
+        return fit_policy(*data(5), task=task, engine=ADVI(steps=8, particles=2), guard=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("noise", {"posterior__noise__counts": [[1.0, 0.0]] * 3}, "must be positive"),
+        ("noise", {"posterior__noise__counts": [[1.0, -1.0]] * 3}, "must be positive"),
+        ("noise", {"posterior__noise__levels": [20.0]}, "1 levels of difficulty, not 2"),
+        ("noise", {"posterior__information__n_groups": 10**400}, "int"),
+        ("numbers", {"posterior__kept": [0, 1, 1e9]}, "positions are not those of views"),
+        ("numbers", {"posterior__kept": [0, 0.5, 1]}, "positions are not those of views"),
+        ("numbers", {"posterior__kept": [0, 1, 1]}, "positions are not those of views"),
+        ("numbers", {"posterior__guide__sites__0__kind": "x"}, "has kind 'x'"),
+        ("numbers", {"posterior__guide__sites__0__shape": []}, r"shape \(\)"),
+        ("numbers", {"posterior__guide__sites__0__shape": [2]}, "do not make the"),
+        ("levels", {"n_outputs": 2}, "n_outputs is 2"),
+        ("levels", {"posterior__levels": [0, 1, 1, 2]}, "does not predict"),
+        ("levels", {"posterior__guide__sites": []}, "do not make the"),
+        ("rankings", {"posterior__guide__sites": [], "posterior__guide__mean": [], "posterior__guide__factor": []},
+         "no site decides the weights"),
+    ],
+)  # fmt: skip
+def test_a_policy_that_predicts_is_refused_if_other_uses_would_fail(
+    kind: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "policy.json"
+    policy_with(kind).save(path)
+    Policy.load(path)
+    edit(path, **changes)
+    with pytest.raises(ValueError, match=f"policy.json is a damaged policy: .*{message}.*; save it again") as found:
+        Policy.load(path, verify=False)
+    assert "\n" not in str(found.value)
+
+
+def test_a_step_of_a_fit_has_no_intervals_and_is_loaded_all_the_same(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"task": "regression", "model": "mixture", "engine": EM(keep_states=True)}
+    step = fit_policy(*number_data(5), guard=False, **options).at_step(2)
+    step.save(tmp_path / "step.json")
+    again = Policy.load(tmp_path / "step.json")
+    np.testing.assert_array_equal(again.weights, step.weights)
+    with pytest.raises(ValueError, match="has no intervals"):
+        again.weight_interval()
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"format": "vbtta-policy", "a": 1e999}', "NaN"])
 def test_text_that_is_no_policy_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
@@ -389,7 +446,7 @@ def test_the_published_schema_says_what_the_checks_say(policy: Policy, saved: Pa
     validator.validate(tree)
     assert set(schema["required"]) == set(tree)
     disagreements = []
-    for name in set(tree) - {"checksum", "vbtta", "model", "engine", "posterior"}:
+    for name in set(tree) - {"checksum", "model", "engine", "posterior"}:
         for value in KINDS:
             changed = {**tree, name: value}
             saved.write_text(json.dumps(changed), encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, Self, get_type_hints
@@ -20,7 +21,7 @@ from vbtta.data.predictions import Rows, ViewPredictions, conflict, draws_of, re
 from vbtta.distributions import CategoricalPrediction, MultiLabelPrediction, Prediction
 from vbtta.inference.advi import N_DRAWS
 from vbtta.inference.em import Optimum
-from vbtta.inference.laplace import PROFILE_GRID
+from vbtta.inference.laplace import PROFILE_GRID, NoIntervalsError
 from vbtta.models import base
 from vbtta.models.base import Engine, InMemory, Model, Pooling, Posterior, task_of
 from vbtta.models.ordinal.posterior import CutPoints
@@ -470,7 +471,7 @@ class Policy:
         if not names or any(len(set(group)) < len(group) for group in (names, fitted)) or not set(fitted) <= set(names):
             raise ValueError("its views are not distinct, or it was fitted to others")
         n_outputs = from_plain(int, data["n_outputs"])
-        if n_outputs < 1:
+        if n_outputs < 1 or (data["task"] == "ordinal" and n_outputs > 1):
             raise ValueError(f"n_outputs is {n_outputs}")
         sizes = {"K": len(fitted or names), "C": 2 if multilabel else n_outputs, "V": len(names)}
         sizes["G"] = len(PROFILE_GRID)
@@ -493,7 +494,7 @@ class Policy:
         return policy
 
     def _try_out(self) -> None:
-        """Predict one input, so that a damaged posterior is found when it is read."""
+        """Use the policy with one input and its labels, so that a damaged posterior is found when it is read."""
         names, given = self.used_names, self.gate.features.given if self.gate else ()
         # levels and rankings have no arrays of the size of the outputs, which may be wrong and large
         n_outputs = self.n_outputs if self.task in ("regression", "classification") else min(self.n_outputs, 9)
@@ -502,12 +503,35 @@ class Policy:
         with np.errstate(all="ignore"):
             inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=given)
             prediction: Any = self.posterior.predict(inputs)
-            numbers = prediction.proba if hasattr(prediction, "proba") else prediction.variance
+            if not _proper(prediction):
+                raise ValueError("its posterior does not predict")
             people = self.annotators
-        if not np.all(np.isfinite(numbers) & (numbers >= 0)):
-            raise ValueError("its posterior does not predict")
-        if people is not None and not all(np.isfinite(part).all() for part in people[1:]):
-            raise ValueError("its annotators are damaged")
+            if people is not None and not all(np.isfinite(part).all() for part in people[1:]):
+                raise ValueError("its annotators are damaged")
+            labels, annotator = self._likely_labels(prediction)
+            if not np.isfinite(self.posterior.score(inputs, labels, annotator)).all():
+                raise ValueError("its posterior does not score labels")
+            if not _proper(self.posterior.consensus(inputs, labels, annotator)):
+                raise ValueError("its posterior has no consensus")
+            with suppress(NoIntervalsError):
+                if not np.isfinite(self.weight_interval()).all():
+                    raise ValueError("its weights have no intervals")
+            if hasattr(self.posterior, "draws"):
+                self.draws(2)
+            if self.task == "ordinal" and not all(np.isfinite(part).all() for part in self.cut_points):
+                raise ValueError("its cut points are damaged")
+
+    def _likely_labels(self, prediction: Any) -> tuple[LabelSets, Array]:
+        """Labels of one input as its prediction has them, of a stranger and of the last annotator; and their places."""
+        if self.task == "ranking":
+            one = LabelSets.from_rankings([np.argsort(-prediction.proba[0])])
+        elif hasattr(prediction, "proba"):
+            one = LabelSets.from_array(prediction.classes[prediction.proba.argmax(axis=1)])
+        else:
+            one = LabelSets.from_array(prediction.mean[:, None])
+        annotator = np.array([-1, len(self.annotator_names) - 1] if self.annotator_names else [0])
+        again = np.zeros(len(annotator), dtype=np.intp)
+        return replace(one, instance=again, value=one.value[again], count=one.count[again]), annotator
 
     def _refuse_stack(self, name: str) -> None:
         if self.stacked:
@@ -722,6 +746,15 @@ def stack_policies(
         fingerprints={name: text for member in members for name, text in member.fingerprints.items()},
         steps=(),
     )
+
+
+def _proper(prediction: Any) -> bool:
+    """Whether there are probabilities of distinct classes, or means and variances."""
+    if not hasattr(prediction, "proba"):
+        spread = prediction.variance
+        return bool(np.isfinite(prediction.mean).all() and np.all(np.isfinite(spread) & (spread >= 0)))
+    proba, classes = prediction.proba, prediction.classes.tolist()
+    return bool(np.all(np.isfinite(proba) & (proba >= 0)) and len(set(classes)) == len(classes) == proba.shape[1])
 
 
 def _read_classes(data: Any, n_outputs: int) -> Array | None:

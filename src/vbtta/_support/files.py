@@ -170,7 +170,7 @@ def from_plain(kind: Any, data: Any, sizes: dict[str, int] | None = None) -> Any
 
 
 def fields_from_plain(kind: type[T], data: Any, sizes: dict[str, int] | None = None) -> T:
-    """A dataclass or NamedTuple from the plain data of its fields; errors name the field."""
+    """A dataclass or NamedTuple from the plain data of its fields, by its `validate` if any; errors name the field."""
     if not isinstance(data, dict):
         raise ValueError(f"{kind.__name__} is missing or damaged")
     hints = get_type_hints(kind, include_extras=True)
@@ -184,7 +184,10 @@ def fields_from_plain(kind: type[T], data: Any, sizes: dict[str, int] | None = N
             values.update({name: from_plain(hint, data[name], sizes)} if name in data else {})
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    return kind(**values)
+    record: Any = kind(**values)
+    if hasattr(record, "validate"):
+        record.validate()
+    return record  # type: ignore[no-any-return]
 
 
 def _array(data: Any) -> Any:
@@ -250,9 +253,11 @@ def read_json(
             f"{path} is a damaged {name}: its checksum does not match its content; save it again, or load a file that "
             "was edited by hand with verify=False"
         )
+    if not isinstance(data.get("vbtta"), str):
+        raise ValueError(f"{path} is a damaged {name}: vbtta is {data.get('vbtta')!r:.80}, no version; save it again")
     try:
         return build(data)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+    except Exception as error:  # whatever damaged numbers lead to
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
         raise ValueError(f"{path} is a damaged {name}: {reason}; save it again") from None
 

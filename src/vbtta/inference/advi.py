@@ -114,6 +114,7 @@ _PROBES, _BATCH_PROBES = 8, 32  # pairs of groups of draws that estimate the pre
 _BOUND_DRAWS = 1024  # for the reported bound
 _DRAWS_AT_ONCE = 64  # of them
 _SINGLE_THREAD_ENTRIES = 1 << 18  # entries of a step's arrays below which one thread is fastest
+_WEIGHT_SITES = ("class_weights", "weights", "pool")  # the first of them that there is
 P = TypeVar("P")
 
 
@@ -171,6 +172,16 @@ class Guide(NamedTuple):
     sites: tuple[Site, ...]
     mean: Annotated[Array, "Q"]  # m
     factor: Annotated[Array, "Q Q"]  # L, lower triangular
+
+    def validate(self) -> None:
+        """Refuse sites that Q cannot have; for a guide that was read from a file."""
+        for site in self.sites:
+            if site.kind not in _TRANSFORMS or min(site.shape, default=0 if site.kind == "simplex" else 1) < 1:
+                raise ValueError(f"site {site.name!r} has kind {site.kind!r} and shape {site.shape}")
+        if len({site.name for site in self.sites}) < len(self.sites):
+            raise ValueError("two sites have the same name")
+        if sum(site.size for site in self.sites) != len(self.mean):
+            raise ValueError(f"its {len(self.sites)} sites do not make the {len(self.mean)} entries of the mean")
 
     def draw(self, size: int, seed: int = 0) -> dict[str, Array]:
         """Draws (size, *shape) of every site; the same for the same seed."""
@@ -467,7 +478,7 @@ def weights_of(values: dict[str, Array]) -> Array:
 
 def _weight_site(names: Collection[str]) -> str:
     """The site that decides the weights; a `pool` does only where there are no `weights`."""
-    return next(name for name in ("class_weights", "weights", "pool") if name in names)
+    return next(name for name in _WEIGHT_SITES if name in names)
 
 
 @dataclass(frozen=True)
@@ -476,6 +487,16 @@ class WeightDraws:
 
     guide: Guide
     kept: Annotated[Array, "K"]  # positions among the views of the fit
+
+    def validate(self) -> None:
+        """Refuse positions that no view has; for a posterior that was read from a file."""
+        n_views = {site.name: site.shape[-1] for site in self.guide.sites if site.name in _WEIGHT_SITES and site.shape}
+        if not n_views:
+            raise ValueError("no site decides the weights")
+        if not np.isin(self.kept, np.arange(n_views[_weight_site(n_views)])).all() or len(set(self.kept)) < len(
+            self.kept
+        ):
+            raise ValueError("kept: positions are not those of views")
 
     def draws(self, size: int = N_DRAWS, seed: int = 0) -> dict[str, Array]:
         """Draws (size, ...) of all parameters by name, in the model's standard units; weights of the kept views."""

@@ -172,12 +172,16 @@ def reach_of(level: float, n_groups: int) -> float:
     return float(special.stdtrit(n_groups - 1, tail) if n_groups > 1 else special.ndtri(tail))
 
 
+class NoIntervalsError(ValueError):
+    """A policy has no intervals of its weights."""
+
+
 def check_level(level: float, known: bool) -> None:
     """Refuse what is not a level of confidence, and a fit without intervals."""
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
     if not known:
-        raise ValueError("this policy has no intervals: it is a step on the way, not the end of a fit")
+        raise NoIntervalsError("this policy has no intervals: it is a step on the way, not the end of a fit")
 
 
 def _upper_limit(profile: Array, level: float) -> float:

@@ -193,6 +193,13 @@ class FittedNoise(NamedTuple):
     tally: Annotated[Array, "U 2|U C C"] | None = None  # counts of all labels, without the prior
     doubt: Annotated[Array, "U"] | None = None  # as in NoiseSums
 
+    def validate(self) -> None:
+        """Refuse what no fit finds; for noise that was read from a file."""
+        if not all((part > 0).all() for part in (self.counts, self.strength, self.levels) if part is not None):
+            raise ValueError("counts, strength and levels of the noise must be positive")
+        if self.levels is not None and self.levels.shape != _LEVEL_PRIOR.shape:
+            raise ValueError(f"the noise has {len(self.levels)} levels of difficulty, not {len(_LEVEL_PRIOR)}")
+
     @property
     def prior(self) -> Array:
         """The prior counts of one annotator."""
