@@ -204,6 +204,10 @@ def test_labels_may_be_arrays(task: str) -> None:
     assert render_report(policy, predictions=views, labels=labels, **here) == render_report(
         policy, predictions=views, labels=sets, **here
     )
+    several = np.stack([labels] * 3, axis=1)
+    if task == "classification":
+        noisy = fit_policy(views, LabelSets.from_array(several, annotators="columns"), task=task, guard=False)
+        assert "annotator_2" in render_report(noisy, predictions=views, labels=several)
     assert render_report(policy, test=(views, labels), **here) == render_report(policy, test=(views, sets), **here)
 
 
@@ -420,10 +424,10 @@ def test_many_views_annotators_classes_and_outputs_are_cut() -> None:
     labels = LabelSets.from_table(pd.DataFrame({**table, "label": answers.ravel()}))
     views = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(600, 2, 3)), names=["identity", "flip"])
     policy = fit_policy(views, labels, task="classification", model="mixture", guard=False)
-    table = render_report(policy, labels=labels).partition("annotators-section")[2].partition("</table>")[0]
-    assert [re.search(rf'<th scope="row" data-value="p{u:03d}"', table) is None for u in range(100)] == [False] * 100
+    shown = render_report(policy, labels=labels).partition("annotators-section")[2].partition("</table>")[0]
+    assert [re.search(rf'<th scope="row" data-value="p{u:03d}"', shown) is None for u in range(100)] == [False] * 100
     count = int((who == 7).sum())
-    assert f'data-value="p007">p007</th><td data-value="{count}.0">{count}</td>' in table
+    assert f'data-value="p007">p007</th><td data-value="{count}.0">{count}</td>' in shown
     page = render_report(policy)
     assert "the 15 best and the 15 worst of 100 annotators" in page
     said = re.findall(r"(p\d\d\d) \d+", page.partition("100 annotators, the worst first: ")[2].partition("<")[0])

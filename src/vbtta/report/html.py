@@ -76,9 +76,10 @@ def render_report(
     jinja2 = require("jinja2", "cli")
     story = story or {}
     inner, sequential, conformal = unwrapped(policy)
-    (views, given), where = (test, "test labels") if test is not None else ((predictions, labels), "calibration labels")
-    if given is not None and not isinstance(given, LabelSets):
-        given = LabelSets.from_multilabel(given) if inner.multilabel else LabelSets.from_array(given)
+    of_fit, of_test = (_label_sets(part, inner) for part in (labels, None if test is None else test[1]))
+    views, given, where = predictions, of_fit, "calibration labels"
+    if test is not None:
+        views, given, where = test[0], of_test, "test labels"
     policy, views = two_class(inner, views)
     drawings = weight_figures(policy) | curve_figures(policy, sequential, views, given)
     drawings |= annotator_figures(policy, story.get("skill"))
@@ -110,7 +111,7 @@ def render_report(
         headline=documents.headline(policy, comparison),
         views=documents.views_in_words(policy),
         people=annotators_in_words(policy.annotators, story.get("skill")),
-        raters=_raters(policy, labels),
+        raters=_raters(policy, of_fit),
         cost=documents.cost_in_words(policy, sequential, views),
         advice=documents.advice(policy, comparison),
         facts=facts,
@@ -163,6 +164,13 @@ def _table(comparison: Mapping[str, Any]) -> dict[str, Any]:
         "size": f"{comparison['n_labels']:,g} labels of {comparison['n_instances']:,} test instances",
         "notes": comparison["notes"],
     }
+
+
+def _label_sets(labels: LabelSets | ArrayLike | None, policy: Policy) -> LabelSets | None:
+    """Labels as `fit_policy` reads them."""
+    if labels is None or isinstance(labels, LabelSets):
+        return labels
+    return LabelSets.from_multilabel(labels) if policy.multilabel else LabelSets.from_array(labels)
 
 
 def _raters(policy: Policy, labels: LabelSets | None) -> dict[str, Any] | None:
