@@ -214,15 +214,18 @@ class _Search:
             views = kept
 
     def _most_needed(self, views: Views, policies: Sequence[Policy], part: InMemory) -> list[str]:
-        """The views in order: by weight or, where weights depend on the input, by what the log score would lose.
+        """The views in order: by weight or, where a gate fits the labels best, by what its log score would lose.
 
         Without the views D an input's score is larger by ln(1 - sum_D r_k) - ln(1 - sum_D w_k): r are the
         responsibilities, w the weights. Views that only some inputs need stay, and views that replace each other go.
         """
         price = np.array([self.price[name] for name in views])
-        gated = next((policy for policy in policies if policy.gate is not None), None)
-        if gated is None:
-            order = np.argsort(-np.mean([policy.weights for policy in policies], axis=0) / price, kind="stable")
+        constant = [policy for policy in policies if policy.gate is None]
+        gated = policies[0]
+        if len(constant) < len(policies):
+            gated = max(policies, key=lambda policy: float(policy.log_scores(part).sum()))
+        if gated.gate is None:
+            order = np.argsort(-np.mean([policy.weights for policy in constant], axis=0) / price, kind="stable")
             return [views[k] for k in order]
         used = np.flatnonzero(gated.weights > 0)
         shares = gated.weights_for(part.predictions)[:, used]
