@@ -1,5 +1,6 @@
 """Files under fire: faults at every step of a write, kills, full disks, damaged and hostile content."""
 
+import csv
 import errno
 import json
 import multiprocessing
@@ -286,6 +287,27 @@ def test_formulas_are_neutralised_and_come_back(tmp_path: Path) -> None:
     table = read_table(tmp_path / "cells.csv")
     assert table["=name"].tolist() == cells.tolist()
     assert table["number"].tolist() == [0, -1, -2, -3, -4, -5, -6, -7]
+
+
+def test_carriage_returns_and_outer_spaces_of_text_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    cells = ["a\r=1", "\r=1", "\n=1", " =1", "a\rb\r\nc", " before", "after ", "\u2003wide", 'a" ', 'x,"y"', "word"]
+    write_table(path, {"n": np.array(cells), "m": np.arange(len(cells)) - 0.5})
+    table = read_table(path)
+    assert table["n"].tolist() == cells
+    assert table["m"].tolist() == [n - 0.5 for n in range(len(cells))]
+    with open(path, newline="", encoding="utf-8") as file:
+        assert [row[0][:2] for row in csv.reader(file)][2:5] == ["'\r", "'\n", "' "]  # no formulas
+    labels = LabelSets.from_table(np.arange(3), [0, 1, 0], ["a\r=HYPERLINK(1)", " b ", "c"], n_instances=3)
+    labels.save(path)
+    assert LabelSets.load(path).annotator_names == labels.annotator_names
+
+
+def test_white_space_is_kept_in_quoted_text_only(tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    path.write_text(' "a" ,number, blank\n b ," 1"," "\n" c",2 ,""\n', encoding="utf-8")
+    table = {name: column.tolist() for name, column in read_table(path).items()}
+    assert table == {'"a"': ["b", " c"], "number": [1, 2], "blank": [None, None]}
 
 
 @pytest.mark.parametrize(

@@ -287,14 +287,14 @@ def parquet_labels(rng: Rng, folder: Path) -> str:
 def exported_cells(rng: Rng, folder: Path) -> str:
     """Text cells come back as they were, and a spreadsheet sees no formula."""
     cells = np.array([pick(rng, base.TEXTS) + pick(rng, ("", "x", "=")) for _ in range(int(rng.integers(1, 6)))])
-    keep = [cell for cell in cells if set(cell).isdisjoint("\x00\ud800") and cell.strip() == cell and cell]
+    keep = [cell for cell in cells if set(cell).isdisjoint("\x00\ud800") and cell.strip()]
     if not keep:
         return "nothing to write"
     path = folder / "cells.csv"
     write_table(path, {"name": np.array([*keep, "word"])})
     with open(path, newline="", encoding="utf-8") as file:
         for (cell,) in csv.reader(file):
-            check(cell[:1] not in ("=", "+", "-", "@", "\t"), f"{cell!r} is a formula")
+            check(cell.lstrip()[:1] not in ("=", "+", "-", "@"), f"{cell!r} is a formula")
     check(read_table(path)["name"].tolist() == [*keep, "word"], "cells differ after writing and reading")
     return "equal"
 
