@@ -103,11 +103,11 @@ def stack_scores(
     if first.units is not None:
         sizes = sizes * _independent_share(scores, first.units)
     held_out = np.empty(len(scores))
+    weights, covariance = stacking_weights(scores, sizes, prior_count)
     for fold in np.unique(first.fold):
         inside = first.fold == fold
-        weights = stacking_weights(scores[~inside], sizes[~inside], prior_count)[0]
-        held_out[inside] = special.logsumexp(scores[inside] + np.log(weights), axis=1)
-    weights, covariance = stacking_weights(scores, sizes, prior_count)
+        of_others = stacking_weights(scores[~inside], sizes[~inside], prior_count, weights)[0]
+        held_out[inside] = special.logsumexp(scores[inside] + np.log(of_others), axis=1)
     if even_odds is not None:
         log_odds = trust(float(sizes.sum()), even_odds, float(sizes @ (held_out - scores[:, -1])))
         shares = special.log_expit(log_odds) + held_out, special.log_expit(-log_odds) + scores[:, -1]
@@ -159,7 +159,9 @@ def _independent_share(scores: Array, units: Array) -> float:
     return float(np.clip((relative**2).sum() / clustered, least, 1.0)) if clustered > 0 else least
 
 
-def stacking_weights(scores: Array, sizes: Array, prior_count: float | Array) -> tuple[Array, Array]:
+def stacking_weights(
+    scores: Array, sizes: Array, prior_count: float | Array, start: Array | None = None
+) -> tuple[Array, Array]:
     """The mode of the weights w (M,) of predictive distributions, by Newton's method on the simplex; their covariance.
 
         sum_i s_i ln sum_m w_m exp(l_im) + sum_m c_m ln w_m
@@ -168,7 +170,7 @@ def stacking_weights(scores: Array, sizes: Array, prior_count: float | Array) ->
     """
     n_members = scores.shape[1]
     relative = np.exp(scores - scores.max(axis=1, keepdims=True))  # (n, M)
-    weights = np.full(n_members, 1 / n_members)
+    weights = np.full(n_members, 1 / n_members) if start is None else start
     to_zero_sum = np.eye(n_members)[:, 1:] - np.eye(n_members)[:, :1]  # (M, M - 1): directions that keep the sum
 
     def objective(weights: Array) -> float:
