@@ -393,7 +393,7 @@ def nan_inside(batch):
         ({"raters": [["a"], ["b"]]}, "a list for each of 4 inputs; got 2"),
         (
             {"targets": np.full((4, 12, 16), 7), "ids": list("abcd")},
-            r"targets\[0\] \(a\): label 7 is outside 0..2; name the classes with classes=",
+            r"targets\[0\] \(a\): label 7 is outside 0..2; labels other than 0..2 need classes=",
         ),
         (
             {"targets": np.eye(3, dtype=int)[np.zeros((4, 12, 16), int)].transpose(0, 3, 1, 2)},

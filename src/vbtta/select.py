@@ -159,7 +159,7 @@ class _Search:
         searches = [self.eliminate(part, shared, self.alone(part, stack.raw, first)) for part in parts]
         depth = min(len(levels), *map(len, searches))
         # every member's policies, one a fold; the raw network's only if all folds kept the identity
-        by_level = [list(zip(*(found[place][1] for found in searches), strict=False)) for place in range(depth)]
+        by_level = [list(zip(*(search[place][1] for search in searches), strict=False)) for place in range(depth)]
         of_members = iter(crossval.score_folds([fits for level in by_level for fits in level], sample, folds))
         scores = []
         for level in by_level:
@@ -176,7 +176,7 @@ class _Search:
         for place in affordable[1:]:
             lead, error = compare_scores(scores[place], scores[chosen])
             chosen = place if lead > 2 * error else chosen
-        sets = combinations([set(found[chosen][0]) for found in searches], 2)
+        sets = combinations([set(search[chosen][0]) for search in searches], 2)
         stability = float(np.mean([len(first & second) / len(first | second) for first, second in sets]))
         curve = tuple(sorted(points, key=lambda point: point.cost))
         return Selection(self.budget, self.price, points[chosen], curve, stability)

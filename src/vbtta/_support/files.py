@@ -207,10 +207,12 @@ def _shaped(array: Any, shapes: str, sizes: dict[str, int]) -> Any:
     for letters in (shape.split() for shape in shapes.split("|")):
         if array.shape == (0,):  # JSON does not tell the other axes
             array = array.reshape(0, *(sizes.get(letter, 0) for letter in letters[1:]))
-        found = dict(zip(letters, array.shape, strict=False))
-        wanted = [int(letter) if letter.isdigit() else {**found, **sizes}[letter] for letter in letters[: array.ndim]]
+        axis_sizes = dict(zip(letters, array.shape, strict=False))
+        wanted = [
+            int(letter) if letter.isdigit() else {**axis_sizes, **sizes}[letter] for letter in letters[: array.ndim]
+        ]
         if array.dtype.kind == "f" and len(letters) == array.ndim and list(array.shape) == wanted:
-            sizes.update({letter: n for letter, n in found.items() if not letter.isdigit()})
+            sizes.update({letter: n for letter, n in axis_sizes.items() if not letter.isdigit()})
             return array
     known = ", ".join(f"{letter} = {n}" for letter, n in sizes.items())
     raise ValueError(f"an array of numbers ({shapes}) with {known} has shape {array.shape}")

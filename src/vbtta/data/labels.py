@@ -918,7 +918,7 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
             known = ", ".join(map(printable, classes[:20]))
             raise ValueError(f"label {str(value[unknown][0])!r} is not among the classes ({known})")
         return position
-    hint = f"name the classes with classes=[...] if labels are not 0..{n_classes - 1}"
+    hint = f"labels other than 0..{n_classes - 1} need classes=[...] in collect_views or ViewPredictions"
     if value.dtype.kind not in "iufb" and value.size:
         raise ValueError(f"label {str(value.flat[0])!r} is not a class number; {hint}")
     with np.errstate(invalid="ignore"):  # what is too large for an integer differs from it

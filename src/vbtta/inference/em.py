@@ -135,7 +135,7 @@ class Problem(ABC, Generic[S, T, P_co]):
         """The state of a vector."""
 
     def trimmed(self, state: S, statistics: T) -> list[S]:
-        """States with vanishing weights set to zero, boldest first; none where updates put weights at zero."""
+        """States with vanishing weights set to zero, most zeros first; none where updates put weights at zero."""
         return []
 
     def started_at(self, state: S, weights: Array) -> S | None:
@@ -250,7 +250,7 @@ def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent:
     """Climb from a starting state until the bound gains less than the tolerance per label."""
     # A cycle takes two plain updates x0 -> x1 -> x2 and looks at x' = x0 + 2 a r + a^2 u with r = x1 - x0,
     # u = x2 - 2 x1 + x0, a = |r|/|u|, or at a shorter step. x' is accepted if its bound is at least x1's, else x2 is
-    # taken, which EM guarantees; one more plain update steadies it. So no accepted update falls.
+    # taken, which EM guarantees; one more plain update follows it. So no accepted update falls.
     # Newton steps go on without extrapolation as long as each gains far less than the one before.
     ascender, flat_cycles, last_gain, converged = _Ascender(problem, start, engine), 0, np.inf, False
     while not (ascender.full or converged):
@@ -358,7 +358,7 @@ def extrapolated_weights(before: Array, after: Array, overlap: Array) -> Array:
 
 
 def vanishing_weights(weights: Array) -> list[Array]:
-    """Weights with the small ones at zero, boldest first: EM alone takes them there in infinitely many steps."""
+    """Weights with the small ones at zero, most zeros first: EM alone takes them there in infinitely many steps."""
     candidates: list[Array] = []
     for limit in TRIM_THRESHOLDS:
         kept = np.where(weights < limit, 0, weights)
@@ -471,7 +471,7 @@ def _merged(parts: Iterable[Node]) -> list[Node]:
 
 def products(one: Array, other: Array) -> Array:
     """Sums over the last axis of products of rows, one @ other.T, in pieces that BLAS takes on the calling thread."""
-    # Threads share the blocks already. BLAS would wake others for each of these products, and where the cores are busy
+    # Threads share the blocks already. BLAS would start further threads for each of these products, and where the cores are busy
     # waiting for them takes far longer than multiplying.
     piece = _ALONE // max(len(one) * len(other), 1)
     if piece < _SHORTEST:

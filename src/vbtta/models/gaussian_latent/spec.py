@@ -35,8 +35,8 @@ class GaussianLatent(LatentModel):
     >>> truth = rng.normal(size=400)
     >>> views = truth[:, None] + 0.4 * rng.normal(size=(400, 4))  # (N, K)
     >>> policy = fit_policy(ViewPredictions(views[:, :, None]), truth, task="regression", model=GaussianLatent())
-    >>> found = policy.predict(ViewPredictions(views[:, :, None])).mean[:, 0]
-    >>> print((views - truth[:, None]).std().round(1), (found - truth).std().round(1))
+    >>> pooled = policy.predict(ViewPredictions(views[:, :, None])).mean[:, 0]
+    >>> print((views - truth[:, None]).std().round(1), (pooled - truth).std().round(1))
     0.4 0.2
     """
 

@@ -339,7 +339,7 @@ class GateData:
         return _simplex(np.where(self.required, np.maximum(weights, 1e-280), weights), np.zeros(len(weights)))
 
     def trimmed(self, weights: Array, slopes: Array) -> list[Array]:
-        """Base weights with vanishing ones at zero, boldest first; required views stay."""
+        """Base weights with vanishing ones at zero, most zeros first; required views stay."""
         averages = np.where(self.required, 1.0, self.average(weights, slopes))
         return [_simplex(np.where(kept > 0, weights, 0), np.zeros(len(kept))) for kept in vanishing_weights(averages)]
 
