@@ -99,6 +99,14 @@ def test_links_are_followed_modes_kept_and_devices_refused(tmp_path: Path) -> No
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
+def test_a_link_that_leads_back_to_itself_is_refused_and_stays(policy: Policy, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(ValueError, match=rf"cannot write {tmp_path}/a: it is a link that leads back to itself; remove"):
+        policy.save(tmp_path / "a")
+    assert (tmp_path / "a").is_symlink()
+
+
 FULL = """
 import resource, sys
 import numpy as np
@@ -287,6 +295,15 @@ def test_formulas_are_neutralised_and_come_back(tmp_path: Path) -> None:
     table = read_table(tmp_path / "cells.csv")
     assert table["=name"].tolist() == cells.tolist()
     assert table["number"].tolist() == [0, -1, -2, -3, -4, -5, -6, -7]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_labels_that_are_not_there_are_named(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"folder{suffix}").mkdir()
+    with pytest.raises(FileNotFoundError, match=rf"^no table at {tmp_path}/none{suffix}; give the path of a .csv"):
+        LabelSets.load(tmp_path / f"none{suffix}")
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/folder{suffix} is a folder; give the path of a .csv"):
+        LabelSets.load(tmp_path / f"folder{suffix}")
 
 
 def test_carriage_returns_and_outer_spaces_of_text_come_back(tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 def checked_target(path: str | os.PathLike[str]) -> Path:
     """The file that a path stands for, links followed, if it can be written."""
     target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise ValueError(f"cannot write {path}: it is a link that leads back to itself; remove it first")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: the folder {target.parent} does not exist; create it first")
     if target.is_dir():

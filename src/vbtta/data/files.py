@@ -301,6 +301,10 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
     White space around a cell is not part of it, unless it is quoted text.
     """
     path = Path(path)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"no table at {path}; give the path of a .csv or .parquet file")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the path of a .csv or .parquet file")
     if path.suffix == ".parquet":
         _schema(path, "")
         with reading(path):
