@@ -1,9 +1,12 @@
 """The same answers from sixteen threads, from forked DataLoader workers, and on a module in training mode."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -57,6 +60,61 @@ def test_a_module_in_training_mode_is_in_evaluation_mode_for_all_threads() -> No
         np.testing.assert_array_equal(part.outputs, single.outputs[: 10 + 2 * n])
     assert network.training
     assert network.dropout.training
+
+
+class SlowModule(nn.Linear):
+    """Its evaluation mode takes until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def eval(self) -> "SlowModule":
+        self.entered.set()
+        self.go_on.wait(60)
+        return super().eval()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_does_not_take_over_what_a_thread_holds() -> None:
+    """A thread is within a change of mode when the process is forked; the child has no such thread to wait for."""
+    slow, other = SlowModule().train(), nn.Dropout().train()
+
+    def enter() -> None:
+        with evaluating(slow):
+            pass
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    assert slow.entered.wait(60)
+    process = os.fork()
+    if not process:
+        signal.alarm(20)  # ends the child if it waits
+        with evaluating(other):
+            inside = other.training
+        os._exit(int(inside or not other.training))
+    status = os.waitpid(process, 0)[1]
+    slow.go_on.set()
+    thread.join(60)
+    assert status == 0
+    assert slow.training
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_leaves_the_mode_that_its_parent_entered() -> None:
+    network = nn.Dropout().train()
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(network))
+        process = os.fork()
+        if not process:
+            with suppress(BaseException):
+                stack.close()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(process, 0)[1] == 0
+    assert network.training
 
 
 def _copy(network: Meeting) -> Meeting:

@@ -3,6 +3,7 @@
 __all__ = ["TorchPredictor", "call_module", "delta_variance", "evaluating", "noise_variance"]
 
 import inspect
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,17 @@ except ModuleNotFoundError as error:
 
 _LOCK = threading.Lock()
 _IN_USE: dict[nn.Module, list[int]] = {}  # users of modules in evaluation mode, and the mode to restore
+
+
+def _forget_threads() -> None:
+    """After a fork: the threads that hold the lock or use a module are not in the new process."""
+    global _LOCK
+    _LOCK = threading.Lock()
+    _IN_USE.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 class TorchPredictor(Adapter):
@@ -123,6 +135,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         with _LOCK:
             for part in parts:
+                if part not in _IN_USE:  # entered before a fork
+                    continue
                 _IN_USE[part][0] -= 1
                 if not _IN_USE[part][0] and (mode := bool(_IN_USE.pop(part)[1])) is not part.training:
                     part.training = mode  # slow, so only if needed
