@@ -347,6 +347,13 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
     assert again.n_reused == 15
     assert [path for path in parts if path.stat().st_mtime_ns != before[path]] == [parts[3]]
     np.testing.assert_array_equal(again.load().outputs, loaded.outputs)
+    data = bytearray(parts[5].read_bytes())
+    data[len(data) // 2] ^= 1  # within a page: the footer is whole
+    parts[5].write_bytes(data)
+    with pytest.warns(UserWarning, match=rf"{parts[5].name} is damaged .*set aside .* and made again"):
+        again = collect_on_cluster(make, tmp_path / "inputs", views, out, workers=1, **options)
+    assert again.n_reused == 15
+    np.testing.assert_array_equal(again.load().outputs, loaded.outputs)
     for changed in ({"seed": 8}, {"key": "b"}):
         with pytest.raises(ValueError, match="holds predictions of other inputs, views, options or another key"):
             collect_on_cluster(make, tmp_path / "inputs", views, out, **{**options, **changed})
@@ -490,6 +497,14 @@ def test_errors_of_workers_are_short(machines: Machines, tmp_path: Path) -> None
     with pytest.raises(RuntimeError, match=r"^a worker failed, and so did those that took over: ") as dead:
         tasks.results(fail, [(None,)])
     assert "\n" not in str(dead.value)
+
+
+@pytest.mark.parametrize("value", ["abc", "nan", "-1", "0", ""])
+def test_a_limit_of_time_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VBTTA_RAY_TIMEOUT", value)
+    expected = f"VBTTA_RAY_TIMEOUT must be a positive number of seconds; got {value!r}"
+    with pytest.raises(ValueError, match=expected):
+        Tasks(1, {})
 
 
 def test_silence_ends_a_call(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:

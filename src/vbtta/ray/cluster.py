@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from vbtta._support.checks import require, whole_number
+from vbtta._support.checks import positive, require, whole_number
 
 
 def connect(address: str | None = None) -> Any:
@@ -62,6 +62,7 @@ class Tasks:
     """
 
     def __init__(self, n_workers: int | None, options: dict[str, Any]) -> None:
+        _patience()  # refused before anything is started
         self._ray = connect()
         self.n_workers = n_workers or max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
         self._options = {"num_cpus": 1, "max_calls": 0, **options}  # workers stay, also those with devices
@@ -141,7 +142,14 @@ class Tasks:
 
 def _patience() -> float:
     """Seconds to wait for an answer; dead workers and nodes are noticed by Ray itself, and earlier."""
-    return float(os.environ.get("VBTTA_RAY_TIMEOUT", 6 * 3600))
+    given = os.environ.get("VBTTA_RAY_TIMEOUT", str(6 * 3600))
+    try:
+        positive(VBTTA_RAY_TIMEOUT=float(given))
+    except ValueError:
+        raise ValueError(
+            f"the environment variable VBTTA_RAY_TIMEOUT must be a positive number of seconds; got {given!r:.80}"
+        ) from None
+    return float(given)
 
 
 class WorkerError(Exception):

@@ -25,7 +25,7 @@ from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.base import Augmentation
 from vbtta.augment.foreign import as_views
 from vbtta.collect import Collector, check_options
-from vbtta.data.files import columns_of, footers, parquet_files, prediction_table, read_predictions
+from vbtta.data.files import columns_of, footers, parquet_files, prediction_table, read_predictions, reading
 from vbtta.data.images import decode_images
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
@@ -168,13 +168,17 @@ def collect_views(
 
 
 def _found(path: Path, n_rows: int) -> bool:
-    """Whether a part of an earlier run is there; a damaged one is set aside."""
+    """Whether a part of an earlier run is there, its pages as their checksums say; a damaged one is set aside."""
     if not path.exists():
         return False
     try:
-        rows = footers([str(path)], "")[0].num_rows
-        if rows != n_rows:
-            raise ValueError(f"it has {rows} of {n_rows} rows")
+        footer = footers([str(path)], "")[0]
+        if footer.num_rows != n_rows:
+            raise ValueError(f"it has {footer.num_rows} of {n_rows} rows")
+        parquet = require("pyarrow.parquet", "ray")
+        with reading(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for group in range(footer.num_row_groups):
+                file.read_row_group(group, use_threads=False)
     except ValueError as error:
         set_aside(path, error)
         return False
