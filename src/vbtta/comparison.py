@@ -292,8 +292,8 @@ def _warn_of_shared_rows(chosen: Sequence[Entry], train: ViewPredictions, test: 
         known["the methods are"] = Rows(subsample.names, row_hashes(subsample.outputs))
     for who, rows in known.items():
         if shared := shared_rows(rows, test):
-            text = f"test_predictions hold rows that {who} fitted to ({shared}), whose scores are too good; give other rows"
-            warnings.warn(text, stacklevel=3)
+            reason = f"test_predictions hold rows that {who} fitted to ({shared}), whose scores are too good"
+            warnings.warn(f"{reason}; give other rows", stacklevel=3)
 
 
 class Scored(NamedTuple):

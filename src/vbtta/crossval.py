@@ -94,8 +94,9 @@ def stack_scores(
 ) -> tuple[tuple[Array, Array], CrossValidated]:
     """Stacking weights from held-out scores, and the stack's own held-out scores; prior counts are (M,).
 
-    An instance is scored with the weights that the other folds give, so that the score is out of sample. With `even_odds` the
-    last member is the raw network, and takes the probability that the others do not help (:func:`trust`).
+    An instance is scored with the weights that the other folds give, so that the score is out of sample. With
+    `even_odds` the last member is the raw network, and takes the probability that the others do not help
+    (:func:`trust`).
     """
     first = members[0]
     scores = np.stack([member.scores for member in members], axis=1) / first.importance[:, None]  # (n, M)

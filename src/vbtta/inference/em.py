@@ -471,8 +471,8 @@ def _merged(parts: Iterable[Node]) -> list[Node]:
 
 def products(one: Array, other: Array) -> Array:
     """Sums over the last axis of products of rows, one @ other.T, in pieces that BLAS takes on the calling thread."""
-    # Threads share the blocks already. BLAS would start further threads for each of these products, and where the cores are busy
-    # waiting for them takes far longer than multiplying.
+    # Threads share the blocks already. BLAS would start further threads for each of these products, and where the
+    # cores are busy waiting for them takes far longer than multiplying.
     piece = _ALONE // max(len(one) * len(other), 1)
     if piece < _SHORTEST:
         return np.asarray(one @ other.T)

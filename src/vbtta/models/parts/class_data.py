@@ -250,8 +250,8 @@ def refuse_suspects(names: Sequence[str], suspects: Array) -> None:
         name = names[int(np.argmax(suspects))]
         raise ValueError(
             f"predictions look like probabilities: all rows of view {name!r} are "
-            "non-negative and sum to 1. Pass logits: collect_views(..., output=torch.log) of a network with a softmax, or "
-            "ViewPredictions(np.log(np.maximum(p, 1e-12)), names=...)"
+            "non-negative and sum to 1. Pass logits: collect_views(..., output=torch.log) of a network with a softmax, "
+            "or ViewPredictions(np.log(np.maximum(p, 1e-12)), names=...)"
         )
 
 
