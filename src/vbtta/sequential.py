@@ -30,7 +30,7 @@ FORMAT, _VERSION = "vbtta-sequential", 1
 _ALPHA = 0.05  # probability that the upper limit of the loss is too low
 _N_THRESHOLDS = 100
 _UNDECIDED_SHARE = 0.05  # of a group's rows at which it stops
-_DOUBT = 0.5  # prior standard deviation of the realised loss, relative to that which the full policy expects
+_EXCESS_SCALE = 0.5  # prior standard deviation of the realised loss, relative to that which the full policy expects
 _DRAWS = 16  # of an input's predictive distribution
 _SMALL = 1e-6
 
@@ -322,7 +322,7 @@ def _given_stages(stages: Sequence[Sequence[str] | str], names: Views) -> list[V
 
 
 def _growing(policies: list[Policy]) -> tuple[Policy, ...]:
-    """Without views of weight zero, which no refit needs then, and stages after which one needs no more views."""
+    """The stages' policies without views of weight zero, and without stages that add no view."""
     kept: list[Policy] = []
     for policy in policies:
         while kept and set(policy.used_names) <= {name for earlier in kept for name in earlier.used_names}:
@@ -350,23 +350,24 @@ class _Evidence(NamedTuple):
         if units is not None:
             place = np.unique(units, return_inverse=True)[1]
             losses = np.stack([np.bincount(place, stage) for stage in losses])
-        unseen = -np.log(alpha) * float(np.quantile(losses, 0.99, axis=1).max()) / n_rows
-        none, points = self.full._replace(scores=np.zeros(n_rows)), []
+        unseen_loss = -np.log(alpha) * float(np.quantile(losses, 0.99, axis=1).max()) / n_rows
+        zero_scores, points = self.full._replace(scores=np.zeros(n_rows)), []
         shares = np.linspace(0, 1, _N_THRESHOLDS + 1)[1:]
         thresholds = np.unique(np.quantile(self.expected[first:], shares)).tolist()
         for threshold in (0.0, *thresholds):  # expected gains are positive: at 0 nothing stops
             stops = [_stops(stage, threshold, units) for stage in self.expected[first:]]
             last = np.argmax([*stops, np.ones(n_rows, dtype=bool)], axis=0)  # (n,)
             stopped = first + last, np.arange(n_rows)
-            loss, error = compare_scores(self.full._replace(scores=self.divergence[stopped]), none)
-            more, noise = compare_scores(self.full._replace(scores=self.excess[stopped]), none)
-            trust = 1 / (1 + (noise / max(_DOUBT * loss, _SMALL**2)) ** 2)  # of a normal prior for the excess, around 0
+            loss, error = compare_scores(self.full._replace(scores=self.divergence[stopped]), zero_scores)
+            excess, excess_error = compare_scores(self.full._replace(scores=self.excess[stopped]), zero_scores)
+            # by a normal prior of the excess around 0
+            shrinkage = 1 / (1 + (excess_error / max(_EXCESS_SCALE * loss, _SMALL**2)) ** 2)
             upper = 0.0
             if np.any(stops):
-                beyond = trust * more + quantile * float(np.sqrt(trust)) * noise
-                upper = loss + quantile * error + unseen + max(beyond, 0.0)
+                excess_upper = shrinkage * excess + quantile * float(np.sqrt(shrinkage)) * excess_error
+                upper = loss + quantile * error + unseen_loss + max(excess_upper, 0.0)
             means = float(passes[last].mean()), float(cost[last].mean()), float(self.scores[stopped].mean())
-            points.append(SequentialPoint(threshold, *means, loss + max(trust * more, 0.0), error, upper))
+            points.append(SequentialPoint(threshold, *means, loss + max(shrinkage * excess, 0.0), error, upper))
         return points
 
 
@@ -378,9 +379,9 @@ def _choose_rule(
     refits = [[refit(policy, sample.take(train)) for policy in policies] for train, _ in folds]
     by_stage = score_folds(zip(*refits, strict=True), sample, folds)
     parts = [sample.predictions.take(held) for _, held in folds]
-    held_out = np.concatenate([_outlook(*each)[0] for each in zip(refits, parts, strict=True)], axis=1)
+    held_out = np.concatenate([_gains_and_features(*pair)[0] for pair in zip(refits, parts, strict=True)], axis=1)
     rows = np.concatenate([held for _, held in folds])
-    gain, features = _outlook(policies, sample.predictions.take(rows))  # divergences need no labels
+    gain, features = _gains_and_features(policies, sample.predictions.take(rows))  # divergences need no labels
     full, scores = by_stage[-1], np.stack([stage.scores for stage in by_stage])
     expected, at_last = np.empty_like(gain), np.zeros((1, len(rows)))
     for m, fold in np.ndindex(len(gain), len(folds)):
@@ -408,7 +409,7 @@ def _choose_rule(
     return best
 
 
-def _outlook(policies: Sequence[Policy], views: ViewPredictions) -> tuple[Array, Array]:
+def _gains_and_features(policies: Sequence[Policy], views: ViewPredictions) -> tuple[Array, Array]:
     """Gain by the other views (M - 1, n), and features (M - 1, n, F), after every stage but the last."""
     *early, full = (policy.predict(views) for policy in policies)
     features = [_features(*stage, views) for stage in zip(policies, early, strict=False)]
