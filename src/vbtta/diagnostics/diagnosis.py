@@ -181,9 +181,10 @@ def _gate(gate: checks.GateUse) -> list[str]:
     names, pooled, coefficients, (low, high), views = gate._replace(interval=gate.interval.T)
     where = "averages over a group" if pooled else "features of the views' outputs"
     order = np.argsort(-np.abs(coefficients), kind="stable")
-    clear = [f for f in order if low[f] > 0 or high[f] < 0]
-    effects = [f"{names[f]} {coefficients[f]:+.2f} ({low[f]:+.2f} to {high[f]:+.2f})" for f in clear]
-    lines = [f"Weights depend on {where}; clearly on: {listing(effects) or 'none of them'}."]
+    effects = [f"{names[f]} {coefficients[f]:+.2f} ({low[f]:+.2f} to {high[f]:+.2f})" for f in order]
+    clear = [effect for effect, f in zip(effects, order, strict=True) if low[f] > 0 or high[f] < 0]
+    related = f"most on: {listing(effects[:2])}; related features share their effect, so that none is clear alone"
+    lines = [f"Weights depend on {where}; {f'clearly on: {listing(clear)}' if clear else related}."]
     for name, share, contrast, examples in views[:_MAX_HEAVY]:
         f = int(np.abs(contrast * coefficients).argmax()) if len(contrast) else 0
         where = f", where its {names[f]} is {contrast[f]:+.1f} standard deviations from elsewhere" if share < 1 else ""
