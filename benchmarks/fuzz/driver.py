@@ -22,6 +22,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ def _start_worker() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     for family in (files, fits):  # imports, before memory is measured
         assert family.FAMILIES
+    import_module("vbtta.inference.unconstrained")  # torch and Pyro, of ADVI
 
 
 def run(
