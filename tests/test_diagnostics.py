@@ -464,3 +464,20 @@ def test_a_gate_is_described_by_its_heavy_views_and_their_inputs():
     assert diagnosis.to_dict()["gate"]["views"][1]["name"] == "turned"
     constant = fit_policy(views, truth, task="classification", model="mixture", guard=False)
     assert diagnose(constant, views, truth, refit=False).gate is None
+
+
+@pytest.mark.parametrize("digits", [0, 12])
+def test_annotators_who_copy_numbers_are_named(digits: int) -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(40, 10, size=300)
+    predictions = ViewPredictions(
+        (truth[:, None] + 4 * rng.normal(size=(300, 2)))[:, :, None], names=["identity", "flip"]
+    )
+    answers = np.round(truth[:, None] + 3 * rng.normal(size=(300, 4)), digits)
+    copied = answers.copy()
+    copied[:100, 1] = copied[:100, 0]
+    for values, pairs in ((answers, []), (copied, [("a", "b")])):
+        labels = LabelSets.from_array(values, annotators=list("abcd"))
+        policy = fit_policy(predictions, labels, task="regression", model="latent", guard=False)
+        copying = diagnose(policy, predictions, labels).copying or ()
+        assert [(pair.first, pair.second) for pair in copying if pair.p_value < 0.01] == pairs

@@ -210,8 +210,8 @@ def _shaped(array: Any, shapes: str, sizes: dict[str, int]) -> Any:
         if array.shape == (0,):  # JSON does not tell the other axes
             array = array.reshape(0, *(sizes.get(letter, 0) for letter in letters[1:]))
         axis_sizes = dict(zip(letters, array.shape, strict=False))
-        known = {**axis_sizes, **sizes}
-        wanted = [int(letter) if letter.isdigit() else known[letter] for letter in letters[: array.ndim]]
+        lengths = {**axis_sizes, **sizes}
+        wanted = [int(letter) if letter.isdigit() else lengths[letter] for letter in letters[: array.ndim]]
         if array.dtype.kind == "f" and len(letters) == array.ndim and list(array.shape) == wanted:
             sizes.update({letter: n for letter, n in axis_sizes.items() if not letter.isdigit()})
             return array

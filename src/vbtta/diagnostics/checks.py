@@ -69,6 +69,9 @@ class Influence(NamedTuple):
     standard_error: Array  # (K,): of `score`
 
 
+Agreement = Callable[[Array, Array], tuple[Array, Array]]  # of two annotators' labels: chance p, and are they the same
+
+
 class Copying(NamedTuple):
     """How often two annotators say the same beyond what independent errors explain."""
 
@@ -330,34 +333,24 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
 
 
 def copying_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> tuple[Copying, ...]:
-    """Pairs of annotators of class labels who agree more often than two who err independently would.
+    """Pairs of annotators who give the same label more often than two who err independently would.
 
-    Given an instance's views and all its labels but the second annotator's, the model says with which probability p
-    that annotator repeats the first one's label. If a share s of the labels is copied, the probability is
-    s + (1 - s) p. Shares are at their maximum likelihood. Hard instances make all pairs agree on errors: the
+    If a share s of the labels is copied, the probability of the same label is s + (1 - s) p, where p is that of two
+    independent annotators. Shares are at their maximum likelihood. Hard instances make all pairs agree on errors: the
     likelihood ratio tests whether a share exceeds the median of all pairs. It needs three annotators.
     """
     people = policy.annotators
-    if not isinstance(people, AnnotatorAccuracy) or labels.annotator is None or len(labels.annotator_names) < 3:
+    if people is None or labels.annotator is None or len(labels.annotator_names) < 3:
         return ()
     labels = labels.align(len(predictions), predictions.ids)
-    proba = np.maximum(cast("CategoricalPrediction", policy.predict(predictions)).proba, np.finfo(np.float64).tiny)
-    value = labels.categorical(proba.shape[1], predictions.classes)
-    matrices = np.concatenate([people.confusion, people.confusion.mean(axis=0, keepdims=True)]).swapaxes(1, 2)
-    place = annotator_places(people.names, labels)
-    likelihood = matrices[place, value]  # (J, C): of every true class
-    log_truth = np.log(proba)
-    np.add.at(log_truth, labels.instance, np.log(likelihood))
+    agreement = (_same_classes if isinstance(people, AnnotatorAccuracy) else _same_numbers)(policy, predictions, labels)
     rows_of = [np.flatnonzero(labels.annotator == person) for person in range(len(labels.annotator_names))]
     pairs = []
     for a, b in combinations(range(len(rows_of)), 2):
         instances = labels.instance[rows_of[a]], labels.instance[rows_of[b]]
         shared, at_a, at_b = np.intersect1d(*instances, return_indices=True)
         if len(shared) >= _MIN_SHARED:
-            first, second = rows_of[a][at_a], rows_of[b][at_b]
-            truth = special.softmax(log_truth[shared] - np.log(likelihood[second]), axis=1)
-            repeat = matrices[place[second], value[first]]
-            pairs.append((a, b, np.vecdot(truth, repeat), value[first] == value[second]))
+            pairs.append((a, b, *agreement(rows_of[a][at_a], rows_of[b][at_b])))
     shares = np.array([_copied_share(chance, same) for _, _, chance, same in pairs])
     typical = float(np.median(shares)) if len(shares) >= 3 else 0.0
     ratios = [
@@ -371,6 +364,41 @@ def copying_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
         for (a, b, _, same), share, p_value in zip(pairs, shares, p_values, strict=True)
     ]
     return tuple(sorted(copying, key=lambda pair: pair.p_value))
+
+
+def _same_classes(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> Agreement:
+    """The chance p follows from an instance's views and all its labels but the second annotator's."""
+    people = cast("AnnotatorAccuracy", policy.annotators)
+    proba = np.maximum(cast("CategoricalPrediction", policy.predict(predictions)).proba, np.finfo(np.float64).tiny)
+    value = labels.categorical(proba.shape[1], predictions.classes)
+    matrices = np.concatenate([people.confusion, people.confusion.mean(axis=0, keepdims=True)]).swapaxes(1, 2)
+    place = annotator_places(people.names, labels)
+    likelihood = matrices[place, value]  # (J, C): of every true class
+    log_truth = np.log(proba)
+    np.add.at(log_truth, labels.instance, np.log(likelihood))
+
+    def agreement(first: Array, second: Array) -> tuple[Array, Array]:
+        truth = special.softmax(log_truth[labels.instance[second]] - np.log(likelihood[second]), axis=1)
+        return np.vecdot(truth, matrices[place[second], value[first]]), value[first] == value[second]
+
+    return agreement
+
+
+def _same_numbers(policy: Policy, _: ViewPredictions, labels: LabelSets) -> Agreement:
+    """Numbers are the same if equal in all digits; p is the density of their difference times their resolution."""
+    people = cast("AnnotatorNoise", policy.annotators)
+    value = labels.continuous(people.bias.shape[1])
+    resolution = np.array([np.diff(np.unique(column)).min(initial=np.inf) for column in value.T])
+    place = np.minimum(annotator_places(people.names, labels), len(people.names) - 1)
+
+    def agreement(first: Array, second: Array) -> tuple[Array, Array]:
+        a, b = place[first[0]], place[second[0]]
+        spread = np.hypot(people.noise[a], people.noise[b])
+        density = np.exp(-0.5 * ((people.bias[a] - people.bias[b]) / spread) ** 2) / (spread * np.sqrt(2 * np.pi))
+        chance = float(np.minimum(resolution * density, 1).prod())
+        return np.full(len(first), chance), (value[first] == value[second]).all(axis=1)
+
+    return agreement
 
 
 def _log_copies(share: float, chance: Array, same: Array) -> float:

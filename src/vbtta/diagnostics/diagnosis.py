@@ -38,7 +38,7 @@ class Diagnosis:
     converged: bool
     guard: Guard
     annotators: Any
-    copying: tuple[checks.Copying, ...] | None = None  # pairs of annotators of class labels, most suspicious first
+    copying: tuple[checks.Copying, ...] | None = None  # pairs of annotators, most suspicious first
     overlap: checks.Overlap | None = None  # views that explain the same labels
     influence: checks.Influence | None = None  # changes when one view is left out
     predictive: tuple[checks.PredictiveCheck, ...] | None = None  # statistics of the labels, observed and simulated
