@@ -370,7 +370,7 @@ def edit(path: Path, **changes: Any) -> None:
         node = tree
         for parent in parents:
             node = node[int(parent) if parent.isdigit() else parent]
-        node[last] = value
+        node[int(last) if last.isdigit() else last] = value
     path.write_text(json.dumps(tree), encoding="utf-8")
 
 
@@ -437,6 +437,7 @@ def policy_with(kind: str) -> Policy:
         ("numbers", {"posterior__guide__sites__0__kind": "x"}, "has kind 'x'"),
         ("numbers", {"posterior__guide__sites__0__shape": []}, r"shape \(\)"),
         ("numbers", {"posterior__guide__sites__0__shape": [2]}, "do not make the"),
+        ("numbers", {"posterior__state__common_covariance__0": [-1.0, 0.0]}, "not symmetric and positive definite"),
         ("levels", {"n_outputs": 2}, "n_outputs is 2"),
         ("levels", {"posterior__levels": [0, 1, 1, 2]}, "does not predict"),
         ("levels", {"posterior__guide__sites": []}, "do not make the"),

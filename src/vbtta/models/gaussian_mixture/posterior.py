@@ -72,6 +72,15 @@ class MixtureState(NamedTuple):
     tail: Annotated[Array, ""] = np.zeros(())  # degrees of freedom of Student-t components; 0 where they are normal
     annotators: AnnotatorState | None = None
 
+    def validate(self) -> None:
+        """Refuse matrices that are no covariances, beyond rounding; for a state that was read from a file."""
+        for name in ("theta_covariance", "common_covariance"):
+            matrix = getattr(self, name)
+            scaled = matrix / max(np.abs(matrix).max(initial=0), 1e-300)
+            asymmetry = np.abs(scaled - np.swapaxes(scaled, -1, -2)).max(initial=0)
+            if asymmetry > 1e-6 or np.linalg.eigvalsh(scaled).min(initial=0) < -1e-6:
+                raise ValueError(f"{name} is not symmetric and positive definite")
+
     def take(self, views: Array) -> "MixtureState":
         """Some of the views."""
         own = ("weights", "weight_counts", "theta_mean", "theta_covariance", "dof", "inverse_scale")
