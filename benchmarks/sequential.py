@@ -39,6 +39,7 @@ from vbtta import (
     fit_sequential,
 )
 from vbtta._support.files import atomic_path
+from vbtta.augment.base import is_partial
 
 __all__ = ["main"]
 
@@ -67,7 +68,8 @@ def _data(name: str, seed: int, data: str, cache: str) -> Data:
     for part in ("calibration", "test"):
         scenes = load(name, part, data)
         masks = np.stack([masks[0] for masks in scenes.masks])
-        parts += collect_dense(network, scenes.images, views(), masks, positions=_POSITIONS, seed=seed)
+        whole = [view for view in views() if not is_partial(view)]  # stages of maps need all of an image
+        parts += collect_dense(network, scenes.images, whole, masks, positions=_POSITIONS, seed=seed)
     return Data("classification", *parts)
 
 
@@ -182,7 +184,8 @@ def _network(name: str, seed: int, data: str, cache: str) -> tuple[Any, list[Any
         from benchmarks.dense import views
         from benchmarks.dense_networks import load, trained
 
-        return trained(name, seed, data, cache), views(), load(name, "test", data).images
+        whole = [view for view in views() if not is_partial(view)]
+        return trained(name, seed, data, cache), whole, load(name, "test", data).images
     from benchmarks.train_models import image_views
     from reproduction.networks import trained_network
     from reproduction.training import train

@@ -20,9 +20,8 @@ Made by `python -m reproduction` from the rows in this folder; do not edit. The 
 trials, and every claim of the paper in words has a verdict: *holds*, *holds if ...* or *does not hold*.
 `python -m reproduction --verify` runs a random sample of the trials again and compares.
 
-Results that name commit 6548a27 have the frozen defaults. Those that name 5614f22, da04310 or fd14582 (weights by
-input, early stops, dense outputs, shift, the profile `pretrained`) were made by earlier code, before some defaults
-changed, and these commits are not in the history: take them for an indication until they are made again.
+Results that name commit 6548a27 or 6c4eff4 have the frozen defaults; later changes of the code move them by rounding or
+held-out tolerances. The profile `pretrained` and this list's tables and figures of the profile `cpu` are older.
 """
 
 
