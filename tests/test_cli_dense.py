@@ -64,6 +64,7 @@ def test_images_and_masks_become_predictions_a_policy_and_maps(folder):
     assert answer == np.asarray(Image.open(f"ann/{name}.png")).ravel()[int(place)]
     assert run("fit", "p.npz", "l.csv", "--task", "classification", "--out", "policy.json").code == 0
     arguments = ("--predictor", "densenet:make", "--views", "views.toml", "--policy", "policy.json")
+    assert "would be overwritten" in run("predict", "images", "--dense", *arguments, "--out", "images").err
     result = run("predict", "images", "--dense", *arguments, "--out", "maps", "--entropy")
     assert result.code == 0, result.err
     scores = []

@@ -123,6 +123,13 @@ def test_images_of_different_sizes():
         np.testing.assert_allclose(outputs, outputs[:1].repeat(8, 0), atol=1e-6)
 
 
+@pytest.mark.parametrize(("size", "stride"), [((30, 30), 8), ((100, 100), 16), ((13, 18), 4)])
+def test_a_stride_that_was_rounded_down_is_not_taken_for_another(size, stride):
+    images, masks = torch.rand(2, 2, *size), np.zeros((2, *size), dtype=int)
+    with pytest.raises(ValueError, match="at a stride, rounded up: pad the inputs"):
+        collect_dense(Pointwise(stride), images, [Identity(), HorizontalFlip()], masks)
+
+
 @pytest.mark.parametrize("stride", [2, 4])
 def test_outputs_at_a_stride_are_compared_at_the_resolution_of_the_targets(stride):
     images, network = images_of(3, 16, 24), Pointwise(stride)

@@ -141,6 +141,10 @@ def test_average_precision_agrees_with_scikit_learn():
         (lambda: metrics.dice(np.zeros((1, 2, 2), int), np.zeros((1, 2, 2), int)), "n_classes must be given"),
         (lambda: metrics.iou(np.full((1, 2, 2), 255), np.zeros((1, 2, 2), int), 2), r"y must be class positions 0..1"),
         (lambda: metrics.iou(np.full((1, 2, 2), 9), np.zeros((1, 2, 2), int), 2, ignore=9), "no image has a class"),
+        (
+            lambda: metrics.dice(np.zeros((1, 2, 2), int), np.full((1, 2, 2, 2), np.nan)),
+            "maps must be numbers; got NaN",
+        ),
         (lambda: metrics.average_precision([[0, 0]], [[0.1, 0.2]]), "no positive in any image"),
         (lambda: metrics.average_precision([[0, 2]], [[0.1, 0.2]]), "of 0 and 1"),
         (lambda: metrics.map_rows(np.zeros((1, 2, 2)), np.zeros((1, 3, 2, 1))), r"proba must be \(N, C, ...\)"),

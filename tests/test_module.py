@@ -746,3 +746,11 @@ def test_logits_that_share_an_offset_keep_their_digits_in_a_gate(features):
     policy = fit_policy(predictions, labels, task="classification", model=model, guard=False)
     expected = policy.predict(predictions).proba
     np.testing.assert_allclose(TTAModule(network, views, policy)(x), expected, atol=5e-6)
+
+
+def test_a_module_is_no_predictor():
+    views = [Identity(), HorizontalFlip()]
+    predictions = ViewPredictions(np.random.default_rng(0).normal(size=(20, 2, 3)), names=[view.name for view in views])
+    policy = fit_policy(predictions, np.arange(20) % 3, task="classification", model="mixture", guard=False)
+    with pytest.raises(ValueError, match=r"applies its views by itself; pass the network, \.network"):
+        collect_views(TTAModule(nn.Flatten(), views, policy), torch.rand(2, 1, 1, 3), views)

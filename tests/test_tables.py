@@ -516,3 +516,10 @@ def test_odd_tables_are_read_or_refused_in_one_line(reader):
             place = traceback.extract_tb(error.__traceback__)[-1].filename
             fallen_through += [name] if "\n" in str(error) or "vbtta" not in place else []
     assert not fallen_through
+
+
+@pytest.mark.parametrize("name", ["imageId", "ImageID", "uid", "image_id"])
+def test_a_column_named_like_ids_is_no_annotator(name):
+    table = pd.DataFrame({name: [10.0, 20.0, 30.0], "bo": [1.0, 2.0, 3.0]})
+    with pytest.raises(ValueError, match=f"{name}.*looks like ids"):
+        LabelSets.from_array(table)

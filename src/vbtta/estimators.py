@@ -111,6 +111,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     def _score(self, metric: Any, X: Any, y: Any, sample_weight: Any) -> float:
         """A metric over all labels: an input with several counts once for each."""
         _check_order(X, y, "y")
+        _check_order(X, sample_weight, "sample_weight")
         predicted = self.predict(X)
         labels = self._labels(y, X, len(predicted))
         value = self.classes_[labels.value] if labels.by_position else labels.value
@@ -164,7 +165,10 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _labels(self, y: Any, X: Any, n_inputs: int) -> LabelSets:
         if not isinstance(y, LabelSets):
-            values = rows_of_table(y, "y").values
+            table = rows_of_table(y, "y")
+            if table.ids is not None and not hasattr(y, "iloc"):  # pandas: the index, whose order is checked
+                raise ValueError("y has a column of ids, and X has none; give LabelSets.from_table(y), or leave it out")
+            values = table.values
             if values.dtype.kind == "f" and np.isinf(values).any():
                 raise ValueError("Input y contains infinity or a value too large for dtype('float64').")
             if values.ndim and len(values) != n_inputs:

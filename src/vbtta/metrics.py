@@ -359,7 +359,10 @@ def _overlap(y: ArrayLike, maps: ArrayLike, n_classes: int | None, ignore: int |
     """Sizes of intersection and union, (N, C) each."""
     truth, predicted = np.asarray(y), np.asarray(maps)
     if predicted.ndim == truth.ndim + 1 and truth.ndim:
-        n_classes, predicted = predicted.shape[1], real_array("maps", maps).argmax(axis=1)
+        probabilities = real_array("maps", maps)
+        if np.isnan(probabilities).any():
+            raise ValueError("maps must be numbers; got NaN. Check the network's outputs")
+        n_classes, predicted = predicted.shape[1], probabilities.argmax(axis=1)
     if predicted.shape != truth.shape or truth.ndim < 2:
         raise ValueError(f"maps must be shaped like y, {truth.shape}, or (N, C, ...); got {np.shape(maps)}")
     if n_classes is None:

@@ -691,7 +691,9 @@ def _log(probability: Tensor) -> Tensor:
 
 def _unseen(views: list[Augmentation]) -> ValueError:
     unseen = f"some positions are seen by none of the policy's views {[view.name for view in views]}"
-    return ValueError(f"{unseen}; fit it with Identity() among them")
+    return ValueError(
+        f"{unseen}; fit the default model, whose raw network sees all, or leave out views that see a part"
+    )
 
 
 def _by_rows(maps: Tensor) -> Tensor:

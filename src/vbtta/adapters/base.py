@@ -68,6 +68,8 @@ def as_predictor(predictor: Any, output: Output = None, *, device: Any = None) -
            [3.]])
     """
     is_module = is_instance(predictor, "torch.nn", "Module")
+    if is_instance(predictor, "vbtta.module", "TTAModule"):
+        raise ValueError("predictor is a TTAModule, which applies its views by itself; pass the network, .network")
     if isinstance(predictor, type):
         raise TypeError(f"predictor must be a trained object, not a class: use {predictor.__name__}(...)")
     if isinstance(predictor, Predictor) and not is_module:

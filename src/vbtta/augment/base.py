@@ -446,13 +446,14 @@ def _at_size(outputs: Batch, size: tuple[int, ...]) -> Batch:
     own = tuple(outputs.shape[2:])
     if own == size:
         return outputs
-    least = -(-size[0] // max(own[0], 1))
+    powers, least = [2**n for n in range(1, 11)], -(-size[0] // max(own[0], 1))
     strides = [n for n in range(least, 2 * least + 1) if own == tuple(-(-length // n) for length in size)]
-    if not strides:
+    exact = [n for n in strides if tuple(n * length for length in own) == size]
+    stride = next(iter(exact or [n for n in strides if n in powers] or strides), 0)  # small maps fit several strides
+    rounded_down = stride not in powers and any(own == tuple(length // n for length in size) for n in powers)
+    if not strides or rounded_down:
         remedy = "return their size, or the size at a stride, rounded up: pad the inputs to a multiple of the stride"
         raise ValueError(f"the model returned maps {own} for inputs {size}; it must {remedy}.")
-    exact = [n for n in strides if tuple(n * length for length in own) == size]
-    stride = (exact or [n for n in strides if n & (n - 1) == 0] or strides)[0]  # small maps fit several strides
     maps = outputs if is_tensor(outputs) else to_tensor(outputs)
     maps = resized(maps, tuple(stride * length for length in own))[(..., *map(slice, size))]
     return maps if is_tensor(outputs) else maps.numpy()

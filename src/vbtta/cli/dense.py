@@ -72,6 +72,8 @@ def predict_maps(module: TTAModule, folder: Path, out: Path, talk: Talk, *, entr
     torch, policy, inputs = require("torch", "torch"), module.policy, _files(folder)
     if entropy and policy.task == "regression":
         raise UsageError("--entropy is for classes; leave it out for a regression")
+    if out.resolve() == folder.resolve():
+        raise UsageError(f"--out {out}: the images are in this folder and would be overwritten; give another one")
     out.mkdir(parents=True, exist_ok=True)
     for name in talk.track(list(inputs), "images"):
         source = inputs[name]

@@ -23,7 +23,9 @@ from vbtta._support.checks import printable, real_array, require, shown, whole_n
 
 Array = NDArray[Any]
 
-_ID_LIKE = re.compile(r"(^|[_\s-])(id|uuid|index|filename)$|^unnamed: \d+$|^__index_level_\d+__$", re.IGNORECASE)
+_ID_LIKE = re.compile(
+    r"(?i:(^|[_\s-])(id|uid|uuid|index|filename)$|^unnamed: \d+$|^__index_level_\d+__$)|[a-z0-9]I[dD]$"
+)
 ID_COLUMNS = ("instance", "id", "item", "task")
 _NEVER_ROWS = ID_COLUMNS[1:]  # whole numbers in such a column are ids, not row numbers
 _ANNOTATOR_COLUMNS = ("annotator", "worker", "rater", "user")
