@@ -154,3 +154,17 @@ def test_torchvisions_transforms_as_views_of_maps():
     np.testing.assert_allclose(predictions.outputs[:, 0], predictions.outputs[:, 1])
     with pytest.raises(ValueError, match="RandomRotation has no inverse"):
         collect_dense(network, IMAGES, [v2.RandomRotation(10)], masks)
+
+
+def test_transforms_of_lists_and_arrays_are_not_the_identity():
+    """v2 hands what is neither a tensor nor an image on as it is, without a word."""
+    sizes = []
+
+    def width(batch):
+        sizes.append({np.shape(np.asarray(row))[1] for row in batch})
+        return np.zeros((len(batch), 1))
+
+    pictures = [v2.functional.to_pil_image(image) for image in IMAGES]
+    collect_views(width, pictures, [v2.CenterCrop(10)])
+    collect_views(width, IMAGES.numpy(), [v2.CenterCrop(10)])
+    assert sizes == [{10}, {10}]

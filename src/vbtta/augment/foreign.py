@@ -16,7 +16,7 @@ import numpy as np
 from vbtta._support.checks import require
 from vbtta._support.fingerprints import describe
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, is_tensor, to_array
+from vbtta._support.tensors import Batch, RowList, is_tensor, to_array, to_tensor
 from vbtta.augment.base import MIN_SEEN_SHARE, Augmentation, BuiltIn, Number, check_images, check_streams, ones_like
 
 # Transforms of torchvision.transforms.v2 that never draw; a transform that is missing here is only slower.
@@ -85,7 +85,7 @@ def as_view(
         return MonaiView(view_name, obj, _draws(obj) if stochastic is None else stochastic, inverse)
     if any(_is_from(obj, package) for package in ("kornia.augmentation", "torchvision", "timm")):
         draws = _draws(obj) if stochastic is None else stochastic
-        return SeededView(view_name, obj, True, inverse) if draws else FunctionView(view_name, obj, False, inverse)
+        return SeededView(view_name, obj, True, inverse) if draws else TensorView(view_name, obj, False, inverse)
     takes_rng = _takes_rng(obj)
     draws = stochastic is None and _is_from(obj, "torch.nn") and any(map(_is_random, obj.modules()))
     if draws or (stochastic and not takes_rng and _is_from(obj, "torch")):
@@ -163,6 +163,16 @@ class FunctionView(ForeignView):
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         return self.function(batch, rng) if self.takes_rng else self.function(batch)
+
+
+@dataclass(frozen=True)
+class TensorView(ForeignView):
+    """A transform of tensors that draws nothing; torchvision would return arrays and lists as they are."""
+
+    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        if isinstance(batch, RowList):
+            return RowList(self.function(row) for row in batch)
+        return self.function(batch) if is_tensor(batch) else to_array(self.function(to_tensor(batch)))
 
 
 @dataclass(frozen=True)
