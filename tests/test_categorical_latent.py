@@ -284,7 +284,7 @@ def test_first_gain_is_chosen_on_a_sample(monkeypatch):
 def test_bad_input_is_named():
     logits = np.random.default_rng(8).normal(size=(5, 2, 3))
     for values, labels, match in (
-        (special.softmax(logits, axis=2), [0, 1, 2, 0, 1], r"np\.log\(p\)"),
+        (special.softmax(logits, axis=2), [0, 1, 2, 0, 1], r"output=torch\.log"),
         (logits[:, :, :1], [0, 0, 0, 0, 0], "stack zeros"),
         (logits, np.full(5, np.nan), "empty"),
         (logits, [0, 1, 2, 3, 1], "outside"),

@@ -111,3 +111,10 @@ def test_a_pool_whose_views_are_all_offset_is_finite() -> None:
     pool, offset = laplace.solve(quadratic, np.array([0.05, 0.05, 0.0, 0.0, 0.0]), 2)
     assert np.isfinite(pool).all()
     assert np.isfinite(offset).all()
+
+
+def test_a_singular_precision_of_the_offsets_is_solved() -> None:
+    quadratic = np.array([[2.0, 0.5, 0.5], [0.5, 1.0, 1.0], [0.5, 1.0, 1.0]])
+    pool, offset = laplace.solve(quadratic, np.array([1.0, 0.2, 0.2]), 1)
+    solution = np.concatenate([pool, offset])
+    np.testing.assert_allclose(quadratic[1:] @ solution, 0.2, atol=2e-3)  # a ridge makes the matrix regular

@@ -3,6 +3,7 @@
 __all__ = ["Augmentation", "Chain", "apply_view", "check_invertible", "invert_view", "reorder_classes"]
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import Field, dataclass, field, fields
@@ -62,7 +63,8 @@ class Number:
     def check(self, parameter: str, value: Any) -> None:
         """Refuse a value that is not a finite number within the range."""
         is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not self.above < value < self.below:
+        largest = sys.float_info.max  # isfinite fails for larger integers
+        if not is_number or not -largest <= value <= largest or not self.above < value < self.below:
             limits = {f" above {self.above:g}": self.above, f" below {self.below:g}": self.below}
             words = " and".join(words for words, limit in limits.items() if math.isfinite(limit))
             raise ValueError(f"{parameter} must be a finite number{words}; got {value!r}.")

@@ -98,7 +98,7 @@ def read_pair(
         elif task == "classification":
             sets.categorical(n_outputs, views.classes)
     except ValueError as error:
-        reason, remedy, _ = str(error).rstrip(".").partition("; name the classes")
+        reason, remedy, _ = str(error).rstrip(".").partition("; labels other than")
         raise ValueError(f"{labels} does not fit {predictions}: {reason}{_CLASSES if remedy else ''}") from error
     counts = {"instance": len(views), "label": int(sets.labels_per_instance.sum())}
     if sets.annotator is not None:

@@ -200,8 +200,8 @@ def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:
     K = n_views
     cross, inner = quadratic[:K, K:], quadratic[K:, K:]
     with np.errstate(over="ignore", invalid="ignore"):
-        reduced = quadratic[:K, :K] - cross @ np.linalg.solve(inner, cross.T)
-        target = linear[:K] - cross @ np.linalg.solve(inner, linear[K:])
+        reduced = quadratic[:K, :K] - cross @ _solved(inner, cross.T)
+        target = linear[:K] - cross @ _solved(inner, linear[K:])
         reduced = 0.5 * (reduced + reduced.T)
     if not (np.isfinite(reduced).all() and np.isfinite(target).all()):
         raise ValueError("predictions, labels or priors differ too much in size for a latent pool; rescale them")
@@ -209,7 +209,15 @@ def solve(quadratic: Array, linear: Array, n_views: int) -> tuple[Array, Array]:
     np.fill_diagonal(reduced, np.maximum(np.diagonal(reduced), np.finfo(float).eps * diagonal))
     factor = cholesky(reduced)
     pool = nnls(factor.T, np.linalg.solve(factor, target), maxiter=100 * K)[0]
-    return pool, np.linalg.solve(inner, linear[K:] - cross.T @ pool)
+    return pool, _solved(inner, linear[K:] - cross.T @ pool)
+
+
+def _solved(matrix: Array, right: Array) -> Array:
+    """The solution of a positive definite system, whose matrix rounding may have made singular."""
+    try:
+        return np.asarray(np.linalg.solve(matrix, right))
+    except np.linalg.LinAlgError:
+        return np.asarray(inverse_of(matrix) @ right)
 
 
 def pool_uncertainty(
