@@ -20,8 +20,8 @@ Made by `python -m reproduction` from the rows in this folder; do not edit. The 
 trials, and every claim of the paper in words has a verdict: *holds*, *holds if ...* or *does not hold*.
 `python -m reproduction --verify` runs a random sample of the trials again and compares.
 
-Results that name commit 6548a27 or 6c4eff4 have the frozen defaults; later changes of the code move them by rounding or
-held-out tolerances. The profile `pretrained` and this list's tables and figures of the profile `cpu` are older.
+Results that name commit 6548a27 or a later one have the frozen defaults: later changes move them by rounding or by
+the tolerance of held-out fits. The paper's tables and figures in the profile `cpu` are older; their models are explicit.
 """
 
 
