@@ -50,8 +50,8 @@ _READ = (
     "Passes count all views that a member of the stack weighs, 20 or more, so that four are hard to reach. Sets of "
     "strong networks hold one class already. Alone in its batch, an input gains less than its passes say: all views "
     "at once are one batch of the network, and each stage is another; on small networks the stages' own arithmetic "
-    "counts. The rule was developed with small networks of CIFAR-10N and MNIST (seed 0), whose test scores were seen; "
-    "the networks above took no part."
+    "counts. The rule was developed with small networks of CIFAR-10N and MNIST (seed 0), whose test scores were seen "
+    "(MNIST, seed 0, is above); the other networks took no part."
 )
 _POSITIONS, _REPEATS, _TIMED = 200, 5, 128  # of a nuclei image; of timings, and images in them
 
