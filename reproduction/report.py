@@ -21,7 +21,7 @@ trials, and every claim of the paper in words has a verdict: *holds*, *holds if 
 `python -m reproduction --verify` runs a random sample of the trials again and compares.
 
 Results that name commit 6548a27 or a later one have the frozen defaults: later changes move them by rounding or by
-the tolerance of held-out fits. The paper's tables and figures in the profile `cpu` are older; their models are explicit.
+the tolerance of held-out fits. The paper's tables and figures in the profile `cpu` are older, with explicit models.
 """
 
 
