@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vbtta import GaussianLatent, GaussianMixture, Policy, ViewPredictions, fit_policy
+from vbtta import GaussianLatent, GaussianMixture, LabelSets, Policy, ViewPredictions, fit_policy
 from vbtta.fit import quick_fit
 from vbtta.select import select_views
 
@@ -207,3 +207,6 @@ def test_views_that_only_some_inputs_need_are_kept():
     predictions = ViewPredictions(logits, names=[*turns, *(f"mild{k}" for k in range(6))])
     policy = select_views(predictions, truth, budget=4, task="classification")
     assert set(turns[1:]) < set(policy.selection.chosen.views)
+    weighted = LabelSets.from_array(truth).with_weights(np.full(n, 0.5))
+    chosen = select_views(predictions, weighted, budget=4, task="classification").selection.chosen
+    assert set(turns[1:]) < set(chosen.views)

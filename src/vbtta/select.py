@@ -216,26 +216,28 @@ class _Search:
     def _most_needed(self, views: Views, policies: Sequence[Policy], part: InMemory) -> list[str]:
         """The views in order: by weight or, where a gate fits the labels best, by what its log score would lose.
 
-        Without the views D an input's score is larger by ln(1 - sum_D r_k) - ln(1 - sum_D w_k): r are the
+        Without the views D an input's score changes by ln(1 - sum_D r_k) - ln(1 - sum_D w_k): r are the
         responsibilities, w the weights. Views that only some inputs need stay, and views that replace each other go.
         """
         price = np.array([self.price[name] for name in views])
         constant = [policy for policy in policies if policy.gate is None]
-        gated = policies[0]
+        best = policies[0]
         if len(constant) < len(policies):
-            gated = max(policies, key=lambda policy: float(policy.log_scores(part).sum()))
-        if gated.gate is None:
+            best = max(policies, key=lambda policy: float(policy.log_scores(part).sum()))
+        if best.gate is None:
             order = np.argsort(-np.mean([policy.weights for policy in constant], axis=0) / price, kind="stable")
             return [views[k] for k in order]
-        used = np.flatnonzero(gated.weights > 0)
-        shares = gated.weights_for(part.predictions)[:, used]
-        scores = np.stack([gated.restrict([k]).log_scores(part) for k in used], axis=1)  # (N, K)
-        responsibility = special.softmax(np.log(shares) + scores, axis=1)
+        used = np.flatnonzero(best.weights > 0)
+        shares = np.maximum(best.weights_for(part.predictions)[:, used], np.finfo(np.float64).tiny)
+        scores = np.stack([best.restrict([k]).log_scores(part) for k in used], axis=1)  # (N, K)
+        weights = part.labels.instance_weights  # which scores are multiplied by
+        importance = np.ones(len(scores)) if weights is None else weights
+        responsibility = special.softmax(np.log(shares) + scores / importance[:, None], axis=1)
         left, needed = list(range(len(used))), [k for k in range(len(views)) if k not in used]
         gone = np.zeros((2, len(scores), 1))  # responsibilities and weights of the views that left
         while left:
             rest = np.maximum(1 - gone - np.stack([responsibility[:, left], shares[:, left]]), 1e-12)
-            loss = (np.log(rest[1]) - np.log(rest[0])).sum(axis=0)
+            loss = importance @ (np.log(rest[1]) - np.log(rest[0]))
             place = left.pop(int(np.argmin(loss / price[used[left]])))
             gone += np.stack([responsibility[:, [place]], shares[:, [place]]])
             needed.append(int(used[place]))
