@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from sklearn.base import clone
@@ -344,3 +345,11 @@ def test_errors_of_a_tree_are_not_blamed_on_clean_labels():
     truth = labels[850:]
     log_loss = -np.log(fitted.predict_proba(inputs[850:])[np.arange(len(truth)), truth]).mean()
     assert log_loss < 1.1  # 1.3 of the class shares alone, more than 3 of the tree itself
+
+
+def test_ids_of_a_table_of_labels_are_not_dropped():
+    """Their order may be another one than that of the rows of X."""
+    X, label = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20) % 2
+    table = pa.table({"id": [f"i{row}" for row in range(20)], "label": label})
+    with pytest.raises(ValueError, match=r"y has a column of ids; give LabelSets\.from_table"):
+        VBTTAClassifier(LogisticRegression(), [Identity()]).fit(X, table)

@@ -167,7 +167,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if not isinstance(y, LabelSets):
             table = rows_of_table(y, "y")
             if table.ids is not None and not hasattr(y, "iloc"):  # pandas: the index, whose order is checked
-                raise ValueError("y has a column of ids, and X has none; give LabelSets.from_table(y), or leave it out")
+                raise ValueError("y has a column of ids; give LabelSets.from_table(y), or leave it out")
             values = table.values
             if values.dtype.kind == "f" and np.isinf(values).any():
                 raise ValueError("Input y contains infinity or a value too large for dtype('float64').")

@@ -192,8 +192,8 @@ def fit_policy(
     predictions.check_finite()
     policy = fit_sample(_LocalSample(predictions, labels), task=task, guard=guard, **options)
     n_labelled = len(labels.labelled)
-    some, heaviest = labels.labelled[:: -(-n_labelled // _MAX_HASHED)], policy.names[int(policy.weights.argmax())]
-    hashes = row_hashes(predictions.take(some).select([heaviest]).outputs)  # of the view that pruning leaves
+    subsample, heaviest = labels.labelled[:: -(-n_labelled // _MAX_HASHED)], policy.names[int(policy.weights.argmax())]
+    hashes = row_hashes(predictions.take(subsample).select([heaviest]).outputs)  # of the view that pruning leaves
     policy = replace(policy, rows=Rows((heaviest,), hashes))
     if not guard:
         return policy
