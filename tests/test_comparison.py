@@ -420,6 +420,46 @@ def test_all_methods_take_positions_of_maps():
     assert outcome["uniform", "nll"] == pytest.approx(np.average(-np.log(proba), weights=labels.instance_weights))
 
 
+@same_sample
+def test_overlap_by_image_is_that_of_whole_maps():
+    """With every position drawn the estimates are the metrics of the maps; resamples are of images."""
+    rng = np.random.default_rng(1)
+    images = rng.normal(size=(10, 3, 6, 6))
+    masks = (images + 0.7 * rng.gumbel(size=images.shape)).argmax(axis=1)
+    masks[0] = 0  # nothing but background, and the network may find more
+    views, labels = collect_dense(lambda batch: batch, images, flips(), masks, positions=36, classes=["no", "a", "b"])
+    options = {"task": "classification", "methods": ["original", "uniform"], "resamples": 300, "level": 0.9}
+    outcome = compare(views, labels, views, labels, metrics=["dice", "iou"], background="no", **options)
+    assert outcome.metrics[-2:] == ("dice", "iou")
+    assert outcome["original", "dice"] == pytest.approx(metrics.dice(masks, images, background=0))
+    assert outcome["original", "iou"] == pytest.approx(metrics.iou(masks, images, background=0))
+    assert outcome.against_original.low[1, -1] <= outcome.against_original.value[1, -1]
+    assert "| Dice | IoU |" in outcome.to_markdown()
+    outcome.plot("dice")
+    for wrong in (
+        {"task": "regression", "metrics": ["dice"]},
+        {"metrics": ["f1"]},
+        {"test_predictions": ViewPredictions(views.outputs, names=views.names), "metrics": "iou"},
+    ):
+        given = {"test_predictions": views, "test_labels": labels, **options, **wrong}
+        with pytest.raises(ValueError, match="metrics may name 'dice' and 'iou'"):
+            compare(views, labels, **given)
+
+
+@same_sample
+def test_overlap_by_image_counts_sampled_positions_by_their_weights():
+    rng = np.random.default_rng(2)
+    images = rng.normal(size=(30, 2, 16, 16)) + np.array([2.0, 0.0])[:, None, None]
+    masks = (images + 0.7 * rng.gumbel(size=images.shape)).argmax(axis=1)
+    options = {"task": "classification", "methods": ["original"], "resamples": 10, "metrics": "dice"}
+    views, labels = collect_dense(lambda batch: batch, images, flips(), masks, positions=100, stratify=True)
+    estimate = compare(views, labels, views, labels, **options)["original", "dice"]
+    unweighted = labels.with_weights(np.ones(len(views)))
+    naive = compare(views, unweighted, views, unweighted, **options)["original", "dice"]
+    truth = metrics.dice(masks, images)
+    assert abs(estimate - truth) < 0.02 < abs(naive - truth)
+
+
 def test_sets_of_every_method_are_compared():
     rng = np.random.default_rng(0)
     label = rng.integers(3, size=900)

@@ -165,3 +165,20 @@ def test_odd_arguments_are_refused_in_one_line_or_read():
         metrics.dice_scores(
             np.zeros((1, 2, 2), dtype=int), np.full((1, 3, 2, 2), np.datetime64("2026-11-18"), dtype=object)
         )
+
+
+def test_pandas_objects_are_not_paired_by_position():
+    import pandas as pd
+
+    y = pd.Series([0, 1, 1], index=["a", "b", "c"])
+    proba = pd.DataFrame([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]], index=y.index)
+    assert metrics.accuracy(y, proba) == metrics.accuracy(y.to_numpy(), proba) == 1
+    for call in (
+        lambda: metrics.accuracy(y, proba.iloc[::-1]),
+        lambda: metrics.ece(y, proba, weights=pd.Series([1, 2, 3])),
+        lambda: metrics.mse(y, y.iloc[::-1]),
+        lambda: metrics.interval_coverage(y, y - 1, y.iloc[::-1]),
+        lambda: metrics.nll(pd.Series([-1.0, -2.0], index=[1, 0]), pd.Series([1, 2])),
+    ):
+        with pytest.raises(ValueError, match=r"have different pandas indices: .*\.loc\[.*\.to_numpy\(\)"):
+            call()

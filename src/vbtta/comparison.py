@@ -1,7 +1,8 @@
 """Does it help? Methods x metrics on a test set, with paired bootstrap intervals.
 
 Every metric is a function of sums over instances, so a resample of instances is a matrix product: a mean over labels
-is one column of sums divided by the resampled number of labels, the calibration error one column a bin.
+is one column of sums divided by the resampled number of labels, the calibration error one column a bin, and a mean
+over images a column of their scores and one that counts them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,11 +19,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta import metrics, plotting
-from vbtta._support.checks import between, one_of, require, whole_number
+from vbtta._support.checks import between, one_of, require, shown, whole_number
+from vbtta._support.tensors import Progress
 from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.baselines.methods import normal_prediction, residual_variance
 from vbtta.conformal import conformalize, shared_rows
-from vbtta.data.labels import Array, LabelSets
+from vbtta.data.labels import Array, LabelSets, class_positions
 from vbtta.data.predictions import Rows, ViewPredictions, draws_of, row_hashes
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction
 from vbtta.fit import fit_policy
@@ -33,12 +35,11 @@ METRICS = {
     "classification": ("accuracy", "nll", "brier", "ece"),
     "regression": ("mse", "mae", "nll", "crps", "coverage"),
 }
-POLICIES: dict[str, Any] = {
-    "vbtta": "auto",
-    "vbtta-mixture": "mixture",
-    "vbtta-latent": "latent",
-}  # models of fit_policy
+BY_IMAGE = ("dice", "iou")  # further metrics of classification, where instances have groups
+# models of fit_policy
+POLICIES: dict[str, Any] = {"vbtta": "auto", "vbtta-mixture": "mixture", "vbtta-latent": "latent"}
 COVERAGE_LEVEL = 0.9
+_LARGER = ("accuracy", *BY_IMAGE)  # is better
 _WITH_TEMPERATURE = ("original", "uniform", "greedy")
 _BINS = 15
 _CELLS = 1 << 22  # of the largest block of resampled counts
@@ -145,7 +146,7 @@ class Comparison:
         reference, *tables = self.references[against]
         value, low, high = (table[order, s] for table in tables)
         names = [f"{self.methods[m]}  ({self.values[m, s]:.4g})" for m in order]
-        better = "larger" if metric == "accuracy" else "nearer the level" if "coverage" in metric else "smaller"
+        better = "larger" if metric in _LARGER else "nearer the level" if "coverage" in metric else "smaller"
         title = f"{metric_title(metric)} minus {reference} ({better} is better)"
         return plotting.differences(names, value, low, high, title)
 
@@ -158,12 +159,14 @@ def compare(
     *,
     task: str,
     methods: Sequence[Any] | Mapping[str, Any] | None = None,
+    metrics: Sequence[str] = (),
+    background: Any = None,
     draws: int | Mapping[str, int] | None = None,
     resamples: int = 2000,
     level: float = 0.95,
     sets: float | None = None,
     seed: int = 0,
-    store: MutableMapping[str, Scored] | None = None,
+    progress: bool = False,
 ) -> Comparison:
     """Compare ways to aggregate views: fitted on one sample, scored on another.
 
@@ -177,6 +180,11 @@ def compare(
     train_predictions, test_predictions : ViewPredictions
     train_labels, test_labels : LabelSets or array
     task : "classification" or "regression"
+    metrics, background : list of "dice" and "iou"; class, optional
+        Overlap by image as further metrics: means over the classes of an image but `background`, then over images. Rows
+        are positions of maps and groups their images, as from :func:`vbtta.collect_dense`. The scores are estimates
+        from the sampled positions, by their instance weights where they have some; those of whole maps are in
+        :mod:`vbtta.metrics`.
     methods : list or dict, optional
         Names of baselines (see :func:`vbtta.baselines.fit_baseline`), "vbtta" (:func:`vbtta.fit.fit_policy` with its
         defaults), "vbtta-mixture", "vbtta-latent", "vbtta-sequential" (:func:`vbtta.fit_sequential`); functions of
@@ -186,19 +194,14 @@ def compare(
     draws : int or dict, optional
         Draws of every view, or by name (1 where absent), for the number of forward passes; by default those recorded
         in the predictions.
-    resamples : int
-        Of the bootstrap.
-    level : float
-        Of the intervals.
+    resamples, level : int, float
+        Of the bootstrap and its intervals.
     sets : float, optional
         Level of conformal sets (intervals in regression) whose mean size and coverage are metrics too. For these a
         method is fitted to a random half of the training sample and calibrated on the other; those that are fitted
         already are calibrated on all of it, which must be new to them.
-    seed : int
-        For the bootstrap and the policies' folds.
-    store : mapping, optional
-        Filled with the scores of every method as soon as they are known. Methods found there are not fitted again (and
-        are not in `Comparison.fitted`), so an interrupted comparison of the same data can be continued.
+    seed, progress : int, bool
+        For the bootstrap and the policies' folds; whether to count the methods that are done.
 
     Examples
     --------
@@ -218,7 +221,13 @@ def compare(
     """
     one_of("task", task, tuple(METRICS))
     between("level", level, 0.01, 0.99)
-    scored_as = METRICS[task]
+    by_image = tuple(dict.fromkeys([metrics] if isinstance(metrics, str) else metrics))
+    if by_image and (task != "classification" or test_predictions.groups is None or not set(by_image) <= set(BY_IMAGE)):
+        raise ValueError(
+            f"metrics may name 'dice' and 'iou', for the classes of test_predictions with groups (their images, as "
+            f"collect_dense gives them); got {shown(list(by_image))} for {task}"
+        )
+    scored_as = (*METRICS[task], *by_image)
     if sets is not None:
         between("sets", sets, 0.01, 0.999)
         scored_as = (*scored_as, f"set_size_{sets:g}", f"set_coverage_{sets:g}")
@@ -239,24 +248,25 @@ def compare(
             return draws_of(test_predictions.fingerprints.get(view, "")) or 1
         return whole_number("draws", draws.get(view, 1) if isinstance(draws, Mapping) else draws, least=1)
 
-    store = {} if store is None else store
-    fitted: dict[str, Any] = {}
-    for entry in chosen:
-        if entry.name in store:
-            continue
-        start = time.perf_counter()
-        method = fit(entry, train_predictions, labels)
-        seconds = time.perf_counter() - start if method is not entry.method else 0.0
-        at_test = predict(entry, method, test_predictions, (train_predictions, labels), task)
-        scores, used = columns(at_test, test), views_used(method, train_predictions)
-        if sets is not None:
-            scores |= _set_columns(entry, InMemory(train_predictions, labels), test_predictions, test, sets, seed)
-        passes = float(np.mean(method.passes(test_predictions))) if hasattr(method, "passes") else float(len(used))
-        store[entry.name] = Scored(scores, used, seconds, passes / max(len(used), 1))
-        fitted[entry.name] = method
-
-    names, scored = [entry.name for entry in chosen], [store[entry.name] for entry in chosen]
-    sums = [score.columns for score in scored]
+    names, fitted, sums = [entry.name for entry in chosen], {}, []
+    fit_seconds, n_used, forward_passes = np.zeros((3, len(chosen)))
+    with Progress("methods", len(chosen), progress) as bar:
+        for m, entry in enumerate(chosen):
+            start = time.perf_counter()
+            method = fitted[entry.name] = fit(entry, train_predictions, labels)
+            fit_seconds[m] = time.perf_counter() - start if method is not entry.method else 0.0
+            at_test = predict(entry, method, test_predictions, (train_predictions, labels), task)
+            scores, used = columns(at_test, test), views_used(method, train_predictions)
+            if by_image:
+                overlap = _overlap_columns(at_test, test, background)
+                scores |= {metric: overlap[metric] for metric in by_image}
+            if sets is not None:
+                scores |= _set_columns(entry, InMemory(train_predictions, labels), test_predictions, test, sets, seed)
+            sums.append(scores)
+            n_used[m], forward_passes[m] = len(used), sum(map(n_draws, used))
+            if hasattr(method, "passes"):  # it stops early
+                forward_passes[m] *= np.mean(method.passes(test_predictions)) / max(len(used), 1)
+            bar.advance(1)
     values = resampled(sums, test, np.ones((1, test.n_instances)))[0]
     replicates = bootstrap(sums, test, resamples=resamples, seed=seed)
     loss = values[:, METRICS[task].index("nll")]
@@ -273,9 +283,9 @@ def compare(
         values=values,
         against_original=None if original is None else _difference(names, values, replicates, original, level),
         against_best=None if best is None else _difference(names, values, replicates, best, level),
-        fit_seconds=np.array([score.seconds for score in scored]),
-        views_used=np.array([len(score.views) for score in scored]),
-        forward_passes=np.array([score.share * sum(map(n_draws, score.views)) for score in scored]),
+        fit_seconds=fit_seconds,
+        views_used=n_used.astype(int),
+        forward_passes=forward_passes,
         n_instances=len(np.unique(test.row)),
         n_labels=float(test.times.sum()),
         level=level,
@@ -294,15 +304,6 @@ def _warn_of_shared_rows(chosen: Sequence[Entry], train: ViewPredictions, test: 
         if shared := shared_rows(rows, test):
             reason = f"test_predictions hold rows that {who} fitted to ({shared}), whose scores are too good"
             warnings.warn(f"{reason}; give other rows", stacklevel=3)
-
-
-class Scored(NamedTuple):
-    """The scores of a fitted method."""
-
-    columns: dict[str, Array]  # per-instance sums by metric
-    views: tuple[str, ...]  # that it needs
-    seconds: float  # of its fit
-    share: float = 1.0  # of the views that an input needs on average, where the method stops early
 
 
 class Entry(NamedTuple):
@@ -463,6 +464,19 @@ def columns(prediction: Prediction, test: HeldOut) -> dict[str, Array]:
     }
 
 
+def _overlap_columns(prediction: Any, test: HeldOut, background: Any) -> dict[str, Array]:
+    """Score of every image with a class to score, and how many images that is, by metric: (N, 2)."""
+    shape = (test.n_instances, prediction.proba.shape[1])
+    left_out = None
+    if background is not None:
+        left_out = int(class_positions(np.array([background]), shape[1], prediction.classes)[0])
+    found = prediction.proba.argmax(axis=1)[test.row]
+    dice = metrics.class_dice(test.instance, test.y, found, test.times, shape)
+    means = {"dice": dice, "iou": dice / (2 - dice)}
+    by_image = {name: metrics.mean_over_classes(scores, left_out) for name, scores in means.items()}
+    return {name: np.stack([np.nan_to_num(mean), ~np.isnan(mean)], axis=1) for name, mean in by_image.items()}
+
+
 def _sums(scores: Array, test: HeldOut, bin_index: Array | None = None) -> Array:
     width, place = (1, 0) if bin_index is None else (_BINS, bin_index)
     flat = np.bincount(test.instance * width + place, scores * test.times, test.n_instances * width)
@@ -484,11 +498,14 @@ def bootstrap(sums: Sequence[Mapping[str, Array]], test: HeldOut, *, resamples: 
 def resampled(sums: Sequence[Mapping[str, Array]], test: HeldOut, multiplicity: Array) -> Array:
     """Metrics where instance n occurs multiplicity[r, n] times: (R, methods, metrics)."""
     total = multiplicity @ np.bincount(test.instance, weights=test.times, minlength=test.n_instances)  # (R,)
-    tables = [table for method in sums for table in method.values()]
+    names, tables = zip(*(item for method in sums for item in method.items()), strict=True)
     ends = np.cumsum([table.shape[1] for table in tables])[:-1]
     blocks = np.split(multiplicity @ np.concatenate(tables, axis=1), ends, axis=1)
-    values = [block[:, 0] if block.shape[1] == 1 else np.abs(block).sum(axis=1) for block in blocks]
-    return (np.stack(values, axis=1) / total[:, None]).reshape(len(multiplicity), len(sums), -1)
+    values = []
+    for name, block in zip(names, blocks, strict=True):
+        top = np.abs(block).sum(axis=1) if name == "ece" else block[:, 0]
+        values.append(top / (np.maximum(block[:, 1], 1) if name in BY_IMAGE else total))
+    return np.stack(values, axis=1).reshape(len(multiplicity), len(sums), -1)
 
 
 def _difference(names: list[str], values: Array, replicates: Array, reference: int, level: float) -> Difference:
@@ -500,17 +517,16 @@ def metric_loss(metric: str, value: Array) -> Array:
     """A metric turned so that less is better."""
     if "coverage" in metric:
         return np.abs(value - float(metric.removeprefix("set_").partition("_")[2] or COVERAGE_LEVEL))
-    return -value if metric == "accuracy" else value
+    return -value if metric in _LARGER else value
 
 
 def metric_title(metric: str) -> str:
     """The heading of a metric's column."""
-    if metric == "coverage":
-        return f"coverage ({100 * COVERAGE_LEVEL:g} %)"
     if metric.startswith("set_"):
         _, quantity, level = metric.split("_")
         return f"{quantity} of sets ({100 * float(level):g} %)"
-    return metric if metric in ("accuracy", "brier") else metric.upper()
+    special = {"coverage": f"coverage ({100 * COVERAGE_LEVEL:g} %)", "dice": "Dice", "iou": "IoU"}
+    return special.get(metric, metric if metric in ("accuracy", "brier") else metric.upper())
 
 
 def best_methods(records: Sequence[Mapping[str, Any]], metric: str) -> list[str]:

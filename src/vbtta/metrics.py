@@ -5,14 +5,23 @@ mean over labels. Errors, CRPS and coverage are averaged over outputs, where the
 
 Of maps (segmentation), Dice, intersection over union and average precision are computed by image: the plural functions
 give one row an image. For the other metrics :func:`map_rows` makes rows of maps.
+
+Pandas objects that are compared must have one index, in one order.
 """
+
+__all__ = [
+    "accuracy", "average_precision", "brier", "crps", "dice", "dice_scores", "ece", "entropy", "interval_coverage",
+    "iou", "mae", "map_rows", "mse", "nll", "top_k_accuracy",
+]  # fmt: skip
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta import distributions
-from vbtta._support.checks import real_array, shown
-from vbtta.data.labels import Array
+from vbtta._support.checks import real_array, shown, whole_number
+from vbtta.data.labels import Array, check_one_index
+from vbtta.distributions import entropy
 
 _SUM_TOLERANCE = 1e-6
 
@@ -36,7 +45,7 @@ def mse(y: ArrayLike, mean: ArrayLike, weights: ArrayLike | None = None) -> floa
     >>> mse([1.0, 3.0], [1.0, 1.0], weights=[3, 1])
     1.0
     """
-    return _average(squared_errors(y, mean), weights)
+    return _average(squared_errors(y, mean), weights, y=y)
 
 
 def mae(y: ArrayLike, mean: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -47,7 +56,7 @@ def mae(y: ArrayLike, mean: ArrayLike, weights: ArrayLike | None = None) -> floa
     >>> mae([1.0, 3.0], [1.0, 1.0])
     1.0
     """
-    return _average(absolute_errors(y, mean), weights)
+    return _average(absolute_errors(y, mean), weights, y=y)
 
 
 def nll(log_prob: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -61,7 +70,7 @@ def nll(log_prob: ArrayLike, weights: ArrayLike | None = None) -> float:
     values = real_array("log_prob", log_prob)
     if values.ndim != 1:
         raise ValueError(f"log_prob must be (J,), one log probability a label; got shape {values.shape}")
-    return _average(-values, weights, "log_prob")
+    return _average(-values, weights, log_prob=log_prob)
 
 
 def crps(scores: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -77,7 +86,7 @@ def crps(scores: ArrayLike, weights: ArrayLike | None = None) -> float:
         raise ValueError(f"scores must be (J,) or (J, C), from prediction.crps(y); got shape {values.shape}")
     if (values < 0).any():
         raise ValueError(f"scores must not be negative; got {values.min()}. Give prediction.crps(y), not log scores")
-    return _average(_over_outputs(values), weights, "scores")
+    return _average(_over_outputs(values), weights, scores=scores)
 
 
 def interval_coverage(y: ArrayLike, lower: ArrayLike, upper: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -88,7 +97,7 @@ def interval_coverage(y: ArrayLike, lower: ArrayLike, upper: ArrayLike, weights:
     >>> interval_coverage([0.0, 1.0, 5.0, 2.0], [0, 0, 0, 0], [2, 2, 2, 2])
     0.75
     """
-    return _average(covered(y, lower, upper), weights)
+    return _average(covered(y, lower, upper), weights, y=y)
 
 
 def accuracy(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -99,7 +108,7 @@ def accuracy(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -
     >>> accuracy([0, 1], [[0.9, 0.1], [0.8, 0.2]])
     0.5
     """
-    return _average(hits(y, proba), weights)
+    return _average(hits(y, proba), weights, y=y)
 
 
 def top_k_accuracy(y: ArrayLike, proba: ArrayLike, k: int = 5, weights: ArrayLike | None = None) -> float:
@@ -111,10 +120,9 @@ def top_k_accuracy(y: ArrayLike, proba: ArrayLike, k: int = 5, weights: ArrayLik
     0.5
     """
     position, table = _classes(y, proba)
-    if not isinstance(k, int | np.integer) or k < 1:
-        raise ValueError(f"k must be a whole number of at least 1; got {k!r}")
+    k = whole_number("k", k, least=1)
     own = np.take_along_axis(table, position[:, None], axis=1)
-    return _average((np.sum(table >= own, axis=1) <= k).astype(np.float64), weights)
+    return _average((np.sum(table >= own, axis=1) <= k).astype(np.float64), weights, y=y)
 
 
 def brier(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -125,7 +133,7 @@ def brier(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -> f
     >>> round(brier([0, 1], [[0.9, 0.1], [0.8, 0.2]]), 6)
     0.65
     """
-    return _average(brier_scores(y, proba), weights)
+    return _average(brier_scores(y, proba), weights, y=y)
 
 
 def ece(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None, *, bins: int = 15) -> float:
@@ -138,54 +146,25 @@ def ece(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None, *, bin
     >>> round(ece([0, 1], [[0.9, 0.1], [0.8, 0.2]]), 6)
     0.45
     """
-    times = _weights(weights, len(np.asarray(y)))
     gap, bin_index = calibration_gaps(y, proba, bins=bins)
+    times = _weights(weights, len(gap), y=y)
     return float(np.abs(np.bincount(bin_index, weights=times * gap, minlength=bins)).sum() / times.sum())
 
 
-def entropy(proba: Array) -> Array:
-    """Entropy in nats along the last axis; zero probabilities contribute nothing.
-
-    Examples
-    --------
-    >>> entropy(np.array([[0.5, 0.5], [1.0, 0.0]])).round(2)
-    array([0.69, 0.  ])
-    """
-    return distributions.entropy(proba)
-
-
 def squared_errors(y: ArrayLike, mean: ArrayLike) -> Array:
-    """Squared error of every label, averaged over outputs: (J,).
-
-    Examples
-    --------
-    >>> squared_errors([[1.0, 0.0], [3.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]])
-    array([0., 2.])
-    """
+    """Squared error of every label, averaged over outputs: (J,)."""
     target, mean = _same_shape(y=y, mean=mean)
     return _over_outputs((target - mean) ** 2)
 
 
 def absolute_errors(y: ArrayLike, mean: ArrayLike) -> Array:
-    """Absolute error of every label, averaged over outputs: (J,).
-
-    Examples
-    --------
-    >>> absolute_errors([1.0, 3.0], [1.0, 1.0])
-    array([0., 2.])
-    """
+    """Absolute error of every label, averaged over outputs: (J,)."""
     target, mean = _same_shape(y=y, mean=mean)
     return _over_outputs(np.abs(target - mean))
 
 
 def covered(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> Array:
-    """Share of every label's outputs inside the interval: (J,).
-
-    Examples
-    --------
-    >>> covered([0.0, 5.0], [-1.0, -1.0], [1.0, 1.0])
-    array([1., 0.])
-    """
+    """Share of every label's outputs inside the interval: (J,)."""
     target, low, high = _same_shape(y=y, lower=lower, upper=upper)
     if (low > high).any():
         raise ValueError("lower must not exceed upper; were they swapped?")
@@ -193,40 +172,20 @@ def covered(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> Array:
 
 
 def hits(y: ArrayLike, proba: ArrayLike) -> Array:
-    """Whether every label is the most probable class, 0 or 1: (J,).
-
-    Examples
-    --------
-    >>> hits([0, 1], [[0.9, 0.1], [0.8, 0.2]])
-    array([1., 0.])
-    """
+    """Whether every label is the most probable class, 0 or 1: (J,)."""
     position, table = _classes(y, proba)
     return np.asarray(table.argmax(axis=1) == position, dtype=np.float64)
 
 
 def brier_scores(y: ArrayLike, proba: ArrayLike) -> Array:
-    """Brier score of every label: (J,).
-
-    Examples
-    --------
-    >>> brier_scores([0, 1], [[0.9, 0.1], [0.8, 0.2]]).round(2)
-    array([0.02, 1.28])
-    """
+    """Brier score of every label: (J,)."""
     position, table = _classes(y, proba)
     return np.asarray((table**2).sum(axis=1) - 2 * table[np.arange(len(position)), position] + 1)
 
 
 def calibration_gaps(y: ArrayLike, proba: ArrayLike, *, bins: int = 15) -> tuple[Array, Array]:
-    """Hit minus confidence of every label, (J,), and the bin of its confidence, (J,) in 0..bins-1.
-
-    Examples
-    --------
-    >>> gap, bin_index = calibration_gaps([0, 1], [[0.9, 0.1], [0.8, 0.2]], bins=4)
-    >>> gap.round(1), bin_index
-    (array([ 0.1, -0.8]), array([3, 3]))
-    """
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1; got {bins}")
+    """Hit minus confidence of every label, (J,), and the bin of its confidence, (J,) in 0..bins-1."""
+    bins = whole_number("bins", bins, least=1)
     position, table = _classes(y, proba)
     confidence = table.max(axis=1)
     gap = (table.argmax(axis=1) == position) - confidence
@@ -286,19 +245,27 @@ def dice_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, 
     >>> dice_scores([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 3).round(2)
     array([[0.67, 0.8 , nan]])
     """
-    intersection, union = _overlap(y, maps, n_classes, ignore)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(2 * intersection / (intersection + union))
+    truth, predicted = np.asarray(y), np.asarray(maps)
+    if predicted.ndim == truth.ndim + 1 and truth.ndim:
+        probabilities = real_array("maps", maps)
+        if np.isnan(probabilities).any():
+            raise ValueError("maps must be numbers; got NaN. Check the network's outputs")
+        n_classes, predicted = predicted.shape[1], probabilities.argmax(axis=1)
+    if predicted.shape != truth.shape or truth.ndim < 2:
+        raise ValueError(f"maps must be shaped like y, {truth.shape}, or (N, C, ...); got {np.shape(maps)}")
+    if n_classes is None:
+        raise ValueError("n_classes must be given for predicted classes; probabilities (N, C, ...) have them")
+    labelled = np.ones(truth.shape, dtype=bool) if ignore is None else truth != ignore
+    for name, values in (("y", truth[labelled]), ("maps", predicted[labelled])):
+        if values.dtype.kind not in "iub" or (values.size and not 0 <= values.min() <= values.max() < n_classes):
+            raise ValueError(f"{name} must be class positions 0..{n_classes - 1}; leave out others by ignore=")
+    image = np.broadcast_to(np.arange(len(truth)).reshape(-1, *[1] * (truth.ndim - 1)), truth.shape)[labelled]
+    true, found = (values[labelled].astype(np.intp) for values in (truth, predicted))
+    return class_dice(image, true, found, np.ones(image.shape), (len(truth), n_classes))
 
 
 def iou_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, ignore: int | None = None) -> Array:
-    """Intersection over union of every image and class, (N, C); NaN for a class neither there nor predicted.
-
-    Examples
-    --------
-    >>> iou_scores([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 2).round(2)
-    array([[0.5 , 0.67]])
-    """
+    """Intersection over union of every image and class, (N, C); NaN for a class neither there nor predicted."""
     scores = dice_scores(y, maps, n_classes, ignore=ignore)
     return np.asarray(scores / (2 - scores))
 
@@ -318,13 +285,7 @@ def average_precision(y: ArrayLike, score: ArrayLike) -> float:
 
 
 def average_precisions(y: ArrayLike, score: ArrayLike) -> Array:
-    """Average precision of every image, (N,): the mean precision at the positives, ties shared; NaN without any.
-
-    Examples
-    --------
-    >>> average_precisions([[1, 0], [0, 0]], [[0.5, 0.5], [0.1, 0.2]])
-    array([0.5, nan])
-    """
+    """Average precision of every image, (N,): the mean precision at the positives, ties shared; NaN without any."""
     truth, values = np.asarray(y), real_array("score", score)
     if truth.shape != values.shape or truth.ndim < 2 or not np.isin(truth, (0, 1)).all() or np.isnan(values).any():
         shapes = f"{truth.shape}, {values.shape}"
@@ -355,47 +316,41 @@ def map_rows(y: ArrayLike, proba: ArrayLike, *, ignore: int | None = None) -> tu
     return truth.ravel()[kept], rows[kept]
 
 
-def _overlap(y: ArrayLike, maps: ArrayLike, n_classes: int | None, ignore: int | None) -> tuple[Array, Array]:
-    """Sizes of intersection and union, (N, C) each."""
-    truth, predicted = np.asarray(y), np.asarray(maps)
-    if predicted.ndim == truth.ndim + 1 and truth.ndim:
-        probabilities = real_array("maps", maps)
-        if np.isnan(probabilities).any():
-            raise ValueError("maps must be numbers; got NaN. Check the network's outputs")
-        n_classes, predicted = predicted.shape[1], probabilities.argmax(axis=1)
-    if predicted.shape != truth.shape or truth.ndim < 2:
-        raise ValueError(f"maps must be shaped like y, {truth.shape}, or (N, C, ...); got {np.shape(maps)}")
-    if n_classes is None:
-        raise ValueError("n_classes must be given for predicted classes; probabilities (N, C, ...) have them")
-    labelled = np.ones(truth.shape, dtype=bool) if ignore is None else truth != ignore
-    for name, values in (("y", truth[labelled]), ("maps", predicted[labelled])):
-        if values.dtype.kind not in "iub" or (values.size and not 0 <= values.min() <= values.max() < n_classes):
-            raise ValueError(f"{name} must be class positions 0..{n_classes - 1}; leave out others by ignore=")
-    image = np.broadcast_to(np.arange(len(truth)).reshape(-1, *[1] * (truth.ndim - 1)), truth.shape)[labelled]
-    cells = [image * n_classes + values[labelled].astype(np.intp) for values in (truth, predicted)]
-    cells.append(cells[0][cells[0] == cells[1]])
-    counts = [np.bincount(cell, minlength=len(truth) * n_classes).reshape(len(truth), n_classes) for cell in cells]
-    return counts[2], counts[0] + counts[1] - counts[2]
+def class_dice(image: Array, truth: Array, predicted: Array, times: Array, shape: tuple[int, int]) -> Array:
+    """Dice score of every image and class, (N, C), of labels with counts (J,): NaN for a class that is in neither."""
+    sizes = [
+        np.bincount(image * shape[1] + position, weight, shape[0] * shape[1]).reshape(shape)
+        for position, weight in ((truth, times), (predicted, times), (truth, times * (truth == predicted)))
+    ]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(2 * sizes[2] / (sizes[0] + sizes[1]))
+
+
+def mean_over_classes(scores: Array, background: int | None) -> Array:
+    """Mean (N,) over the classes that an image has, without the background; NaN for an image without any."""
+    kept = scores if background is None else np.delete(scores, background, axis=1)
+    present = ~np.isnan(kept)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(present, kept, 0).sum(axis=1) / present.sum(axis=1))
 
 
 def _mean_by_image(scores: Array, background: int | None) -> float:
-    """Mean over classes that an image has, then over images that have any."""
-    kept = scores if background is None else np.delete(scores, background, axis=1)
-    kept = kept[~np.isnan(kept).all(axis=1)]
-    if not len(kept):
+    means = mean_over_classes(scores, background)
+    if np.isnan(means).all():
         raise ValueError("no image has a class to score; check ignore and background")
-    return float(np.nanmean(kept, axis=1).mean())
+    return float(np.nanmean(means))
 
 
-def _average(values: Array, weights: ArrayLike | None, name: str = "the values") -> float:
+def _average(values: Array, weights: ArrayLike | None, **scored: Any) -> float:
     if np.isnan(values).any():
-        raise ValueError(f"{name} must be numbers; got NaN for label {int(np.argmax(np.isnan(values)))}")
-    times = _weights(weights, len(values))
+        raise ValueError(f"{next(iter(scored))} must be numbers; got NaN for label {int(np.argmax(np.isnan(values)))}")
+    times = _weights(weights, len(values), **scored)
     counted = times > 0  # 0 times infinity is NaN
     return float(np.dot(values[counted], times[counted]) / times.sum())
 
 
-def _weights(weights: ArrayLike | None, n_labels: int) -> Array:
+def _weights(weights: ArrayLike | None, n_labels: int, **scored: Any) -> Array:
+    check_one_index(**scored, weights=weights)
     if n_labels == 0:
         raise ValueError("there are no labels to average over; give at least one")
     if weights is None:
@@ -413,6 +368,7 @@ def _over_outputs(values: Array) -> Array:
 
 
 def _same_shape(**arrays: ArrayLike) -> list[Array]:
+    check_one_index(**arrays)
     checked = {name: real_array(name, values) for name, values in arrays.items()}
     shape = checked["y"].shape
     if len(shape) not in (1, 2):
@@ -426,6 +382,7 @@ def _same_shape(**arrays: ArrayLike) -> list[Array]:
 
 
 def _classes(y: ArrayLike, proba: ArrayLike) -> tuple[Array, Array]:
+    check_one_index(y=y, proba=proba)
     position, table = np.asarray(y), real_array("proba", proba)
     if table.ndim != 2:
         raise ValueError(f"proba must be (J, C); got shape {table.shape}")

@@ -375,17 +375,6 @@ def predict(
     return talk.result(document, f"wrote {len(views):,} predictions to {out}: {columns}")
 
 
-class _Noted(dict[str, Any]):
-    """Scores of methods by name; says which is done."""
-
-    def __init__(self, talk: Talk) -> None:
-        self.talk = talk
-
-    def __setitem__(self, name: str, score: Any) -> None:
-        super().__setitem__(name, score)
-        self.talk.note(f"{name}: done")
-
-
 @app.command()
 @command
 def compare(
@@ -428,8 +417,8 @@ def compare(
     ]
     if given == "multilabel":
         pairs = [(views.as_binary(), sets) for views, sets in pairs]
-    options: dict[str, Any] = {"resamples": resamples, "sets": sets, "seed": seed}
-    outcome = vbtta.compare(*pairs[0], *pairs[1], task=kind, methods=names, store=_Noted(talk), **options)
+    options: dict[str, Any] = {"resamples": resamples, "sets": sets, "seed": seed, "progress": talk.progress}
+    outcome = vbtta.compare(*pairs[0], *pairs[1], task=kind, methods=names, **options)
     document = comparison_document(outcome)
     if out is not None:
         running.write_json(out, document)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
-    "ID_COLUMNS", "Array", "LabelSets", "LongLabels", "as_table", "by_id", "class_positions", "frame_of", "id_column",
-    "id_like", "index_of", "is_absent", "long_labels", "look_up", "pair_ids", "rows_of_table",
+    "ID_COLUMNS", "Array", "LabelSets", "LongLabels", "as_table", "by_id", "check_one_index", "class_positions",
+    "frame_of", "id_column", "id_like", "index_of", "is_absent", "long_labels", "look_up", "pair_ids", "rows_of_table",
 ]  # fmt: skip
 
 import os
@@ -767,16 +767,23 @@ def _people_of(columns: list[Hashable]) -> list[str] | None:
     return None if all(ending.isdigit() for ending in endings) else endings
 
 
-def _check_one_table(columns: Mapping[str, Any]) -> None:
-    """Series that are read side by side have one index, which says what an array of instances says."""
-    indices = {name: np.asarray(values.index) for name, values in columns.items() if hasattr(values, "iloc")}
+def check_one_index(**columns: Any) -> dict[str, Any]:
+    """The indices of the pandas objects among arguments; refuses different ones, or one in different orders."""
+    indices = {name: values.index for name, values in columns.items() if hasattr(values, "iloc")}
     first = next(iter(indices), "")
     for name, index in indices.items():
         if not np.array_equal(index, indices[first]):
             raise ValueError(
-                f"{first} and {name} have different pandas indices: take them from one table, or pair them by row with "
-                ".to_numpy()"
+                f"{first} and {name} have different pandas indices: take them from one table, as "
+                f"{name}.loc[{first}.index], or pair them by row with .to_numpy()"
             )
+    return indices
+
+
+def _check_one_table(columns: Mapping[str, Any]) -> None:
+    """Series that are read side by side have one index, which says what an array of instances says."""
+    indices = check_one_index(**columns)
+    first = next(iter(indices), "")
     key = next((name for name in columns if name.lower() in ID_COLUMNS), first)
     ids = None if key in indices or not indices else index_of(columns[first], first)
     if ids is not None and not np.array_equal(ids.astype(str), _as_array(columns[key], key).astype(str)):
