@@ -11,6 +11,7 @@ from vbtta import (
     CategoricalLatent,
     CategoricalMixture,
     GaussianLatent,
+    GaussianMixture,
     Policy,
     SequentialPolicy,
     ViewPredictions,
@@ -18,6 +19,7 @@ from vbtta import (
     fit_policy,
 )
 from vbtta.distributions import ContinuousPrediction
+from vbtta.models.base import InMemory
 from vbtta.sequential import _divergences, fit_sequential
 
 NAMES = ["identity", "flip", "crop", "zoom", "shift", "blur"]
@@ -131,7 +133,7 @@ def test_the_curve_knows_the_full_policy_and_the_chosen_setting(sequential):
     assert max(limits) <= sequential.tolerance  # thresholds are tried in ascending order
 
 
-def test_stages_follow_the_order_of_selection():
+def test_stages_follow_the_order_of_the_weights():
     rng = np.random.default_rng(0)
     label = rng.integers(3, size=400)
     noise = np.array([2.0, 1.0, 4.0])[:, None]
@@ -140,6 +142,37 @@ def test_stages_follow_the_order_of_selection():
     sequential = fit_sequential(predictions, label, tolerance=0.5, **FAST)
     assert sequential.stages[0] == ("good",)
     assert set(sequential.names) == {"identity", "good", "bad"}
+
+
+def test_a_stage_may_be_a_part_of_the_full_policy(tmp_path):
+    # Three of eight views are precise, each for a third of the inputs. A mixture that has them needs no fit of its own.
+    rng = np.random.default_rng(1)
+    truth = 3 * rng.normal(size=900)
+    precise = rng.integers(3, size=900)[:, None] == np.arange(8)
+    outputs = truth[:, None] + np.where(precise, 0.3, 2.5) * rng.normal(size=(900, 8))
+    predictions = ViewPredictions(outputs[:, :, None], names=["identity", *"abcdefg"])
+    model = GaussianMixture(concentration=1.5)
+    sequential = fit_sequential(predictions, truth, task="regression", tolerance=0.02, model=model)
+    full = sequential.policies[-1]
+    assert len(full.used_names) == 8
+    assert sequential.passes(predictions).mean() < 5
+    part = sequential.policies[0]
+    weights = full.weights * np.isin(full.names, part.used_names)
+    np.testing.assert_allclose(part.weights, weights / weights.sum(), rtol=1e-12)
+    sequential.save(tmp_path / "sequential.json")
+    other = InMemory(predictions, predictions.align(truth)).take(np.arange(600))
+    for policy in (sequential, SequentialPolicy.load(tmp_path / "sequential.json")):
+        first, last = policy.refit(other).policies  # is a part again
+        weights = last.weights * np.isin(last.names, first.used_names)
+        np.testing.assert_allclose(first.weights, weights / weights.sum(), rtol=1e-12)
+        assert first.used_names == part.used_names
+
+
+def test_a_dear_view_comes_late():
+    predictions, label, _ = classes(5, 600)
+    cost = dict.fromkeys(NAMES, 1.0) | {"identity": 50.0}
+    sequential = fit_sequential(predictions, label, tolerance=0.2, cost=cost, **FAST)
+    assert "identity" in sequential.stages[-1]
 
 
 def test_costs_count_instead_of_passes(sample):

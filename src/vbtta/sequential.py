@@ -24,7 +24,7 @@ from vbtta.fit import fit_policy, refit
 from vbtta.inference.em import EM
 from vbtta.models.base import InMemory, Model
 from vbtta.policy import KEPT, Policy
-from vbtta.select import prices, select_views
+from vbtta.select import prices
 
 FORMAT, _VERSION = "vbtta-sequential", 1
 _ALPHA = 0.05  # probability that the upper limit of the loss is too low
@@ -165,7 +165,7 @@ class SequentialPolicy:
 
     def refit(self, sample: InMemory) -> Self:
         """Stages and rule as they are, with their policies fitted to other aligned data."""
-        return replace(self, policies=tuple(refit(policy, sample) for policy in self.policies))
+        return replace(self, policies=tuple(_refit_stages(self.policies, sample)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write stages and rule as human-readable JSON, atomically."""
@@ -238,15 +238,17 @@ def fit_sequential(
 ) -> SequentialPolicy:
     """Fit policies of growing sets of views, and a rule that stops early where more views would change little.
 
-    Stages are nested sets of :func:`select_views`, each with its own policy of the same model. An input stops after the
-    first stage whose expected gain from the remaining views is below a threshold: the Kullback-Leibler divergence of
-    the stage's prediction from the full one, regressed on entropy and margin (in regression on variance, disagreement
-    of the views so far, and mean). First stage and threshold are those of the lowest cost whose loss in log score
-    against the full policy is at most `tolerance`, as an upper 95 % confidence limit.
+    The full policy is that of :func:`fit_policy`. Stages are its 1, 2, 4, 8, ... views of most weight for their cost;
+    each predicts by a fit of its own, or by the full policy without the other views, whichever is closer to the full
+    prediction. An input stops after the first stage whose expected gain from the remaining views is below a threshold:
+    the Kullback-Leibler divergence of the stage's prediction from the full one, regressed on entropy and margin (in
+    regression on variance, disagreement of the views so far, and mean). First stage and threshold are those of the
+    lowest cost whose loss in log score against the full policy is at most `tolerance`, as an upper 95 % confidence
+    limit.
 
     The loss is the mean divergence, which needs no labels, plus what held-out labels show beyond the divergence of
     policies fitted without them. That excess has a normal prior, with half of the expected loss as its standard
-    deviation; it can only raise the limit, since the order of the views was chosen by the same labels. Losses too rare
+    deviation; it can only raise the limit, since the views were weighed by the same labels. Losses too rare
     to be seen are taken to be as large as the 99 % quantile of a stage's. For every first stage thresholds are tried in
     ascending order until the limit exceeds the tolerance, which needs no correction for their number; for that of
     the first stages the confidence is Bonferroni's.
@@ -266,7 +268,7 @@ def fit_sequential(
     model, engine, seed, progress
         As in :func:`fit_policy`; a closed form is needed.
     stages : sequence of view names or of lists of them, optional
-        Views that every stage adds, instead of the sets of :func:`select_views`; such as those that share a pass.
+        Views that every stage adds, instead of those of most weight; such as those that share a pass.
 
     Returns
     -------
@@ -295,16 +297,20 @@ def fit_sequential(
     price = prices(cost, predictions.names)
     options: dict[str, Any] = {"task": task, "engine": engine, "seed": seed, "progress": progress}
     if stages is None:
-        full = select_views(predictions, labels, budget=sum(price.values()), cost=price, model=model, **options)
-        assert full.selection is not None
-        chosen = set(full.selection.chosen.views)
-        nested = [point.views for point in full.selection.curve if set(point.views) <= chosen]
+        full = fit_policy(predictions, labels, model=model, **options)
+        nested = _heaviest(full, price)
     else:
         nested = _given_stages(stages, predictions.names)
         full = fit_policy(predictions.select(nested[-1]), labels, model=model, **options)
     options |= {"model": full.model, "guard": False}
-    early = [fit_policy(predictions.select(views), labels, **options) for views in nested[:-1]]
-    policies = _growing([*(replace(policy, rows=Rows()) for policy in early), full])  # the full policy has the rows
+    rows = predictions.take(labels.labelled)
+    target, early = full.predict(rows), []
+    for views in nested[:-1]:
+        candidates = [fit_policy(predictions.select(views), labels, **options), *_part_of(full, views)]
+        divergence = _divergences(target, [policy.predict(rows) for policy in candidates])
+        closest = candidates[int(np.argmin([values.mean() for values in divergence]))]
+        early.append(replace(closest, rows=Rows()))  # the full policy has the rows
+    policies = _growing([*early, full])
     all_views = SequentialPolicy(policies[-1:], price, tolerance, predictions.groups is not None)
     return all_views if len(policies) == 1 else _choose_rule(all_views, policies, InMemory(predictions, labels), seed)
 
@@ -319,6 +325,28 @@ def _given_stages(stages: Sequence[Sequence[str] | str], names: Views) -> list[V
         if not new or not set(new) <= set(names) or len(set(views)) < len(views):
             raise ValueError(f"stages must add views of {list(names)}, each once; got the stage {list(new)}")
     return nested
+
+
+def _heaviest(policy: Policy, price: Mapping[str, float]) -> list[Views]:
+    """The 1, 2, 4, 8, ... views of most weight for their cost, up to all that are used."""
+    weights = dict(zip(policy.names, policy.weights, strict=True))
+    order = sorted(policy.used_names, key=lambda name: -weights[name] / price[name])
+    sizes = [2**m for m in range(len(order)) if 2**m < len(order)]
+    return [tuple(order[:size]) for size in (*sizes, len(order))]
+
+
+def _part_of(policy: Policy, views: Views) -> list[Policy]:
+    """The policy with only some of its views, where it uses any of them."""
+    kept = [k for k, name in enumerate(policy.fitted or policy.names) if name in views]
+    return [policy.restrict(kept)] if set(views) & set(policy.used_names) else []
+
+
+def _refit_stages(policies: Sequence[Policy], sample: InMemory) -> list[Policy]:
+    """The stages' policies, fitted to other data: parts of the full policy, which know all its views, or their own."""
+    *early, last = policies
+    full = refit(last, sample)
+    parts = [_part_of(full, policy.used_names) if policy.names == last.names else [] for policy in early]
+    return [*(part[0] if part else refit(policy, sample) for part, policy in zip(parts, early, strict=True)), full]
 
 
 def _growing(policies: list[Policy]) -> tuple[Policy, ...]:
@@ -376,7 +404,7 @@ def _choose_rule(
 ) -> SequentialPolicy:
     """The first stage and the threshold of the lowest cost within the tolerance."""
     folds = folds_of(sample.predictions, sample.labels, seed)
-    refits = [[refit(policy, sample.take(train)) for policy in policies] for train, _ in folds]
+    refits = [_refit_stages(policies, sample.take(train)) for train, _ in folds]
     by_stage = score_folds(zip(*refits, strict=True), sample, folds)
     parts = [sample.predictions.take(held) for _, held in folds]
     held_out = np.concatenate([_gains_and_features(*pair)[0] for pair in zip(refits, parts, strict=True)], axis=1)
