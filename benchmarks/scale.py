@@ -26,11 +26,11 @@ from vbtta import GaussianMixture, ViewPredictions, collect_views
 from vbtta._support.checks import require
 from vbtta._support.files import atomic_path
 from vbtta.augment import GaussianNoise, Identity
-from vbtta.data.files import open_chunks
+from vbtta.data.files import open_chunks, read_labels
 from vbtta.models.base import pose
 from vbtta.ray import collect_views as collect_on_cluster
 from vbtta.ray.cluster import Tasks
-from vbtta.ray.fit import Calibration, labels_in_files, sums
+from vbtta.ray.fit import Calibration, sums
 
 _FEATURES = 256
 _ROWS = 1 << 16
@@ -56,7 +56,7 @@ def run(quick: bool = False) -> dict[str, Any]:
 def step_by_workers(folder: Path, n_labels: int, n_views: int) -> dict[str, float]:
     """One step (a pass and an update) by one worker and by two, one thread each; limit 0.7."""
     views, labels = write_problem(folder, n_labels, n_views)
-    given = labels_in_files(labels)
+    given = read_labels(labels)
     found: dict[str, float] = {"J": n_labels, "K": n_views}
     for n_workers, name in ((1, "one"), (2, "two")):
         calibration = Calibration.of(open_chunks(views), given, "regression", Tasks(n_workers, {}))

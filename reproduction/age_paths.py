@@ -74,7 +74,7 @@ def _labels(rows: Rows) -> NDArray[np.float64]:
     return np.array([number(row, "n_labels") for row in select(rows, strategy=next(iter(STRATEGIES)))])
 
 
-@styled
+@styled()
 def _bands(rows: Rows, panels: Sequence[tuple[str, str]], per_label: bool = False) -> Any:
     """Curves over the steps, one a strategy: means over seeds with bands of one standard deviation.
 

@@ -181,7 +181,7 @@ def _percentages(shares: Sequence[float]) -> str:
     return f"{high} %" if low == high else f"between {low} and {high} % (on average {mean} %)"
 
 
-@styled
+@styled()
 def _draw(rows: Rows) -> Any:
     """Both views (rows of panels) of every input (columns) at the middle strength, with the ellipses of a Gaussian."""
     from matplotlib.figure import Figure

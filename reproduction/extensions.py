@@ -296,7 +296,7 @@ _CLAIMS = (
 )
 
 
-@styled
+@styled()
 def _shift_figure(rows: Rows) -> Any:
     """Accuracy against strength, one panel a corruption, strength 0 for clean images."""
     from matplotlib.figure import Figure

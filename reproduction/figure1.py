@@ -20,7 +20,7 @@ class _Nothing:
     """There is nothing to choose and nothing to measure."""
 
 
-@styled
+@styled()
 def _draw() -> Any:
     from matplotlib.figure import Figure
     from matplotlib.patches import Ellipse

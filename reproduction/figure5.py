@@ -137,7 +137,7 @@ def _figures(rows: Rows) -> dict[str, Any]:
     return {f"figure5_{name}": _draw(chosen) for name, chosen in by_distribution.items() if chosen}
 
 
-@styled
+@styled()
 def _draw(rows: Rows) -> Any:
     from matplotlib.figure import Figure
 

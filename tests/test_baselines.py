@@ -306,7 +306,7 @@ def test_temperature_stays_in_range():
     hot = fit_baseline("uniform+t", views, LabelSets.from_array([1, 1]), task="classification")
     cold = fit_baseline("uniform+t", views, LabelSets.from_array([0, 0]), task="classification")
     assert (hot.temperature, cold.temperature) == (100.0, 0.01)
-    assert repr(hot) == "Baseline(uniform+t, classification: 1 of 1 views, temperature at its limit 100)"
+    assert repr(hot) == "Baseline(uniform+t, classification: 1 of 1 views)"
     mild = fit_baseline("uniform+t", from_probabilities([[0.9, 0.1]] * 4), [0, 0, 0, 1], task="classification")
     assert "limit" not in repr(mild)
     assert "limit" not in repr(mild)

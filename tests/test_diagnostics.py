@@ -13,7 +13,6 @@ from vbtta import EM, CategoricalMixture, LabelSets, ViewPredictions, diagnostic
 from vbtta.augment import CutMix, GaussianNoise, Mixup, RowStreams
 from vbtta.collect import collect_views
 from vbtta.diagnostics import (
-    anderson_darling,
     diagnose,
     drift_of,
     effective_views,
@@ -24,10 +23,9 @@ from vbtta.diagnostics import (
     overlap_of,
     predictive_checks,
     prior_sensitivity,
-    shapiro_wilk,
 )
 from vbtta.diagnostics.diagnosis import listing
-from vbtta.diagnostics.normality import qq_points
+from vbtta.diagnostics.normality import anderson_darling, qq_points
 
 NAMES = ["identity", "twin", "noise"]
 
@@ -108,16 +106,10 @@ def test_directions_without_variance_are_left_out(rng):
         henze_zirkler([[np.nan, 1.0], [2.0, 3.0]])
 
 
-def test_anderson_darling_and_shapiro_wilk_hold_their_level_and_have_power(rng):
+def test_anderson_darling_holds_its_level_and_has_power(rng):
     normal, skewed = rng.normal(size=(60, 800)), rng.exponential(size=(60, 100))
-    statistic, p_values = anderson_darling(normal)
-    assert stats.kstest(p_values, "uniform").pvalue > 0.01
-    assert stats.kstest(shapiro_wilk(normal)[1], "uniform").pvalue > 0.01
-    assert (anderson_darling(skewed)[1] < 0.05).mean() > 0.9
-    assert (shapiro_wilk(skewed)[1] < 0.05).mean() > 0.9
-    one = np.sort((normal[:, 0] - normal[:, 0].mean()) / normal[:, 0].std(ddof=1))
-    terms = [(2 * i + 1) * (stats.norm.logcdf(one[i]) + stats.norm.logsf(one[-1 - i])) for i in range(60)]
-    assert statistic[0] == pytest.approx(-60 - np.mean(terms))
+    assert stats.kstest(anderson_darling(normal), "uniform").pvalue > 0.01
+    assert (anderson_darling(skewed) < 0.05).mean() > 0.9
 
 
 @settings(max_examples=30, deadline=None)

@@ -12,18 +12,16 @@ __all__ = [
 import os
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from vbtta._support.checks import printable, require
 from vbtta._support.files import atomic_path
 from vbtta.data.labels import Array
-
-Draw = TypeVar("Draw", bound=Callable[..., Any])
 
 COLOURS = ("#2a86c8", "#d55e00", "#009e73", "#b86bb0", "#c98f00", "#56b4e9")
 _INK, _FAINT, _GREY = "#010101", "#020202", "#8a8f98"
@@ -34,8 +32,8 @@ _SVG = "http://www.w3.org/2000/svg"
 
 
 @contextmanager
-def _style() -> Iterator[None]:
-    """Matplotlib's defaults with this style; the user's own settings are ignored."""
+def styled() -> Iterator[None]:
+    """Matplotlib's defaults with this style, as a context or a decorator; the user's own settings are ignored."""
     matplotlib = require("matplotlib", "cli")
     off = ("axes.spines.right", "axes.spines.top", "legend.frameon", "text.parse_math", "text.usetex")
     sizes = {"font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8}
@@ -47,12 +45,7 @@ def _style() -> Iterator[None]:
         yield
 
 
-def styled(draw: Draw) -> Draw:
-    """Make a function draw in this style; it returns a matplotlib Figure."""
-    return _style()(draw)
-
-
-@styled
+@styled()
 def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
     """Weights of the views (K,), the largest on top, with their intervals (K, 2); marks carry the ids view-k."""
     order = np.argsort(-values, kind="stable")[:MAX_BARS]
@@ -69,7 +62,7 @@ def weights(names: Sequence[str], values: Array, interval: Array) -> Any:
     return _finish(figure, "weight, with 90 % interval", grid="x")
 
 
-@styled
+@styled()
 def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     """Log score of sets of views against what they cost, with standard errors: (P,) each."""
     figure, axes = _axes(2.8)
@@ -80,7 +73,7 @@ def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     return _finish(figure, "cost of the views", "log score", grid="y")
 
 
-@styled
+@styled()
 def gate(features: Sequence[str], values: Array, views: Sequence[str], shares: Array, bins: int = 12) -> Any:
     """Mean weight (N, K) of every view against each of its features (N, K, F), in bins of as many inputs."""
     n_rows = -(-len(features) // 2)
@@ -99,7 +92,7 @@ def gate(features: Sequence[str], values: Array, views: Sequence[str], shares: A
     return figure
 
 
-@styled
+@styled()
 def set_sizes(share: Array) -> Any:
     """Shares of the inputs whose set has 0, 1, 2, ... classes."""
     figure, axes = _axes(2.4)
@@ -108,7 +101,7 @@ def set_sizes(share: Array) -> Any:
     return _finish(figure, "classes in the set", "share of inputs", grid="y")
 
 
-@styled
+@styled()
 def differences(
     names: Sequence[str], value: Array, low: Array, high: Array, label: str, reference: float | None = 0.0
 ) -> Any:
@@ -125,7 +118,7 @@ def differences(
     return _finish(figure, label, grid="x")
 
 
-@styled
+@styled()
 def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> Any:
     """How often predictions of a confidence are right: (J,) confidences, 0 or 1, and how often each counts."""
     figure, axes = _axes(3.2)
@@ -142,7 +135,7 @@ def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> 
     return _finish(figure, "confidence (bars: share of labels)", "share that is right")
 
 
-@styled
+@styled()
 def coverage(levels: Array, covered: Array) -> Any:
     """Share of labels inside their intervals against the level of the intervals: (L,) each."""
     figure, axes = _axes(2.8)
@@ -151,7 +144,7 @@ def coverage(levels: Array, covered: Array) -> Any:
     return _finish(figure, "level of the interval", "share of labels inside")
 
 
-@styled
+@styled()
 def annotators(names: Sequence[str], value: Array, interval: Array, label: str, truth: Array | None = None) -> Any:
     """Estimates for every annotator (U,), with intervals (U, 2), next to the truth where it is known."""
     figure = differences(names, value, interval[:, 0], interval[:, 1], label, None)
@@ -178,7 +171,7 @@ def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None 
     import xml.etree.ElementTree as ElementTree
 
     buffer = StringIO()
-    with _style(), warnings.catch_warnings():
+    with styled(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # missing glyphs
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     ElementTree.register_namespace("", _SVG)
@@ -206,7 +199,7 @@ def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None 
 
 def save_svg(figure: Any, path: str | os.PathLike[str]) -> None:
     """Write a figure to a file, on white, atomically; the same figure gives the same bytes."""
-    with _style(), atomic_path(path) as temporary:
+    with styled(), atomic_path(path) as temporary:
         figure.savefig(temporary, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
 
 

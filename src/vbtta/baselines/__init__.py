@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,17 +32,14 @@ class Baseline:
     used: tuple[str, ...]  # the views that a prediction needs
     n_outputs: int
     rule: Rule
-    generated_names: bool = False
-    temperature: float = 1.0  # what log probabilities are divided by, between 0.01 and 100; 1 without "+t"
-    variance: Array | None = None  # (C,): mean squared residual of the calibration labels (regression)
-    classes: Array | None = None
-    stops: Rule | None = None  # of those that stop early
-    density: Callable[[Array], Prediction] | None = None  # of pooled numbers, where it is not normal
+    generated_names: bool
+    temperature: float  # what log probabilities are divided by, between 0.01 and 100; 1 without "+t"
+    classes: Array | None
+    stops: Rule | None  # of those that stop early
+    density: Callable[[Array], Prediction] | None  # of pooled numbers (regression)
 
     def __repr__(self) -> str:
-        at_limit = np.isclose(methods.TEMPERATURES, self.temperature).any()  # all labels are predicted, or none
-        limit = f", temperature at its limit {self.temperature:g}" if at_limit else ""
-        return f"Baseline({self.name}, {self.task}: {len(self.used)} of {len(self.names)} views{limit})"
+        return f"Baseline({self.name}, {self.task}: {len(self.used)} of {len(self.names)} views)"
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """Aggregate the views of new inputs into one predictive distribution."""
@@ -49,15 +47,12 @@ class Baseline:
         pooled = self.rule(outputs)
         if self.density is not None:
             return self.density(pooled)
-        if self.variance is not None:
-            return methods.normal_prediction(pooled, self.variance)
         if self.temperature != 1:
             pooled = special.log_softmax(pooled / self.temperature, axis=1)
-        classes = predictions.classes if predictions.classes is not None else self.classes
+        named = predictions.classes if predictions.classes is not None else self.classes
+        classes = np.arange(self.n_outputs) if named is None else named
         proba, shares = np.exp(pooled), self._pool_weights()[:, None] * special.softmax(outputs, axis=2)
-        return CategoricalPrediction(
-            proba, view_information(proba, shares), np.arange(self.n_outputs) if classes is None else classes
-        )
+        return CategoricalPrediction(proba, view_information(proba, shares), classes)
 
     def passes(self, predictions: ViewPredictions) -> Array:
         """Number of views that every input needs: (N,)."""
@@ -132,12 +127,12 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
     labels = predictions.align(labels)
     if not len(labels):
         raise ValueError("labels are empty; a baseline needs at least one label")
-    n_outputs, temperature, variance = predictions.outputs.shape[2], 1.0, None
+    n_outputs, temperature, classes = predictions.outputs.shape[2], 1.0, predictions.classes
     identity = predictions.names.index("identity") if "identity" in predictions.names else None
     if task == "classification":
         rows, row = np.unique(labels.instance, return_inverse=True)
         target = np.zeros((len(rows), n_outputs))  # (N+, C)
-        label = labels.categorical(n_outputs, predictions.classes)
+        label = labels.categorical(n_outputs, classes)
         np.add.at(target, (row, label), labels.count)
         outputs = np.asarray(predictions.outputs[rows], dtype=np.float64)
         votes = Votes(row, label, np.zeros_like(row) if labels.annotator is None else labels.annotator, labels.count)
@@ -147,20 +142,10 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
     else:
         y = labels.continuous(n_outputs)
         outputs = np.asarray(predictions.outputs, dtype=np.float64)[labels.instance]
-        fitted = REGRESSION[method](methods.Sample(outputs, y, labels.count, identity))
+        fitted, classes = REGRESSION[method](methods.Sample(outputs, y, labels.count, identity)), None
         variance = methods.residual_variance(y - fitted.rule(outputs[:, fitted.used]), y, labels.count)
-    return Baseline(
-        name=name,
-        task=task,
-        names=predictions.names,
-        weights=fitted.weights,
-        used=tuple(predictions.names[k] for k in fitted.used),
-        n_outputs=n_outputs,
-        rule=fitted.rule,
-        generated_names=predictions.generated_names,
-        temperature=temperature,
-        variance=variance,
-        classes=predictions.classes if task == "classification" else None,
-        stops=fitted.passes,
-        density=fitted.density,
-    )
+        normal = partial(methods.normal_prediction, variance=variance)
+        fitted = fitted._replace(density=fitted.density or normal)
+    used, generated = tuple(predictions.names[k] for k in fitted.used), predictions.generated_names
+    described = name, task, predictions.names, fitted.weights, used, n_outputs
+    return Baseline(*described, fitted.rule, generated, temperature, classes, fitted.passes, fitted.density)

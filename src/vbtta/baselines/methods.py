@@ -16,8 +16,7 @@ from vbtta.data.labels import Array
 from vbtta.distributions import ContinuousPrediction
 from vbtta.metrics import entropy
 
-TEMPERATURES = (0.01, 100.0)  # the range
-_SLOPE_RANGE = (1 / TEMPERATURES[1], 1 / TEMPERATURES[0])
+_SLOPE_RANGE = (0.01, 100.0)  # of inverse temperatures
 _GREEDY_STEPS = 100
 _CONFIDENCES = np.append(np.linspace(0.3, 0.99, 70), 1 - np.geomspace(9e-3, 1e-5, 30)).tolist()  # that stop early
 _LOG_TAU_RANGE = (np.log(1e-2), np.log(1e2))
@@ -75,7 +74,7 @@ def _learning_loss(data: Sample, loss: Callable[[Array], Array], pool: Callable[
     I. Kim, Y. Kim, S. Kim, "Learning loss for test-time augmentation" (2020): a network predicts the loss of every view
     from the unaugmented input. Here it is a ridge regression on the identity's outputs, in units of their spread, or on
     the mean of the views where there is no identity. `loss` is that of predictions (J, ...), (J,); `pool` takes outputs
-    and weights (N, K).
+    and weights (N, K, 1).
     """
     places = slice(None) if data.identity is None else slice(data.identity, data.identity + 1)
     seen = data.outputs[:, places].mean(axis=1)
@@ -96,23 +95,27 @@ def lowest_loss_pool(outputs: Array, places: slice, slopes: Array, pool: Callabl
     """The average of the m views of smallest loss, as slopes (C + 1, K) predict it from the views at `places`."""
     predicted = slopes[0] + outputs[:, places].mean(axis=1) @ slopes[1:]
     rank = np.argsort(np.argsort(predicted, axis=1, kind="stable"), axis=1)
-    return pool(outputs, weights=(rank < m) / m)
+    return pool(outputs, weights=(rank < m)[:, :, None] / m)
 
 
 # -- classification -------------------------------------------------------------------------------
 
 
 def linear_pool(logits: Array, weights: Array) -> Array:
-    """Ln sum_k w_k softmax(z_k), w on the simplex: (K,), or (N, K) where it differs by input."""
+    """Ln sum_k w_k softmax(z_k), w on the simplex: (K,), or (N, K, 1) where it differs by input."""
     with np.errstate(divide="ignore"):
-        log_weights = np.log(weights)[..., None]
+        log_weights = np.log(weights if weights.ndim == 3 else weights[:, None])
     return np.asarray(special.logsumexp(special.log_softmax(logits, axis=2) + log_weights, axis=1))
+
+
+def weighted_sum(outputs: Array, weights: Array) -> Array:
+    """sum_k w_k f_k with weights (K,), (K, C) or, where they differ by input, (N, K, 1): (N, C)."""
+    return np.asarray((outputs * (weights[:, None] if weights.ndim == 1 else weights)).sum(axis=1))
 
 
 def logit_pool(logits: Array, weights: Array) -> Array:
     """Ln softmax(sum_k theta_k z_k), with theta (K,) or one a class (K, C)."""
-    theta = weights if weights.ndim == 2 else weights[:, None]
-    return np.asarray(special.log_softmax((logits * theta).sum(axis=1), axis=1))
+    return np.asarray(special.log_softmax(weighted_sum(logits, weights), axis=1))
 
 
 def maximum_pool(logits: Array) -> Array:
@@ -122,7 +125,7 @@ def maximum_pool(logits: Array) -> Array:
 
 def entropy_pool(logits: Array, tau: float) -> Array:
     """Linear pool with weights of each input proportional to exp(-H(p_k)/tau)."""
-    return linear_pool(logits, special.softmax(-entropy(special.softmax(logits, axis=2)) / tau, axis=1))
+    return linear_pool(logits, special.softmax(-entropy(special.softmax(logits, axis=2)) / tau, axis=1)[:, :, None])
 
 
 def best_slope(
@@ -151,6 +154,11 @@ def best_slope(
     return value, slope
 
 
+def n_right(target: Array, log_proba: Array) -> float:
+    """How many of the labels (N, C) are the most probable class."""
+    return float(np.take_along_axis(target, log_proba.argmax(axis=1)[:, None], axis=1).sum())
+
+
 def _aug_or_class_tta(data: Sample) -> Fitted:
     """AugTTA or ClassTTA: whichever is right more often on a fifth of the instances that neither was trained on."""
     # Shanmugam and others choose so. The likelihood decides between equals; the weights are those of the four fifths.
@@ -161,8 +169,7 @@ def _aug_or_class_tta(data: Sample) -> Fitted:
 
     def score(fitted: Fitted) -> tuple[float, float]:
         log_proba = fitted.rule(data.outputs[held][:, fitted.used])
-        hits = np.take_along_axis(data.target[held], log_proba.argmax(axis=1)[:, None], axis=1).sum()
-        return float(hits), float((data.target[held] * log_proba).sum())
+        return n_right(data.target[held], log_proba), float((data.target[held] * log_proba).sum())
 
     return max((CLASSIFICATION[name](training) for name in ("aug_tta", "class_tta")), key=score)
 
@@ -221,12 +228,9 @@ def _stopped(data: Sample, sizes: list[int]) -> Fitted:
     order = [first, *(k for k in range(data.n_views) if k != first)]
     stage = partial(staged_pool, order=order, ends=np.cumsum([size for size in sizes if size]))
 
-    def hits(threshold: float) -> float:
-        label = stage(data.outputs, threshold=threshold).argmax(axis=1)
-        return float(np.take_along_axis(data.target, label[:, None], axis=1).sum())
-
-    full = hits(np.inf)
-    threshold = next((value for value in _CONFIDENCES if hits(value) >= full), np.inf)
+    hits = (n_right(data.target, stage(data.outputs, threshold=value)) for value in (np.inf, *_CONFIDENCES))
+    full = next(hits)
+    threshold = next((value for value, right in zip(_CONFIDENCES, hits, strict=False) if right >= full), np.inf)
     rule = partial(stage, threshold=threshold)
     return Fitted(None, list(range(data.n_views)), rule, partial(rule, count=True))
 
@@ -287,16 +291,6 @@ def residual_variance(residual: Array, y: Array, count: Array) -> Array:
     return np.asarray(np.maximum(share @ residual**2, floor))
 
 
-def weighted_sum(outputs: Array, weights: Array) -> Array:
-    """sum_k w_k f_k with weights (K,) or (K, C): (N, C)."""
-    return np.asarray((outputs * (weights if weights.ndim == 2 else weights[:, None])).sum(axis=1))
-
-
-def input_sum(outputs: Array, weights: Array) -> Array:
-    """sum_k w_k f_k with weights (K,), or (N, K) where they differ by input: (N, C)."""
-    return np.asarray((outputs * weights[..., None]).sum(axis=1))
-
-
 def normal_prediction(mean: Array, variance: Array) -> ContinuousPrediction:
     """Normal densities of one variance (C,) around point predictions (N, C)."""
     n_inputs, n_outputs = mean.shape
@@ -325,7 +319,7 @@ def _nnls(outputs: Array, y: Array, count: Array) -> Array:
 
 def _nnls_t(data: Sample) -> Fitted:
     """The same with a Student t whose scale depends on the prediction."""
-    fitted = pooled(_by_output(data, _nnls), weighted_sum)
+    fitted = REGRESSION["nnls"](data)
     mean = fitted.rule(data.outputs[:, fitted.used])
     return fitted._replace(density=solvers.student_density(mean, data.target, data.times))
 
@@ -337,7 +331,7 @@ REGRESSION: dict[str, Callable[[Sample], Fitted]] = {
     "learning_loss": lambda data: _learning_loss(
         data,
         lambda mean: ((data.target - mean) ** 2 / residual_variance(data.target, data.target, data.times)).sum(axis=1),
-        input_sum,
+        weighted_sum,
     ),
     "bma": lambda data: pooled(_by_output(data, solvers.average_linear), weighted_sum),
     "nnls": lambda data: pooled(_by_output(data, _nnls), weighted_sum),

@@ -1,7 +1,5 @@
 """The typer application: its commands, its version and its exit codes."""
 
-__all__ = ["app"]
-
 import hashlib
 import shutil
 import sys

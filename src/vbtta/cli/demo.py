@@ -3,8 +3,6 @@
 An illustration, not evidence: images, raters and views are made up, and were chosen so that views can help.
 """
 
-__all__ = ["run"]
-
 import textwrap
 import time
 from functools import partial

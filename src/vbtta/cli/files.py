@@ -1,10 +1,5 @@
 """What the commands read: predictions, labels, inputs, predictors, and the files of a run."""
 
-__all__ = [
-    "comparison_table", "consensus_table", "digest", "load_predictor", "read_inputs", "read_pair", "read_part",
-    "read_predictions", "side_by_side", "write_run_report",
-]  # fmt: skip
-
 import hashlib
 import json
 import sys
@@ -23,7 +18,6 @@ from vbtta.conformal import load_policy, unwrapped
 from vbtta.data import files
 from vbtta.data.labels import Array, LabelSets, frame_of, id_column
 from vbtta.data.predictions import ViewPredictions
-from vbtta.models.parts.class_data import refuse_probabilities
 from vbtta.policy import Policy
 from vbtta.ray.collect import read_inputs as read_cells
 from vbtta.report.documents import provenance
@@ -78,17 +72,10 @@ def read_pair(
     else:
         given = files.read_labels(_table(labels), columns_are_annotators=columns_are_annotators)
     if given.ids is not None and views.ids is None:
-        raise ValueError(
-            f"{labels} names instances by id (such as {str(given.ids[0])!r}) but {predictions} has no ids: add an "
-            "array `ids` to the predictions, or to pair by row leave that column out of the labels (call it 'instance' "
-            "if it numbers the rows from 0)"
-        )
+        remedy = "add an array `ids` to it, or number its rows from 0 in a column 'instance' of the labels"
+        named = f"{labels} names instances by id (such as {str(given.ids[0])!r})"
+        raise ValueError(f"{named} but {predictions} has no ids; {remedy}")
     n_outputs = views.outputs.shape[2]
-    try:
-        if task == "classification":
-            refuse_probabilities(views)
-    except ValueError as error:
-        raise ValueError(f"{predictions}: {error}") from None
     try:
         aligned = views.as_binary() if task == "multilabel" else views
         by_id = given.pairs_by_id(aligned.ids)

@@ -1,10 +1,5 @@
 """Shared by all commands: options, output, files to write, and errors."""
 
-__all__ = [
-    "Talk", "UsageError", "as_json_text", "command", "complain", "existing", "nearest", "needs", "refuse", "writable",
-    "write_json",
-]  # fmt: skip
-
 import functools
 import inspect
 import json

@@ -1,8 +1,8 @@
 """Whether the assumptions are met, which views matter, and whether incoming views still look the same."""
 
 __all__ = [
-    "Diagnosis", "anderson_darling", "copying_of", "diagnose", "drift_of", "effective_views", "henze_zirkler", "holm",
-    "influence_of", "normality_of", "overlap_of", "predictive_checks", "prior_sensitivity", "shapiro_wilk",
+    "Diagnosis", "copying_of", "diagnose", "drift_of", "effective_views", "henze_zirkler", "holm", "influence_of",
+    "normality_of", "overlap_of", "predictive_checks", "prior_sensitivity",
 ]  # fmt: skip
 
 from vbtta.diagnostics.checks import (
@@ -15,4 +15,4 @@ from vbtta.diagnostics.checks import (
     prior_sensitivity,
 )
 from vbtta.diagnostics.diagnosis import Diagnosis, diagnose
-from vbtta.diagnostics.normality import anderson_darling, henze_zirkler, holm, normality_of, shapiro_wilk
+from vbtta.diagnostics.normality import henze_zirkler, holm, normality_of

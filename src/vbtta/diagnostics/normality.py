@@ -89,42 +89,29 @@ def henze_zirkler(sample: ArrayLike, *, simulations: int | None = None, seed: in
     return HenzeZirkler(statistic, float((1 + above) / (1 + simulations)), d)
 
 
-def anderson_darling(sample: ArrayLike) -> tuple[Array, Array]:
-    """Anderson-Darling statistics and p-values along the first axis, mean and variance estimated.
+def anderson_darling(sample: Array) -> Array:
+    """P-values of the Anderson-Darling test along the first axis, mean and variance estimated.
 
-    The statistic A^2 is SciPy's; its p-values end at 0.01 and 0.15, which is too coarse to correct for many outputs.
-    P-values here are D'Agostino and Stephens' approximation for A^2 (1 + 0.75/n + 2.25/n^2).
+    The statistic A^2 is SciPy's, whose p-values end at 0.01, too coarse to correct for many outputs. Here they are
+    D'Agostino and Stephens' approximation for A^2 (1 + 0.75/n + 2.25/n^2).
     """
     from scipy import stats
 
-    points = np.asarray(sample, dtype=np.float64)
-    n = len(points)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about the p-value, which is not used
-        statistic = np.apply_along_axis(lambda column: stats.anderson(column).statistic, 0, points)
-    a = statistic * (1 + 0.75 / n + 2.25 / n**2)
-    p_value = np.select(
-        [a >= 0.6, a >= 0.34, a >= 0.2],
-        [
-            np.exp(1.2937 - 5.709 * a + 0.0186 * np.minimum(a, 100) ** 2),
-            np.exp(0.9177 - 4.279 * a - 1.38 * a**2),
-            1 - np.exp(-8.318 + 42.796 * a - 59.938 * a**2),
-        ],
+        statistic = np.apply_along_axis(lambda column: stats.anderson(column).statistic, 0, sample)
+    a = np.minimum(statistic * (1 + 0.75 / len(sample) + 2.25 / len(sample) ** 2), 100)
+    pieces = [  # from A^2 = 0.6, 0.34, 0.2 and 0
+        np.exp(1.2937 - 5.709 * a + 0.0186 * a**2),
+        np.exp(0.9177 - 4.279 * a - 1.38 * a**2),
+        1 - np.exp(-8.318 + 42.796 * a - 59.938 * a**2),
         1 - np.exp(-13.436 + 101.14 * a - 223.73 * a**2),
-    )
-    return statistic, np.clip(p_value, 0, 1)
-
-
-def shapiro_wilk(sample: ArrayLike) -> tuple[Array, Array]:
-    """Shapiro-Wilk statistics and p-values along the first axis."""
-    from scipy import stats
-
-    statistic, p_value = stats.shapiro(np.asarray(sample, dtype=np.float64), axis=0)
-    return np.asarray(statistic), np.asarray(p_value)
+    ]
+    return np.asarray(np.clip(np.select([a >= 0.6, a >= 0.34, a >= 0.2, a < 0.2], pieces), 0, 1))
 
 
 def holm(p_values: ArrayLike) -> Array:
-    """P-values corrected for their number, step by step (Holm), along the last axis.
+    """P-values (n,) corrected for their number, step by step (Holm).
 
     Examples
     --------
@@ -132,11 +119,8 @@ def holm(p_values: ArrayLike) -> Array:
     array([0.03, 0.06, 0.06])
     """
     p = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(p, axis=-1)
-    n = p.shape[-1]
-    stepped = np.maximum.accumulate(np.take_along_axis(p, order, axis=-1) * np.arange(n, 0, -1), axis=-1)
-    corrected = np.empty_like(p)
-    np.put_along_axis(corrected, order, np.minimum(stepped, 1), axis=-1)
+    order, corrected = np.argsort(p), np.empty_like(p)
+    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
     return corrected
 
 
@@ -159,25 +143,22 @@ def normality_of(
     rejected, tested = np.full((3, K), np.nan), np.zeros(K, dtype=np.intp)
     quantiles = np.full((K, len(_QQ_LEVELS)), np.nan)
     for k in range(K):
-        samples = [sample for sample in values[:, k] if _varies(sample).any()]
+        samples = [sample[:, _varies(sample)] for sample in values[:, k] if _varies(sample).any()]
         tested[k] = len(samples)
         if samples:
             rejected[:, k] = np.mean([_rejections(sample, level, seed) for sample in samples], axis=0)
-            scores = np.concatenate([qq_points(sample[:, _varies(sample)]).ravel() for sample in samples])
-            quantiles[k] = np.quantile(scores, _QQ_LEVELS)
+            quantiles[k] = np.quantile(np.concatenate([qq_points(sample).ravel() for sample in samples]), _QQ_LEVELS)
     shares = rejected[0], rejected[1], rejected[2]
     return Normality(views, *shares, tested, M, level, special.ndtri(_QQ_LEVELS), quantiles)
 
 
-def qq_points(sample: ArrayLike) -> Array:
+def qq_points(sample: Array) -> Array:
     """Draws (M, C) as standard normal scores, exactly so if the draws are normal.
 
     Internally studentised residuals, r^2 = (x - mean)^2 M / ((M - 1) s^2), are short-tailed; r sqrt((M - 2) /
     (M - 1 - r^2)) has a Student-t distribution with M - 2 degrees of freedom, which is mapped to the normal one.
     """
-    points = np.asarray(sample, dtype=np.float64)
-    M = len(points)
-    r = (points - points.mean(axis=0)) / points.std(axis=0)
+    M, r = len(sample), (sample - sample.mean(axis=0)) / sample.std(axis=0)
     student = r * np.sqrt((M - 2) / np.maximum(M - 1 - r**2, 1e-12))
     lower = special.stdtr(M - 2, -np.abs(student))  # the small tail keeps its digits
     return np.asarray(-np.sign(student) * special.ndtri(lower))
@@ -185,11 +166,13 @@ def qq_points(sample: ArrayLike) -> Array:
 
 def _rejections(sample: Array, level: float, seed: int) -> tuple[float, float, float]:
     """Whether one instance's draws (M, C) fail the three tests; NaN where they are too few for the first."""
+    from scipy import stats
+
     first = sample[:_MAX_DRAWS]
     enough = len(first) >= _whiten(first).shape[1] + 2
     multivariate = float(henze_zirkler(first, seed=seed).p_value < level) if enough else np.nan
-    varying = sample[:, _varies(sample)]
-    anderson, shapiro = (float((holm(test(varying)[1]) < level).any()) for test in (anderson_darling, shapiro_wilk))
+    p_values = anderson_darling(sample), stats.shapiro(sample, axis=0).pvalue
+    anderson, shapiro = (float((holm(each) < level).any()) for each in p_values)
     return multivariate, anderson, shapiro
 
 

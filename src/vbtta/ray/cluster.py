@@ -1,9 +1,6 @@
 """Ray: connection, tasks that are run again when a worker is lost, and errors of workers in one line."""
 
-__all__ = ["Tasks", "WorkerError", "check_factory", "check_workers", "connect", "explained"]
-
 import os
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -57,8 +54,7 @@ def check_factory(factory: Any) -> None:
 class Tasks:
     """Functions run on a cluster. Results stay on the nodes until they are asked for.
 
-    Ray runs a task again when its worker or node is lost, three times at most unless `max_retries` says otherwise, and
-    remakes lost results by the tasks that made them.
+    Ray runs a task again when its worker or node is lost (`max_retries`, 3), and remakes lost results the same way.
     """
 
     def __init__(self, n_workers: int | None, options: dict[str, Any]) -> None:
@@ -85,7 +81,7 @@ class Tasks:
 
     def results(self, function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> list[Any]:
         """The results of calls, here and in order."""
-        return list(self._answer(self.start(function, calls)))
+        return list(self._answer(self.start(function, calls), _patience()))
 
     def finished(self, function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
         """Calls as they finish; as many run at a time as there are workers, and none is started after an error."""
@@ -106,11 +102,11 @@ class Tasks:
                     self._ray.cancel(reference, force=True)
             raise
 
-    def _answer(self, references: Any, seconds: float | None = None) -> Any:
+    def _answer(self, references: Any, seconds: float) -> Any:
         """What references stand for; an exception of a worker is raised here with the same message."""
         errors = self._ray.exceptions
         try:
-            return self._ray.get(references, timeout=_patience() if seconds is None else seconds)
+            return self._ray.get(references, timeout=seconds)
         except errors.GetTimeoutError:
             raise RuntimeError(
                 f"no worker has answered in {_patience():.0f} s: one may hang; look at the cluster's log, or give them "
@@ -127,17 +123,11 @@ class Tasks:
 
     def _warn_if_none_can_run(self) -> None:
         """Ray waits silently where no node has what a task needs."""
-        options = self._options
-        named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
-        needs = {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
+        needs = {"CPU": self._options["num_cpus"], "GPU": self._options.get("num_gpus", 0)}
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
-            needed = ", ".join(f"{amount} {name}" for name, amount in needs.items())
-            warnings.warn(
-                f"no node of the cluster has what a worker needs ({needed}), so none starts until one joins; see "
-                "worker_options",
-                stacklevel=4,
-            )
+            needed = f"{needs['CPU']} CPU, {needs['GPU']} GPU; see worker_options"
+            warnings.warn(f"no worker starts until a node joins that has what one needs: {needed}", stacklevel=4)
 
 
 def _patience() -> float:
@@ -146,9 +136,7 @@ def _patience() -> float:
     try:
         positive(VBTTA_RAY_TIMEOUT=float(given))
     except ValueError:
-        raise ValueError(
-            f"the environment variable VBTTA_RAY_TIMEOUT must be a positive number of seconds; got {given!r:.80}"
-        ) from None
+        raise ValueError(f"VBTTA_RAY_TIMEOUT must be a positive number of seconds; got {given!r:.80}") from None
     return float(given)
 
 
@@ -162,16 +150,12 @@ class _ExplainedError(RuntimeError):
 
 @contextmanager
 def explained(source: str, where: str = "") -> Iterator[None]:
-    """Turn exceptions raised inside into ones that can be pickled: this package's advice, or who raised what."""
+    """Turn exceptions raised inside into ones that can be pickled and say what raised them, and where."""
     try:
         yield
+    except (ValueError, _ExplainedError) as error:
+        kind = ValueError if isinstance(error, ValueError) else _ExplainedError
+        raise kind(f"{where}{error}") from error
     except Exception as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        in_package = str(frame.f_globals.get("__name__", "")).split(".")[0] == __name__.split(".")[0]
-        missing = isinstance(error, ModuleNotFoundError)
-        if in_package and isinstance(error, ValueError | TypeError | ImportError) and not missing:
-            raise ValueError(f"{where}{error}") from error
-        known = isinstance(error, _ExplainedError)
         reason = str(error).partition("\n")[0]
-        text = reason if known else f"{source} raised {type(error).__name__}: {reason}"
-        raise _ExplainedError(f"{where}{text}") from error
+        raise _ExplainedError(f"{where}{source} raised {type(error).__name__}: {reason}") from error

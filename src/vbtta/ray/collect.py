@@ -1,7 +1,5 @@
 """collect_views on a cluster: parquet files of inputs, a pool of predictors, parquet files of predictions."""
 
-__all__ = ["Collected", "Job", "Piece", "collect_piece", "collect_views", "pieces_of", "read_batches", "read_inputs"]
-
 import hashlib
 import json
 import os
@@ -25,7 +23,7 @@ from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.base import Augmentation
 from vbtta.augment.foreign import as_views
 from vbtta.collect import Collector, check_options
-from vbtta.data.files import columns_of, footers, parquet_files, prediction_table, read_predictions, reading
+from vbtta.data.files import columns_of, footers, open_chunks, parquet_files, prediction_table, read_predictions
 from vbtta.data.images import decode_images
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
@@ -82,10 +80,10 @@ def collect_views(
 ) -> Collected:
     """Predict every input under every view, on a cluster: :func:`vbtta.collect_views` for inputs of any number.
 
-    Input files are cut into parts of consecutive rows, each of which gives one file, whole or not at all. A part that
-    is there already is not computed again, so the same call continues an earlier one that stopped, and the part of a
-    worker that is lost is given to another. Draws are keyed by the row's number in the whole data set: the result does
-    not depend on parts, batches or workers. The page "A cluster" (docs/cluster.md) runs it twice.
+    Input files are cut into parts of consecutive rows, each of which gives one file, whole or not at all. The same call
+    continues an earlier one that stopped, and the part of a lost worker is given to another. Draws are keyed by the
+    row's number in the whole data set: the result does not depend on parts, batches or workers. The page "A cluster"
+    (docs/cluster.md) runs it twice.
 
     Parameters
     ----------
@@ -134,7 +132,7 @@ def collect_views(
     if read is not None and not callable(read):
         raise TypeError(f"read must be a function that makes inputs of a pyarrow.Table; got {type(read).__name__}")
     view_list = as_views(views)
-    pieces = pieces_of(dataset, rows_per_part, alike=read is None)
+    pieces = pieces_of(dataset, rows_per_part)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     prints = [(view.name, view_fingerprint(view)) for view in view_list]
@@ -172,13 +170,9 @@ def _found(path: Path, n_rows: int) -> bool:
     if not path.exists():
         return False
     try:
-        footer = footers([str(path)], "")[0]
-        if footer.num_rows != n_rows:
-            raise ValueError(f"it has {footer.num_rows} of {n_rows} rows")
-        parquet = require("pyarrow.parquet", "ray")
-        with reading(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            for group in range(footer.num_row_groups):
-                file.read_row_group(group, use_threads=False)
+        rows = [chunk.table(("instance", "outputs", "variance")).num_rows for chunk in open_chunks([path])]
+        if sum(rows) != n_rows:
+            raise ValueError(f"it has {sum(rows)} of {n_rows} rows")
     except ValueError as error:
         set_aside(path, error)
         return False
@@ -269,7 +263,7 @@ def _row_groups(job: Job, predictor: Predictor, piece: Piece) -> Iterator[ViewPr
 # -- inputs: images, arrays, or plain columns of numbers -------------------------------------------
 
 
-def pieces_of(dataset: Any, rows: int, *, alike: bool = True) -> list[Piece]:
+def pieces_of(dataset: Any, rows: int) -> list[Piece]:
     """Input files cut into pieces of so many rows, or more where row groups are large; only footers are read."""
     paths = parquet_files(dataset)
     files = footers(paths, "dataset")
@@ -277,7 +271,7 @@ def pieces_of(dataset: Any, rows: int, *, alike: bool = True) -> list[Piece]:
     pieces: list[Piece] = []
     first = 0
     for number, (path, file, columns) in enumerate(zip(paths, files, names, strict=True)):
-        if _used(columns, alike) != _used(names[0], alike):
+        if columns != names[0]:
             raise ValueError(
                 f"dataset: {path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}; give "
                 "all files the same ones in the same order"
@@ -339,13 +333,6 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
             f"{where} has no column 'image' or 'inputs', so all columns but 'instance' must be numbers; it has "
             f"{', '.join(names)} (in Python read=... makes inputs of other tables)"
         ) from None
-
-
-def _used(names: list[str], inputs: bool) -> tuple[bool, list[str]]:
-    """Whether there are ids, and the columns that :func:`read_inputs` looks at."""
-    special: str | None = next((name for name in ("image", "inputs") if name in names), None)
-    plain = [name for name in names if name != "instance"] if special is None else [special]
-    return "instance" in names, plain if inputs else []
 
 
 def _tensor(column: Any, where: str) -> Array:

@@ -1,7 +1,5 @@
 """fit_policy on a cluster: the same options, the same policy; predictions stay on the workers."""
 
-__all__ = ["Calibration", "fit_policy"]
-
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,8 +13,8 @@ from numpy.typing import ArrayLike
 
 from vbtta._support.checks import whole_number
 from vbtta.crossval import CrossValidated, cross_validate, sampled, split
-from vbtta.data.files import Chunk, open_chunks, parquet_files, read_labels, read_table
-from vbtta.data.labels import Array, LabelSets, long_labels
+from vbtta.data.files import Chunk, open_chunks, read_labels
+from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import Candidate, fit_sample, policy_of, quick_fit
 from vbtta.inference.em import EM, Block, Node, block_size, fit_problem, join, nodes
@@ -50,10 +48,9 @@ def fit_policy(
     """Fit a policy to more data than one machine holds: :func:`vbtta.fit_policy` with the data spread over a cluster.
 
     Blocks of the data stay in the nodes' memory. In a step the state of the fit goes out and sums over blocks come
-    back, a few kilobytes; they are added in an order that depends on the number of blocks alone, which makes the
-    answer that of :func:`vbtta.fit_policy`, whatever the number of workers. What is lost with a node is read again on
-    the others. The driver holds the labels and the ids of the instances; held-out scores, of the members of a stack and
-    for the guard, are of 20,000 instances at most, computed there.
+    back, added in an order that depends on the number of blocks alone: the answer is that of :func:`vbtta.fit_policy`,
+    whatever the number of workers. What is lost with a node is read again on the others. The driver holds labels and
+    ids, and computes held-out scores, of 20,000 instances at most.
 
     Parameters
     ----------
@@ -61,8 +58,7 @@ def fit_policy(
         What :func:`vbtta.ray.collect_views` wrote: parquet files with the columns `instance`, `outputs` (K*C
         numbers) and, for heteroscedastic and probit models, `variance`. Paths must be the same on all nodes.
     labels : LabelSets, array or path
-        Labels in memory; or a CSV or parquet file, or a folder of parquet files with the same columns, as
-        :meth:`LabelSets.load` reads them.
+        Labels in memory, or a CSV or parquet file, as :meth:`LabelSets.load` reads it.
     task, model, engine, guard, seed, progress
         As in :func:`vbtta.fit_policy`; the engine is EM, and the task regression or classification.
     workers, worker_options, address
@@ -76,9 +72,7 @@ def fit_policy(
     """
     if task not in ("regression", "classification"):
         raise ValueError(f"task must be 'regression' or 'classification' on a cluster; got {task!r}")
-    if isinstance(engine, str) and engine == "auto":
-        engine = "em"
-    if engine != "em" and not isinstance(engine, EM):
+    if engine not in ("auto", "em") and not isinstance(engine, EM):
         raise ValueError(
             f"engine must be 'auto', 'em' or EM(...) on a cluster; got {engine!r}. ADVI runs in memory, with "
             "ADVI(batch_size=...) on a sample: vbtta.fit_policy"
@@ -90,23 +84,10 @@ def fit_policy(
     connect(address)
     chunks = open_chunks(dataset)
     if isinstance(labels, str | os.PathLike):
-        labels = labels_in_files(labels, columns_are_annotators=columns_are_annotators)
+        labels = read_labels(labels, columns_are_annotators=columns_are_annotators)
     sample = Calibration.of(chunks, labels, task, Tasks(workers, worker_options))
+    engine = "em" if engine == "auto" else engine
     return fit_sample(sample, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
-
-
-def labels_in_files(path: str | os.PathLike[str], *, columns_are_annotators: bool = False) -> LabelSets:
-    """The labels of a CSV or parquet file, or of all parquet files in a folder."""
-    if os.path.isfile(path):
-        return read_labels(path, columns_are_annotators=columns_are_annotators)
-    paths = parquet_files(path, "labels")
-    tables = [read_table(file) for file in paths]
-    for file, table in zip(paths, tables, strict=True):
-        if table.keys() != tables[0].keys():
-            first = f"{paths[0]} has {', '.join(sorted(tables[0]))}"
-            raise ValueError(f"labels: {file} has the columns {', '.join(sorted(table))}, but {first}; give the same")
-    whole = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-    return LabelSets.from_long(long_labels(whole, f"labels: {path}", columns_are_annotators=columns_are_annotators))
 
 
 # -- tasks: they run on the workers ---------------------------------------------------------------
@@ -171,10 +152,7 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Predictions on a cluster and their labels: a :class:`vbtta.fit.Sample` and its :class:`vbtta.models.base.Source`.
-
-    Predictions are read by the workers, in parts.
-    """
+    """A :class:`vbtta.fit.Sample` and its :class:`vbtta.models.base.Source`; workers read the predictions, in parts."""
 
     chunks: list[Chunk]
     labels: LabelSets  # aligned with the rows of all chunks

@@ -1,7 +1,5 @@
 """Predictions of a policy for a Ray data set."""
 
-__all__ = ["predict"]
-
 import hashlib
 from collections.abc import Callable
 from typing import Any

@@ -1,10 +1,5 @@
 """Policies, comparisons and diagnoses as plain data for JSON files, and as sentences."""
 
-__all__ = [
-    "comparison_document", "diagnosis_document", "gain_in_words", "guarantee_in_words", "headline", "policy_document",
-    "provenance", "stops_in_words", "versions", "views_in_words",
-]  # fmt: skip
-
 import platform
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The page: figures, tables and examples in one template, self-contained and escaped."""
 
-__all__ = ["Drawing", "quality_figures", "render_report", "write_report"]
-
 import base64
 import hashlib
 import io
