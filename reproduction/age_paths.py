@@ -229,7 +229,7 @@ def _figure7(rows: Rows) -> dict[str, Figure]:
 _PROFILES = {
     "smoke": Config((0, 1), SETUPS["smoke"]["utkface"], steps=12),
     "cpu": Config((0, 1), SETUPS["cpu"]["utkface"]),
-    "pretrained": Config((0,), SETUPS["pretrained"]["utkface"]),
+    "pretrained": Config((0, 1, 2), SETUPS["pretrained"]["utkface"]),
     "paper": Config((0, 1, 2, 3, 4), SETUPS["paper"]["utkface"]),
 }
 FIGURE6 = Item(

@@ -301,7 +301,7 @@ ITEM = Item(
     {
         "smoke": Config((0,), tuple(SETUPS["smoke"].values()), steps=10),
         "cpu": Config((0, 1), tuple(SETUPS["cpu"].values())),
-        "pretrained": Config((0,), tuple(SETUPS["pretrained"].values())),
+        "pretrained": Config((0, 1, 2), tuple(SETUPS["pretrained"].values())),
         "paper": Config((0, 1, 2, 3, 4), tuple(SETUPS["paper"].values())),
     },
     _trials,
