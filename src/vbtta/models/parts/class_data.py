@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vbtta.models.base import Posterior  # noqa: F401, named in a base class below
 
 _ENTRIES = 1 << 18  # of an array of logits in work: it and a few like it fit a core's share of the cache
-_SINGLE_LOGITS = 1 << 10  # of an instance, given in single precision or less, from which work is in single precision
 _WIDEST_SINGLE = 100.0  # range of logits up to which covariances in single precision are exact enough
 _FEW_CLASSES = 48  # up to which logits are stored with instances last in memory
 _MIN_SIZE_RATIO = 8  # of a block's logits to its noise statistics, so that adding these takes no time
@@ -199,7 +198,7 @@ def categorical_block(
     mass = None
     if noise == "none":
         mass = np.bincount(table.instance * C + table.label, table.repeats, size * C).reshape(size, C)
-    precision = np.float32 if not classes_last and mean.dtype.itemsize <= 4 and K * C >= _SINGLE_LOGITS else np.float64
+    precision = np.float64 if classes_last else links.working_precision(mean)
     stored = None
     if C <= _FEW_CLASSES and not classes_last:
         stored = np.empty((C, K, size), dtype=np.result_type(mean, precision))
@@ -313,8 +312,7 @@ class SoftmaxViews:
     """
 
     def __init__(self, logits: Array, kappa: Array, offset: Array, weights: Array) -> None:
-        single = logits.dtype.itemsize <= 4 and logits[0].size >= _SINGLE_LOGITS
-        self._type = np.float32 if single else np.float64
+        self._type = links.working_precision(logits)
         utility, power = (buffer(name, logits.shape, self._type) for name in ("logits", "power"))
         scale = np.repeat(kappa.astype(self._type), logits.shape[2]).reshape(logits.shape[1:])  # no broadcast: faster
         self._utility = np.multiply(logits, scale, out=utility)
@@ -324,7 +322,9 @@ class SoftmaxViews:
         self._factor = np.exp(offset - offset.max())  # (C,)
         self._rate = weights / (self._power @ self._factor.astype(self._type))  # (n, K): w_k / Z_k
         each = (self._rate.astype(self._type)[:, None] @ self._power)[:, 0]
-        self.mixture = np.maximum(each * self._factor, _MIN_PROBA if single else np.finfo(np.float64).tiny)  # (n, C)
+        self.mixture = np.maximum(
+            each * self._factor, _MIN_PROBA if self._type is np.float32 else np.finfo(np.float64).tiny
+        )  # (n, C)
 
     def pooled(self, weights: Array, offset: Array) -> Array:
         """Class probabilities of the weighted sum of the utilities: (n, C)."""

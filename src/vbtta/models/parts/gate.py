@@ -23,7 +23,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.em import EM, total, vanishing_weights
 from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, check_level, inverse_information, reach_of
 from vbtta.inference.linalg import inverse
-from vbtta.models.parts.links import log_normal
+from vbtta.models.parts.links import log_normal, working_precision
 
 PRELIMINARY = EM(max_steps=200, tol=1e-4)  # with constant weights
 FeatureChoice = Literal["auto", "all", "own", "pooled", "none"] | Callable[[Array], Array] | str
@@ -32,6 +32,7 @@ _NAMES = {
     "classification": ("entropy", "margin", "divergence", "agreement", "log_sum_exp"),
     "regression": ("distance", "squared_distance"),
 }
+_FEW_CLASSES = 48  # up to which the largest outputs are found class by class
 _FLAT = 1e-6  # spread of a feature, relative to its largest value, below which it is constant
 _ENTRIES = 1 << 15  # of a (K, n) array in work
 _FRACTIONS = 0.5 ** np.arange(10)  # of a Newton step
@@ -80,8 +81,9 @@ class FeatureSet(NamedTuple):
         outputs, parts = predictions.outputs, []
         if self.choice != "none":
             places, step = self.places(predictions.names), max(1, 4 * _ENTRIES // max(outputs[:1].size, 1))
+            precision = working_precision(outputs) if self.task == "classification" else np.float64
             blocks = (outputs[first : first + step] for first in range(0, max(len(outputs), 1), step))
-            features = [built_in(np, self.task, block.astype(np.float64), self.unit, places) for block in blocks]
+            features = [built_in(np, self.task, block.astype(precision), self.unit, places) for block in blocks]
             parts.append(features[0] if len(features) == 1 else np.concatenate(features))
         if self.spread:
             if predictions.variance is None:
@@ -127,36 +129,49 @@ def built_in(xp: ModuleType, task: str, outputs: Any, unit: Any, places: list[in
             reference = 0.5 * (ordered[:, half : half + 1] + ordered[:, len(places) - 1 - half :][:, :1])
         square = ((outputs - reference) ** 2).sum(-1)
         return xp.stack([xp.sqrt(square), square], -1)
-    logits = xp.moveaxis(outputs, -1, 0)  # (C, n, K)
-    if xp is np:
-        logits = np.ascontiguousarray(logits)  # reductions over a short last axis are slow
-    top = xp.amax(logits, 0)
-    logits = logits - top
-    proba = xp.exp(logits)  # up to its sum
-    others, total = proba * (proba < 1), proba.sum(0)  # without the largest, which is 1, or several such
-    margin = xp.where(total - others.sum(0) > 1.5, 0 * total, 1 - xp.amax(others, 0)) / total
-    log_total, proba = xp.log(total), proba / total
-    reference = proba[:, :, places].mean(2)[:, :, None] if places else proba
-    entropy = log_total - _dot(xp, proba, logits)
+    largest, second = _two_largest(xp, outputs)
+    logits = outputs - largest[..., None]
+    power = xp.exp(logits)
+    total = power @ np.ones(power.shape[-1], power.dtype) if xp is np else power.sum(-1)
+    log_total, reference = xp.log(total), power / total[..., None] if not places else None
+    if reference is None:
+        used = power if len(places) == power.shape[1] else power[:, places]
+        reference = (1 / total[:, places])[:, None] @ used / len(places)  # (n, 1, C)
+    entropy = log_total - _dot(xp, power, logits) / total
     features = [
         entropy,
-        margin,
-        -entropy - _dot(xp, proba, xp.log(reference + 1e-30)),
-        _dot(xp, proba, reference),
-        top + log_total,
+        (1 - xp.exp(second - largest)) / total,
+        -entropy - _dot(xp, power, xp.log(reference + 1e-30)) / total,
+        _dot(xp, power, reference) / total,
+        np.add(largest, log_total, dtype=np.float64) if xp is np else largest + log_total,  # may be large
     ]
-    return xp.moveaxis(xp.stack(features, 0), 0, -1)
+    return xp.stack(features, -1)
+
+
+def _two_largest(xp: ModuleType, outputs: Any) -> Any:
+    """The two largest of the classes' outputs (n, K, C): (n, K) each."""
+    if xp is not np:
+        return outputs.topk(2, -1).values.unbind(-1)
+    if outputs.shape[2] <= _FEW_CLASSES:  # reductions over a short last axis are slow
+        largest, *others = np.ascontiguousarray(outputs.transpose(2, 0, 1))
+        second = np.full_like(largest, -np.inf)
+        for values in others:
+            second, largest = np.maximum(second, np.minimum(largest, values)), np.maximum(largest, values)
+        return largest, second
+    place, rest = outputs.argmax(axis=2)[:, :, None], outputs.copy()  # faster than max
+    np.put_along_axis(rest, place, -np.inf, axis=2)
+    following = rest.argmax(axis=2)[:, :, None]
+    return (np.take_along_axis(outputs, each, axis=2)[:, :, 0] for each in (place, following))
 
 
 def _dot(xp: ModuleType, left: Any, right: Any) -> Any:
-    """Sums (n, K) over classes of products of (C, n, K), without the array of products where NumPy can."""
-    return np.einsum("c...,c...->...", left, right) if xp is np else (left * right).sum(0)
+    """Sums (n, K) over classes of products, without the array of products where NumPy can."""
+    return np.vecdot(left, right) if xp is np else (left * right).sum(-1)
 
 
 def gated(xp: ModuleType, raw: Any, limits: Any, slopes: Any, log_weights: Any) -> Any:
     """Weights (n, K) of raw features (n, K, F) from the tables of a gate."""
-    clipped = xp.minimum(xp.maximum(raw, limits[0]), limits[1]) - limits[0]
-    score = log_weights + (clipped * slopes).sum(-1)
+    score = log_weights + (xp.minimum(xp.maximum(raw, limits[0]), limits[1]) - limits[0]) @ slopes
     score = xp.exp(score - xp.amax(score, -1)[:, None])
     return score / score.sum(-1)[:, None]
 

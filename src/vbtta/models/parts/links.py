@@ -11,11 +11,12 @@ A link depends on differences of utilities alone: the largest logit of an input 
 derive from :class:`Link`, enter it in :data:`LINKS`, and enter its log-probability in torch for ADVI and `TTAModule`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -27,6 +28,7 @@ from vbtta.models.parts.probit import log_probit, log_probit_vjp
 
 MAX_CURVATURE_CLASSES = 128  # up to which the offsets' curvature is a matrix, not its diagonal
 WIDE = 10.0  # range of logits above which several kappa are tried: at 1 label noise may explain the network's errors
+_SINGLE_LOGITS = 1 << 9  # of an instance, given in single precision or less, from which work is in single precision
 _START_RANGES = (30.0, 10.0, 3.0)  # of calibrated logits, where wide ones start
 _MAX_STEP = 2.0  # of ln kappa
 _MAX_UTILITY = 450.0  # up to which log probabilities are not cut off, a step's change included
@@ -313,6 +315,11 @@ class Probit(Link):
 
 
 LINKS: dict[str, Link] = {"softmax": Softmax(), "probit": Probit()}
+
+
+def working_precision(logits: Array) -> type[np.floating[Any]]:
+    """In which logits (n, K, C) are worked on: single where they are given in it and many, else double."""
+    return np.float32 if logits.itemsize <= 4 and math.prod(logits.shape[1:]) >= _SINGLE_LOGITS else np.float64
 
 
 def contract(subscripts: str, views: Array, weights: Array) -> Array:
