@@ -153,7 +153,9 @@ class BuiltIn:
         """
         if not self.partial:
             return None
-        return self._undo_mask(ones_like(outputs if self.stochastic else outputs[:1]), rng) >= MIN_SEEN_SHARE
+        ones = ones_like(outputs if self.stochastic else outputs[:1])
+        inputs = ones_like(self._undo(ones, copy(rng)))
+        return self._undo(self._cover(inputs, copy(rng)), rng) >= MIN_SEEN_SHARE
 
     def inverse_points(self, points: Batch, size: Sequence[int]) -> Batch:
         """Points (N, P, 2) of the augmented image as (x, y) in pixels, back in the image of size (H, W).
@@ -189,9 +191,9 @@ class BuiltIn:
         """Outputs back in the geometry of the inputs, zero where nothing is seen."""
         return outputs
 
-    def _undo_mask(self, mask: Batch, rng: RowStreams | None) -> Batch:
-        """How much of every position's value comes from the inputs, given that of the augmented positions."""
-        return self._undo(mask, rng)
+    def _cover(self, mask: Batch, rng: RowStreams | None) -> Batch:
+        """How much of an augmented position's value is no padding, given that of the positions of the inputs."""
+        return mask
 
     def _check(self) -> None:
         """Refuse invalid fields, and bring the others to their stored form."""
@@ -247,10 +249,24 @@ class Chain(BuiltIn):
 
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
         """Undo the last view first; exchanges of classes are done at the end, together."""
-        return self._undo_parts("_undo", outputs, rng)
+        drawing = [view for view in self.views if view.stochastic]
+        if len(drawing) > 1 and not all(isinstance(view, BuiltIn) for view in drawing):  # the streams are shared
+            raise ValueError(f"view {self.name} chains several views that draw, and cannot be undone; leave it out.")
+        for view in reversed(self.views):
+            undo: Any = view._undo if isinstance(view, BuiltIn) else getattr(view, "inverse", None)
+            outputs = undo(outputs, rng)
+        return outputs
 
-    def _undo_mask(self, mask: Batch, rng: RowStreams | None) -> Batch:
-        return self._undo_parts("_undo_mask", mask, rng)
+    def _cover(self, mask: Batch, rng: RowStreams | None) -> Batch:
+        """Other libraries' views move the mask as they move images, unless their inverse changes nothing."""
+        for view in self.views:
+            if isinstance(view, BuiltIn):
+                mask = view._cover(mask, rng)
+                continue
+            undone = view.inverse(mask, copy(rng))  # type: ignore[attr-defined]
+            if undone.shape != mask.shape or not (undone == mask).all():
+                mask = view(mask, copy(rng))
+        return mask
 
     def _affine(self, height: int, width: int) -> Array:
         matrix, size = np.eye(3), (height, width)
@@ -264,15 +280,6 @@ class Chain(BuiltIn):
         for view in self.views:
             height, width = view._size_after(height, width)  # type: ignore[attr-defined]
         return height, width
-
-    def _undo_parts(self, method: str, outputs: Batch, rng: RowStreams | None) -> Batch:
-        """Call a method of the built-in views, the inverse of others."""
-        drawing = [view for view in self.views if view.stochastic]
-        if len(drawing) > 1 and not all(isinstance(view, BuiltIn) for view in drawing):  # the streams are shared
-            raise ValueError(f"view {self.name} chains several views that draw, and cannot be undone; leave it out.")
-        for view in reversed(self.views):
-            outputs = getattr(view, method if isinstance(view, BuiltIn) else "inverse")(outputs, rng)
-        return outputs
 
 
 def augment(view: Augmentation, batch: Batch, rng: RowStreams | None = None, key: Any = None) -> Batch:

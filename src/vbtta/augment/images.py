@@ -18,7 +18,7 @@ import numpy as np
 from vbtta._support.checks import require
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, resized, to_tensor
-from vbtta.augment.base import BuiltIn, Choice, Number, Positive, Signed, check_floating, check_images, ones_like
+from vbtta.augment.base import BuiltIn, Choice, Number, Positive, Signed, check_floating, check_images
 from vbtta.data.labels import Array
 
 if TYPE_CHECKING:
@@ -60,6 +60,12 @@ class ImageView(BuiltIn):
         if isinstance(outputs, np.ndarray):
             return self._undo(to_tensor(outputs), rng).numpy()
         return self._by_slice(self._restore, outputs) if self.partial else self._restore(outputs)
+
+    def _cover(self, mask: Batch, rng: RowStreams | None) -> Batch:
+        """The mask moved as an image with zeros beyond its border; colours and blur leave it as it is."""
+        if self.interpolates and not self.partial:
+            return mask
+        return (replace(self, padding="zeros") if hasattr(self, "padding") else self)(mask)
 
     def _by_slice(self, function: Callable[["Tensor"], "Tensor"], images: "Tensor") -> "Tensor":
         """A function of images (N, C, H, W), applied to all slices of volumes."""
@@ -202,9 +208,6 @@ class Rotate(ImageView, label="rotate"):
     def _affine(self, height: int, width: int) -> Array:
         return _about_centre(-self.degrees, 1.0, height, width)
 
-    def _undo_mask(self, mask: Batch, rng: RowStreams | None) -> Batch:
-        """Without positions whose values mix with the padding of the augmented image."""
-        return self._undo(mask * replace(self, padding="zeros")(ones_like(mask)), rng)
 
 
 class Zoom(ImageView, label="zoom"):
@@ -224,8 +227,6 @@ class Zoom(ImageView, label="zoom"):
 
     def _affine(self, height: int, width: int) -> Array:
         return _about_centre(0.0, 1 / self.factor, height, width)
-
-    _undo_mask = Rotate._undo_mask
 
 
 class Shift(ImageView, label="shift"):
@@ -438,11 +439,13 @@ def _warp(images: "Tensor", matrix: Array, padding: str) -> "Tensor":
 
     sizes = images.shape[-1], images.shape[-2]  # width and height
     x, y = (torch.arange(size, dtype=images.dtype, device=images.device) for size in sizes)
-    lengths = np.maximum(np.array(sizes)[:, None] - 1, 1)
-    scaled = 2 * matrix[:2] / lengths - [0, 0, 1]  # grid_sample has the first pixel at -1 and the last at 1
+    # -1 and 1 are the centres of the outermost pixels, where reflections turn, or else edges, for axes of length 1
+    by_centre = padding != "zeros"
+    lengths = np.maximum(np.array(sizes)[:, None] - by_centre, 1)
+    scaled = (2 * matrix[:2] + [0, 0, not by_centre]) / lengths - [0, 0, 1]
     grid = torch.stack([a * x + (b * y[:, None] + c) for a, b, c in scaled.tolist()], dim=-1)  # (H, W, 2)
     grids = grid.expand(images.shape[0], -1, -1, -1)
-    return torch.nn.functional.grid_sample(images, grids, padding_mode=padding, align_corners=True)
+    return torch.nn.functional.grid_sample(images, grids, padding_mode=padding, align_corners=by_centre)
 
 
 def _matrix(xx: float, xy: float, yx: float, yy: float, x: float, y: float) -> Array:
