@@ -560,11 +560,6 @@ def test_maps_that_cannot_be_pooled_are_refused(images):
     sort = as_view(lambda batch: batch.sort(-1)[0], "sort")
     with pytest.raises(ValueError, match="view sort has no inverse, which maps need: leave it out"):
         TTAModule(net, [Identity(), sort], policy)(images)
-    shifted = classification_policy(["left", "b", "right"])
-    views = [Shift(0.5, 0.0, name="left"), Shift(0.25, 0.0, name="right")]
-    for call in (TTAModule(net, views, shifted), TTAModule(net, views, shifted).maps):
-        with pytest.raises(ValueError, match="seen by none of the policy's views"):
-            call(images)
     with pytest.raises(ValueError, match="returns rows"):
         TTAModule(network(CLASSES), [Identity(), as_view(torch.neg, "sort")], policy).maps(images)
     nan = nn.Module()
@@ -575,6 +570,32 @@ def test_maps_that_cannot_be_pooled_are_refused(images):
         TTAModule(nan, [Identity(), as_view(torch.neg, "sort", inverse=torch.clone)], policy).maps(images)
     with pytest.raises(ValueError, match="the batch is empty"):
         TTAModule(net, [Identity(), HorizontalFlip(name="sort")], policy).maps(images[:0])
+
+
+@pytest.mark.parametrize("kind", ["one view", "two views", "class weights", "regression"])
+def test_positions_that_no_view_sees_have_the_output_for_the_unchanged_input(kind):
+    images, views = torch.rand(2, 3, 12, 16), [Shift(0.5, 0.0, name="half"), Shift(0.25, 0.0, name="quarter")]
+    net = MapNet(1 if kind == "regression" else CLASSES).eval()
+    if kind == "regression":
+        sample = collect_dense(net, images, views, torch.rand(2, 12, 16).numpy(), positions=50)
+        policy = fit_policy(*sample, task="regression", model="mixture", guard=False)
+    else:
+        by_class = np.array([[0.3, 0.6, 0.2, 0.5], [0.0] * 4, [0.7, 0.4, 0.8, 0.5]])
+        options = {"class_weights": by_class} if kind == "class weights" else {}
+        policy = classification_policy(["half", "b", "quarter"], **options)
+    if kind == "one view":
+        policy = policy.restrict([0])
+    with torch.no_grad():
+        module = TTAModule(net, views, policy).eval()
+        result = module(images)
+        own = as_view(lambda batch: batch, "half", inverse=lambda maps: maps)
+        alone = TTAModule(net, [own, as_view(own, "quarter")], replace(policy, fingerprints={})).eval()(images)
+        unseen = slice(8, None) if kind == "one view" else slice(12, None)
+        torch.testing.assert_close(result[..., unseen], alone[..., unseen])
+        maps = module.maps(images)
+        torch.testing.assert_close(maps.mean if kind == "regression" else maps.probability, result, atol=1e-5, rtol=0)
+        whole = torch.export.export(module, (images,)).module()
+        torch.testing.assert_close(whole(images), result)
 
 
 def test_rows_have_their_classes_exchanged(images):

@@ -15,6 +15,7 @@ from vbtta._support.fingerprints import view_fingerprint
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, copy_of, n_rows_of, rows_of, to_array
 from vbtta.adapters.base import as_predictor, select_output
+from vbtta.augment.arrays import Identity
 from vbtta.augment.base import Augmentation, augment, invert_view, is_partial, part_of, reorder_classes
 from vbtta.augment.foreign import as_views
 from vbtta.conformal import ConformalPolicy
@@ -44,6 +45,7 @@ _POSITIONS_AT_ONCE = 1 << 15  # of `TTAModule.maps`
 _NUMBERS_ON_CPU, _NUMBERS_ELSEWHERE = 1 << 17, 1 << 24  # of maps, pooled at once: temporary arrays stay in the cache
 
 Masks = dict[int, Tensor]  # (1 or B, 1, ...) of the positions that a view sees, for views that miss some
+ViewOutputs = tuple[list[int], Tensor, Tensor | None]  # see `TTAModule._outputs`
 _UNSEEN = -1e9  # logarithm of a weight, for positions that a view does not see
 
 
@@ -75,7 +77,8 @@ class TTAModule(nn.Module):
 
     Views of weight zero are never computed. Views that give images of one size share forward passes. Where the network
     returns maps (B, C, H, W) or (B, C, D, H, W), so does the module, at the size of the inputs: views are undone one
-    after the other and added up, and where a view does not see a position the others' weights are renormalised.
+    after the other and added up, and where a view does not see a position the others' weights are renormalised. Where
+    no view sees it, the network's output for the unchanged input takes the place of the views'.
 
     Parameters
     ----------
@@ -192,7 +195,7 @@ class TTAModule(nn.Module):
                 if self.policy.multilabel:  # two classes a label, as positions of a map have them
                     outputs = torch.stack([torch.zeros_like(outputs), outputs], dim=2)
                 if seen is not None:
-                    masks[views[0]] = seen
+                    masks[views[0]] = seen | masks.get(views[0], False)
                 for place, pool in enumerate(self._pools):
                     sums[place] = pool.add(sums[place], views, outputs, seen)
                 del outputs, seen  # before the next view is computed
@@ -225,16 +228,16 @@ class TTAModule(nn.Module):
         """Arrays (P, C) or (P,) by name, for the P positions of one input."""
         n_views, n_positions = len(self.views), int(np.prod(part_of(single, self.key).shape[2:]))
         held = np.empty((n_positions, n_views, self.n_outputs), dtype=np.float32)
-        seen = np.ones((n_positions, n_views), dtype=bool)
+        seen = np.zeros((n_positions, n_views), dtype=bool)
         for views, outputs, mask in self._outputs(single, False, row):
             if outputs.ndim == 3:
                 raise ValueError("the network returns rows (B, C), not maps; use Policy.predict for their uncertainty")
             if not outputs.isfinite().all():
                 name = self.view_names[views[0]]
                 raise ValueError(f"the network gave NaN or infinity for input {row} under view {name}; leave one out")
-            held[:, views[0]] = outputs.reshape(-1, n_positions).T.cpu().numpy()
-            if mask is not None:
-                seen[:, views[0]] = mask.reshape(-1).cpu().numpy()
+            positions = slice(None) if mask is None else mask.reshape(-1).cpu().numpy()
+            held[positions, views[0]] = outputs.reshape(-1, n_positions).T.cpu().numpy()[positions]
+            seen[positions, views[0]] = True
         fitted = self.policy.fitted or self.policy.names
         pooled = any(pool.gate is not None and pool.gate.pooled for pool in self._pools)
         if pooled and not seen.all():
@@ -245,8 +248,6 @@ class TTAModule(nn.Module):
         for code in range(len(patterns)):
             places = np.flatnonzero(pattern.reshape(-1) == code)
             used = np.flatnonzero(seen[places[0]])
-            if not len(used):
-                raise _unseen(self.views)
             names, policy = [self.view_names[k] for k in used], self.policy
             if len(used) < n_views:
                 policy = policy.restrict([fitted.index(name) for name in names])
@@ -297,15 +298,28 @@ class TTAModule(nn.Module):
             part.training = was_training
         return self
 
-    def _outputs(
-        self, batch: Batch, exporting: bool, first: int | Array = 0
-    ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+    def _outputs(self, batch: Batch, exporting: bool, first: int | Array = 0) -> Iterator[ViewOutputs]:
         """Indices of some views, the outputs (V, B, C, ...) for them, and the mask (1 or B, 1, ...) of what they see.
 
-        Maps come view by view, in the geometry of the batch; `first` is the number of the first row, or of every row
-        less its place.
+        Maps come view by view, in the geometry of the batch. At positions that none of the views sees, the outputs for
+        the batch itself stand in for those of every view. `first` is the number of the first row, or of every row less
+        its place.
         """
         n_rows = batch.shape[0] if isinstance(batch, Tensor) else n_rows_of(batch)  # a symbol while exporting
+        unseen: Any = True
+        for views, outputs, seen in self._outputs_of_views(batch, n_rows, exporting, first):
+            unseen = False if seen is None else ~seen & unseen
+            yield views, outputs, seen
+            del outputs, seen
+        if unseen is not False and (torch.compiler.is_compiling() or unseen.any()):
+            outputs, _ = self._restored(Identity(), self._call(copy_of(batch), n_rows), batch, batch)
+            for k in range(len(self.views)):
+                yield [k], outputs[None], unseen
+
+    def _outputs_of_views(
+        self, batch: Batch, n_rows: int, exporting: bool, first: int | Array
+    ) -> Iterator[ViewOutputs]:
+        """Outputs of the views, as in `_outputs`."""
         at_once = self._views_at_once(batch, n_rows, exporting)
         pending: dict[tuple[int, ...], tuple[list[int], list[Tensor]]] = {}  # by shape of a row
         for k, view in enumerate(self.views):
@@ -331,7 +345,7 @@ class TTAModule(nn.Module):
         for indices, tensors in pending.values():
             yield from self._call_jointly(indices, tensors, batch, n_rows)
 
-    def _drawn(self, k: int, batch: Batch, n_rows: int, first: int | Array) -> tuple[list[int], Tensor, Tensor | None]:
+    def _drawn(self, k: int, batch: Batch, n_rows: int, first: int | Array) -> ViewOutputs:
         """Mean outputs (1, B, C, ...) of a stochastic view, and the mask of what all draws see."""
         view, total, seen = self.views[k], None, None
         for m in range(self.draws):
@@ -370,7 +384,7 @@ class TTAModule(nn.Module):
 
     def _call_jointly(
         self, views: list[int], tensors: list[Tensor], batch: Batch, n_rows: int
-    ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+    ) -> Iterator[ViewOutputs]:
         """Outputs of several views of one shape from one forward pass, as in `_outputs`."""
         joint = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         outputs = self._call(joint, len(tensors) * n_rows)
@@ -410,10 +424,8 @@ class TTAModule(nn.Module):
             values, visible = pool.finish(part, masks)
             weight = pool.share if visible is None else pool.share * visible
             total, share = (values if len(sums) == 1 else total + weight * values), share + weight
-        if isinstance(share, Tensor):  # members that see nothing of a position count nothing
-            if not torch.compiler.is_compiling() and not (share > 0).all():
-                raise _unseen(self.views)
-            total = total if len(sums) == 1 else total / share
+        if isinstance(share, Tensor) and len(sums) > 1:  # members that see nothing of a position count nothing
+            total = total / share
         return _log(total) if self.output_kind == "log_probability" else total
 
     def _evaluating(self, exporting: bool) -> AbstractContextManager[None]:
@@ -687,13 +699,6 @@ def _blocks(maps: Tensor) -> list[Any]:
 
 def _log(probability: Tensor) -> Tensor:
     return probability.clamp_min(torch.finfo(probability.dtype).tiny).log()
-
-
-def _unseen(views: list[Augmentation]) -> ValueError:
-    unseen = f"some positions are seen by none of the policy's views {[view.name for view in views]}"
-    return ValueError(
-        f"{unseen}; fit the default model, whose raw network sees all, or leave out views that see a part"
-    )
 
 
 def _by_rows(maps: Tensor) -> Tensor:

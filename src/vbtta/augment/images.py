@@ -209,7 +209,6 @@ class Rotate(ImageView, label="rotate"):
         return _about_centre(-self.degrees, 1.0, height, width)
 
 
-
 class Zoom(ImageView, label="zoom"):
     """Enlarge (factor above 1) or shrink about the centre, keeping the size; `padding` as in :class:`Rotate`.
 

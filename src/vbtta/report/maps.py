@@ -90,7 +90,7 @@ def _panels(module: Any, single: Any, mask: Array, proba: Array) -> dict[str, Ar
     shown = set(sorted(names, key=lambda name: -weights[name])[:_MAX_VIEWS])
     with evaluating(module.network):
         for (view,), outputs, seen in module._outputs(module._in_precision(single[None]), False):
-            if names[view] in shown:
+            if names[view] in shown and names[view] not in panels:
                 classes = outputs[0, 0].argmax(0)
                 classes = classes if seen is None else classes.where(seen[0, 0], -1)
                 panels[names[view]] = _colours(classes.cpu().numpy(), len(proba))
