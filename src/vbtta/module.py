@@ -396,7 +396,7 @@ class TTAModule(nn.Module):
         del joint, outputs  # of maps only those in use are kept
         for k in views:
             maps, seen = invert_view(self.views[k], parts.pop(0), tensors.pop(0), batch)
-            yield [k], _by_rows(maps)[None], seen
+            yield [k], maps[None], seen
             del maps, seen
 
     def _call(self, inputs: Batch, n_rows: int) -> Tensor:
@@ -547,7 +547,7 @@ class _Pool(nn.Module):
 
     def _terms(self, outputs: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
         """What views contribute to the sums before they are weighted: (V, B, C, ...)."""
-        terms = (outputs * scale).add_(offset)
+        terms = (_by_rows(outputs) * scale).add_(offset)
         return self._probabilities(terms, 2) if self.kind == "mixture" else terms
 
     def _probabilities(self, utility: Tensor, axis: int) -> Tensor:

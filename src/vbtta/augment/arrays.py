@@ -33,6 +33,9 @@ class Identity(BuiltIn, label="identity"):
         """Return the batch."""
         return batch
 
+    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+        return False, frozenset()
+
 
 class GaussianNoise(BuiltIn, label="noise", stochastic=True):
     """Add independent normal noise to every feature: x + std * e, e ~ Normal(0, I).

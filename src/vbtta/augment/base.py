@@ -187,6 +187,10 @@ class BuiltIn:
         """Size of the augmented image."""
         return height, width
 
+    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]] | None:
+        """Whether the last two axes of a batch are exchanged, and the axes (-1, ...) mirrored then, if that is all."""
+        return None
+
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
         """Outputs back in the geometry of the inputs, zero where nothing is seen."""
         return outputs
@@ -239,16 +243,29 @@ class Chain(BuiltIn):
         self._store(value_range=next(filter(None, (getattr(view, "value_range", None) for view in self.views)), None))
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        """Apply the views in order."""
+        """Apply the views in order, flips and turns all at once."""
+        if is_tensor(batch) and batch.ndim in (4, 5) and (symmetry := self._symmetry(batch.ndim)):
+            return turn_and_mirror(batch, *symmetry)
         for view in self.views:
             batch = view(batch, rng)
         return batch
+
+    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]] | None:
+        turned, mirrored = False, frozenset[int]()
+        for view in self.views:
+            symmetry = view._symmetry(n_axes) if isinstance(view, BuiltIn) else None
+            if symmetry is None:
+                return None
+            turned, mirrored = turned ^ symmetry[0], _exchanged(mirrored, symmetry[0]) ^ symmetry[1]
+        return turned, mirrored
 
     def _default_name(self) -> str:
         return "+".join(view.name for view in self.views)
 
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
         """Undo the last view first; exchanges of classes are done at the end, together."""
+        if is_tensor(outputs) and (symmetry := self._symmetry(outputs.ndim)):
+            return turn_and_mirror(outputs, *inverse_symmetry(*symmetry))
         drawing = [view for view in self.views if view.stochastic]
         if len(drawing) > 1 and not all(isinstance(view, BuiltIn) for view in drawing):  # the streams are shared
             raise ValueError(f"view {self.name} chains several views that draw, and cannot be undone; leave it out.")
@@ -386,6 +403,22 @@ def move_points(points: Batch, matrix: Array) -> Batch:
     if is_tensor(points):
         linear, offset = points.new_tensor(linear), points.new_tensor(offset)
     return points @ linear + offset
+
+
+def turn_and_mirror(images: Any, turned: bool, mirrored: frozenset[int]) -> Any:
+    """Tensors with the last two axes exchanged, or not, and some axes mirrored; never a view of the given memory."""
+    turned_images = images.transpose(-1, -2) if turned else images
+    return turned_images.flip(tuple(mirrored)) if turned or mirrored else images
+
+
+def inverse_symmetry(turned: bool, mirrored: frozenset[int]) -> tuple[bool, frozenset[int]]:
+    """What undoes `turn_and_mirror`."""
+    return turned, _exchanged(mirrored, turned)
+
+
+def _exchanged(axes: frozenset[int], turned: bool) -> frozenset[int]:
+    """Mirrored axes, after a turn instead of before it."""
+    return frozenset({-1: -2, -2: -1}.get(axis, axis) for axis in axes) if turned else axes
 
 
 def check_streams(view: Augmentation, batch: Batch, rng: RowStreams | None) -> RowStreams:

@@ -18,7 +18,17 @@ import numpy as np
 from vbtta._support.checks import require
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, resized, to_tensor
-from vbtta.augment.base import BuiltIn, Choice, Number, Positive, Signed, check_floating, check_images
+from vbtta.augment.base import (
+    BuiltIn,
+    Choice,
+    Number,
+    Positive,
+    Signed,
+    check_floating,
+    check_images,
+    inverse_symmetry,
+    turn_and_mirror,
+)
 from vbtta.data.labels import Array
 
 if TYPE_CHECKING:
@@ -80,27 +90,32 @@ class ImageView(BuiltIn):
         return _warp(outputs, np.linalg.inv(self._affine(*outputs.shape[-2:])), "zeros") if self.partial else outputs
 
 
-class Mirror(ImageView):
-    """Base of the mirror images; `flipped` are axes of a batch (N, C, H, W)."""
+class Symmetry(ImageView):
+    """Base of flips and quarter turns, which are exact; see `BuiltIn._symmetry`."""
 
     interpolates: ClassVar[bool] = False
-    flipped: ClassVar[tuple[int, ...]] = ()
 
     def _transform(self, images: "Tensor") -> "Tensor":
-        if max(self.flipped) >= images.ndim:
-            raise ValueError(f"view {self.name} mirrors an axis of volumes; got shape {tuple(images.shape)}.")
-        return images.flip(self.flipped)
+        return turn_and_mirror(images, *self._symmetry(images.ndim))
 
-    _restore = _transform
+    def _restore(self, outputs: "Tensor") -> "Tensor":
+        return turn_and_mirror(outputs, *inverse_symmetry(*self._symmetry(outputs.ndim)))
 
     def _affine(self, height: int, width: int) -> Array:
-        if 4 in self.flipped:
-            raise ValueError(f"view {self.name} mirrors axis 2 of volumes; points of images have axes 0 and 1.")
-        x, y = (-1 in self.flipped or 3 in self.flipped), (-2 in self.flipped or 2 in self.flipped)
-        return _matrix(1 - 2 * x, 0, 0, 1 - 2 * y, x * (width - 1), y * (height - 1))
+        turned, mirrored = self._symmetry(4)
+        x, y = -1 in mirrored, -2 in mirrored
+        new_height, new_width = self._size_after(height, width)
+        matrix = _matrix(1 - 2 * x, 0, 0, 1 - 2 * y, x * (new_width - 1), y * (new_height - 1))
+        return matrix[[1, 0, 2]] if turned else matrix
+
+    def _size_after(self, height: int, width: int) -> tuple[int, int]:
+        return (width, height) if self._symmetry(4)[0] else (height, width)
+
+    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+        raise NotImplementedError
 
 
-class HorizontalFlip(Mirror, label="hflip"):
+class HorizontalFlip(Symmetry, label="hflip"):
     """Mirror left and right.
 
     Examples
@@ -109,10 +124,11 @@ class HorizontalFlip(Mirror, label="hflip"):
     array([[[[3., 2., 1.]]]])
     """
 
-    flipped: ClassVar[tuple[int, ...]] = (-1,)
+    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+        return False, frozenset({-1})
 
 
-class VerticalFlip(Mirror, label="vflip"):
+class VerticalFlip(Symmetry, label="vflip"):
     """Mirror top and bottom.
 
     Examples
@@ -121,10 +137,11 @@ class VerticalFlip(Mirror, label="vflip"):
     array([3., 2., 1.])
     """
 
-    flipped: ClassVar[tuple[int, ...]] = (-2,)
+    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+        return False, frozenset({-2})
 
 
-class Flip(Mirror, label="flip"):
+class Flip(Symmetry, label="flip"):
     """Mirror along axes: 0 and 1 are height and width of images; 0, 1 and 2 depth, height and width of volumes.
 
     Examples
@@ -142,16 +159,16 @@ class Flip(Mirror, label="flip"):
             raise ValueError(f"Flip: axes must be some of 0, 1 and 2; got {axes!r}.")
         self._store(axes=tuple(sorted({int(axis) for axis in axes})))
 
-    @property
-    def flipped(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Axes of a batch."""
-        return tuple(axis + 2 for axis in self.axes)
+    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+        if max(self.axes) + 2 >= n_axes:
+            raise ValueError(f"view {self.name} mirrors axis {max(self.axes)} of volumes; images have axes 0 and 1.")
+        return False, frozenset(axis + 2 - n_axes for axis in self.axes)
 
     def _default_name(self) -> str:
         return f"flip({','.join(map(str, self.axes))})"
 
 
-class Rotate90(ImageView):
+class Rotate90(Symmetry):
     """Rotate by 1, 2 or 3 quarter turns, counter-clockwise and exactly: (H, W) becomes (W, H) for 1 and 3.
 
     Examples
@@ -162,7 +179,6 @@ class Rotate90(ImageView):
     array([3., 2., 1.])
     """
 
-    interpolates: ClassVar[bool] = False
     quarters: int
 
     def _check(self) -> None:
@@ -173,21 +189,8 @@ class Rotate90(ImageView):
     def _default_name(self) -> str:
         return f"rotate90({90 * self.quarters:+d})"
 
-    def _transform(self, images: "Tensor") -> "Tensor":
-        return images.rot90(self.quarters, (-2, -1))
-
-    def _restore(self, outputs: "Tensor") -> "Tensor":
-        return outputs.rot90(-self.quarters, (-2, -1))
-
-    def _affine(self, height: int, width: int) -> Array:
-        """The last row of the turned image is the first column: (x, y) was (width - 1 - y, x), turn by turn."""
-        matrix = np.eye(3)
-        for turn in range(self.quarters):
-            matrix = matrix @ _matrix(0, -1, 1, 0, (height if turn % 2 else width) - 1, 0)
-        return matrix
-
-    def _size_after(self, height: int, width: int) -> tuple[int, int]:
-        return (width, height) if self.quarters % 2 else (height, width)
+    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+        return self.quarters != 2, frozenset({1: {-2}, 2: {-2, -1}, 3: {-1}}[self.quarters])
 
 
 class Rotate(ImageView, label="rotate"):
