@@ -75,7 +75,8 @@ class ImageView(BuiltIn):
         """The mask moved as an image with zeros beyond its border; colours and blur leave it as it is."""
         if self.interpolates and not self.partial:
             return mask
-        return (replace(self, padding="zeros") if hasattr(self, "padding") else self)(mask)
+        options: Any = {"padding": "zeros"} if hasattr(self, "padding") else {}
+        return replace(self, **options)(mask)
 
     def _by_slice(self, function: Callable[["Tensor"], "Tensor"], images: "Tensor") -> "Tensor":
         """A function of images (N, C, H, W), applied to all slices of volumes."""
@@ -96,10 +97,11 @@ class Symmetry(ImageView):
     interpolates: ClassVar[bool] = False
 
     def _transform(self, images: "Tensor") -> "Tensor":
-        return turn_and_mirror(images, *self._symmetry(images.ndim))
+        return turn_and_mirror(images, *self._symmetry(images.ndim))  # type: ignore[no-any-return]
 
     def _restore(self, outputs: "Tensor") -> "Tensor":
-        return turn_and_mirror(outputs, *inverse_symmetry(*self._symmetry(outputs.ndim)))
+        symmetry = inverse_symmetry(*self._symmetry(outputs.ndim))
+        return turn_and_mirror(outputs, *symmetry)  # type: ignore[no-any-return]
 
     def _affine(self, height: int, width: int) -> Array:
         turned, mirrored = self._symmetry(4)
