@@ -139,7 +139,6 @@ def test_masks_of_other_values_than_class_numbers(folder):
         (("--out", "p.npz"), "--dense needs --masks, --labels and --backend local"),
         (("--masks", "ann", "--masks", "twin/ann", "--out", "p.npz", "--labels", "l.csv"), "must differ"),
         (("--masks", "ann", "--out", "p.npz", "--labels", "l.csv", "--batch-size", "2"), "leave out --batch-size"),
-        (("--masks", "ann", "--out", "p.npz", "--labels", "l.csv", "--keep-draws", "2"), "--keep-draws goes without"),
         (("--masks", "none", "--out", "p.npz", "--labels", "l.csv"), "none: no such folder"),
         (("--masks", "empty", "--out", "p.npz", "--labels", "l.csv"), "empty has no images"),
         (("--masks", "other", "--out", "p.npz", "--labels", "l.csv"), "has a mask of its name in other"),

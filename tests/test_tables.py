@@ -448,7 +448,7 @@ def test_estimators_pair_rows_or_refuse(y, error):
         ("instance,label", IDS, IDS, None),
         ("instance,label", np.arange(N), None, None),
         ("id,label", NUMBERS, NUMBERS, None),
-        ("id,label", np.arange(N), None, "has no ids.*call it 'instance'"),
+        ("id,label", np.arange(N), None, "has no ids.*a column 'instance'"),
         ("id,label", IDS, None, "has no ids"),
         ("image_id,label", IDS, IDS, "'image_id' is not used"),
         (",label", np.arange(N), None, "is not used"),

@@ -70,7 +70,7 @@ def cost_curve(cost: Array, score: Array, error: Array, chosen: int) -> Any:
     axes.plot(cost[chosen], score[chosen], "o", color=COLOURS[1], markersize=8, zorder=5, label="chosen")
     axes.legend()
     axes.xaxis.get_major_locator().set_params(integer=True)
-    return _finish(figure, "cost of the views", "log score", grid="y")
+    return _finish(figure, "cost of the views (1 each, unless given)", "log score", grid="y")
 
 
 @styled()

@@ -96,16 +96,9 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
         One of `vbtta.baselines.BASELINES[task]`, such as "original" (the view named identity), "uniform", "aug_tta" or
         "greedy"; the table "Baselines" of the documentation (docs/reference/judging.md) says what each does, and where
         it is from. In classification "+t" appended adds one temperature, fitted on the aggregated probabilities.
-    predictions : ViewPredictions
-        Views of the calibration sample, (N, K, C).
-    labels : LabelSets or array
-        Its labels; arrays go through :meth:`LabelSets.from_array`.
+    predictions, labels
+        Of the calibration sample; arrays of labels go through :meth:`LabelSets.from_array`.
     task : "classification" or "regression"
-
-    Returns
-    -------
-    Baseline
-        With `.weights` and `.predict(predictions)`.
 
     Examples
     --------

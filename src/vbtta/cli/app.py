@@ -7,13 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
 import vbtta
-from vbtta.cli import running
+import vbtta.collect
+import vbtta.ray
+from vbtta._support.files import to_plain
+from vbtta.augment.serial import load_views
+from vbtta.cli import files, running
 from vbtta.cli.running import Out, Talk, UsageError, command, existing, nearest, needs, refuse, writable
+from vbtta.comparison import closing_sentences, default_methods, entries
+from vbtta.conformal import ConformalPolicy, conformalize, load_policy, unwrapped
+from vbtta.data.files import write_table
+from vbtta.report import documents
+from vbtta.report.html import write_report
 
 _SHOWN, _BAR = 8, 30  # views in the summary of a fit, and the width of a bar of weight 1
 
@@ -29,8 +39,8 @@ class _OneLineErrors(TyperGroup):
             if not hasattr(error, "format_message"):
                 raise
             message = error.format_message().rstrip(".").replace("Value error, ", "")
-            given, wrong, choices = message.partition("': ")[2].partition(" is not one of ")
-            message += nearest(given.strip("'"), choices.strip("'").split("', '")) if wrong else ""
+            given, wrong, choices = message.partition(" is not one of ")
+            message += nearest(given.split("'")[-2], choices.strip("'").split("', '")) if wrong else ""
             running.complain(f"{message}; see {getattr(getattr(error, 'ctx', None), 'command_path', 'vbtta')} --help")
             sys.exit(int(getattr(error, "exit_code", 2)))
         sys.exit(code if isinstance(code, int) else 0)
@@ -48,9 +58,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from vbtta.report.documents import versions
-
-        name, *others = (f"{package} {number}" for package, number in versions().items())
+        name, *others = (f"{package} {number}" for package, number in documents.versions().items())
         typer.echo(f"{name} ({', '.join(others)})")
         raise typer.Exit
 
@@ -95,7 +103,6 @@ def views(
         Path | None, Option(help="Weights of a torch module (.pt), loaded without running code.")
     ] = None,
     draws: Annotated[int, Option(min=1, help="Draws of every stochastic view.")] = 1,
-    keep_draws: Annotated[int, Option(min=0, help="Keep the single draws of so many inputs.")] = 0,
     batch_size: Annotated[int | None, Option(min=1, help="Inputs worked on at once, 256; maps: one image.")] = None,
     seed: running.Seed = 0,
     backend: running.BackendOption = running.Backend.local,
@@ -120,14 +127,10 @@ def views(
 
         vbtta views --predictor pkg.mod:make --data inputs.npy --views views.toml --out preds.npz
     """
-    from vbtta.augment.serial import load_views
-    from vbtta.cli.files import digest, load_predictor, read_inputs, read_part, side_by_side
-
     on_ray = backend is running.Backend.ray
     needs("--backend ray", on_ray, key=key, workers=workers, address=address)
     needs("--dense", dense, masks=masks, labels=labels, positions=positions, ignore=ignore, classes=classes)
     refuse(dense and (on_ray or not masks or labels is None), "--dense needs --masks, --labels and --backend local")
-    refuse(keep_draws > 0 and (on_ray or dense), "--keep-draws goes without --backend ray and --dense; leave it out")
     refuse(on_ray and out.suffix in (".npz", ".parquet"), "--backend ray writes many files; give the name of a folder")
     refuse(on_ray and not key, "--backend ray needs --key, a name for network and weights, for resuming")
     refuse(dense and batch_size is not None, "--dense works on one image at a time; leave out --batch-size")
@@ -141,37 +144,33 @@ def views(
         from vbtta.cli.dense import write_views
 
         options |= {"positions": positions or 200, "ignore": ignore, "classes": classes, "progress": talk.progress}
-        return write_views(load_predictor(predictor, weights), data, masks, listed, out, labels, talk, **options)
+        return write_views(files.load_predictor(predictor, weights), data, masks, listed, out, labels, talk, **options)
     if on_ray:
-        from vbtta.ray import collect_views as collect_on_cluster
-
         weights = None if weights is None else existing(weights, "weights (.pt)").resolve()
-        load_predictor(predictor, weights)  # raise errors here rather than on a worker
+        files.load_predictor(predictor, weights)  # raise errors here rather than on a worker
         options |= {"batch_size": batch_size, "workers": workers, "address": address, "progress": talk.progress}
-        options["key"] = f"{key} {predictor} {'' if weights is None else digest(weights)}"
-        factory = partial(load_predictor, predictor, weights, str(Path.cwd()))
-        _, n_inputs, n_parts, n_reused = collect_on_cluster(factory, data, listed, out, **options)
+        options["key"] = f"{key} {predictor} {'' if weights is None else files.digest(weights)}"
+        factory = partial(files.load_predictor, predictor, weights, str(Path.cwd()))
+        _, n_inputs, n_parts, n_reused = vbtta.ray.collect_views(factory, data, listed, out, **options)
         document = {"written": str(out), "inputs": n_inputs, "views": names, "parts": n_parts, "parts_found": n_reused}
         origin = f"{n_parts} parts, {n_reused} of them from an earlier run"
         return talk.result(document, f"wrote {n_inputs:,} inputs x {len(names)} views to {out}: {origin}")
     writable(out, ".npz")
-    from vbtta.collect import collect_views
-
-    inputs, ids = read_inputs(existing(data, "inputs"))
-    function = load_predictor(predictor, weights)
-    hashes = [digest(path) for path in (data, described, *([] if weights is None else [weights]))]
+    inputs, ids = files.read_inputs(existing(data, "inputs"))
+    function = files.load_predictor(predictor, weights)
+    hashes = [files.digest(path) for path in (data, described, *([] if weights is None else [weights]))]
     talk.note(f"{len(inputs):,} inputs, {len(listed)} views: {', '.join(names)}")
     folder, parts = out.with_name(f"{out.name}.parts"), []
     folder.mkdir(exist_ok=True)
     for view in talk.track(listed, "views"):
-        made_of = repr((predictor, hashes, draws, keep_draws, seed, view.name))
+        made_of = repr((predictor, hashes, draws, seed, view.name))
         path = folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.npz"
-        part = read_part(path)
+        part = files.read_part(path)
         if part is None:
-            part = collect_views(function, inputs, [view], keep_draws=keep_draws, batch_size=batch_size, **options)
+            part = vbtta.collect.collect_views(function, inputs, [view], batch_size=batch_size, **options)
             part.save(path)
         parts.append(part)
-    predictions = side_by_side(parts, ids)
+    predictions = files.side_by_side(parts, ids)
     predictions.save(out)
     shutil.rmtree(folder, ignore_errors=True)
     n_inputs, _, n_outputs = predictions.outputs.shape
@@ -238,20 +237,12 @@ def fit(
     options: dict[str, Any] = {"task": task.value, "model": model.value, "seed": seed}
     options["guard"] = "hard" if hard_guard else guard
     if on_ray:
-        from vbtta.ray import fit_policy as fit_on_cluster
-
         options |= {"columns_are_annotators": columns_are_annotators, "workers": workers, "address": address}
         talk.note("fitting ...")
-        remote = fit_on_cluster(predictions, labels, **options)
+        remote = vbtta.ray.fit_policy(predictions, labels, **options)
         remote.save(out)
         return _show(talk, remote, out, None, None)
-    from vbtta.cli.files import consensus_table, digest, read_pair
-    from vbtta.conformal import conformalize, unwrapped
-    from vbtta.data.files import write_table
-    from vbtta.report.documents import provenance
-    from vbtta.report.html import write_report
-
-    views, given = read_pair(predictions, labels, task.value, talk, columns_are_annotators=columns_are_annotators)
+    views, given = files.read_pair(predictions, labels, task.value, talk, columns_are_annotators)
     talk.note("fitting ...")
     chosen = {**options, "engine": engine.value, "progress": talk.progress}
     if sequential:
@@ -266,38 +257,34 @@ def fit(
         policy = conformalize(policy, views, given, level=sets if len(sets) > 1 else sets[0], cross=True, seed=seed)
     policy.save(out)
     if report is not None:
-        files = {path.name: digest(path) for path in (predictions, labels)}
+        hashes = {path.name: files.digest(path) for path in (predictions, labels)}
         recorded = {"model asked for" if key == "model" else key: value for key, value in options.items()}
-        circumstances = provenance(unwrapped(policy)[0], files, recorded)
+        circumstances = documents.provenance(unwrapped(policy)[0], hashes, recorded)
         write_report(report, policy, predictions=views, labels=given, circumstances=circumstances)
     if consensus is not None:
-        write_table(consensus, consensus_table(unwrapped(policy)[0], views, given))
+        write_table(consensus, files.consensus_table(unwrapped(policy)[0], views, given))
     return _show(talk, policy, out, report, consensus)
 
 
 def _show(talk: Talk, policy: Any, out: Path, report: Path | None, consensus: Path | None) -> None:
     """Print the policy: whether it helps, and a bar chart of the heaviest views."""
-    from vbtta._support.files import to_plain
-    from vbtta.conformal import unwrapped
-    from vbtta.report.documents import guarantee_in_words, headline, policy_document, stops_in_words, views_in_words
-
     policy, sequential, conformal = unwrapped(policy)
-    document, sentences = policy_document(policy), [*headline(policy), *views_in_words(policy)]
+    document = documents.policy_document(policy)
+    sentences = [*documents.headline(policy), *documents.views_in_words(policy)]
     if sequential is not None:
         names = ("stages", "threshold", "tolerance", "loss", "loss_upper")
         document["sequential"] = to_plain({name: getattr(sequential, name) for name in names})
-        sentences += stops_in_words(sequential)
+        sentences += documents.stops_in_words(sequential)
     if conformal is not None:
         document["sets"] = {"levels": conformal.levels.tolist(), "method": conformal.method, "covers": conformal.covers}
-        sentences.append(guarantee_in_words(conformal))
+        sentences.append(documents.guarantee_in_words(conformal))
     views = sorted(document["views"], key=lambda view: -view["weight"])[:_SHOWN]
     rows = [[view["name"], *(f"{view[key]:.3f}" for key in ("weight", "low", "high"))] for view in views]
     head, line, *lines = talk.table(["view", "weight", "5 %", "95 %"], rows).splitlines()
     bars = [f"{row}   {'█' * round(_BAR * view['weight'])}".rstrip() for row, view in zip(lines, views, strict=True)]
-    files = {"policy": out, "report": report, "consensus": consensus}
-    document["written"] = {name: path if path is None else str(path) for name, path in files.items()}
-    *others, last = [str(path) for path in files.values() if path is not None]
-    written = f"{', '.join(others)} and {last}" if others else last
+    targets = {"policy": out, "report": report, "consensus": consensus}
+    document["written"] = {name: path if path is None else str(path) for name, path in targets.items()}
+    written = " and ".join(str(path) for path in targets.values() if path is not None)
     talk.result(document, "\n".join([*sentences, "", head, line, *bars, "", f"wrote {written}"]))
 
 
@@ -313,7 +300,6 @@ def predict(
     calibration: Annotated[
         tuple[Path, Path] | None, running.Pair(help="With --sets: labelled rows that the policy was not fitted to.")
     ] = None,
-    method: Annotated[running.Method | None, Option(help="With --calibration: the score.")] = None,
     dense: Annotated[bool, Option("--dense", help="PREDICTIONS is a folder of images; write label maps.")] = False,
     predictor: Annotated[str | None, running.Predictor(help="With --dense: makes the torch module.")] = None,
     weights: Annotated[Path | None, Option(help="With --dense: weights of the module (.pt).")] = None,
@@ -328,7 +314,6 @@ def predict(
     """
     needs("--dense", dense, predictor=predictor, weights=weights, views=described, entropy=entropy)
     needs("--sets", sets, calibration=calibration)
-    needs("--calibration", calibration, method=method)
     refuse(dense and bool(sets), "--sets is for rows of predictions; leave out --dense")
     refuse(dense and not (predictor and described), "--dense needs --predictor and --views")
     if dense and predictor and described:
@@ -337,20 +322,13 @@ def predict(
         module = load_module(predictor, weights, described, policy)
         return predict_maps(module, predictions, out, talk, entropy=entropy)
     writable(out, ".parquet", ".csv")
-    import numpy as np
-
-    from vbtta.cli.files import read_pair, read_predictions
-    from vbtta.conformal import ConformalPolicy, conformalize, load_policy, unwrapped
-    from vbtta.data.files import write_table
-
-    views = read_predictions(predictions)
+    views = files.read_predictions(predictions)
     rule: Any = load_policy(existing(policy, "a policy (.json)"))
     known = rule.levels.tolist() if isinstance(rule, ConformalPolicy) else []
     if calibration is not None:
         rule = rule.policy if known else rule
-        pair = read_pair(*calibration, unwrapped(rule)[0].task, talk)
-        asked: dict[str, Any] = {"level": sets, "method": None if method is None else method.value}
-        rule = conformalize(rule, *pair, **asked)
+        pair = files.read_pair(*calibration, unwrapped(rule)[0].task, talk)
+        rule = conformalize(rule, *pair, level=sets or 0.9)
     elif missing := [level for level in sets or () if level not in known]:
         raise UsageError(
             f"{policy} has no sets of level {missing[0]:g}; give labelled rows as --calibration PREDICTIONS LABELS, or "
@@ -395,11 +373,7 @@ def compare(
         vbtta compare preds.npz labels.csv --test test.npz test.csv --out comparison.json
     """
     writable(out, ".json")
-    from vbtta.cli.files import comparison_table, read_pair, read_predictions
-    from vbtta.comparison import closing_sentences, default_methods, entries
-    from vbtta.report.documents import comparison_document, gain_in_words
-
-    several = read_predictions(predictions).outputs.shape[2] > 1
+    several = files.read_predictions(predictions).outputs.shape[2] > 1
     given = task.value if task is not None else "classification" if several else "regression"
     kind = "classification" if given == "multilabel" else given
     known = default_methods(kind)
@@ -409,19 +383,16 @@ def compare(
     except ValueError as error:
         hint = next((nearest(name, known) for name in names if name not in known), "")
         raise UsageError(f"--methods {methods}: {error}{hint}") from error
-    pairs = [
-        read_pair(*paths, given, talk, columns_are_annotators=columns_are_annotators)
-        for paths in ((predictions, labels), test)
-    ]
+    pairs = [files.read_pair(*paths, given, talk, columns_are_annotators) for paths in ((predictions, labels), test)]
     if given == "multilabel":
         pairs = [(views.as_binary(), sets) for views, sets in pairs]
     options: dict[str, Any] = {"resamples": resamples, "sets": sets, "seed": seed, "progress": talk.progress}
     outcome = vbtta.compare(*pairs[0], *pairs[1], task=kind, methods=names, **options)
-    document = comparison_document(outcome)
+    document = documents.comparison_document(outcome)
     if out is not None:
         running.write_json(out, document)
     closing = closing_sentences(document["n_labels"], document["n_instances"], document["notes"])
-    text = "\n".join([comparison_table(document, talk), "", *closing, *gain_in_words(document)])
+    text = "\n".join([files.comparison_table(document, talk), "", *closing, *documents.gain_in_words(document)])
     talk.result(document, text + ("" if out is None else f"\n\nwrote {out}"))
 
 
@@ -447,16 +418,14 @@ def diagnose(
         vbtta diagnose preds.npz --policy policy.json --labels labels.csv
     """
     writable(out, ".json")
-    from vbtta.cli.files import read_pair, read_predictions
-    from vbtta.conformal import load_policy, unwrapped
-    from vbtta.report.documents import diagnosis_document
-
     rule = unwrapped(load_policy(existing(policy, "a policy (.json)")))[0]
     if labels is None:
-        views, sets = read_predictions(predictions), None
+        views, sets = files.read_predictions(predictions), None
     else:
-        views, sets = read_pair(predictions, labels, rule.task, talk, columns_are_annotators=columns_are_annotators)
-    new = None if incoming is None else read_predictions(incoming)
+        views, sets = files.read_pair(
+            predictions, labels, rule.task, talk, columns_are_annotators=columns_are_annotators
+        )
+    new = None if incoming is None else files.read_predictions(incoming)
     for path, part in ((predictions, views), (incoming, new)):
         try:
             if part is not None:
@@ -465,7 +434,7 @@ def diagnose(
             raise ValueError(f"{policy} does not fit {path}: {error}") from error
     talk.note("checking ...")
     diagnosis = vbtta.diagnose(rule, views, sets, incoming=new, refit=refit, seed=seed)
-    document = diagnosis_document(diagnosis)
+    document = documents.diagnosis_document(diagnosis)
     if out is not None:
         running.write_json(out, document)
     talk.result(document, diagnosis.summary() + ("" if out is None else f"\n\nwrote {out}"))
@@ -503,13 +472,11 @@ def report(
     target = folder / "report.html" if out is None else out
     writable(target, ".html")
     existing(folder / "policy.json", "a policy that vbtta fit wrote, called policy.json")
-    from vbtta.cli.files import write_run_report
-
     parts = {}
     if data is not None and masks and predictor and described:
         from vbtta.cli.dense import load_module, map_pictures
 
         module = load_module(predictor, weights, described, folder / "policy.json")
         parts["maps"] = map_pictures(module, data, masks, talk)
-    used = write_run_report(folder, target, talk, **parts)
+    used = files.write_run_report(folder, target, talk, **parts)
     talk.result({"written": str(target), "used": used}, f"wrote {target} from {', '.join(used)}")

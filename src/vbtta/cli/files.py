@@ -60,7 +60,7 @@ def _read_multilabel(path: Path, views: ViewPredictions) -> LabelSets:
 
 
 def read_pair(
-    predictions: Path, labels: Path, task: str, talk: Talk, *, columns_are_annotators: bool = False
+    predictions: Path, labels: Path, task: str, talk: Talk, columns_are_annotators: bool = False
 ) -> tuple[ViewPredictions, LabelSets]:
     """Predictions and their labels, paired; says what was read. Labels of multilabel tasks are those of two classes."""
     views = read_predictions(predictions)
@@ -86,7 +86,8 @@ def read_pair(
             sets.categorical(n_outputs, views.classes)
     except ValueError as error:
         reason, remedy, _ = str(error).rstrip(".").partition("; labels other than")
-        raise ValueError(f"{labels} does not fit {predictions}: {reason}{_CLASSES if remedy else ''}") from error
+        remedy = _CLASSES if remedy else "; are these classes? --task classification" if task == "regression" else ""
+        raise ValueError(f"{labels} does not fit {predictions}: {reason}{remedy}") from error
     counts = {"instance": len(views), "label": int(sets.labels_per_instance.sum())}
     if sets.annotator is not None:
         counts["annotator"] = len(sets.annotator_names)
@@ -147,16 +148,10 @@ def read_part(path: Path) -> ViewPredictions | None:
 
 def side_by_side(parts: Sequence[ViewPredictions], ids: Array | None) -> ViewPredictions:
     """Predictions under single views as those under all of them; a view that does not draw has no variance."""
-    arrays: dict[str, Any] = {"outputs": [part.outputs for part in parts]}
-    if parts[0].draws is not None:
-        arrays["draws"] = [part.draws for part in parts]
-    if any(part.variance is not None for part in parts):
-        zero = np.zeros_like(parts[0].outputs)
-        arrays["variance"] = [zero if part.variance is None else part.variance for part in parts]
-    prints = {name: text for part in parts for name, text in part.fingerprints.items()}
-    joined = {key: np.concatenate(values, axis=1) for key, values in arrays.items()}
-    names = [name for part in parts for name in part.names]
-    return ViewPredictions(**joined, names=names, ids=ids, classes=parts[0].classes, fingerprints=prints)
+    zero = np.zeros_like(parts[0].outputs) if any(part.variance is not None for part in parts) else None
+    variances = [zero if part.variance is None else part.variance for part in parts]
+    first, *others = (part.like(part.outputs, v, ids, None) for part, v in zip(parts, variances, strict=True))
+    return first.concat(others, axis="views")
 
 
 def load_predictor(where: str, weights: Path | None, folder: str | None = None) -> Any:

@@ -24,7 +24,6 @@ from vbtta._support.tensors import Progress
 Task = StrEnum("Task", ["classification", "regression", "multilabel"])
 Model = StrEnum("Model", ["auto", "mixture", "latent"])
 Engine = StrEnum("Engine", ["auto", "em", "advi"])
-Method = StrEnum("Method", ["lac", "aps", "raps", "distributional"])
 Backend = StrEnum("Backend", ["local", "ray"])
 
 _PREDICTIONS = "Predictions under all views: .npz, .parquet, or a folder that --backend ray wrote."

@@ -69,11 +69,7 @@ class Diagnosis:
     @property
     def at_chance(self) -> tuple[str, ...]:
         """Annotators of class labels whose 90 % interval of accuracy includes that of guessing, or lies below it."""
-        people = self.annotators
-        if not hasattr(people, "accuracy"):
-            return ()
-        low, guessing = people.accuracy_interval[:, 0], 1 / people.confusion.shape[1]
-        return tuple(people.names[u] for u in np.flatnonzero(low <= guessing))
+        return _guessing(self.annotators)
 
     def to_dict(self) -> dict[str, Any]:
         """All findings as plain data for JSON; undefined numbers are None."""
@@ -107,9 +103,8 @@ def diagnose(
 
     Parameters
     ----------
-    policy : Policy
-    predictions : ViewPredictions
-        Of the calibration inputs.
+    policy, predictions
+        The policy and its calibration inputs.
     labels : LabelSets or array, optional
         Theirs: for the overlap and influence of views, predictive checks and prior sensitivity.
     draws : (n, K, M, C) array, optional
@@ -118,8 +113,6 @@ def diagnose(
         Views of new inputs, without labels, to be compared with those of calibration time.
     refit : bool
         Whether to fit again without each view and under other priors (some dozens of fits).
-    seed : int
-        For folds and simulations.
 
     Examples
     --------
@@ -208,12 +201,19 @@ def annotators_in_words(annotators: Any, truth: Mapping[str, float] | None = Non
     if len(estimates) > 8:
         error = -annotators.accuracy if hasattr(annotators, "accuracy") else annotators.noise.mean(axis=1)
         worst = [estimates[k] for k in np.argsort(-error, kind="stable")]
-        return [f"{len(estimates):,} annotators, the worst first: {listing(worst, 8)}."]
-    return [f"{'Labels' if len(annotators.names) == 1 else 'Annotators'}: {', '.join(estimates)}."]
+        lines = [f"{len(estimates):,} annotators, the worst first: {listing(worst, 8)}."]
+    else:
+        lines = [f"{'Labels' if len(annotators.names) == 1 else 'Annotators'}: {', '.join(estimates)}."]
+    if guessing := _guessing(annotators):
+        lines.append(f"! No better than guessing, by their intervals of accuracy: {listing(guessing)}.")
+    return lines
 
 
-def _at_chance(names: Sequence[str]) -> list[str]:
-    return [f"! No better than guessing, by their intervals of accuracy: {listing(names)}."]
+def _guessing(people: Any) -> tuple[str, ...]:
+    if not hasattr(people, "accuracy"):
+        return ()
+    at_most = people.accuracy_interval[:, 0] <= 1 / people.confusion.shape[1]
+    return tuple(people.names[u] for u in np.flatnonzero(at_most))
 
 
 def _copying(pairs: Sequence[checks.Copying]) -> list[str]:
@@ -290,7 +290,6 @@ _NO_DRAWS = "Normality of the draws was not tested: there are none (collect_view
 _IN_WORDS: dict[str, Callable[[Any], list[str]]] = {
     "gate": _gate,
     "annotators": annotators_in_words,
-    "at_chance": _at_chance,
     "copying": _copying,
     "overlap": _overlap,
     "influence": _influence,
@@ -302,5 +301,5 @@ _IN_WORDS: dict[str, Callable[[Any], list[str]]] = {
 _SECTIONS = {
     "views": ("influence", "overlap", "gate", "sensitivity"),
     "quality": ("predictive", "normality", "drift"),
-    "annotators": ("at_chance", "copying"),
+    "annotators": ("copying",),
 }

@@ -93,23 +93,20 @@ def collect_views(
         Parquet files, or folders of them, with a column `image` (image files, or arrays (H, W) or (H, W, channels); the
         predictor sees numbers from 0 to 1 of shape (n, channels, H, W)), a column `inputs` (lists of lists ...,
         tensors), or only numbers; and optionally `instance`, the inputs' ids, which are row numbers otherwise.
-    views : list of views
-        What :func:`vbtta.augment.as_views` takes.
     out : path
         Folder of the predictions, on a file system that all nodes share.
     key : str
         Required: a name for the network and the version of its weights, and for `read` and `output` where they are
         functions. Finished parts are used again under the same key only.
-    draws, batch_size, variance, output, seed, progress, classes
+    views, draws, batch_size, variance, output, seed, progress, classes
         As in :func:`vbtta.collect_views`.
     read : callable, optional
         Makes inputs of a `pyarrow.Table`, where the columns are others than those above.
     rows_per_part : int
         Rows of a part; more where a file has row groups of more than eight times as many.
-    workers : int, optional
-        How many work at a time; by default one a core of the cluster.
-    worker_options : dict, optional
-        What every worker needs, as `ray.remote` takes it, for instance ``{"num_gpus": 1}``.
+    workers, worker_options : optional
+        How many work at a time, by default one a core of the cluster; and what each needs, as `ray.remote` takes it,
+        for instance ``{"num_gpus": 1}``.
     address : str, optional
         Of the cluster, as `ray.init` takes it; by default the one Ray is connected to, or this machine.
 

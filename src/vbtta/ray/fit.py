@@ -65,10 +65,6 @@ def fit_policy(
         As in :func:`vbtta.ray.collect_views`.
     columns_are_annotators : bool
         Whether the numbered columns of wide label files are always the same people.
-
-    Returns
-    -------
-    Policy
     """
     if task not in ("regression", "classification"):
         raise ValueError(f"task must be 'regression' or 'classification' on a cluster; got {task!r}")

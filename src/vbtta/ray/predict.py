@@ -34,33 +34,22 @@ def predict(
 ) -> Any:
     """Predict the rows of a Ray data set: views, network and policy, batch by batch on a pool of workers.
 
-    The result is lazy, as Ray's data sets are: nothing is computed before it is read or written.
-
     Parameters
     ----------
-    predictor_factory : callable
-        Makes the predictor, as :func:`vbtta.collect_views` takes it. It is called once on every worker.
     dataset : ray.data.Dataset, or path or list of paths of parquet files
-        Rows with a column `image` (image files), `inputs` (lists, tensors), or numbers only, as
-        :func:`vbtta.ray.collect_views` reads them. `instance` holds ids; stochastic views draw by them.
+        Rows as :func:`vbtta.ray.collect_views` reads them. `instance` holds ids; stochastic views draw by them.
     views : list of views
         Those that the policy uses must be among them; no others are computed.
-    policy : Policy
-    draws, output, seed
-        As in :func:`vbtta.collect_views`, and as in the fit.
-    batch_size : int
     level : float
         Of the intervals of a regression.
-    read : callable, optional
-        Makes inputs of a `pyarrow.Table`, where the columns are others than those above.
-    workers, worker_options, address
-        As in :func:`vbtta.ray.collect_views`.
+    predictor_factory, draws, batch_size, output, seed, read, workers, worker_options, address
+        As in :func:`vbtta.ray.collect_views`; draws, output and seed as in the fit.
 
     Returns
     -------
     ray.data.Dataset
-        The rows without `image` or `inputs`, with the columns of the command `vbtta predict`: `label`, `proba_<class>`,
-        `entropy` and `mutual_information`, or `mean`, `std`, `lower` and `upper`.
+        Lazy: computed when it is read. The rows without `image` or `inputs`, with the columns of the command `vbtta
+        predict`: `label`, `proba_<class>`, `entropy` and `mutual_information`, or `mean`, `std`, `lower` and `upper`.
     """
     check_options(draws, 0, None)
     batch_size, seed = whole_number("batch_size", batch_size, 1), whole_number("seed", seed, 0)

@@ -53,23 +53,11 @@ def render_report(
 ) -> str:
     """Make a self-contained HTML page about a policy; parts without data are left out.
 
-    Parameters
-    ----------
-    policy : Policy, SequentialPolicy or ConformalPolicy
-    predictions, labels : optional
-        Of the calibration sample, labels as in :func:`vbtta.fit_policy`.
-    test : (predictions, labels), optional
-        The sample that reliability and hard inputs are shown of; else the calibration sample.
-    comparison, diagnosis : mappings, optional
-        From :func:`comparison_document` and :func:`diagnosis_document`.
-    images : sequence of (H, W) or (H, W, 3) uint8 arrays, optional
-        The inputs of that sample as pictures, for those the views disagree most about.
-    maps : sequence of MapExample
-        From :func:`vbtta.report.maps.map_examples`, for segmentations.
-    story : mapping, optional
-        `title`, `text` (sentences that come first) and `skill` (the annotators' true accuracies by name).
-    circumstances : mapping, optional
-        From :func:`vbtta.report.documents.provenance`.
+    `predictions` and `labels` are those of the calibration sample, `test` is a pair of them for reliability and hard
+    inputs, of which `images` ((H, W) or (H, W, 3), uint8) are pictures, and `maps` come from :func:`map_examples`.
+    `comparison` and `diagnosis` are documents (:func:`comparison_document`, :func:`diagnosis_document`), `story` has
+    `title`, `text` (sentences that come first) and `skill` (the annotators' true accuracies by name), `circumstances`
+    come from :func:`vbtta.report.documents.provenance`.
     """
     jinja2 = require("jinja2", "cli")
     story = story or {}
@@ -87,12 +75,7 @@ def render_report(
         drawings |= quality_figures(policy, views, given, where)
     if policy.gate is not None and views is not None:
         drawings |= gate_figures(policy, views)
-    if (
-        conformal is not None
-        and test is not None
-        and given is not None
-        and (conformal.strata is None or conformal.by_class)
-    ):
+    if conformal is not None and test is not None and given is not None:
         drawings |= set_figures(conformal, test[0], given)
     guard, n_used = policy.guard, np.count_nonzero(policy.weights)
     facts = [("views kept", f"{n_used} of {len(policy.names)}")]
@@ -324,7 +307,9 @@ def gate_figures(policy: Policy, views: ViewPredictions) -> dict[str, Drawing]:
 
 
 def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: LabelSets) -> dict[str, Drawing]:
-    """Sizes of the sets at the first level, or coverage of the intervals at all levels."""
+    """Sizes of the sets at the first level, or coverage of the intervals at all levels; strata but classes are lost."""
+    if conformal.strata is not None and not conformal.by_class:
+        return {}
     conformal, labels = replace(conformal, one_level=False), views.align(labels)
     level = f"{100 * conformal.levels[0]:g} %"
     if unwrapped(conformal)[0].task == "classification":
