@@ -12,7 +12,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, reduce
+from importlib.util import module_from_spec, spec_from_file_location
+from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +25,26 @@ import numpy as np
 import pytest
 
 from golden import class_data, level_data, number_data, ranking_data
-from vbtta import ADVI, EM, CategoricalMixture, ConvergenceWarning, LabelSets, Policy, ViewPredictions, fit_policy
+from vbtta import (
+    ADVI,
+    EM,
+    CategoricalMixture,
+    ConvergenceWarning,
+    GaussianMixture,
+    LabelSets,
+    Policy,
+    ViewPredictions,
+    fit_policy,
+)
 from vbtta._support import files as support
 from vbtta._support.files import atomic_path, set_aside
 from vbtta.data.files import read_npz, read_table, write_table
 
-SCHEMA = Path(__file__).parents[1] / "docs" / "reference" / "policy.schema.json"
+_SPEC = spec_from_file_location("docs_schema", Path(__file__).parents[1] / "docs" / "_site" / "schema.py")
+assert _SPEC is not None
+assert _SPEC.loader is not None
+schema: Any = module_from_spec(_SPEC)
+_SPEC.loader.exec_module(schema)
 
 
 def parts(folder: Path) -> list[Path]:
@@ -413,10 +430,30 @@ def test_a_policy_is_checked_when_it_is_read(changes: dict[str, Any], message: s
 
 @cache
 def policy_with(kind: str) -> Policy:
-    """A policy with label noise and item difficulty, or of a task that ADVI fits."""
-    if kind == "noise":
-        noisy = CategoricalMixture(noise="annotator", difficulty=True)
-        return fit_policy(*class_data(5, labels=3), task="classification", model=noisy, guard=False)
+    """A policy of every model, with label noise and item difficulty, stacked, or of a task that ADVI fits."""
+    classes: dict[str, Any] = {
+        "mixture": "mixture",
+        "latent": "latent",
+        "by class": CategoricalMixture(weights="view_class"),
+        "by input": CategoricalMixture(weights="input"),
+        "noise": CategoricalMixture(noise="annotator", difficulty=True),
+        "stack": "auto",
+    }
+    if kind in classes:
+        data = class_data(5, labels=3 if kind == "noise" else 0)
+        return fit_policy(*data, task="classification", model=classes[kind], guard=False)
+    numbers: dict[str, Any] = {
+        "numbers by input": GaussianMixture(weights="input"),
+        "pool of numbers": "latent",
+        "stack of numbers": "auto",
+    }
+    if kind in numbers:
+        return fit_policy(*number_data(5), task="regression", model=numbers[kind], guard=False)
+    if kind == "several labels":
+        rng = np.random.default_rng(0)
+        logits = rng.normal(size=(30, 2, 3))
+        labels = (logits[:, 0] > 0).astype(int)
+        return fit_policy(ViewPredictions(logits), labels, task="multilabel", model="mixture", guard=False)
     pytest.importorskip("pyro", reason="ADVI needs the extra advi")
     task, data = {"numbers": ("regression", number_data), "levels": ("ordinal", level_data),
                   "rankings": ("ranking", ranking_data)}[kind]  # fmt: skip
@@ -475,29 +512,48 @@ def test_text_that_is_no_policy_is_refused(text: str, tmp_path: Path) -> None:
         Policy.load(path)
 
 
-KINDS: tuple = (None, True, -1, 1.5, "x", [], {}, [1], ["x"], [[1]])
+SCHEMA = jsonschema.Draft202012Validator(json.loads(schema.FILE.read_text(encoding="utf-8")))
+WRONG: tuple[Any, ...] = (None, True, -1, 1.5, "x", [], {}, [1], ["x"], [[1]])
 
 
-def test_the_published_schema_says_what_the_checks_say(policy: Policy, saved: Path) -> None:
-    """Of every entry, what has a wrong type is refused by both, and what is saved is accepted by both."""
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    validator = jsonschema.Draft202012Validator(schema)
-    tree = json.loads(saved.read_text(encoding="utf-8"))
-    validator.validate(tree)
-    assert set(schema["required"]) == set(tree)
+def test_the_published_schema_is_that_of_the_types() -> None:
+    assert schema.FILE.read_text(encoding="utf-8") == schema.laid_out(schema.policy_schema()) + "\n"
+    SCHEMA.check_schema(SCHEMA.schema)
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to all entries of plain data, the first of a list for all."""
+    yield path
+    for key in node if isinstance(node, dict) else range(min(1, len(node))) if isinstance(node, list) else ():
+        yield from places(node[key], (*path, key))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["mixture", "latent", "by class", "by input", "noise", "stack", "several labels", "numbers by input",
+     "pool of numbers", "stack of numbers", "numbers", "levels", "rankings"],
+)  # fmt: skip
+def test_the_published_schema_says_what_the_checks_say(kind: str, tmp_path: Path) -> None:
+    """Both accept every saved policy, and both refuse any entry of it that has a wrong type."""
+    policy_with(kind).save(tmp_path / "policy.json")
+    tree = json.loads((tmp_path / "policy.json").read_text(encoding="utf-8"))
+    SCHEMA.validate(tree)
     disagreements = []
-    for name in set(tree) - {"checksum", "model", "engine", "posterior"}:
-        for value in KINDS:
-            changed = {**tree, name: value}
-            saved.write_text(json.dumps(changed), encoding="utf-8")
+    for path in places(tree):
+        if not path or path[0] in ("format", "version", "vbtta", "checksum") or ("stack" in kind and len(path) > 3):
+            continue  # read_json looks at these, and members are policies
+        *parents, last = path
+        node = reduce(getitem, parents, tree)
+        old = node[last]
+        for value in WRONG:
+            node[last] = value
             try:
-                Policy.load(saved, verify=False)
+                Policy.from_dict(tree)
                 loads = True
-            except ValueError:
+            except (ValueError, TypeError, LookupError, AttributeError):  # which read_json turns into one
                 loads = False
-            if loads and not validator.is_valid(changed):
-                disagreements.append((name, value, "loads against the schema"))
-            of_its_type = type(value) is type(tree[name]) or isinstance(value, list | dict)  # then the content decides
-            if not loads and validator.is_valid(changed) and not of_its_type:
-                disagreements.append((name, value, "is refused against the schema"))
+            content_decides = type(value) is type(old) or isinstance(value, list | int | float)
+            if loads != SCHEMA.is_valid(tree) and (loads or not content_decides):
+                disagreements.append((path, value, "loads" if loads else "is refused"))
+        node[last] = old
     assert not disagreements, disagreements

@@ -113,9 +113,9 @@ class Selection(NamedTuple):
 
 KEPT = 0.01  # a view of less weight counts for little
 _FORMAT, _VERSION = "vbtta-policy", 1
-_KEYS = {"names": "views", "annotator_names": "annotators"}  # of fields that have another name in files
-_READ = ("names", "fitted", "generated_names", "n_outputs", "annotator_names", "elbo_terms", "converged",
-         "unsupervised", "multilabel", "guard", "selection", "fingerprints", "rows", "history")  # fmt: skip
+FILE_KEYS = {"names": "views", "annotator_names": "annotators"}  # of fields that have another name in files
+FILE_FIELDS = ("names", "fitted", "generated_names", "n_outputs", "annotator_names", "elbo_terms", "converged",
+               "unsupervised", "multilabel", "guard", "selection", "fingerprints", "rows", "history")  # fmt: skip
 _UNGUARDED = Guard(False, False, 0.0, 0.0, "not asked for")
 
 
@@ -455,7 +455,9 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain data for JSON."""
-        data = {_KEYS.get(name, name): to_plain(getattr(self, name)) for name in (*_READ, "classes", "posterior")}
+        data = {
+            FILE_KEYS.get(name, name): to_plain(getattr(self, name)) for name in (*FILE_FIELDS, "classes", "posterior")
+        }
         data |= {"model": base.record_to_dict(self.model), "engine": base.record_to_dict(self.engine)}
         elbo = None if self.stacked else self.final_elbo
         return {"task": self.task, "weights": to_plain(self.weights), "elbo": elbo, **data}
@@ -475,21 +477,23 @@ class Policy:
             raise ValueError(f"n_outputs is {n_outputs}")
         sizes = {"K": len(fitted or names), "C": 2 if multilabel else n_outputs, "V": len(names)}
         sizes["G"] = len(PROFILE_GRID)
+        elbo = from_plain(float | None if stacked else float, data["elbo"])
         kinds = get_type_hints(cls, include_extras=True)
-        read = {name: from_plain(kinds[name], data[_KEYS.get(name, name)], sizes) for name in _READ}
+        read = {name: from_plain(kinds[name], data[FILE_KEYS.get(name, name)], sizes) for name in FILE_FIELDS}
         policy = cls(
             model=model,
             engine=engine,
             posterior=_read_posterior(model, engine, data["posterior"], sizes),
-            final_elbo=np.nan if stacked else from_plain(float, data["elbo"]),
+            final_elbo=np.nan if elbo is None else elbo,
             classes=_read_classes(data["classes"], n_outputs),
             **read,
         )
         stated = from_plain(Annotated[Array, "V"], data["weights"], sizes)
         if not np.allclose(stated, policy.weights, atol=1e-9):
             raise ValueError("its weights disagree with its posterior")
-        if (stated < 0).any() or abs(stated.sum() - 1) > 1e-6:
-            raise ValueError("its weights are not shares: positive, with sum 1")
+        for weights in (stated, policy.class_weights):
+            if weights is not None and ((weights < 0).any() or np.abs(weights.sum(axis=0) - 1).max() > 1e-6):
+                raise ValueError("its weights are not shares: positive, with sum 1")
         policy._try_out()
         return policy
 

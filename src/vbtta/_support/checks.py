@@ -54,15 +54,16 @@ def takes(name: str, function: Callable[..., Any], *arguments: str) -> None:
 def whole_number(name: str, value: object, least: int) -> int:
     """The value as an int; 3.0 is one, 2.5 and True are not."""
     number = _real(value)
-    if isinstance(value, bool) or not number.is_integer() or number < least:
+    if not number.is_integer() or number < least:
         raise ValueError(f"{name} must be a whole number of at least {least}; got {shown(value)}")
     return int(number)
 
 
 def _real(value: object) -> float:
-    """The value as a float; NaN where it is no number, or too large for one."""
+    """The value as a float; NaN where it is no number (True is none), or too large for one."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
     try:
-        return float(cast(SupportsFloat, value)) if isinstance(value, Real) else math.nan
+        return float(cast(SupportsFloat, value)) if number else math.nan
     except OverflowError:
         return math.nan
 

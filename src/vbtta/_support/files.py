@@ -1,8 +1,8 @@
 """Files that are whole or not there, and records of arrays as plain data (dicts, lists, numbers) for JSON."""
 
 __all__ = [
-    "atomic_path", "checked_target", "fields_from_plain", "finite", "from_plain", "read_json", "set_aside", "to_plain",
-    "write_json",
+    "atomic_path", "checked_target", "fields_from_plain", "finite", "fits", "from_plain", "read_json", "set_aside",
+    "to_plain", "write_json",
 ]  # fmt: skip
 
 import dataclasses
@@ -17,11 +17,11 @@ import stat
 import types
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -192,12 +192,32 @@ def fields_from_plain(kind: type[T], data: Any, sizes: dict[str, int] | None = N
     return record  # type: ignore[no-any-return]
 
 
+def fits(kind: Any, value: Any) -> bool:
+    """Whether plain data may stand for an option of a type, as far as its annotation tells."""
+    origin, options = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(fits(option, value) for option in options)
+    if origin is Literal:
+        return value in options
+    if kind in (float, int):
+        return isinstance(value, kind | int) and not isinstance(value, bool)
+    if kind in (bool, str, types.NoneType, Any):
+        return isinstance(value, str | int | float if kind is Any else kind)
+    if origin in (tuple, Sequence):
+        return isinstance(value, list) and all(fits(options[0], entry) for entry in value)
+    return isinstance(value, str if origin is Callable else dict)  # the name of a function, or a record
+
+
+def _has_truth_values(data: Any) -> bool:
+    return any(map(_has_truth_values, data)) if isinstance(data, list) else isinstance(data, bool)
+
+
 def _array(data: Any) -> Any:
     try:
         array = np.asarray(data)
     except ValueError:
         raise ValueError("an array is damaged: its rows have different lengths") from None
-    if array.dtype.kind not in "ifU" or not isinstance(data, list | int | float):
+    if array.dtype.kind not in "ifU" or not isinstance(data, list | int | float) or _has_truth_values(data):
         raise ValueError("an array is damaged: it holds something other than numbers or strings")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError("an array is damaged: it holds a number that is not finite")

@@ -9,11 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, get_type_hints
 
 import numpy as np
 
 from vbtta._support.checks import positive
+from vbtta._support.files import fits
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import Prediction
@@ -430,6 +431,9 @@ def record_from_dict(data: dict[str, Any]) -> Any:
     unknown = sorted(set(options) - {field.name for field in fields(kind)})  # type: ignore[arg-type]
     if unknown:
         raise ValueError(f"{name} has no option {unknown[0]!r}")
+    hints = get_type_hints(kind)
+    if wrong := [key for key, value in options.items() if not fits(hints[key], value)]:
+        raise ValueError(f"{name} has {wrong[0]} {options[wrong[0]]!r:.80}")
     return kind(**{key: _rich(value) for key, value in options.items()})
 
 
