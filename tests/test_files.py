@@ -34,7 +34,9 @@ from vbtta import (
     LabelSets,
     Policy,
     ViewPredictions,
+    conformalize,
     fit_policy,
+    fit_sequential,
 )
 from vbtta._support import files as support
 from vbtta._support.files import atomic_path, set_aside
@@ -557,3 +559,30 @@ def test_the_published_schema_says_what_the_checks_say(kind: str, tmp_path: Path
                 disagreements.append((path, value, "loads" if loads else "is refused"))
         node[last] = old
     assert not disagreements, disagreements
+
+
+@pytest.mark.filterwarnings("ignore:no early stop")
+def test_members_and_wrapped_policies_are_checked_too(tmp_path: Path) -> None:
+    predictions, labels = number_data(5, n=120)
+    first, second = (predictions.take(rows) for rows in (np.arange(60), np.arange(60, 120)))
+    stack = fit_policy(first, labels.take(np.arange(60)), task="regression")
+    mixture = next(m for m, member in enumerate(stack.members) if isinstance(member.model, GaussianMixture))
+    state = f"posterior__members__{mixture}__posterior__state__theta_covariance"
+    stages = fit_sequential(first, labels.take(np.arange(60)), task="regression", model="mixture")
+    sets = conformalize(stages, second, labels.take(np.arange(60, 120)))
+    path = tmp_path / "policy.json"
+    for saved, change in (
+        (stack, state),
+        (stages, "policies__0__posterior__state__theta_covariance"),
+        (sets, "policy__policies__0__posterior__state__theta_covariance"),
+    ):
+        saved.save(path)
+        value = reduce(lambda node, key: node[int(key) if key.isdigit() else key], change.split("__"),
+                       json.loads(path.read_text(encoding="utf-8")))  # fmt: skip
+        edit(path, **{change: (-np.array(value)).tolist()})
+        with pytest.raises(ValueError, match="theta_covariance is not symmetric and positive definite"):
+            type(saved).load(path, verify=False)
+    stack.save(path)
+    edit(path, posterior__covariance__0__0=-1.0)
+    with pytest.raises(ValueError, match="the covariance of its members' weights is none"):
+        Policy.load(path, verify=False)

@@ -783,6 +783,8 @@ def _read_posterior(model: Model, engine: Engine, data: dict[str, Any], sizes: d
         raise ValueError("its members have other outputs")
     if (weights <= 0).any() or abs(weights.sum() - 1) > 1e-6 or len({member.names for member in members}) > 1:
         raise ValueError("its members' weights are not positive shares, or their views differ")
+    if not np.allclose(covariance, covariance.T) or np.linalg.eigvalsh(covariance)[0] < -1e-9:
+        raise ValueError("the covariance of its members' weights is none")
     return StackedPosterior(members, weights, covariance)
 
 
