@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 from reproduction import nets
+from reproduction.paper_views import mixup_and_cutmix
 from reproduction.store import cached_arrays, fingerprint
 from vbtta import LabelSets, ViewPredictions, collect_views
-from vbtta.augment import paper_mixup_cutmix
 
 Array = NDArray[np.float64]
 _ORDERS = (0.9, 0.08, 0.02)  # shares of the variance: linear terms, products of two inputs, products of three
@@ -243,7 +243,7 @@ def _views(
     return collect_views(
         network,
         inputs.astype(np.float32),
-        paper_mixup_cutmix(pool.astype(np.float32), _ALPHAS),
+        mixup_and_cutmix(pool.astype(np.float32), _ALPHAS),
         draws=draws,
         batch_size=2000,
         seed=100 * setting.seed + stream,

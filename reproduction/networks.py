@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reproduction.paper_views import mixup_and_cutmix
 from reproduction.pretrained import FineTuned, PretrainedConfig, fine_tune
 from reproduction.pretrained import digest as pretrained_digest
 from reproduction.records import Places
@@ -18,7 +19,7 @@ from reproduction.samples import OneSplitConfig, Sample, SampleConfig, draw_samp
 from reproduction.store import exclusive, fingerprint
 from reproduction.training import ImageNetwork, TrainingConfig, train, unit_images
 from vbtta import ViewPredictions, collect_views
-from vbtta.augment import Augmentation, Identity, Pool, paper_mixup_cutmix
+from vbtta.augment import Augmentation, Identity
 
 _FORMAT = 2  # part of the name of cached predictions: raise it when they would differ
 _POOL = 2000  # training images that mixup and cutmix mix in
@@ -191,7 +192,7 @@ def trained_network(config: SampleConfig, network: NetworkConfig | PretrainedCon
 def paper_views(setup: ImageSetup, places: Places) -> PaperViews:
     """Train the network of a setup and predict both held-out parts under the paper's views, or read the cache."""
     trained = trained_network(setup.sample, setup.network, places)
-    views = [Identity(), *paper_mixup_cutmix(Pool(trained.pool))]
+    views = [Identity(), *mixup_and_cutmix(trained.pool)]
     sample, seed = trained.sample, setup.sample.seed
     calibration = trained.views(sample.calibration, views, draws=setup.draws, seed=2 * seed)
     return PaperViews(sample, calibration, trained.views(sample.test, views, draws=setup.draws, seed=2 * seed + 1))

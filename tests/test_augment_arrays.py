@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -30,7 +31,6 @@ from vbtta.augment import (
     apply_view,
     as_view,
     as_views,
-    paper_mixup_cutmix,
 )
 
 SMALLEST_P = 1e-4  # the streams are fixed by their seeds, so a test that passes once passes always
@@ -177,13 +177,6 @@ def test_built_in_views_follow_the_protocol_and_pickle():
     assert GaussianNoise(0.05).name == "noise(0.05)"
 
 
-def test_the_papers_set_shares_one_pool():
-    views = paper_mixup_cutmix(np.zeros((4, 2)))
-    assert len(views) == 6
-    assert len({id(view.pool) for view in views}) == 1  # type: ignore[attr-defined]
-    assert all(view.stochastic for view in views)
-
-
 def test_functions_become_views():
     def negate(batch):
         return -batch
@@ -301,24 +294,13 @@ def test_wrong_types_are_named(make, message):
         make()
 
 
-def test_pools_are_equal_by_content_and_checked_by_hash(tmp_path):
+def test_pools_are_equal_by_content_and_no_tables():
     rows = np.arange(6.0).reshape(3, 2)
-    saved = Pool.save(rows, tmp_path / "pool.npy")
-    assert saved == Pool(rows)
-    assert saved == Pool(torch.from_numpy(rows))
-    assert saved != Pool(rows + 1)
-    assert Pool.load(saved.path, saved.sha256) == saved
+    assert Pool(rows) == Pool(torch.from_numpy(rows))
+    assert Pool(rows) != Pool(rows + 1)
     assert repr(Pool(rows)) == "Pool((3, 2))"
-    np.save(tmp_path / "pool.npy", rows + 1)
-    with pytest.raises(ValueError, match="not the pool these views were made with"):
-        Pool.load(tmp_path / "pool.npy", saved.sha256)
-    with pytest.raises(FileNotFoundError, match=r"pool file .* not found"):
-        Pool.load(tmp_path / "none.npy")
-    with pytest.raises(ValueError, match=r"saved as a \.npy file"):
-        Pool.save(rows, tmp_path / "pool.csv")
-    (tmp_path / "text.npy").write_text("not an array")
-    with pytest.raises(ValueError, match="is not usable"):
-        Pool.load(tmp_path / "text.npy")
+    with pytest.raises(TypeError, match="pool is a table, whose columns may differ from those of the inputs"):
+        Mixup(0.5, pd.DataFrame(rows, columns=["b", "a"]))
 
 
 def test_array_views_need_no_torch_and_image_views_name_the_pip_command():
@@ -329,7 +311,7 @@ sys.modules["torch"] = None
 import numpy as np
 import vbtta.augment as augment
 from vbtta._support.random import RowStreams
-view = augment.paper_mixup_cutmix(np.ones((2, 2)))[0]
+view = augment.Mixup(0.5, np.ones((2, 2)))
 assert view(np.zeros((1, 2)), RowStreams(0, view.name, 0, [0])).shape == (1, 2)
 assert augment.views_from_dict({"views": [{"view": "Identity"}]})
 for attempt in (augment.HorizontalFlip, lambda: augment.Gamma(2.0), augment.flips):

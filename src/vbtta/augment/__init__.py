@@ -23,12 +23,12 @@ from vbtta.augment.images import (
 )  # fmt: skip
 from vbtta.augment.keypoints import Keypoints, keypoint_views
 from vbtta.augment.serial import load_views, save_views, views_from_dict, views_to_dict
-from vbtta.augment.sets import d4, five_crop, flips, paper_mixup_cutmix, standard_images, volume_flips
+from vbtta.augment.sets import d4, five_crop, flips, standard_images, volume_flips
 
 __all__ = [
     "Affine", "Augmentation", "Blur", "Brightness", "Chain", "Contrast", "Crop", "CutMix",
     "FeatureDropout", "Flip", "Gamma", "GaussianNoise", "HorizontalFlip", "Identity", "Keypoints", "Mixup", "Pool",
     "Rotate", "Rotate90", "RowStreams", "Shift", "VerticalFlip", "Zoom", "apply_view", "as_view", "as_views", "d4",
-    "five_crop", "flips", "invert_view", "keypoint_views", "load_views", "paper_mixup_cutmix", "save_views",
+    "five_crop", "flips", "invert_view", "keypoint_views", "load_views", "save_views",
     "standard_images", "views_from_dict", "views_to_dict", "volume_flips",
 ]  # fmt: skip

@@ -3,17 +3,14 @@
 __all__ = ["Affine", "CutMix", "FeatureDropout", "GaussianNoise", "Identity", "Mixup", "Pool"]
 
 import hashlib
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vbtta._support.files import atomic_path
 from vbtta._support.fingerprints import array_digest
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, is_tensor, like, to_array, where
@@ -135,56 +132,29 @@ class FeatureDropout(BuiltIn, label="dropout", stochastic=True):
 class Pool:
     """Rows (P, ...) that mixup and cutmix mix in, shaped like those of a batch: usually the training inputs.
 
-    Only rows of a file can be written into a file of views: `path` and `sha256` are its path and hash, or None.
+    Views share them. They are an array or a tensor: of a table give the columns of floating-point numbers, in the order
+    of the inputs' own.
 
     Examples
     --------
     >>> pool = Pool(np.eye(3))
-    >>> len(pool), pool.path
-    (3, None)
+    >>> len(pool), pool
+    (3, Pool((3, 3)))
     """
 
     def __init__(self, rows: Any) -> None:
+        if hasattr(rows, "columns"):
+            remedy = "give the inputs' columns of floats as an array, pool[columns].to_numpy()"
+            raise TypeError(f"pool is a table, whose columns may differ from those of the inputs; {remedy}.")
         self.rows = rows if is_tensor(rows) else np.asarray(rows)
-        self.path: Path | None = None
-        self.sha256: str | None = None
         shape = tuple(self.rows.shape)
         if len(shape) < 2 or shape[0] == 0:
             raise ValueError(f"pool must be (P, ...); one feature is a last axis of 1; got shape {shape}.")
 
     @classmethod
     def of(cls, source: Any) -> "Pool":
-        """Make a pool of an array, a tensor or the path of a .npy file; a pool stays as it is."""
-        if isinstance(source, cls):
-            return source
-        return cls.load(source) if isinstance(source, (str, os.PathLike)) else cls(source)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], sha256: str | None = None) -> "Pool":
-        """Open a .npy file (mapped, not read into memory), and check its hash if one is given."""
-        file = Path(path)
-        if not file.is_file():
-            raise FileNotFoundError(f"pool file {file} not found; give the path of the .npy file with the pool.")
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        if sha256 is not None and digest != sha256:
-            remedy = "restore that file, or remove sha256 to accept this one"
-            raise ValueError(f"pool file {file} is not the pool these views were made with (by sha256): {remedy}.")
-        try:
-            pool = cls(np.load(file, mmap_mode="r", allow_pickle=False))
-        except ValueError as error:
-            raise ValueError(f"pool file {file} is not usable: {error}") from error
-        pool.path, pool.sha256 = file, digest
-        return pool
-
-    @classmethod
-    def save(cls, rows: Any, path: str | os.PathLike[str]) -> "Pool":
-        """Write the rows to a .npy file and return the pool that refers to it."""
-        if Path(path).suffix != ".npy":
-            raise ValueError(f"a pool is saved as a .npy file; got {path}.")
-        with atomic_path(path) as temporary, temporary.open("wb") as stream:
-            np.save(stream, to_array(rows), allow_pickle=False)
-        return cls.load(path)
+        """Make a pool of an array or a tensor; a pool stays as it is."""
+        return source if isinstance(source, cls) else cls(source)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -196,8 +166,7 @@ class Pool:
         return hash(tuple(self.rows.shape))
 
     def __repr__(self) -> str:
-        source = "" if self.path is None else f", {str(self.path)!r}"
-        return f"Pool({tuple(self.rows.shape)}{source})"
+        return f"Pool({tuple(self.rows.shape)})"
 
     def take(self, index: np.ndarray[Any, Any], batch: Batch) -> Any:
         """Take the rows `index`, (N,), in the type, precision and device of the batch."""
@@ -236,8 +205,8 @@ class Mixing(BuiltIn, stochastic=True):
 class Mixup(Mixing, label="mixup"):
     """Move each row towards a row of the pool: (1 - lambda) x + lambda x*, lambda ~ Beta(alpha, alpha).
 
-    The paper uses an alpha of 0.1, 0.5 and 0.9. x* is drawn from `pool`: an array or tensor (P, ...), the path of a
-    .npy file, or a :class:`Pool`.
+    The paper uses an alpha of 0.1, 0.5 and 0.9. x* is drawn from `pool`: an array or tensor (P, ...), or a
+    :class:`Pool`.
 
     Examples
     --------

@@ -14,20 +14,21 @@ import numpy as np
 
 from vbtta._support.files import atomic_path
 from vbtta.augment import arrays, base, images, keypoints, text
-from vbtta.augment.arrays import Pool
+from vbtta.augment.arrays import Mixing
 from vbtta.augment.base import Augmentation, BuiltIn
 from vbtta.augment.foreign import as_views
 
 # Classes that files of views may name: the views in the modules' __all__.
 _MODULES = (arrays, base, images, keypoints, text)
 _PUBLIC = [getattr(module, name) for module in _MODULES for name in module.__all__]
-_KINDS: dict[str, type[BuiltIn]] = {kind.__name__: kind for kind in _PUBLIC if hasattr(kind, "full_name")}
+_BUILT_IN: list[type[BuiltIn]] = [kind for kind in _PUBLIC if hasattr(kind, "full_name")]
+_KINDS = {kind.__name__: kind for kind in _BUILT_IN if not issubclass(kind, Mixing)}
 
 
 def views_to_dict(views: Iterable[Augmentation]) -> dict[str, Any]:
     """Describe built-in views by their class and parameters, in values that TOML and JSON know.
 
-    A mixup pool must come from a file (`Pool.save`): it is described by path and hash.
+    Views that hold arrays of a user's data, as mixup its pool, are refused.
 
     Examples
     --------
@@ -38,8 +39,8 @@ def views_to_dict(views: Iterable[Augmentation]) -> dict[str, Any]:
     return {"views": [_describe(view) for view in views]}
 
 
-def views_from_dict(data: Mapping[str, Any], root: str | os.PathLike[str] | None = None) -> list[Augmentation]:
-    """Make the views that `views_to_dict` described; paths of pools start from `root`, or the working directory.
+def views_from_dict(data: Mapping[str, Any]) -> list[Augmentation]:
+    """Make the views that `views_to_dict` described.
 
     Examples
     --------
@@ -49,11 +50,11 @@ def views_from_dict(data: Mapping[str, Any], root: str | os.PathLike[str] | None
     entries = data.get("views")
     if not isinstance(entries, list) or not entries:
         raise ValueError('views must be described as a list under the key "views"; in TOML: one [[views]] each.')
-    return as_views([_build(entry, Path(root or ".")) for entry in entries])
+    return as_views([_build(entry) for entry in entries])
 
 
 def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
-    """Read views from a .toml or .json file, as `save_views` writes it; paths of pools start from the file's folder.
+    """Read views from a .toml or .json file, as `save_views` writes it.
 
     Examples
     --------
@@ -70,15 +71,13 @@ def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
         data: Any = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
         if not isinstance(data, Mapping):
             raise ValueError("the file must hold a table with the key views.")
-        return views_from_dict(data, file.parent)
+        return views_from_dict(data)
     except (ValueError, TypeError, RecursionError) as error:  # TOML and JSON errors are ValueErrors too
         raise ValueError(f"{file}: {error}") from error
 
 
 def save_views(views: Iterable[Augmentation], path: str | os.PathLike[str]) -> None:
     """Write built-in views to a .toml or .json file that `load_views` reads.
-
-    Pools in the file's folder or below are referred to by relative paths, so that the folder can move.
 
     Examples
     --------
@@ -90,7 +89,7 @@ def save_views(views: Iterable[Augmentation], path: str | os.PathLike[str]) -> N
     ['identity', 'noise(0.1)']
     """
     file = _checked(path)
-    described = [_describe(view, file.parent) for view in views]
+    described = [_describe(view) for view in views]
     if file.suffix == ".json":
         text = json.dumps({"views": described}, indent=2) + "\n"
     else:
@@ -106,40 +105,33 @@ def _checked(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _describe(view: Augmentation, root: Path | None = None) -> dict[str, Any]:
-    """Class and parameters of a view; paths of pools are relative to `root`."""
+def _describe(view: Augmentation) -> dict[str, Any]:
+    """Class and parameters of a view."""
     kind = type(view).__name__
     if not isinstance(view, BuiltIn) or kind not in _KINDS:
-        remedy = "keep the Python code that makes it"
-        raise TypeError(f"view {view.name} ({kind}) is not a built-in view and cannot be written to a file; {remedy}.")
+        reason = "has a pool" if isinstance(view, Mixing) else "is not a built-in view"
+        remedy = "and cannot be written to a file; keep the Python code that makes it"
+        raise TypeError(f"view {view.name} ({kind}) {reason} {remedy}.")
     entry: dict[str, Any] = {"view": kind}
     for item in fields(view):
         value = getattr(view, item.name)
         if item.init and value is not None and (item.name != "name" or value != view.full_name()):
-            entry[item.name] = _plain(value, view, root)
+            entry[item.name] = _plain(value)
     return entry
 
 
-def _plain(value: Any, view: BuiltIn, root: Path | None) -> Any:
+def _plain(value: Any) -> Any:
     """Bring a parameter to numbers, strings, lists and dictionaries."""
-    if isinstance(value, Pool):
-        if value.path is None:
-            raise ValueError(f"view {view.name} has a pool in memory: write it to a file by Pool.save(rows, path).")
-        path = value.path
-        if root is not None:
-            path, folder = path.resolve(), root.resolve()
-            path = path.relative_to(folder) if path.is_relative_to(folder) else path
-        return {"path": path.as_posix(), "sha256": value.sha256}
     if isinstance(value, Augmentation):
-        return _describe(value, root)
+        return _describe(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, tuple):
-        return [_plain(part, view, root) for part in value]
+        return [_plain(part) for part in value]
     return value
 
 
-def _build(entry: Any, root: Path) -> BuiltIn:
+def _build(entry: Any) -> BuiltIn:
     """The view that an entry describes."""
     if not isinstance(entry, Mapping) or "view" not in entry:
         raise ValueError(f'each view needs the key "view" with the name of its class; got {entry!r}.')
@@ -152,14 +144,8 @@ def _build(entry: Any, root: Path) -> BuiltIn:
     unknown = sorted(set(parameters) - known)
     if unknown:
         raise ValueError(f"view {kind} has no parameter {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
-    if "pool" in parameters:
-        pool = parameters["pool"]
-        described = {"path": pool} if isinstance(pool, str) else pool
-        if not isinstance(described, Mapping) or "path" not in described:
-            raise ValueError(f"a pool is described by path and sha256; got {described!r}.")
-        parameters["pool"] = Pool.load(root / described["path"], described.get("sha256"))
     if "views" in parameters:
-        parameters["views"] = tuple(_build(part, root) for part in parameters["views"])
+        parameters["views"] = tuple(_build(part) for part in parameters["views"])
     try:
         return view_class(**parameters)
     except TypeError as error:

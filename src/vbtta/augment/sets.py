@@ -1,13 +1,12 @@
 """Common sets of views."""
 
-__all__ = ["d4", "five_crop", "flips", "paper_mixup_cutmix", "standard_images", "volume_flips"]
+__all__ = ["d4", "five_crop", "flips", "standard_images", "volume_flips"]
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
 
 from vbtta.augment import images
-from vbtta.augment.arrays import CutMix, Identity, Mixup, Pool
+from vbtta.augment.arrays import Identity
 from vbtta.augment.base import BuiltIn, Chain
 from vbtta.augment.images import HorizontalFlip, Rotate90, VerticalFlip
 
@@ -58,21 +57,6 @@ def five_crop(scale: float = 0.875) -> list[BuiltIn]:
     ['crop(top_left,0.5)', 'crop(top_right,0.5)']
     """
     return [images.Crop(position, scale) for position in images.POSITIONS]
-
-
-def paper_mixup_cutmix(pool: Any, alphas: Sequence[float] = (0.1, 0.5, 0.9)) -> list[BuiltIn]:
-    """List the views of the paper's experiment on artificial data: mixup and cutmix at three strengths, no identity.
-
-    `pool` are the training inputs, as in :class:`Mixup`; `alphas` are parameters of the Beta distributions.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> [view.name for view in paper_mixup_cutmix(np.zeros((10, 3)))]
-    ['mixup(0.1)', 'mixup(0.5)', 'mixup(0.9)', 'cutmix(0.1)', 'cutmix(0.5)', 'cutmix(0.9)']
-    """
-    shared = Pool.of(pool)
-    return [kind(alpha, shared) for kind in (Mixup, CutMix) for alpha in alphas]
 
 
 def standard_images(*, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> list[BuiltIn]:
