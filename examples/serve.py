@@ -17,8 +17,9 @@ def make_app(network: Any, views: Any, policy: Any, calibration: ViewPredictions
 
     @app.post("/predict")
     async def predict(inputs: list[Any]) -> Any:  # one input, as nested lists
-        if (values := np.array(inputs, dtype=object)).shape != shape:
-            raise HTTPException(422, f"one input has the shape {shape}")
+        values = np.array(inputs, dtype=object)  # checked here, so that a bad request fails alone
+        if values.shape != shape or not all(isinstance(v, int | float) and abs(v) < 1e30 for v in values.flat):
+            raise HTTPException(422, f"one input is finite numbers of the shape {shape}")
         waiting[(number := id(inputs))] = values.astype(np.float32)
         async with turn:  # who comes first computes for all that wait; others join meanwhile
             if number in waiting:

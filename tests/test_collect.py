@@ -1,6 +1,7 @@
 """collect_views: the same numbers whatever the batches, one batch of memory, errors that name view and row."""
 
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from vbtta.augment import (
     FeatureDropout,
     Gamma,
     GaussianNoise,
+    HorizontalFlip,
     Identity,
     Mixup,
     Pool,
@@ -111,6 +113,12 @@ def test_fingerprints_tell_parameters_apart(inputs):
     assert view_fingerprint(as_view(lambda x: 2 * x, name="double")) == "-"
 
 
+def test_partial_functions_are_told_apart_by_their_arguments():
+    prints = [view_fingerprint(as_view(partial(np.roll, shift=n, axis=1), name="roll")) for n in (1, 1, 2)]
+    assert prints[0] == prints[1] != prints[2]
+    assert view_fingerprint(as_view(partial(np.roll, shift=lambda: 1), name="roll")) == "-"
+
+
 def test_memory_is_the_result_and_one_batch():
     """20,000 images under 16 views: below twice the output plus one batch."""
     images = np.zeros((20_000, 1, 16, 16), dtype=np.float32)
@@ -194,7 +202,7 @@ def test_bad_input_is_named(network, inputs):
         collect_views(network, DataLoader(rows, sampler=DistributedSampler(rows, 1, 0)), identity)
     with pytest.raises(TypeError, match=r"list of numbers.*np\.asarray"):
         collect_views(network, inputs.tolist(), identity)
-    with pytest.raises(TypeError, match=r"batch is a dict of several: apply it to a part"):
+    with pytest.raises(TypeError, match=r"batch is a dict: apply it to a part by key="):
         collect_views(network, {"image": inputs, "other": inputs}, [GaussianNoise(0.1)])
     with pytest.raises(ValueError, match="the table has no column of floats"):
         collect_views(lambda x: x.a, pd.DataFrame({"a": np.arange(3)}), [GaussianNoise(0.1)])
@@ -211,6 +219,47 @@ def test_bad_input_is_named(network, inputs):
     for options in ({"draws": 0}, {"keep_draws": -1}, {"batch_size": 0}, {"variance": "exact"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             collect_views(network, inputs, identity, **options)
+
+
+def test_ids_of_a_series_are_paired_by_the_index_of_the_inputs(network, inputs):
+    table = pd.DataFrame(inputs[:3], index=["p", "q", "r"])
+    ids = pd.Series(["c", "b", "a"], index=["r", "q", "p"])
+    np.testing.assert_array_equal(collect_views(network, table, [Identity()], ids=ids).ids, ["a", "b", "c"])
+    by_row = collect_views(network, inputs[:3], [Identity()], ids=ids.reset_index(drop=True))
+    np.testing.assert_array_equal(by_row.ids, ["c", "b", "a"])
+    with pytest.raises(ValueError, match=r"ids has a pandas index .* but the inputs have no ids; .*ids\.to_numpy"):
+        collect_views(network, inputs[:3], [Identity()], ids=ids)
+
+
+def test_modules_take_tables_of_numbers(network, inputs):
+    table = pd.DataFrame(inputs)
+    views = [Identity(), GaussianNoise(0.1)]
+    found = collect_views(network, table, views).outputs
+    np.testing.assert_allclose(found, collect_views(network, inputs, views).outputs)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"image": np.zeros((2, 6), "f4"), "n": np.ones(2)}, "take the parts image, n; give one of them, or .*, input"),
+        (["two", "texts"], "take a list of str; make one tensor of it"),
+        (pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]}), "take a DataFrame; make one tensor"),
+        (np.zeros((2, 6), np.uint8), "take uint8 inputs; convert them, images as batch / 255"),
+    ],
+    ids=["dict", "texts", "table", "uint8"],
+)
+def test_what_a_module_does_not_take_is_named_with_a_remedy(batch, message):
+    with pytest.raises(TypeError, match=f"the module does not {message}") as caught:
+        collect_views(nn.Linear(6, 2), batch, [Identity()])
+    assert "\n" not in str(caught.value)
+
+
+def test_images_of_pillow_are_refused_with_a_remedy():
+    image = pytest.importorskip("PIL.Image").new("L", (8, 8))
+    with pytest.raises(TypeError, match=r"view hflip takes arrays; the batch is a list of Image: make one array of it"):
+        collect_views(lambda batch: batch, [image, image], [HorizontalFlip()])
+    with pytest.raises(TypeError, match="the module does not take a list of Image"):
+        collect_views(nn.Flatten(), [image, image], [Identity(), Brightness(0.1)])
 
 
 def test_a_policy_refuses_other_outputs_and_other_parameters(inputs):

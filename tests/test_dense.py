@@ -7,6 +7,7 @@ from typing import Any
 
 import kornia
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import ttach
@@ -406,6 +407,7 @@ def nan_inside(batch):
             {"targets": np.eye(3, dtype=int)[np.zeros((4, 12, 16), int)].transpose(0, 3, 1, 2)},
             r"one-hot: give .*argmax",
         ),
+        ({"ids": pd.Series(list("abcd"), index=[3, 2, 1, 0])}, r"but the inputs have no ids; .*ids\.to_numpy"),
         ({"targets": np.full((4, 12, 16), 0.5)}, r"not class numbers; a regression takes one map, output="),
     ],
 )

@@ -361,6 +361,8 @@ def test_double_inputs_are_cast_as_by_collect_views(images, views):
 
 def test_arguments_of_the_wrong_kind_are_refused_in_one_line(images, views):
     net, policy = network(CLASSES), classification_policy([view.name for view in views])
+    with pytest.raises(TypeError, match=r"takes tensors, or dicts or tuples of them; use .*torch\.stack"):
+        TTAModule(net, views, policy)(list(images))
     with pytest.raises(TypeError, match=r"policy must be a Policy; got str\. Read a file with Policy\.load"):
         TTAModule(net, views, "policy.json")
     x = collect_views(net, images, views)

@@ -23,7 +23,7 @@ from vbtta.augment.arrays import GaussianNoise
 from vbtta.augment.base import Augmentation, apply_view, part_of, reorder_classes
 from vbtta.augment.foreign import as_views
 from vbtta.augment.keypoints import Keypoints
-from vbtta.data.labels import Array, index_of
+from vbtta.data.labels import Array, by_id, index_of
 from vbtta.data.predictions import ViewPredictions
 
 
@@ -79,8 +79,9 @@ def collect_views(
     view_list = as_views(views)
     adapted = as_predictor(predictor, output)
     batches, n_rows = batches_of(inputs, batch_size)
-    if ids is None and hasattr(inputs, "iloc") and inputs.index.nlevels == 1 and inputs.index.is_unique:
-        ids = index_of(inputs, "inputs")
+    indexed = hasattr(inputs, "iloc") and inputs.index.nlevels == 1 and inputs.index.is_unique
+    index = index_of(inputs, "inputs") if indexed else None
+    ids = index if ids is None else by_id(ids, index, "ids", "the inputs")
     collector = Collector(adapted, view_list, draws, seed, delta=variance == "delta", keep_draws=keep_draws, key=key)
     gathered: tuple[list[Array], list[Array], list[Array]] = ([], [], [])
     start = 0
@@ -241,6 +242,8 @@ class Collector:
         if not ranges:
             return
         images = part_of(batch, self.key)
+        if not hasattr(images, "min"):
+            return
         low, high = float(images.min()), float(images.max())
         clipped = [name for name, limits in ranges.items() if low < limits[0] - 1e-3 or high > limits[1] + 1e-3]
         if clipped:

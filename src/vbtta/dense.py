@@ -17,7 +17,7 @@ from vbtta.adapters.base import Output, as_predictor
 from vbtta.augment.base import Augmentation, apply_view, check_invertible, invert_view, is_partial, part_of
 from vbtta.augment.foreign import as_views
 from vbtta.collect import Collector, check_options
-from vbtta.data.labels import Array, LabelSets, class_positions
+from vbtta.data.labels import Array, LabelSets, by_id, class_positions
 from vbtta.data.predictions import ViewPredictions
 
 
@@ -78,7 +78,7 @@ def collect_dense(
     adapted = as_predictor(predictor, output)
     collector = _MapCollector(adapted, view_list, draws, seed, key=key)
     truth = _Targets(targets, [] if ignore is None else np.atleast_1d(ignore).tolist(), raters, ids)
-    names = np.arange(len(truth)) if ids is None else np.asarray(ids)
+    names = np.arange(len(truth)) if ids is None else np.asarray(by_id(ids, None, "ids", "the inputs"))
     if names.shape != (len(truth),):
         raise ValueError(f"ids must be {len(truth)}, one a target; got shape {names.shape}")
     batches, n_inputs = batches_of(inputs, batch_size) if not isinstance(inputs, list) else (None, len(inputs))
@@ -200,7 +200,9 @@ class _Targets:
         """Values (R, P) of an input's raters, where they are labels, and the raters among `people`."""
         values, name = to_array(self.maps[row]), self.name(row)
         if values.shape[-len(size) :] != size or values.ndim not in (len(size), len(size) + 1):
-            raise ValueError(f"{name} has shape {values.shape} for inputs {size}; only raters may be an axis more")
+            raise ValueError(
+                f"{name} has shape {values.shape} for inputs {size}, channels first; only raters may be an axis more"
+            )
         if values.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be numbers; got {values.dtype}")
         values = values.reshape(-1, int(np.prod(size)))

@@ -442,8 +442,9 @@ class TTAModule(nn.Module):
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse arrays and tensors of another device."""
-        if isinstance(batch, np.ndarray):
-            raise TypeError("TTAModule takes tensors; use torch.from_numpy(batch), or collect_views for arrays")
+        if isinstance(batch, np.ndarray | list):
+            remedy = "torch.from_numpy(batch) or torch.stack(batch), or collect_views for anything else"
+            raise TypeError(f"TTAModule takes tensors, or dicts or tuples of them; use {remedy}")
         device = next((tensor.device for tensor in self.network.parameters()), self._device)
         if device != self._device:
             raise ValueError(f"the network is on {device}, its policy on {self._device}: move the TTAModule by .to()")

@@ -51,8 +51,12 @@ def test_answers_are_those_of_the_policy(parts, kind, tmp_path):
         answer = client.post("/predict", json=image.tolist()).json()
         assert answer["label"] == expected["label"][row]
         assert answer["proba_bee"] == pytest.approx(expected["proba_bee"][row], abs=1e-5)
-    wrong = client.post("/predict", json=[[1.0, 2.0]])
-    assert (wrong.status_code, wrong.json()["detail"]) == (422, "one input has the shape (1, 12, 12)")
+    message = "one input is finite numbers of the shape (1, 12, 12)"
+    texts, infinite = np.full(SHAPE, "a").tolist(), torch.zeros(SHAPE).tolist()
+    infinite[0][0][0] = 1e39  # beyond single precision
+    for bad in ([[1.0, 2.0]], [[1.0], [2.0, 3.0]], texts, infinite):
+        wrong = client.post("/predict", json=bad)
+        assert (wrong.status_code, wrong.json()["detail"]) == (422, message)
 
 
 def test_drift_of_live_inputs(parts):

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ def view_fingerprint(view: object) -> str:
     """Twelve hexadecimal digits for a view's class and parameters, without its name.
 
     A pool counts by its rows, a dataclass by its fields, another library's transform by its repr and its tensors if
-    these show its parameters. A function or a module of your own has the fingerprint "-", which matches any other.
+    these show its parameters, a `functools.partial` by its function's name and arguments. A function or a module of
+    your own has the fingerprint "-", which matches any other.
     """
     text = json.dumps(described := describe(view), sort_keys=True)
     return UNKNOWN if described is None else hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -60,6 +62,8 @@ def describe(value: Any) -> Any:
         return value
     if is_instance(value, "torch.nn", "Module"):
         return _describe_module(value)
+    if isinstance(value, partial):
+        return describe([getattr(value.func, "__qualname__", None), list(value.args), value.keywords])
     if is_dataclass(value) and not isinstance(value, type):
         return describe_fields(value, type(value).__qualname__)
     return _complete_repr(value)

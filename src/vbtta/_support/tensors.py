@@ -178,8 +178,8 @@ def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]
         ), n_rows
     if isinstance(inputs, str | bytes) or not hasattr(inputs, "__iter__"):
         raise TypeError(
-            "inputs must be an array, a tensor, a list of rows, a dict or tuple of them, a DataLoader or an iterator "
-            f"of batches; got {type(inputs).__name__}"
+            "inputs must be an array, a tensor, a list of rows, a dict or tuple of them, a DataLoader (of a data set) "
+            f"or an iterator of batches; got {type(inputs).__name__}"
         )
     if isinstance(given, list):
         raise TypeError(

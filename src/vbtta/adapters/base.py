@@ -167,15 +167,10 @@ class EstimatorPredictor(Adapter):
         """The features without labels; a table of numbers as an array, so that views can work on it."""
         if isinstance(batch, tuple | list) and not isinstance(batch, RowList) and batch:
             batch = batch[0] if hasattr(batch[0], "shape") or isinstance(batch[0], RowList) else batch
-        if hasattr(batch, "to_pandas"):  # polars, Arrow
-            batch = batch.to_pandas()
-        if hasattr(batch, "columns"):
-            columns = list(batch.columns)
-            if self.features is not None and columns != self.features:
-                raise ValueError(f"inputs have the columns {columns}; the estimator was fitted to {self.features}")
-            kinds = {getattr(kind, "kind", "O") for kind in batch.dtypes}
-            return batch.to_numpy(dtype=float if len(kinds) > 1 else None) if kinds <= set("fiub") else batch
-        return to_array(batch) if is_tensor(batch) else batch
+        columns = list(getattr(batch, "columns", self.features or ()))
+        if self.features is not None and columns != self.features:
+            raise ValueError(f"inputs have the columns {columns}; the estimator was fitted to {self.features}")
+        return to_array(batch) if is_tensor(batch) else numbers_of(batch)
 
     def __call__(self, batch: Batch) -> Array:
         """Outputs (B, C): log probabilities, decision values or predictions."""
@@ -298,6 +293,15 @@ def select_output(raw: Any, output: Output) -> Any:
     if output not in parts:
         raise ValueError(f"output={output!r} is not among what the model returns: {keys}")
     return parts[output]
+
+
+def numbers_of(table: Any) -> Any:
+    """A table of numbers as an array, so that views can work on it; other tables as pandas', anything else as it is."""
+    if not hasattr(table, "columns"):
+        return table
+    table = table.to_pandas() if hasattr(table, "to_pandas") else table  # polars, Arrow
+    kinds = {getattr(kind, "kind", "O") for kind in table.dtypes}
+    return table.to_numpy(dtype=float if len(kinds) > 1 else None) if kinds <= set("fiub") else table
 
 
 def as_columns(outputs: Any, batch: Batch) -> Any:

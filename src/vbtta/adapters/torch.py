@@ -14,7 +14,7 @@ import numpy as np
 
 from vbtta._support.checks import missing_extra
 from vbtta._support.tensors import Batch, RowList
-from vbtta.adapters.base import Adapter, Output, as_columns, select_output, to_outputs
+from vbtta.adapters.base import Adapter, Output, as_columns, numbers_of, select_output, to_outputs
 from vbtta.data.labels import Array
 
 try:
@@ -88,6 +88,7 @@ class TorchPredictor(Adapter):
         return batch[: self.accepted]
 
     def _tensor(self, values: Any) -> Any:
+        values = numbers_of(values)
         if isinstance(values, RowList):
             if not all(isinstance(entry, Tensor) and entry.shape == values[0].shape for entry in values):
                 return values  # texts and ragged rows are left to the module
@@ -106,15 +107,28 @@ def call_module(module: nn.Module, batch: Batch, needed: set[str], keywords: set
         named = dict(batch) if keywords is None else {key: part for key, part in batch.items() if key in keywords}
         if len(named) == len(batch) or (named and needed <= set(named)):
             return module(**named)
-    if isinstance(batch, tuple):
-        return module(*batch)
-    if not isinstance(batch, Tensor) or batch.is_floating_point() or torch.compiler.is_compiling():
-        return module(batch)
+    arguments = batch if isinstance(batch, tuple) else (batch,)
+    if torch.compiler.is_compiling() or (isinstance(batch, Tensor) and batch.is_floating_point()):
+        return module(*arguments)
+    expected = (RuntimeError,) if isinstance(batch, Tensor) else (AttributeError, TypeError)
     try:
-        return module(batch)
-    except RuntimeError as error:
-        kind = str(batch.dtype).removeprefix("torch.")
-        raise TypeError(f"the module does not take {kind} inputs; convert them, images as batch / 255") from error
+        return module(*arguments)
+    except expected as error:
+        reason = str(error).partition("\n")[0]
+        raise TypeError(f"the module does not take {_advice(batch, keywords)} ({reason})") from error
+
+
+def _advice(batch: Batch, keywords: set[str] | None) -> str:
+    """What a module got, and what to give it instead."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} inputs; convert them, images as batch / 255"
+    if isinstance(batch, Mapping):
+        parts = f"the parts {', '.join(map(str, batch))}; give one of them"
+        return f"{parts}, or parts named as the arguments of forward, {', '.join(sorted(keywords or ()))}"
+    if isinstance(batch, tuple):
+        return f"{len(batch)} inputs; give those of its forward alone, without labels"
+    kind = f"list of {type(batch[0]).__name__}" if isinstance(batch, list) else type(batch).__name__
+    return f"a {kind}; make one tensor of it, as torch.stack([transform(row) for row in inputs])"
 
 
 @contextmanager

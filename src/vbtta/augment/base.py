@@ -305,11 +305,10 @@ def augment(view: Augmentation, batch: Batch, rng: RowStreams | None = None, key
         key = _only_part(batch) if key is None and _is_built_in(view) else key
         if key is not None:
             return {**batch, key: augment(view, part_of(batch, key), rng)}
-    is_pandas, n_axes = hasattr(batch, "iloc"), getattr(batch, "ndim", 0)
-    if is_pandas and n_axes == 2 and _is_built_in(view):
+    if hasattr(batch, "columns") and _is_built_in(view):
         return _on_numbers(view, batch, rng)
     result = view(batch if _is_built_in(view) else copy_of(batch), rng)
-    has_rows = isinstance(batch, RowList) or (is_pandas and n_axes == 1)
+    has_rows = isinstance(batch, RowList) or (hasattr(batch, "iloc") and batch.ndim == 1)
     return RowList(result) if has_rows and type(result) in (list, tuple) else as_batch(result)
 
 
@@ -339,8 +338,10 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None, 
     except (AttributeError, TypeError):
         if not isinstance(view, BuiltIn) or not isinstance(batch, Mapping | tuple | list):
             raise
-        kind = type(batch).__name__
-        raise TypeError(f"view {view.name}: the batch is a {kind} of several: apply it to a part by key=.") from None
+        kind, remedy = type(batch).__name__, "apply it to a part by key="
+        if isinstance(batch, RowList):
+            kind, remedy = f"list of {type(batch[0]).__name__}", "make one array of it, or use as_view(f) of such lists"
+        raise TypeError(f"view {view.name} takes arrays; the batch is a {kind}: {remedy}.") from None
     n_rows = {len(leaf) for leaf in _leaves(batch)}
     for leaf in _leaves(result):
         if not hasattr(leaf, "__len__"):
@@ -526,11 +527,16 @@ def _on_numbers(view: Augmentation, table: Any, rng: RowStreams | None) -> Any:
     """A table with its floating-point columns under a view; the identity leaves any table as it is."""
     if view.name == "identity":
         return table
-    columns = [name for name, kind in table.dtypes.items() if getattr(kind, "kind", "O") == "f"]
+    kinds = zip(table.columns, table.dtypes, strict=True)
+    columns = [name for name, kind in kinds if str(kind).lower().startswith("float")]
     if not columns:
         raise ValueError(f"view {view.name} works on numbers, and the table has no column of floats; use as_view(f).")
+    values = view(np.asarray(table[columns], dtype=float), rng)
+    if hasattr(table, "with_columns"):  # polars
+        series = type(table[columns[0]])
+        return table.with_columns([series(name, column) for name, column in zip(columns, values.T, strict=True)])
     result = table.copy()
-    result[columns] = view(table[columns].to_numpy(dtype=float), rng)
+    result[columns] = values
     return result
 
 

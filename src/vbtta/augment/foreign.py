@@ -77,7 +77,8 @@ def as_view(
     if _is_from(obj, "ttach") or _crops(obj):
         raise TypeError(f"{_name_of(obj)} stands for several views; use as_views, of ttach with a Compose.")
     if not callable(obj):
-        raise TypeError(f"a view must be callable; got {type(obj).__name__}.")
+        kind = type(obj).__name__
+        raise TypeError(f"a view must be callable: a function, a transform, or as HorizontalFlip(); got {kind}.")
     view_name = name or _name_of(obj)
     if _is_from(obj, "albumentations"):
         return AlbumentationsView(view_name, obj, stochastic is not False, inverse)
