@@ -211,6 +211,19 @@ def test_labels_may_be_arrays(task: str) -> None:
     assert render_report(policy, test=(views, labels), **here) == render_report(policy, test=(views, sets), **here)
 
 
+def test_annotators_who_guess_are_named_without_a_diagnosis_too() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(3, size=(300, 1))
+    views = ViewPredictions(2 * np.eye(3)[truth] + rng.normal(size=(300, 1, 3)), names=["identity"])
+    given = np.where(rng.random((300, 3)) < [0.9, 0.8, 0.0], truth, rng.integers(3, size=(300, 3)))
+    labels = LabelSets.from_array(given, annotators=["ann", "bob", "spam"])
+    policy = fit_policy(views, labels, task="classification", model="mixture", guard=False)
+    assert "No better than guessing, by their intervals of accuracy: spam." in render_report(policy)
+    page = render_report(policy, predictions=views)
+    least_certain = policy.predict(views).entropy.argmax()  # a single view does not disagree with itself
+    assert page.index(f"Input {least_certain}:") == page.index("Input ")
+
+
 def test_one_rule_for_kept_views_and_the_guards_verdict_is_there() -> None:
     rng = np.random.default_rng(0)
     truth = rng.normal(size=2000)

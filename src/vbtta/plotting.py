@@ -96,7 +96,7 @@ def gate(features: Sequence[str], values: Array, views: Sequence[str], shares: A
 def set_sizes(share: Array) -> Any:
     """Shares of the inputs whose set has 0, 1, 2, ... classes."""
     figure, axes = _axes(2.4)
-    axes.bar(np.arange(len(share)), share, width=0.8, color=COLOURS[0])
+    axes.bar(np.arange(len(share)), share, width=max(0.8, len(share) / 60), color=COLOURS[0])
     axes.xaxis.get_major_locator().set_params(integer=True)
     return _finish(figure, "classes in the set", "share of inputs", grid="y")
 

@@ -162,9 +162,8 @@ def _raters(policy: Policy, labels: LabelSets | None) -> dict[str, Any] | None:
     if labels is not None and labels.annotator is not None:
         given = dict(zip(labels.annotator_names, np.bincount(labels.annotator, labels.count), strict=False))
         frame.insert(0, "labels", [given.get(name, 0) for name in frame.index])
-    rows = []
-    for name, values in zip(frame.index, frame.to_numpy(), strict=True):
-        rows.append((name, [(value, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}") for value in values]))
+    cells = [[(v, f"{v:,.0f}" if v >= 1000 else f"{round(v, 12):.3g}") for v in values] for values in frame.to_numpy()]
+    rows = list(zip(frame.index, cells, strict=True))
     return {"titles": list(frame.columns), "rows": rows, "more": len(policy.annotators.names) - len(frame)}
 
 
@@ -210,11 +209,11 @@ def _label(labels: LabelSets, views: ViewPredictions, place: Any) -> str:
 
 
 def _disputed(policy: Policy, views: ViewPredictions, most: int = 4) -> Array:
-    """Inputs the views disagree most about."""
+    """Inputs the views disagree most about, and of a single view those it is least certain of."""
     views = views.take(slice(0, 5000))
     prediction = policy.predict(views)
     if isinstance(prediction, CategoricalPrediction):
-        return np.argsort(-prediction.mutual_information, kind="stable")[:most]
+        return np.lexsort((-prediction.entropy, -prediction.mutual_information))[:most]
     used = [name for name in policy.names if name in views.names]
     return np.argsort(-views.select(used).outputs.std(axis=1).sum(axis=1), kind="stable")[:most]
 
