@@ -142,7 +142,7 @@ def from_plain(kind: Any, data: Any, sizes: dict[str, int] | None = None) -> Any
     """The value of a type, from what :func:`to_plain` made of it; raises ValueError where it does not fit.
 
     Arrays may be of a shape, as `Annotated[Array, "K C"]` (alternatives are separated by a bar); `sizes` has the
-    lengths of the axes, and takes those that are met first.
+    lengths of the axes, and takes those that are met first. Functions after the shape refuse other arrays.
     """
     sizes = {} if sizes is None else sizes
     if hasattr(kind, "from_dict"):
@@ -152,7 +152,10 @@ def from_plain(kind: Any, data: Any, sizes: dict[str, int] | None = None) -> Any
         options = [option for option in get_args(kind) if option is not type(None)]
         return None if data is None else from_plain(options[0], data, sizes)
     if origin is Annotated:
-        return _shaped(_array(data), kind.__metadata__[0], sizes)
+        array = _shaped(_array(data), kind.__metadata__[0], sizes)
+        for check in kind.__metadata__[1:]:
+            check(array)
+        return array
     if origin is np.ndarray:
         return _array(data)
     if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import special
 
 from vbtta.data.labels import Array
-from vbtta.inference.linalg import cholesky
+from vbtta.inference.linalg import check_covariance, check_positive, cholesky
 from vbtta.inference.linalg import inverse as inverse_of
 
 PROFILE_GRID = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 40)])  # of a dropped view's profile likelihood
@@ -32,9 +32,9 @@ class PoolUncertainty(NamedTuple):
     """Laplace approximation of a latent pool v under a weakened prior, for intervals."""
 
     centre: Annotated[Array, "K"]  # the mode
-    covariance: Annotated[Array, "K K"]  # zero for weights held at 0
+    covariance: Annotated[Array, "K K", check_covariance]  # zero for weights held at 0
     slope: Annotated[Array, "K"]  # gradient at an active bound v_k = 0; 0 where the weight is free
-    stiffness: Annotated[Array, "K"]  # curvature there
+    stiffness: Annotated[Array, "K", check_positive]  # curvature there
     n_groups: int = 0  # 0 if instances are independent
 
     @classmethod
@@ -242,6 +242,7 @@ def pool_uncertainty(
         efficient[:, free] = -quadratic[np.ix_(~free, free)] @ inverse
         forces /= np.maximum(_forms(efficient, variance) / forces[1], 1)
         inverse = inverse @ variance[np.ix_(free, free)] @ inverse
+        inverse = 0.5 * (inverse + inverse.T)
     covariance[np.ix_(inside, inside)] = inverse[: len(inside), : len(inside)]
     slope, stiffness = np.zeros(K), np.ones(K)
     slope[pool == 0], stiffness[pool == 0] = forces

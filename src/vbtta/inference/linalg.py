@@ -14,6 +14,20 @@ TAIL_DOF = 2.0  # degrees of freedom of Student t priors
 TOO_LARGE = "numbers beyond the range of a float came up in the fit: rescale predictions and labels to sizes near 1"
 
 
+def check_covariance(matrix: Array) -> None:
+    """Refuse matrices (..., C, C) that are not symmetric and positive semi-definite, beyond rounding."""
+    scaled = matrix / max(np.abs(matrix).max(initial=0), 1e-300)
+    asymmetry = np.abs(scaled - np.swapaxes(scaled, -1, -2)).max(initial=0)
+    if asymmetry > 1e-6 or np.linalg.eigvalsh(scaled).min(initial=0) < -1e-6:
+        raise ValueError("the matrix is not symmetric and positive semi-definite")
+
+
+def check_positive(values: Array) -> None:
+    """Refuse numbers that are not positive."""
+    if not (values > 0).all():
+        raise ValueError("numbers must be positive")
+
+
 def cholesky(matrix: Array) -> Array:
     """Cholesky factors (..., C, C); of matrices that rounding made indefinite, with the smallest ridge that helps."""
     if not np.isfinite(matrix).all():
@@ -32,12 +46,6 @@ def cholesky(matrix: Array) -> Array:
 
 def inverse(matrix: Array) -> Array:
     """Inverses of positive definite matrices (..., C, C), which rounding may have made singular."""
-    try:
-        inverted = np.asarray(np.linalg.inv(matrix))
-        if np.isfinite(inverted).all():
-            return inverted
-    except np.linalg.LinAlgError:
-        pass
     root = np.linalg.inv(cholesky(matrix))
     return np.asarray(np.swapaxes(root, -1, -2) @ root)
 
@@ -55,11 +63,9 @@ def inverse_and_log_det(matrix: Array) -> tuple[Array, Array]:
         inverted[..., 0, 0], inverted[..., 1, 1] = 1 / (first * left), 1 / (second * left)
         inverted[..., 0, 1] = inverted[..., 1, 0] = -correlation / (size * left)
         return inverted, np.log(first) + np.log(second) + np.log(left)
-    with np.errstate(divide="ignore"):
-        inverted, log_det = inverse(matrix), np.linalg.slogdet(matrix)[1]
-    if not np.isfinite(log_det).all():  # singular by rounding
-        log_det = -np.linalg.slogdet(inverted)[1]
-    return 0.5 * (inverted + np.swapaxes(inverted, -1, -2)), log_det
+    factor = cholesky(matrix)
+    root = np.linalg.inv(factor)
+    return np.swapaxes(root, -1, -2) @ root, 2 * np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum(axis=-1)
 
 
 def log_cholesky(matrix: Array) -> Array:

@@ -16,7 +16,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction
 from vbtta.inference.advi import WeightDraws
 from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
-from vbtta.inference.linalg import inverse_and_log_det
+from vbtta.inference.linalg import check_covariance, check_positive, inverse_and_log_det
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.parts.annotators import AnnotatorState, LabelPooling
 from vbtta.models.parts.standard import Standard, scale_covariate
@@ -36,8 +36,8 @@ class LatentState(NamedTuple):
 
     pool: Annotated[Array, "K"]  # v
     offset: Annotated[Array, "C"]  # b
-    dof: Annotated[Array, ""]
-    inverse_scale: Annotated[Array, "C C"]
+    dof: Annotated[Array, "", check_positive]
+    inverse_scale: Annotated[Array, "C C", check_covariance]
     annotators: AnnotatorState | None
     scale_slope: float = 0.0  # a
 
@@ -70,7 +70,13 @@ class LatentPosterior(LabelPooling, Posterior):
     state: LatentState
     standard: Standard
     uncertainty: PoolUncertainty
-    covariance: Annotated[Array, "P P"]  # of (v, b) by Laplace; zero for weights held at 0
+    covariance: Annotated[Array, "P P", check_covariance]  # of (v, b) by Laplace; zero for weights held at 0
+
+    def validate(self) -> None:
+        """Refuse a covariance that is not of the pool and the offset; for a posterior that was read from a file."""
+        size = len(self.state.pool) + len(self.state.offset)
+        if len(self.covariance) != size:
+            raise ValueError(f"covariance: {len(self.covariance)} rows; weights and offset have {size} entries")
 
     @property
     def weights(self) -> Array:

@@ -24,6 +24,7 @@ from vbtta.inference import linalg
 from vbtta.inference.advi import WeightDraws
 from vbtta.inference.em import Block
 from vbtta.inference.laplace import WeightInformation, weight_intervals
+from vbtta.inference.linalg import check_covariance, check_positive
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.parts.annotators import AnnotatorState, LabelPooling, Truth, infer_truth
 from vbtta.models.parts.gate import Gate, Lookup
@@ -38,7 +39,7 @@ class MixturePrior(NamedTuple):
     beta: float  # precision of a view's calibration around the common one
     common_scale: float  # of the common calibration's Student-t
     nu: float
-    inverse_scale: Annotated[Array, "C C"]  # V
+    inverse_scale: Annotated[Array, "C C", check_covariance]  # V
     residual_variance: Annotated[Array, "C"]  # sigma_0^2, of the median view
     concentration: float | None
     affine: bool
@@ -62,24 +63,15 @@ class MixtureState(NamedTuple):
     weights: Annotated[Array, "K"]  # their mean under a Dirichlet; base weights where there is a gate
     weight_counts: Annotated[Array, "K"] | None  # (K,) Dirichlet parameters of Q(w)
     theta_mean: Annotated[Array, "K D"]  # m
-    theta_covariance: Annotated[Array, "K D D"]  # S_k, given the common calibration
+    theta_covariance: Annotated[Array, "K D D", check_covariance]  # S_k, given the common calibration
     common_mean: Annotated[Array, "D"]  # m_0
-    common_covariance: Annotated[Array, "D D"]  # S_0
-    dof: Annotated[Array, "K"]  # nu_k
-    inverse_scale: Annotated[Array, "K C C"]  # V_k
+    common_covariance: Annotated[Array, "D D", check_covariance]  # S_0
+    dof: Annotated[Array, "K", check_positive]  # nu_k
+    inverse_scale: Annotated[Array, "K C C", check_covariance]  # V_k
     scale_slope: Annotated[Array, ""]  # b, at its mode
     slopes: Annotated[Array, "0|F"] = np.zeros(0)  # coefficients of the gate
     tail: Annotated[Array, ""] = np.zeros(())  # degrees of freedom of Student-t components; 0 where they are normal
     annotators: AnnotatorState | None = None
-
-    def validate(self) -> None:
-        """Refuse matrices that are no covariances, beyond rounding; for a state that was read from a file."""
-        for name in ("theta_covariance", "common_covariance"):
-            matrix = getattr(self, name)
-            scaled = matrix / max(np.abs(matrix).max(initial=0), 1e-300)
-            asymmetry = np.abs(scaled - np.swapaxes(scaled, -1, -2)).max(initial=0)
-            if asymmetry > 1e-6 or np.linalg.eigvalsh(scaled).min(initial=0) < -1e-6:
-                raise ValueError(f"{name} is not symmetric and positive definite")
 
     def take(self, views: Array) -> "MixtureState":
         """Some of the views."""

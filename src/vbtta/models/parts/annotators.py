@@ -21,7 +21,7 @@ from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction, variance_factor
 from vbtta.inference.em import Block
-from vbtta.inference.linalg import Reader, inverse_and_log_det, kl_gamma
+from vbtta.inference.linalg import Reader, check_positive, inverse_and_log_det, kl_gamma
 from vbtta.models.parts.standard import Standard
 
 MIN_LABEL_VARIANCE = 1e-6  # in standard units, of labels that are taken for the truth
@@ -74,12 +74,12 @@ class AnnotatorPrior(NamedTuple):
 class AnnotatorState(NamedTuple):
     """Q of the annotators' precisions and biases."""
 
-    shape: Annotated[Array, "U"]
-    rate: Annotated[Array, "U"]
+    shape: Annotated[Array, "U", check_positive]
+    rate: Annotated[Array, "U", check_positive]
     bias: Annotated[Array, "U C"]  # the mean of d
     free_variance: Annotated[Array, "U"]  # a, of d if biases were independent; the same for every output
     bias_variance: Annotated[Array, "U"]  # of d, whose sum is zero
-    marginal_shape: Annotated[Array, "U"]  # of a Gamma as wide as tau is with the truth integrated out
+    marginal_shape: Annotated[Array, "U", check_positive]  # of a Gamma as wide as tau is with the truth integrated out
     marginal_variance: Annotated[Array, "U"]  # of d, likewise
 
     @property

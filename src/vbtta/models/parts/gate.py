@@ -22,7 +22,7 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.em import EM, total, vanishing_weights
 from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, check_level, inverse_information, reach_of
-from vbtta.inference.linalg import inverse
+from vbtta.inference.linalg import check_covariance, inverse
 from vbtta.models.parts.links import log_normal, working_precision
 
 PRELIMINARY = EM(max_steps=200, tol=1e-4)  # with constant weights
@@ -216,7 +216,7 @@ class Gate(NamedTuple):
     coefficients: Annotated[Array, "F"]
     prior_scale: float
     centre: Annotated[Array, "F"] | None  # of the intervals
-    covariance: Annotated[Array, "F F"] | None
+    covariance: Annotated[Array, "F F", check_covariance] | None
     weights: Annotated[Array, "K"]
     scale: Annotated[Array, "F"]
     limits: Annotated[Array, "2 F"]
