@@ -110,7 +110,6 @@ _WARM_UP = 0.05  # fraction of the steps over which the step length rises
 _CHANGE_TOLERANCE = 1e-3  # of the running bound, per label, for convergence
 _GAIN_TOLERANCE = 1e-2  # of the predicted gain of a Newton step, per label, likewise
 _NOISE_TOLERANCE = 0.1  # of the running bound's standard error, per label, likewise
-_PROBES, _BATCH_PROBES = 8, 32  # pairs of groups of draws that estimate the predicted gain: all units, batches
 _BOUND_DRAWS = 1024  # for the reported bound
 _DRAWS_AT_ONCE = 64  # of them
 _SINGLE_THREAD_ENTRIES = 1 << 18  # entries of a step's arrays below which one thread is fastest
@@ -123,14 +122,12 @@ class DivergenceError(RuntimeError):
 
     Examples
     --------
-    A model that gives the labels no finite probability:
-
-    >>> from vbtta import ADVI, PyroModel, ViewPredictions, fit_policy
-    >>> def impossible(predictions, labels, prior):
-    ...     pyro.factor("labels", prior.sample(predictions).log_weights.sum() * float("nan"))
     >>> import pyro
-    >>> views = ViewPredictions(np.zeros((5, 2, 1)), names=["identity", "flip"])
-    >>> fit_policy(views, np.arange(5.0), task="regression", model=PyroModel(impossible), engine=ADVI(steps=5))
+    >>> from vbtta import ADVI, ViewPredictions, fit_policy
+    >>> def impossible(predictions, labels, prior):  # labels have no finite probability
+    ...     pyro.factor("labels", prior.sample(predictions).log_weights.sum() * float("nan"))
+    >>> views = ViewPredictions(np.zeros((5, 2, 1)))
+    >>> fit_policy(views, np.arange(5.0), task="regression", model=impossible, engine=ADVI(steps=5))
     Traceback (most recent call last):
         ...
     vbtta.inference.advi.DivergenceError: the bound was not finite ...
@@ -284,7 +281,8 @@ def _ascend(
     moves, gradient = change.numpy(), change.grad.numpy()  # share their memory
     adam = torch.optim.Adam([change], betas=_BETAS, maximize=True, fused=True)
     below, diagonal = np.tril(np.ones((D, D)), -1), np.arange(D)
-    bounds, means, factors = np.empty(engine.steps), np.empty((engine.steps, D)), []
+    bounds, factors = np.empty(engine.steps), []
+    means, pulls = np.empty((2, engine.steps, D))  # of Q; gradients of the bound in e's mean, L^T g
     with np.errstate(all="ignore"), Progress("steps of ADVI", engine.steps, progress) as report:
         for step in range(engine.steps):
             means[step] = mean
@@ -299,6 +297,7 @@ def _ascend(
             order = 1 + (engine.order - 1) * min(max(3 * fraction - 1, 0.0), 1.0)  # from 1 on, in the middle third
             slope *= _coefficients(log_ratio, order)[:, None]
             gradient[0] = slope.sum(axis=0)
+            pulls[step] = gradient[0] @ factor
             gradient[1:] = slope.T @ noise  # d bound / d L
             old = factor[diagonal, diagonal]
             gradient[1:][diagonal, diagonal] *= old  # the diagonal is exp of its parameter
@@ -312,10 +311,7 @@ def _ascend(
             report.advance(1)
         if not np.isfinite(factor).all():
             raise _diverged("after the last step", engine)
-        converged = _is_steady(bounds, n_labels) and (
-            _predicted_gain(density, mean, factor, engine, seed) <= _GAIN_TOLERANCE * n_labels
-        )
-    return AdviAscent(mean, factor, bounds, means, factors, converged)
+    return AdviAscent(mean, factor, bounds, means, factors, _has_converged(bounds, pulls, n_labels))
 
 
 def _log_ratio(
@@ -325,22 +321,6 @@ def _log_ratio(
     value, slope = density.value_and_gradient(mean + noise @ factor.T, units)
     slope_of_q, _ = linalg.lapack.dtrtrs(factor.T, noise.T)  # L^-T e; if L is singular, ln Q is infinite
     return value - _log_q(noise, factor), slope + slope_of_q.T
-
-
-def _predicted_gain(density: "UnconstrainedDensity", mean: Array, factor: Array, engine: ADVI, seed: int) -> float:
-    """The gain of the bound by a Newton step of Q's mean, g^T L L^T g / 2, less two standard errors."""
-    # The bound of a run that never moved is steady too; its gradient shows that it has not converged. Draws come in
-    # pairs of opposite sign, and the variance of their mean is subtracted from its square.
-    rng = np.random.default_rng([seed, 2])
-    probes = _PROBES if _batch(density, engine, rng) is None else _BATCH_PROBES
-    slopes = np.zeros((probes, len(mean)))  # L^T g
-    for probe in range(probes):
-        noise, units = rng.standard_normal((engine.particles, len(mean))), _batch(density, engine, rng)
-        for signed_noise in (noise, -noise):
-            log_ratio, slope = _log_ratio(density, mean, factor, signed_noise, units)
-            slopes[probe] += 0.5 * (_coefficients(log_ratio, engine.order) @ slope) @ factor
-    average, variance = slopes.mean(axis=0), slopes.var(axis=0, ddof=1) / probes
-    return float(0.5 * (average @ average - variance.sum() - 2 * math.sqrt(2 * (variance @ variance))))
 
 
 def _batch(density: "UnconstrainedDensity", engine: ADVI, rng: np.random.Generator) -> Array | None:
@@ -396,16 +376,20 @@ def _step_length(fraction: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (fraction - _WARM_UP) / (1 - _WARM_UP)))
 
 
-def _is_steady(bounds: Array, n_labels: float) -> bool:
-    """Whether the running mean of the bound changes little, or no more than by its standard error."""
+def _has_converged(bounds: Array, pulls: Array, n_labels: float) -> bool:
+    """Whether the bound (T,) changes little at the end, or no more than by its standard error, and has no slope."""
     # The last tenth is compared with the tenth before 70 % of the run: later, steps are too short to change the bound.
-    window, T = max(1, len(bounds) // 10), len(bounds)
-    last, before = bounds[T - window :], bounds[max(0, (7 * T) // 10 - window) : (7 * T) // 10]
+    # The bound of a run that never moved is steady too; what a Newton step of Q's mean would gain, g^T L L^T g / 2 less
+    # its bias and two standard errors, shows that it has not converged.
+    window, T = max(2, len(bounds) // 10), len(bounds)
+    last, before = bounds[-window:], bounds[max(0, (7 * T) // 10 - window) : (7 * T) // 10]
     if not len(before):
         return False
-    change = abs(last.mean() - before.mean())
-    error = math.sqrt((last.var() + before.var()) / window)
-    return bool(change <= _CHANGE_TOLERANCE * n_labels + 2 * error and error <= _NOISE_TOLERANCE * n_labels)
+    change, error = abs(last.mean() - before.mean()), math.sqrt((last.var() + before.var()) / window)
+    average, variance = pulls[-window:].mean(axis=0), pulls[-window:].var(axis=0, ddof=1) / window
+    gain = 0.5 * (average @ average - variance.sum() - 2 * math.sqrt(2 * (variance @ variance)))
+    steady = change <= _CHANGE_TOLERANCE * n_labels + 2 * error and error <= _NOISE_TOLERANCE * n_labels
+    return bool(steady and gain <= _GAIN_TOLERANCE * n_labels)
 
 
 def site_slices(sites: tuple[Site, ...]) -> dict[str, slice]:
