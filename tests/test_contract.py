@@ -5,7 +5,9 @@ view is the predictor itself; a saved policy predicts the same to the last bit; 
 TTAModule equals Policy.predict.
 """
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -49,6 +51,7 @@ FEW_STEPS = {"max_steps": 6}, {"steps": 8}  # of EM and ADVI, where equal steps 
 # Names that differ between versions, and constants that no public argument reaches: here and nowhere else.
 SMALL_BLOCKS = (
     ("vbtta.inference.em", "_LONGEST", 1),  # then 64 inputs a block
+    ("vbtta.models.parts.standard", "_MOST_KEPT", 1),  # then blocks are laid out in every pass
     ("vbtta.models.parts.class_data", "_ENTRIES", 200),
     ("vbtta.inference.unconstrained", "CHUNK_ENTRIES", 500),
 )
@@ -826,6 +829,24 @@ def test_blocks_do_not_matter_to_fits(case: Case, in_small_blocks: Callable[...,
     np.testing.assert_allclose(parts.history.elbo, whole.history.elbo, rtol=1e-9)
     np.testing.assert_allclose(parts.weights, whole.weights, atol=1e-8)
     assert_alike(parts.predict(predictions), whole.predict(predictions), 1e-7)
+
+
+@every(EM_CASES)
+def test_data_are_freed_with_the_last_reference(case: Case) -> None:
+    """A cycle would keep them, and those of every fold, until the collector runs."""
+    predictions, labels = case.problem()
+    source = InMemory(predictions, predictions.align(labels))
+    gc.collect()
+    gc.disable()
+    try:
+        alive: list[weakref.ref[Any]] = [weakref.ref(predictions), weakref.ref(source)]
+        problem, first = pose(case.model.resolve(source.labels).settle(source)[0], source)
+        alive.append(weakref.ref(problem))
+        ascend(problem, first, EM(max_steps=5))
+        del predictions, source, problem, first
+        assert not any(reference() for reference in alive)
+    finally:
+        gc.enable()
 
 
 # -- TTAModule ----------------------------------------------------------------------------------------

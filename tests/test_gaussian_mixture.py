@@ -1,6 +1,7 @@
 """The continuous mixture: the bound rises, lies below the evidence, and the answers are right."""
 
 import itertools
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -647,3 +648,18 @@ def test_numbers_that_overflow_on_the_way_give_finite_fits_or_are_refused(seed: 
     policy = fit(0.1 * views, labels, model=GaussianMixture(link="shift"))
     assert np.isfinite(policy.elbo)
     assert np.isfinite(policy.predict(ViewPredictions(0.1 * views)).mean).all()
+
+
+@pytest.mark.parametrize("model", ["mixture", "latent"])
+def test_a_fit_to_large_data_takes_less_than_a_copy_of_them(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vbtta.inference.em._cores", lambda: 2)  # every thread has temporary arrays
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=100_000)
+    predictions = ViewPredictions(truth[:, None, None] + rng.normal(size=(100_000, 36, 1)))
+    tracemalloc.start()
+    try:
+        fit_policy(predictions, truth, task="regression", model=model, engine=EM(max_steps=3, tol=0), guard=False)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.9 * predictions.outputs.nbytes

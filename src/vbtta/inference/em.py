@@ -15,7 +15,7 @@ import math
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -447,16 +447,18 @@ def plus(first: Any, second: Any) -> Any:
     return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)
 
 
-def map_blocks(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> list[ResultT]:
+def map_blocks(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) -> Iterator[ResultT]:
     """Apply a function to every block, in order; on threads where, by the first one's time, they are worth starting."""
     start = thread_time()
-    first, others = function(blocks[0]), blocks[1:]
+    yield function(blocks[0])
+    others = blocks[1:]
     threads = min(_cores(), len(others))
     if threads <= 1 or (thread_time() - start) * len(others) < _MIN_THREADED_SECONDS:
-        return [first, *map(function, others)]
+        yield from map(function, others)
+        return
     contexts = [copy_context() for _ in others]  # NumPy's error state would not reach the threads otherwise
     with ThreadPoolExecutor(threads) as pool:
-        return [first, *pool.map(lambda context, block: context.run(function, block), contexts, others)]
+        yield from pool.map(lambda context, block: context.run(function, block), contexts, others)
 
 
 def _merged(parts: Iterable[Node]) -> list[Node]:

@@ -99,7 +99,7 @@ def continuous_part(
     slices: Slices, names: tuple[str, ...], labels: LabelSets, size: int, standard: Standard, with_variance: bool
 ) -> list[Block]:
     """Labelled instances in standard units, in blocks."""
-    return lay_out(read_rows(slices, names), labels, standard, size, with_variance)
+    return list(lay_out(read_rows(slices, names), labels, standard, size, with_variance))
 
 
 def categorical_part(
@@ -236,9 +236,8 @@ class Calibration:
         standard = standard_of(labels, few.outputs[some.instance[:MAX_SAMPLE]], size)
         people = max(1, len(labels.annotator_names))
         parts = self._read(continuous_part, size, size, standard, with_variance)
-        return RemoteContinuous(
-            standard, n_views, n_outputs, labels.total, self.n_units, people, with_variance, parts, len(labels)
-        )
+        facts = people, with_variance, 0, len(labels)
+        return RemoteContinuous(standard, n_views, n_outputs, labels.total, self.n_units, *facts, parts)
 
     def categorical(self, *, noise: str, with_variance: bool, classes_last: bool) -> "RemoteCategorical":
         """Labelled instances with their logits and classes, in blocks on the workers."""
@@ -271,7 +270,6 @@ class RemoteContinuous(ContinuousBlocks):
     """Blocks of labelled instances in standard units, on workers."""
 
     parts: Parts
-    n_rows: int  # labels without their counts
     every: int = 1
 
     def total(self, function: Callable[[Block], ResultT]) -> ResultT:

@@ -6,7 +6,7 @@ that of the missing truths. Without noise nothing is missing, and every label co
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -281,7 +281,7 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
             stiffness = self.shrinkage / K
             own = student_precision(np.log(state.centre) ** 2, self.spec.kappa_scale) / state.centre**2
             prior -= stiffness**2 / (stiffness + own)
-            pull = self.shrinkage * (state.pool - state.pool.mean()) + self._centre_slope(state.centre)
+            pull = self.shrinkage * (state.pool - state.pool.mean()) + self._centre_slope()(state.centre)
         least = prior if weak is None else weak * np.eye(K)
         by_offset = sums.gradient[K:] - of_offset * state.offset
         for curvature in (sums.complete.minus(sums.missing), sums.complete):
@@ -320,22 +320,26 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         penalty = laplace.pool_penalty(pool, self.shrinkage, centre)
         return penalty - float(student_log_density(np.log(centre) ** 2, self.spec.kappa_scale))
 
-    def _centre_slope(self, centre: float) -> float:
+    def _centre_slope(self) -> Callable[[float], float]:
         """Slope of g's own part of the penalty, which at its mode is lambda times (the mean of v - g / K)."""
-        root, log_centre = math.sqrt(self.shrinkage), math.log(centre)
-        place = root * centre / self.data.n_views / math.sqrt(2)
-        hazard = math.sqrt(2 / math.pi) * math.exp(-(place**2)) / math.erfc(-place)  # phi / Phi
-        return float(student_precision(log_centre**2, self.spec.kappa_scale) * log_centre / centre + root * hazard)
+        root, n_views, kappa_scale = math.sqrt(self.shrinkage), self.data.n_views, self.spec.kappa_scale
+
+        def slope(centre: float) -> float:
+            log_centre, place = math.log(centre), root * centre / n_views / math.sqrt(2)
+            hazard = math.sqrt(2 / math.pi) * math.exp(-(place**2)) / math.erfc(-place)  # phi / Phi
+            return float(student_precision(log_centre**2, kappa_scale) * log_centre / centre + root * hazard)
+
+        return slope
 
     def _best_centre(self, state: LatentClassState) -> float:
         """A mode of g given v, or the present one where the search finds none better."""
         from scipy.optimize import brentq
 
-        total, stiffness = float(state.pool.sum()), self.shrinkage / self.data.n_views
+        total, stiffness, own = float(state.pool.sum()), self.shrinkage / self.data.n_views, self._centre_slope()
 
-        def slope(log_centre: float) -> float:
+        def slope(log_centre: float) -> float:  # without self: SciPy keeps it until garbage is collected
             centre = math.exp(log_centre)
-            return self._centre_slope(centre) + stiffness * (centre - total)
+            return own(centre) + stiffness * (centre - total)
 
         ends = [math.log(end) for end in (max(total, 1e-6), 1.0, state.centre)]
         low, high = min(ends) - 1, max(ends) + 1

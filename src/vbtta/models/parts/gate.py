@@ -82,9 +82,11 @@ class FeatureSet(NamedTuple):
         if self.choice != "none":
             places, step = self.places(predictions.names), max(1, 4 * _ENTRIES // max(outputs[:1].size, 1))
             precision = working_precision(outputs) if self.task == "classification" else np.float64
-            blocks = (outputs[first : first + step] for first in range(0, max(len(outputs), 1), step))
-            features = [built_in(np, self.task, block.astype(precision), self.unit, places) for block in blocks]
-            parts.append(features[0] if len(features) == 1 else np.concatenate(features))
+            features = np.empty((*outputs.shape[:2], len(_NAMES[self.task])), precision)
+            for first in range(0, len(outputs), step):
+                block = outputs[first : first + step].astype(precision)
+                features[first : first + step] = built_in(np, self.task, block, self.unit, places)
+            parts.append(features)
         if self.spread:
             if predictions.variance is None:
                 raise ValueError("the weights depend on the spread over draws: predictions need a variance")
@@ -320,11 +322,14 @@ class GateData:
         limits = np.stack([raw.min(axis=(0, 1)), raw.max(axis=(0, 1))])
         centred = raw - raw.mean(axis=1, keepdims=True)
         centred -= np.average(centred, axis=0, weights=importance)
-        scale = np.sqrt(np.average((centred**2).mean(axis=1), axis=0, weights=importance))
+        centred *= centred
+        scale = np.sqrt(np.average(centred.mean(axis=1), axis=0, weights=importance))
+        del centred
         n_built_in = len(_NAMES[task]) if features.choice != "none" else 0
         least = (task == "classification") * (np.arange(raw.shape[2]) < n_built_in)  # in nats
         scale[scale <= _FLAT * np.maximum(np.abs(limits).max(axis=0), least)] = 0
-        values = np.ascontiguousarray(((raw - limits[0]) * _inverse(scale)).transpose(2, 1, 0))
+        values = np.subtract(raw.transpose(2, 1, 0), limits[0][:, None, None], order="C")
+        values *= _inverse(scale)[:, None, None]
         required = np.isin(np.arange(len(weights)), features.places(predictions.names))
         return cls(features, count, values, scale, limits, required)
 

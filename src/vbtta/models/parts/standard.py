@@ -1,10 +1,10 @@
 """Continuous data in standard units, laid out in blocks: what the inference iterates over."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.em import Block, block_size, total
 
 SMALLEST_VARIANCE = 1e-12  # of a residual, in standard units: perfect predictions stay finite
-_ROWS_AT_A_TIME = 1 << 14
+_MOST_KEPT = 32  # cache-sized blocks
 _SMALLEST_SCALE = 1e-100  # of labels, so that its square is a number too
 MAX_SAMPLE = 4096  # labels whose residuals replace the scale of labels that do not vary
 _FAR = 5.0  # standard deviations of the labels between them and predictions in the same units, at most
@@ -59,11 +59,8 @@ class ContinuousBlocks(ABC):
     n_instances: int  # N+, those with a label
     n_annotators: int
     has_variance: bool  # whether blocks hold variances
-
-    @property
-    def n_groups(self) -> int:
-        """Number of groups of instances; 0 where instances are independent."""
-        return 0
+    n_groups: int  # of instances; 0 where they are independent
+    n_rows: int  # labels without their counts
 
     @property
     def unit_change(self) -> float:
@@ -83,12 +80,7 @@ class ContinuousBlocks(ABC):
 class ContinuousData(ContinuousBlocks):
     """Labelled instances in standard units, in memory."""
 
-    blocks: list[Block]
-
-    @property
-    def n_groups(self) -> int:
-        """Number of groups of instances; 0 where instances are independent."""
-        return 1 + max(-1 if block.group is None else int(block.group.max()) for block in self.blocks)
+    blocks: Sequence[Block]
 
     def total(self, function: Callable[[Block], ResultT]) -> ResultT:
         """The sum of a function over all blocks, on several threads."""
@@ -96,9 +88,9 @@ class ContinuousData(ContinuousBlocks):
 
     def subsample(self, most: int) -> Self:
         """Every n-th block, so that about `most` labels remain."""
-        n_labels = sum(len(block.repeats) for block in self.blocks)
-        blocks = self.blocks[:: max(1, n_labels // most)]
-        return replace(self, blocks=blocks, n_labels=float(sum(block.repeats.sum() for block in blocks)))
+        blocks = kept(self.blocks[:: max(1, self.n_rows // most)])
+        n_rows, n_labels = np.sum([(len(block.repeats), block.repeats.sum()) for block in blocks], axis=0)
+        return replace(self, blocks=blocks, n_rows=int(n_rows), n_labels=float(n_labels))
 
 
 def continuous_data(predictions: ViewPredictions, labels: LabelSets, *, with_variance: bool = False) -> ContinuousData:
@@ -106,41 +98,60 @@ def continuous_data(predictions: ViewPredictions, labels: LabelSets, *, with_var
     (n_views, n_outputs), rows = predictions.outputs.shape[1:], labels.labelled
     size = block_size(n_views, len(labels), len(rows))
     standard = standard_of(labels, predictions.outputs[labels.instance[:MAX_SAMPLE]], size)
-    blocks = lay_out(predictions, labels, standard, size, with_variance)
-    if (group := predictions.group_numbers(rows)) is not None:
-        blocks = [block._replace(group=group[i * size : (i + 1) * size]) for i, block in enumerate(blocks)]
-    people = max(1, len(labels.annotator_names))
-    has_variance = with_variance and predictions.variance is not None
-    return ContinuousData(standard, n_views, n_outputs, labels.total, len(rows), people, has_variance, blocks)
+    group = predictions.group_numbers(rows)
+    blocks = kept(lay_out(predictions, labels, standard, size, with_variance, group))
+    people, n_groups = max(1, len(labels.annotator_names)), 0 if group is None else 1 + int(group.max())
+    facts = people, with_variance and predictions.variance is not None, n_groups, len(labels)
+    return ContinuousData(standard, n_views, n_outputs, labels.total, len(rows), *facts, blocks)
+
+
+class Blocks(Sequence[Block]):
+    """Blocks that are laid out whenever they are read: there is no copy of the predictions."""
+
+    def __init__(self, lay_out: Callable[[int], Block], numbers: range) -> None:
+        self._lay_out, self._numbers = lay_out, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        number = self._numbers[place]
+        return self._lay_out(number) if isinstance(number, int) else Blocks(self._lay_out, number)
+
+
+def kept(blocks: Sequence[Block]) -> Sequence[Block]:
+    """Blocks that are laid out once if they are few; laying them out takes a tenth of a pass."""
+    return blocks if len(blocks) > _MOST_KEPT else list(blocks)
 
 
 def lay_out(
-    predictions: ViewPredictions, labels: LabelSets, standard: Standard, size: int, with_variance: bool
-) -> list[Block]:
-    """Blocks of `size` labelled instances, in standard units."""
-    rows, unit = labels.labelled, standard.prediction_scale
-    laid_out, spread = _views_first(predictions.outputs, rows, standard.prediction_location, unit), None
-    if with_variance and predictions.variance is not None:
-        spread = _views_first(predictions.variance, rows, np.zeros(len(unit)), unit**2)
-    targets = np.ascontiguousarray(standard.apply(labels.continuous(len(unit))).T)  # (C, J)
-    instance = np.searchsorted(rows, labels.instance)
-    annotator = np.zeros(len(labels), dtype=np.intp) if labels.annotator is None else labels.annotator
-    blocks = []
-    for number, part in enumerate(_label_edges(instance, len(rows), size)):
-        inside = slice(number * size, min((number + 1) * size, len(rows)))
+    predictions: ViewPredictions,
+    labels: LabelSets,
+    standard: Standard,
+    size: int,
+    with_variance: bool,
+    group: Array | None = None,
+) -> Blocks:
+    """Blocks of `size` labelled instances, of groups (N+,), in standard units."""
+    rows, unit, location = labels.labelled, standard.prediction_scale, standard.prediction_location
+    instance, value = np.searchsorted(rows, labels.instance), labels.continuous(len(unit))
+    parts, variance = _label_edges(instance, len(rows), size), predictions.variance if with_variance else None
+
+    def block(number: int) -> Block:
+        part, inside = parts[number], slice(number * size, min((number + 1) * size, len(rows)))
         single = inside.stop - inside.start == part.stop - part.start
-        blocks.append(
-            Block(
-                mean=laid_out[:, :, inside],
-                variance=None if spread is None else spread[:, :, inside],
-                instance=None if single else instance[part] - inside.start,
-                value=targets[:, part],
-                repeats=labels.count[part],
-                annotator=annotator[part],
-                first=inside.start,
-            )
+        return Block(
+            mean=_views_first(predictions.outputs, rows[inside], location, unit),
+            variance=None if variance is None else _views_first(variance, rows[inside], 0 * unit, unit**2),
+            instance=None if single else instance[part] - inside.start,
+            value=np.ascontiguousarray(standard.apply(value[part]).T),
+            repeats=labels.count[part],
+            annotator=np.zeros(part.stop - part.start, np.intp) if labels.annotator is None else labels.annotator[part],
+            group=None if group is None else group[inside],
+            first=inside.start,
         )
-    return blocks
+
+    return Blocks(block, range(len(parts)))
 
 
 def standard_of(labels: LabelSets, mean: Array, size: int) -> Standard:
@@ -177,11 +188,10 @@ def _label_edges(instance: Array, n_instances: int, size: int) -> list[slice]:
 
 def _views_first(values: Array, rows: Array, location: Array, scale: Array) -> Array:
     """Rows of an (N, K, C) array as (C, K, n) doubles in standard units."""
-    laid_out = np.empty((values.shape[2], values.shape[1], len(rows)))
-    for start in range(0, len(rows), _ROWS_AT_A_TIME):
-        part = rows[start : start + _ROWS_AT_A_TIME]
-        chunk = np.asarray(values[part], dtype=np.float64)
-        laid_out[:, :, start : start + len(part)] = ((chunk - location) / scale).transpose(2, 1, 0)
+    whole = rows[-1] - rows[0] == len(rows) - 1  # no row is left out: no copy is made
+    chosen = values[rows[0] : rows[-1] + 1] if whole else values[rows]
+    laid_out = np.subtract(chosen.transpose(2, 1, 0), location[:, None, None], dtype=np.float64, order="C")
+    laid_out /= scale[:, None, None]
     return laid_out
 
 
