@@ -351,6 +351,85 @@ def test_the_bound_is_the_sum_of_its_terms_and_the_history_starts_uniform(case: 
     assert (policy.weights >= 0).all()
 
 
+@every(tuple(case for case in ADVI_CASES if isinstance(case.engine, ADVI)))
+def test_the_history_of_advi_ends_at_its_bound(case: Case) -> None:
+    """Bounds of single steps and the reported one are computed apart; the last steps hardly move Q."""
+    policy = fitted(case)[0]
+    last = policy.history.elbo[-20:]
+    assert abs(last.mean() - policy.elbo) < 5 * last.std() / np.sqrt(len(last)) + 0.5
+
+
+@pytest.mark.parametrize("bound", ["renyi", "iwae"])
+def test_tighter_bounds_are_the_sum_of_their_terms_and_end_their_history(bound: Any) -> None:
+    case = next(case for case in ADVI_CASES if case.name == "gaussian mixture, ADVI")
+    policy = case.fit(*case.problem(), engine=ADVI(steps=300, particles=8, learning_rate=0.1, bound=bound))
+    terms, last = policy.elbo_terms, policy.history.elbo[-20:]
+    assert policy.elbo == pytest.approx(terms["J_joint"] - terms["Pi_q"] + terms["J_tightening"])
+    assert terms["J_tightening"] > 0
+    assert abs(last.mean() - policy.elbo) < 5 * last.std() / np.sqrt(len(last)) + 0.5
+
+
+def test_the_bound_at_point_estimates_is_likelihood_times_prior() -> None:
+    """Intervals start from it: calibration and precision at their mode, the density of ln Lambda as its prior."""
+    predictions, labels = number_data(5)
+    source = InMemory(predictions, predictions.align(labels))
+    problem, state = pose(GaussianMixture(noise="none", scale="constant", v=0.3), source)
+    problem = replace(problem, plug_in=True)  # type: ignore[type-var]
+    bounds = ascend(problem, state, EM(tol=0, max_steps=20, accelerate=False)).bounds
+    assert (np.diff(bounds) >= -1e-9 * np.abs(bounds[:-1])).all()
+    for _ in range(3):
+        state = problem.update(state, problem.evaluate(state)[1])
+    block, prior = problem.data.blocks[0], problem.prior  # type: ignore[attr-defined]
+    slope, offset = state.theta_mean.T
+    location = (1 + slope)[:, None] * block.mean[0] + offset[:, None]  # (K, n)
+    precision = state.dof / state.inverse_scale[:, 0, 0]
+    each = stats.norm(location, precision[:, None] ** -0.5).logpdf(block.value[0])
+    expected = special.logsumexp(np.log(state.weights)[:, None] + each, axis=0) @ block.repeats
+    expected += stats.norm(state.common_mean, prior.beta**-0.5).logpdf(state.theta_mean).sum()
+    expected += stats.t(2, scale=prior.common_scale).logpdf(state.common_mean).sum()
+    expected += 0.5 * (prior.nu * np.log(precision) - prior.inverse_scale[0, 0] * precision).sum()
+    assert problem.evaluate(state)[0] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("component", ["normal", "student_t", "laplace"])
+def test_components_have_the_densities_of_their_names(component: Any, outputs: int) -> None:
+    """Of several outputs a Laplace is a normal whose variance is exponential."""
+    from vbtta.models.gaussian_mixture.density import MixtureDensity
+    from vbtta.models.parts.tensors import Views
+
+    predictions, labels = number_data(5, outputs=outputs)
+    model = GaussianMixture(noise="none", component=component, scale="constant", v=0.3)
+    problem, first = import_module("vbtta.models.gaussian_mixture.em").pose(
+        InMemory(predictions, predictions.align(labels)), model
+    )
+    density = MixtureDensity(problem, first, component)
+    sd, value, dof = 1.7, np.random.default_rng(0).normal(size=(7, outputs)), 5.0
+    views = Views(torch.zeros(1, 1), torch.zeros(1, 7, outputs).double(), torch.eye(outputs)[None].double() / sd, None)
+    found = density.log_components(views, torch.tensor(value), {"excess_dof": torch.tensor(dof - 2)})[0].numpy()
+    if component == "normal":
+        expected = stats.norm(0, sd).logpdf(value).sum(axis=1)
+    elif component == "student_t":
+        expected = stats.multivariate_t(np.zeros(outputs), sd**2 * np.eye(outputs), dof).logpdf(value)
+    elif outputs == 1:
+        expected = stats.laplace(0, sd / np.sqrt(2)).logpdf(value[:, 0])
+    else:
+        grid = np.exp(np.linspace(-18, 4, 4001))  # variances over that of the component
+        normals = -0.5 * (value**2).sum(axis=1)[:, None] / (sd**2 * grid) - np.log(2 * np.pi * sd**2 * grid)
+        expected = special.logsumexp(normals - grid + np.log(grid), axis=1) + np.log(22 / 4000)
+    np.testing.assert_allclose(found, expected, atol=2e-3 if component == "laplace" and outputs == 2 else 1e-9)
+
+
+def test_annotators_without_labels_are_at_their_prior_and_intervals_hold_the_estimate() -> None:
+    prior, state = annotators.initialise("annotator", 3.0, 4, np.array([0.2, 0.4]), None)
+    assert annotators.divergence(state, prior) == pytest.approx(0, abs=1e-12)
+    people = fitted(next(case for case in EM_CASES if case.name == "gaussian mixture, annotator"))[0].annotators
+    low, high = np.moveaxis(people.noise_interval, -1, 0)  # type: ignore[union-attr]
+    assert (0 < low).all()
+    assert (low < people.noise).all()  # type: ignore[union-attr]
+    assert (people.noise < high).all()  # type: ignore[union-attr]
+
+
 # -- the evidence: an average of the likelihood over draws from the prior, on very few labels ----------
 
 DRAWS, PRIOR_NU, PRIOR_V = 60_000, 4.0, 0.5

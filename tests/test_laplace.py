@@ -1,13 +1,15 @@
-"""Weight intervals of instances that come in groups."""
+"""Weight intervals of instances that come in groups, and Laplace approximations of pools."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import integrate
 
 from benchmarks.coverage import MODELS, TRUTH, correlated, coverage
 from vbtta import CategoricalMixture, LabelSets, Policy, ViewPredictions, fit_policy
+from vbtta.inference import laplace
 
 
 def fitted(name: str, predictions: ViewPredictions, labels: Any) -> Policy:
@@ -90,3 +92,13 @@ def test_intervals_of_class_weights_and_files(tmp_path: Path) -> None:
     assert np.isfinite(policy.weight_interval()).all()
     policy.save(tmp_path / "policy.json")
     np.testing.assert_array_equal(Policy.load(tmp_path / "policy.json").weight_interval(), policy.weight_interval())
+
+
+def test_the_volume_around_a_mode_at_the_bound_is_an_integral() -> None:
+    """One weight at zero, where its energy rises, and a free offset that is independent of it."""
+    quadratic, linear = np.diag([3.0, 2.0]), np.array([-1.5, 0.8])
+    mode = np.concatenate(laplace.solve(quadratic, linear, 1))
+    np.testing.assert_allclose(mode, [0.0, 0.4])
+    weight = integrate.quad(lambda v: np.exp(-1.5 * v - 1.5 * v**2), 0, np.inf)[0]
+    expected = np.log(weight) + 0.5 * np.log(2 * np.pi / 2.0)
+    assert laplace.log_volume(quadratic, linear, mode, 1) == pytest.approx(expected)
