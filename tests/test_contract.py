@@ -425,7 +425,7 @@ def test_annotators_without_labels_are_at_their_prior_and_intervals_hold_the_est
     assert annotators.divergence(state, prior) == pytest.approx(0, abs=1e-12)
     people = fitted(next(case for case in EM_CASES if case.name == "gaussian mixture, annotator"))[0].annotators
     low, high = np.moveaxis(people.noise_interval, -1, 0)  # type: ignore[union-attr]
-    assert (0 < low).all()
+    assert (low > 0).all()
     assert (low < people.noise).all()  # type: ignore[union-attr]
     assert (people.noise < high).all()  # type: ignore[union-attr]
 
