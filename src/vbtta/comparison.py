@@ -334,8 +334,10 @@ def _set_columns(
         units = rows if groups is None else groups[rows]
         shuffled = np.random.default_rng(seed).permutation(np.unique(units))
         first = np.isin(units, shuffled[: len(shuffled) // 2])
-        fitted, held = fit(entry, *sample.take(rows[first])), rows[~first]
-    conformal = conformalize(fitted, *sample.take(held), level=level, seed=seed)
+        half = sample.take(rows[first])
+        fitted, held = fit(entry, half.predictions, half.labels), rows[~first]
+    rest = sample.take(held)
+    conformal = conformalize(fitted, rest.predictions, rest.labels, level=level, seed=seed)
     if isinstance(fitted.predict(sample.predictions.take(held[:1])), CategoricalPrediction):
         inside = conformal.predict_set(test_views)
         size, covered = inside.sum(axis=1)[test.row], inside[test.row, test.y]

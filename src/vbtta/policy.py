@@ -216,7 +216,7 @@ class Policy:
     @property
     def stacked(self) -> bool:
         """Whether the policy averages the predictions of several."""
-        return isinstance(self.posterior, StackedPosterior)
+        return hasattr(self.posterior, "members")
 
     @property
     def members(self) -> tuple[Policy, ...]:

@@ -159,7 +159,7 @@ class Problem(ABC, Generic[S, T, P_co]):
         """What remains when the data are gone; without intervals of the weights."""
 
     @abstractmethod
-    def finish(self, ascent: "Ascent", *, intervals: bool = True) -> P_co:
+    def finish(self, ascent: "Ascent[S, T]", *, intervals: bool = True) -> P_co:
         """The posterior at the end of an ascent, with what intervals need unless they are unwanted."""
 
 
@@ -183,14 +183,14 @@ class Fit(NamedTuple, Generic[P]):
     other_optima: tuple[Optimum, ...] = ()
 
 
-class Ascent(NamedTuple):
+class Ascent(NamedTuple, Generic[S, T]):
     """End and history of an ascent."""
 
-    state: Any
-    statistics: Any
+    state: S
+    statistics: T
     bounds: list[float]  # after every accepted update
     weights: list[Array]
-    states: list[Any]  # as many, or empty
+    states: list[S]  # as many, or empty
     converged: bool
     passes: int  # evaluations of the bound, rejected ones included
 
@@ -217,8 +217,8 @@ def fit_problem(
 
 
 def _best_ascent(
-    problem: Problem[S, T, Any], start: S, first: Ascent, engine: EM, weights: Sequence[Array]
-) -> tuple[Ascent, list[Ascent]]:
+    problem: Problem[S, T, Any], start: S, first: Ascent[S, T], engine: EM, weights: Sequence[Array]
+) -> tuple[Ascent[S, T], list[Ascent[S, T]]]:
     """The ascent to the highest optimum, and those to others that are about as high, highest first."""
     # A short ascent shows which optimum a start leads to. It is continued if that optimum is new and about as high.
     ends, coarse = [first], EM(tol=max(engine.tol, _COARSE_GAIN / problem.data.n_labels), max_steps=engine.max_steps)
@@ -241,12 +241,12 @@ def _best_ascent(
     return best._replace(**joined), others
 
 
-def _is_new(ascent: Ascent, ends: Sequence[Ascent]) -> bool:
+def _is_new(ascent: Ascent[S, T], ends: Sequence[Ascent[S, T]]) -> bool:
     """Whether an ascent ends at other weights than all others."""
     return all(np.abs(ascent.weights[-1] - end.weights[-1]).max() > _SAME_WEIGHTS for end in ends)
 
 
-def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent:
+def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent[S, T]:
     """Climb from a starting state until the bound gains less than the tolerance per label."""
     # A cycle takes two plain updates x0 -> x1 -> x2 and looks at x' = x0 + 2 a r + a^2 u with r = x1 - x0,
     # u = x2 - 2 x1 + x0, a = |r|/|u|, or at a shorter step. x' is accepted if its bound is at least x1's, else x2 is

@@ -1,15 +1,16 @@
 """What every statistical model has in common: the typed bases and the one registry; and stacks of models.
 
 A model is a folder: `spec.py` (the record that users write), `em.py` (a problem for the EM ascent, where there is a
-closed form), `posterior.py` (what remains when the data are gone), `intervals.py` (of the weights) and `density.py`
+closed form, and the intervals of the weights), `posterior.py` (what remains when the data are gone) and `density.py`
 (the log density for ADVI, which needs torch and loads on use).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -35,26 +36,26 @@ class Entry(NamedTuple):
     task: str
     short_name: str  # in fit_policy(model=...)
     folder: str
-    posterior: str  # of EM; "" where there is no closed form
-    sampled_posterior: str  # of ADVI
+    posterior: str
+    closed: bool = True  # whether EM fits it; then ADVI's posterior has a class of its own, Sampled...
 
 
 MODELS = {
-    "GaussianMixture": Entry(
-        "regression", "mixture", "gaussian_mixture", "MixturePosterior", "SampledMixturePosterior"
-    ),
-    "GaussianLatent": Entry("regression", "latent", "gaussian_latent", "LatentPosterior", "SampledLatentPosterior"),
-    "CategoricalMixture": Entry(
-        "classification", "mixture", "categorical_mixture", "CategoricalPosterior", "SampledCategoricalPosterior"
-    ),
-    "CategoricalLatent": Entry(
-        "classification", "latent", "categorical_latent", "LatentClassPosterior", "SampledLatentClassPosterior"
-    ),
-    "OrdinalMixture": Entry("ordinal", "mixture", "ordinal", "", "OrdinalPosterior"),
-    "RankingMixture": Entry("ranking", "mixture", "ranking", "", "RankingPosterior"),
-    "PyroModel": Entry("", "", "pyro", "", ""),  # task and posterior are those of its `views`
-    "Stack": Entry("", "", "", "", ""),  # task and posteriors are those of its members
+    "GaussianMixture": Entry("regression", "mixture", "gaussian_mixture", "MixturePosterior"),
+    "GaussianLatent": Entry("regression", "latent", "gaussian_latent", "LatentPosterior"),
+    "CategoricalMixture": Entry("classification", "mixture", "categorical_mixture", "CategoricalPosterior"),
+    "CategoricalLatent": Entry("classification", "latent", "categorical_latent", "LatentClassPosterior"),
+    "OrdinalMixture": Entry("ordinal", "mixture", "ordinal", "OrdinalPosterior", closed=False),
+    "RankingMixture": Entry("ranking", "mixture", "ranking", "RankingPosterior", closed=False),
+    "PyroModel": Entry("", "", "pyro", ""),  # task and posterior are those of its `views`
+    "Stack": Entry("", "", "", ""),  # task and posteriors are those of its members
 }
+PosteriorT = TypeVar("PosteriorT", bound="Posterior")
+LayoutT = TypeVar("LayoutT")
+
+
+class Opaque:
+    """A state or statistics of some problem: those who climb hand it back and do not look inside."""
 
 
 class Model:
@@ -74,7 +75,7 @@ class Model:
     @property
     def obstacle(self) -> str:
         """What has no closed form, so that EM cannot fit the model; empty where it can."""
-        return "" if MODELS[type(self).__name__].posterior else f"task={task_of(self)!r}"
+        return "" if MODELS[type(self).__name__].closed else f"task={task_of(self)!r}"
 
     @property
     def views_model(self) -> "Model":
@@ -258,10 +259,7 @@ class InMemory:
 
     predictions: ViewPredictions
     labels: LabelSets
-    _layouts: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.predictions, self.labels))
+    _layouts: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def has_variance(self) -> bool:
@@ -273,19 +271,19 @@ class InMemory:
         """Whether labels name their annotators."""
         return self.labels.annotator is not None
 
-    def continuous(self, **layout: Any) -> ContinuousBlocks:
+    def continuous(self, *, with_variance: bool) -> ContinuousBlocks:
         """Labelled instances in standard units."""
-        return self._laid_out(continuous_data, layout)  # type: ignore[no-any-return]
+        return self._laid_out(with_variance, partial(continuous_data, with_variance=with_variance))
 
-    def categorical(self, **layout: Any) -> CategoricalBlocks:
+    def categorical(self, *, noise: str, with_variance: bool, classes_last: bool) -> CategoricalBlocks:
         """Labelled instances with their logits and classes."""
-        return self._laid_out(categorical_data, layout)  # type: ignore[no-any-return]
+        options = {"noise": noise, "with_variance": with_variance, "classes_last": classes_last}
+        return self._laid_out(tuple(options.values()), partial(categorical_data, **options))  # type: ignore[arg-type]
 
     def gate(self, features: FeatureChoice, weights: Array, *, shared: bool, unit: Array | None) -> GateData:
         """Labelled instances with their features, which depend on which weights are positive alone."""
         key = (features, shared, (weights > 0).tobytes(), None if unit is None else unit.tobytes())
-        given: dict[str, Any] = {"choice": features, "weights": weights, "shared": shared, "unit": unit}
-        return self._laid_out(GateData.of, given, key)  # type: ignore[no-any-return]
+        return self._laid_out(key, partial(GateData.of, choice=features, weights=weights, shared=shared, unit=unit))
 
     def select(self, names: Sequence[str]) -> "InMemory":
         """Some of the views."""
@@ -300,11 +298,11 @@ class InMemory:
         """Free memory: the next fit lays the data out again."""
         self._layouts.clear()
 
-    def _laid_out(self, lay_out: Callable[..., Any], layout: dict[str, Any], key: tuple[Any, ...] = ()) -> Any:
-        key = key or tuple(layout.items())
+    def _laid_out(self, key: Hashable, lay_out: Callable[[ViewPredictions, LabelSets], LayoutT]) -> LayoutT:
         if key not in self._layouts:
-            self._layouts[key] = lay_out(self.predictions, self.labels, **layout)
-        return self._layouts[key]
+            self._layouts[key] = lay_out(self.predictions, self.labels)
+        layout: LayoutT = self._layouts[key]
+        return layout
 
 
 class Pooling(NamedTuple):
@@ -389,11 +387,18 @@ def models_of(task: str) -> dict[str, type[Model]]:
     return models
 
 
-def pose(model: Model, source: Source, start: Posterior | None = None) -> tuple[Problem[Any, Any, Posterior], Any]:
+def pose(
+    model: Model, source: Source, start: Posterior | None = None
+) -> tuple[Problem[Opaque, Opaque, Posterior], Opaque]:
     """The problem that EM climbs, and the state it starts from: near a posterior of similar data or models if given."""
     if model.obstacle:
         raise ValueError(f"{model.obstacle} has no closed form; use engine='advi'")
     return load(model, "em").pose(source, model, start)  # type: ignore[no-any-return]
+
+
+def of_kind(posterior: Posterior | None, kind: type[PosteriorT]) -> PosteriorT | None:
+    """A posterior to start from if it is of a kind, else None."""
+    return posterior if isinstance(posterior, kind) else None
 
 
 def nearest(model: Model, engine: Engine, posteriors: Sequence[Posterior], n_views: int) -> Posterior | None:
@@ -411,7 +416,7 @@ def pose_density(model: Model, source: InMemory, seed: int) -> AdviTask[Posterio
 def posterior_type(model: Model, engine: Engine) -> type[Posterior]:
     """The class of a model's posterior."""
     entry = MODELS[type(model.views_model).__name__]
-    name = entry.sampled_posterior if isinstance(engine, ADVI) else entry.posterior
+    name = f"Sampled{entry.posterior}" if entry.closed and isinstance(engine, ADVI) else entry.posterior
     return getattr(load(model.views_model, "posterior"), name)  # type: ignore[no-any-return]
 
 

@@ -226,7 +226,9 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         uncertainty = PoolUncertainty.none(self.data.n_views)
         return LatentClassPosterior(self.spec.link, state.pool, state.offset, state.noise, uncertainty)
 
-    def finish(self, ascent: Ascent, *, intervals: bool = True) -> LatentClassPosterior:
+    def finish(
+        self, ascent: Ascent[LatentClassState, Statistics[PoolSums]], *, intervals: bool = True
+    ) -> LatentClassPosterior:
         """The posterior at the end of an ascent, with what intervals for the weights need."""
         state: LatentClassState = ascent.state
         if not intervals:

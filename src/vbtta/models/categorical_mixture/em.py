@@ -27,7 +27,7 @@ from vbtta.inference import laplace
 from vbtta.inference.em import Ascent, ascend, join, nodes, products, vanishing_weights
 from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, group_sums
 from vbtta.inference.linalg import Reader, kl_dirichlet, student_precision
-from vbtta.models.base import InMemory, Posterior, Source
+from vbtta.models.base import InMemory, Posterior, Source, of_kind
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.parts import class_data, links
@@ -519,7 +519,9 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         fitted = (self.weights(state), state.class_weights, state.calibration, state.noise)
         return CategoricalPosterior(self.spec.link, *fitted, information, gate)
 
-    def finish(self, ascent: Ascent, *, intervals: bool = True) -> CategoricalPosterior:
+    def finish(
+        self, ascent: Ascent[CategoricalState, Statistics[ViewSums]], *, intervals: bool = True
+    ) -> CategoricalPosterior:
         """The posterior at the end of an ascent, with the information for intervals unless unwanted."""
         state: CategoricalState = ascent.state
         if not intervals:
@@ -667,7 +669,8 @@ def _gated(
 ) -> tuple[CategoricalProblem, CategoricalState]:
     """The problem of a gate, whose first update is the fit with constant weights."""
     spec, before = problem.spec, getattr(start, "gate", None)
-    fitted = isinstance(start, CategoricalPosterior) and len(start.weights) == problem.data.n_views
+    own = of_kind(start, CategoricalPosterior)
+    fitted = own is not None and len(own.weights) == problem.data.n_views
     begin = problem.evaluate(first)[1] if start is None else None
     constant = first if fitted else ascend(problem, first, PRELIMINARY).state
     gate = source.gate(spec.features, constant.weights, shared=problem.noise is not None, unit=None)

@@ -225,7 +225,7 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
         K, size = self.data.n_views, self.data.n_views + self.data.n_outputs
         return LatentPosterior(state, self.data.standard, PoolUncertainty.none(K), np.zeros((size, size)))
 
-    def finish(self, ascent: Ascent, *, intervals: bool = True) -> LatentPosterior:
+    def finish(self, ascent: Ascent[LatentState, Sums], *, intervals: bool = True) -> LatentPosterior:
         """The posterior at the end, with the Laplace approximation of the pool, which predictions need too."""
         state, K = ascent.state, self.data.n_views
         quadratic, linear = curvature(ascent.statistics.moments, state.precision, self.prior, state.offset)

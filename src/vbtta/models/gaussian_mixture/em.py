@@ -17,7 +17,7 @@ from vbtta.inference import laplace, linalg
 from vbtta.inference.em import EM, Ascent, Block, Problem, ascend, extrapolated_weights, products, vanishing_weights
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
-from vbtta.models.base import Posterior, Source
+from vbtta.models.base import Posterior, Source, of_kind
 from vbtta.models.gaussian_mixture import posterior as e_step
 from vbtta.models.gaussian_mixture.posterior import MixturePosterior, MixturePrior, MixtureState
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
@@ -372,9 +372,9 @@ class MixtureProblem(Problem[MixtureState, MixtureStatistics, MixturePosterior])
             state = state._replace(weights=self.weights(state), slopes=np.zeros(0))
         return MixturePosterior(self.prior, state, self.data.standard, information, gate)
 
-    def finish(self, ascent: Ascent, *, intervals: bool = True) -> MixturePosterior:
+    def finish(self, ascent: Ascent[MixtureState, MixtureStatistics], *, intervals: bool = True) -> MixturePosterior:
         """The posterior at the end of an ascent, with what intervals for the weights need unless they are unwanted."""
-        state: MixtureState = ascent.state
+        state = ascent.state
         if not intervals:
             return self.posterior(state)
         subsample = self.data if self.data.n_groups else self.data.subsample(_INTERVAL_LABELS)  # groups stay whole
@@ -426,13 +426,13 @@ def pose(source: Source, spec: GaussianMixture, start: Posterior | None = None) 
         spec.noise, spec.gamma, data.n_annotators, prior.residual_variance, start
     )
     problem = MixtureProblem(data, prior, people_prior)
-    factors = _resume(state, start)._replace(annotators=people)
+    factors = _resume(state, of_kind(start, MixturePosterior))._replace(annotators=people)
     return (problem, factors) if spec.weights != "input" else _gated(source, problem, factors, spec, start)
 
 
-def _resume(first: MixtureState, posterior: Posterior | None) -> MixtureState:
+def _resume(first: MixtureState, posterior: MixturePosterior | None) -> MixtureState:
     """What another fit inferred about the views if it is of the same form, else the first state."""
-    before = posterior.state if isinstance(posterior, MixturePosterior) else first
+    before = first if posterior is None else posterior.state
     alike = (before.weight_counts is None) == (first.weight_counts is None)
     if before is first or not alike or before.theta_mean.shape != first.theta_mean.shape:
         return first
@@ -444,9 +444,9 @@ def _resume(first: MixtureState, posterior: Posterior | None) -> MixtureState:
 
 def settled_variance(source: Source, spec: GaussianMixture, start: Posterior | None) -> tuple[float, ...]:
     """The prior's v where it is left open, (C,): that of a fit to start from if it has the same views."""
-    data = source.continuous(with_variance=spec.heteroscedastic)
-    if isinstance(start, MixturePosterior) and len(start.weights) == data.n_views > 1:
-        return tuple(np.diagonal(start.prior.inverse_scale) / start.prior.nu * start.standard.scale**2)
+    data, before = source.continuous(with_variance=spec.heteroscedastic), of_kind(start, MixturePosterior)
+    if before is not None and len(before.weights) == data.n_views > 1:
+        return tuple(np.diagonal(before.prior.inverse_scale) / before.prior.nu * before.standard.scale**2)
     return _variance_within(data, *initialise(data, spec))
 
 
@@ -455,7 +455,8 @@ def _gated(
 ) -> tuple[MixtureProblem, MixtureState]:
     """The problem of a gate, whose first update is the fit with constant weights."""
     before: Gate | None = getattr(start, "gate", None)
-    fitted = isinstance(start, MixturePosterior) and len(start.weights) == problem.data.n_views
+    own = of_kind(start, MixturePosterior)
+    fitted = own is not None and len(own.weights) == problem.data.n_views
     constant: MixtureState = first if fitted else ascend(problem, first, PRELIMINARY).state
     weights, unit = constant.weights, problem.data.standard.prediction_scale
     gate = source.gate(spec.features, weights, shared=first.annotators is not None, unit=unit)

@@ -56,7 +56,7 @@ def _edges(values: Values) -> Tensor:
 
 def pose(source: InMemory, spec: OrdinalMixture, seed: int) -> AdviTask[Posterior]:
     """The density of a mixture and its posterior."""
-    predictions, labels = source
+    predictions, labels = source.predictions, source.labels
     if predictions.outputs.shape[2] != 1:
         raise ValueError(
             f"task='ordinal' takes one score an input and view, (N, K, 1); got {predictions.outputs.shape[2]} outputs. "

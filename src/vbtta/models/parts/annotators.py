@@ -113,7 +113,7 @@ def contrasts(n_annotators: int) -> Array:
 
 
 def initialise(
-    noise: ContinuousNoise | None, gamma: float, n_annotators: int, residual_variance: Array, other: Any
+    noise: ContinuousNoise | None, gamma: float, n_annotators: int, residual_variance: Array, other: object
 ) -> tuple[AnnotatorPrior | None, AnnotatorState | None]:
     """Prior and first state, without biases; that of another posterior if it has as many; None without annotators."""
     # Where one annotator is much better than the rest, the truth follows that annotator and its noise is hardly
@@ -125,8 +125,8 @@ def initialise(
     variance = _given_the_sum(free)
     bias = np.zeros((n_annotators, len(residual_variance)))
     state = AnnotatorState(shape, rate, bias, free, variance, shape, variance)
-    other = getattr(getattr(other, "state", None), "annotators", None)
-    return prior, state if other is None or other.bias.shape != state.bias.shape else other
+    before: AnnotatorState | None = getattr(getattr(other, "state", None), "annotators", None)
+    return prior, state if before is None or before.bias.shape != state.bias.shape else before
 
 
 def _given_the_sum(free_variance: Array) -> Array:
@@ -229,10 +229,18 @@ def unpack(take: Reader, like: AnnotatorState | None) -> AnnotatorState | None:
     return like._replace(rate=rate, bias=bias, free_variance=free, bias_variance=_given_the_sum(free))
 
 
+class KnowsAnnotators(Protocol):
+    """A state of a model of continuous labels."""
+
+    @property
+    def annotators(self) -> AnnotatorState | None:
+        """Q of the annotators, where they are modelled."""
+
+
 class LabelPooling(ABC):
     """Consensus and scores of labels, for posteriors that predict numbers and may know their annotators."""
 
-    state: Any  # whose `annotators` are an AnnotatorState or None
+    state: KnowsAnnotators
     standard: Standard
 
     @abstractmethod

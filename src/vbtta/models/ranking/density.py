@@ -32,7 +32,7 @@ class RankingDensity(ScoreMixture):
 
 def pose(source: InMemory, spec: RankingMixture, seed: int) -> AdviTask[Posterior]:
     """The density of a mixture and its posterior."""
-    predictions, labels = source
+    predictions, labels = source.predictions, source.labels
     orders = labels.rankings(predictions.outputs.shape[2])
     values = np.asarray(predictions.outputs[labels.instance], dtype=np.float64)  # (J, K, L)
     units = score_of(values, labels.count, within=True)
