@@ -477,9 +477,9 @@ def policy_with(kind: str) -> Policy:
         ("numbers", {"posterior__guide__sites__0__shape": []}, r"shape \(\)"),
         ("numbers", {"posterior__guide__sites__0__shape": [2]}, "do not make the"),
         ("numbers", {"posterior__state__common_covariance__0": [-1.0, 0.0]}, "common_covariance: .*not symmetric"),
-        ("pool of numbers", {"posterior__covariance__0__0": -1.0}, "covariance: .*not symmetric and positive semi-definite"),
+        ("pool of numbers", {"posterior__covariance__0__0": -1.0}, "covariance: .*not symmetric"),
         ("pool of numbers", {"posterior__covariance": [[1.0]]}, "covariance: 1 rows; weights and offset have"),
-        ("pool of numbers", {"posterior__uncertainty__covariance__0__1": 9.0}, "uncertainty: covariance: .*not symmetric"),
+        ("pool of numbers", {"posterior__uncertainty__covariance__0__1": 9.0}, "covariance: .*not symmetric"),
         ("pool of numbers", {"posterior__state__inverse_scale": [[-1.0]]}, "inverse_scale: .*positive semi-definite"),
         ("pool of numbers", {"posterior__uncertainty__stiffness__0": -1.0}, "stiffness: numbers must be positive"),
         ("latent", {"posterior__uncertainty__covariance__0__0": -1e9}, "covariance: .*not symmetric"),
@@ -588,7 +588,7 @@ def test_members_and_wrapped_policies_are_checked_too(tmp_path: Path) -> None:
         value = reduce(lambda node, key: node[int(key) if key.isdigit() else key], change.split("__"),
                        json.loads(path.read_text(encoding="utf-8")))  # fmt: skip
         edit(path, **{change: (-np.array(value)).tolist()})
-        with pytest.raises(ValueError, match="theta_covariance is not symmetric and positive definite"):
+        with pytest.raises(ValueError, match="theta_covariance: .*not symmetric"):
             type(saved).load(path, verify=False)
     stack.save(path)
     edit(path, posterior__covariance__0__0=-1.0)

@@ -117,7 +117,8 @@ def _rules(definitions: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         tasks = [entry.task, *(["multilabel"] if entry.task == "classification" else [])]
         rules.append(_rule({"model": _kind(name)}, {"task": {"enum": tasks}}))
-        for engine, posterior in zip(_ENGINES, (entry.posterior, entry.sampled_posterior), strict=True):
+        sampled = f"Sampled{entry.posterior}" if entry.closed else entry.posterior
+        for engine, posterior in zip(_ENGINES, (entry.posterior if entry.closed else "", sampled), strict=True):
             if posterior:
                 kind = getattr(import_module(f"vbtta.models.{entry.folder}.posterior"), posterior)
                 given = {"model": _kind(name), "engine": _kind(engine)}

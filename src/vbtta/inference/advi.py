@@ -109,6 +109,7 @@ _BETAS = (0.9, 0.99)  # of Adam; a short memory of squares, as runs are short
 _WARM_UP = 0.05  # fraction of the steps over which the step length rises
 _CHANGE_TOLERANCE = 1e-3  # of the running bound, per label, for convergence
 _GAIN_TOLERANCE = 1e-2  # of the predicted gain of a Newton step, per label, likewise
+_LEAST_WINDOW = 5  # a tenth of the steps: fewer do not show their noise
 _NOISE_TOLERANCE = 0.1  # of the running bound's standard error, per label, likewise
 _BOUND_DRAWS = 1024  # for the reported bound
 _DRAWS_AT_ONCE = 64  # of them
@@ -381,10 +382,10 @@ def _has_converged(bounds: Array, pulls: Array, n_labels: float) -> bool:
     # The last tenth is compared with the tenth before 70 % of the run: later, steps are too short to change the bound.
     # The bound of a run that never moved is steady too; what a Newton step of Q's mean would gain, g^T L L^T g / 2 less
     # its bias and two standard errors, shows that it has not converged.
-    window, T = max(2, len(bounds) // 10), len(bounds)
-    last, before = bounds[-window:], bounds[max(0, (7 * T) // 10 - window) : (7 * T) // 10]
-    if not len(before):
+    window, T = len(bounds) // 10, len(bounds)
+    if window < _LEAST_WINDOW:
         return False
+    last, before = bounds[-window:], bounds[(7 * T) // 10 - window : (7 * T) // 10]
     change, error = abs(last.mean() - before.mean()), math.sqrt((last.var() + before.var()) / window)
     average, variance = pulls[-window:].mean(axis=0), pulls[-window:].var(axis=0, ddof=1) / window
     gain = 0.5 * (average @ average - variance.sum() - 2 * math.sqrt(2 * (variance @ variance)))
