@@ -588,7 +588,7 @@ def test_members_and_wrapped_policies_are_checked_too(tmp_path: Path) -> None:
         value = reduce(lambda node, key: node[int(key) if key.isdigit() else key], change.split("__"),
                        json.loads(path.read_text(encoding="utf-8")))  # fmt: skip
         edit(path, **{change: (-np.array(value)).tolist()})
-        with pytest.raises(ValueError, match="theta_covariance: .*not symmetric"):
+        with pytest.raises(ValueError, match=r"theta_covariance: .*not symmetric"):
             type(saved).load(path, verify=False)
     stack.save(path)
     edit(path, posterior__covariance__0__0=-1.0)
