@@ -437,29 +437,25 @@ class UnsendableError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("factory", "read", "kind", "message"),
+    ("factory", "kind", "message"),
     [
-        (raising(KeyError("weights")), None, RuntimeError, "^predictor_factory raised KeyError: 'weights'$"),
+        (raising(KeyError("weights")), RuntimeError, "^predictor_factory raised KeyError: 'weights'$"),
         (
             lambda: raising(UnsendableError("a", "b")),
-            None,
             RuntimeError,
             "the predictor or a view raised Unsendable",
         ),
-        (sums, raising(OSError("no disk")), RuntimeError, r"in\.parquet, rows 0 to 4: read raised OSError: no disk$"),
-        (lambda: 3, None, RuntimeError, "^predictor_factory raised TypeError: predictor must be a torch .*; got int$"),
-        (sums, None, ValueError, r"in\.parquet, rows 0 to 4: ids must differ .*'7' occurs more than once"),
-        (growing, None, ValueError, r"rows 0 to 4: parts have different numbers of outputs: \[1, 3\]"),
+        (lambda: 3, RuntimeError, "^predictor_factory raised TypeError: predictor must be a torch .*; got int$"),
+        (sums, ValueError, r"in\.parquet, rows 0 to 4: ids must differ .*'7' occurs more than once"),
+        (growing, ValueError, r"rows 0 to 4: parts have different numbers of outputs: \[1, 3\]"),
     ],
 )
-def test_a_worker_says_what_failed(
-    tmp_path: Path, factory: Any, read: Any, kind: type[Exception], message: str
-) -> None:
+def test_a_worker_says_what_failed(tmp_path: Path, factory: Any, kind: type[Exception], message: str) -> None:
     from ray import cloudpickle
 
     ids = [7, 8, 9, 7 if "occurs" in message else 6]
     pq.write_table(pa.table({"a": np.arange(4.0), "instance": ids}), tmp_path / "in.parquet")
-    job = Job(factory, [Identity()], 1, 2, False, None, 0, None, read, str(tmp_path / "out"), "")
+    job = Job(factory, [Identity()], 1, 2, False, None, 0, None, str(tmp_path / "out"), "")
     (tmp_path / "out").mkdir()
     with pytest.raises(kind, match=message) as raised:
         collect_piece(message, cloudpickle.dumps(job), pieces_of(tmp_path / "in.parquet", 4)[0])
@@ -827,7 +823,7 @@ def test_a_large_row_group_is_not_held(tmp_path: Path) -> None:
     assert [(piece.start, piece.stop) for piece in pieces] == [*pairwise(range(0, 40_001, 5_000))]
     before = pa.total_allocated_bytes()
     most = 0
-    for first, _, batch in read_batches(pieces[-1], 500, None):
+    for first, _, batch in read_batches(pieces[-1], 500):
         np.testing.assert_array_equal(batch, inputs[first : first + 500])
         most = max(most, pa.total_allocated_bytes() - before)
     assert most < 20e6
@@ -883,13 +879,11 @@ def test_errors_name_the_remedy(machines: Machines, tmp_path: Path, monkeypatch:
                 fit_on_cluster(tmp_path / "views", np.zeros(50), task="regression", **option)
     with pytest.raises(ValueError, match="labels must be given on a cluster"):
         fit_on_cluster(tmp_path, None, task="regression")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="read must be a function"):
-        collect_on_cluster(sums, inputs, [Identity()], tmp_path / "out", key="a", read=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"dataset must be a path or a list of paths; got 3"):
         collect_on_cluster(sums, 3, [Identity()], tmp_path / "out", key="a")
     lock = threading.Lock()
     with pytest.raises(ValueError, match=r"one of them cannot be: cannot pickle '_thread\.lock'"):
-        _packed(Job(lambda: lock, [Identity()], 1, 2, False, None, 0, None, None, "", ""))
+        _packed(Job(lambda: lock, [Identity()], 1, 2, False, None, 0, None, "", ""))
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'pip install "vbtta\[ray\]"'):
         fit_on_cluster(tmp_path, [1.0], task="regression")

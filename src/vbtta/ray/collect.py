@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from pickle import PicklingError
@@ -72,7 +71,6 @@ def collect_views(
     seed: int = 0,
     progress: bool = False,
     classes: ArrayLike | None = None,
-    read: Callable[[Any], Any] | None = None,
     rows_per_part: int = 16_384,
     workers: int | None = None,
     worker_options: dict[str, Any] | None = None,
@@ -96,12 +94,10 @@ def collect_views(
     out : path
         Folder of the predictions, on a file system that all nodes share.
     key : str
-        Required: a name for the network and the version of its weights, and for `read` and `output` where they are
-        functions. Finished parts are used again under the same key only.
+        Required: a name for the network and the version of its weights, and for `output` where it is a function.
+        Finished parts are used again under the same key only.
     views, draws, batch_size, variance, output, seed, progress, classes
         As in :func:`vbtta.collect_views`.
-    read : callable, optional
-        Makes inputs of a `pyarrow.Table`, where the columns are others than those above.
     rows_per_part : int
         Rows of a part; more where a file has row groups of more than eight times as many.
     workers, worker_options : optional
@@ -126,8 +122,6 @@ def collect_views(
     rows_per_part = whole_number("rows_per_part", rows_per_part, 1)
     workers, worker_options = check_workers(workers, worker_options)
     check_factory(predictor_factory)
-    if read is not None and not callable(read):
-        raise TypeError(f"read must be a function that makes inputs of a pyarrow.Table; got {type(read).__name__}")
     view_list = as_views(views)
     pieces = pieces_of(dataset, rows_per_part)
     folder = Path(out)
@@ -137,7 +131,7 @@ def collect_views(
     described = [key, prints, draws, variance, None if callable(output) else output, seed, named]
     mark = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     job = Job(
-        predictor_factory, view_list, draws, batch_size, variance == "delta", output, seed, named, read,
+        predictor_factory, view_list, draws, batch_size, variance == "delta", output, seed, named,
         str(folder.resolve()), mark,
     )  # fmt: skip
     expected = {job.target(piece).name for piece in pieces}
@@ -182,7 +176,7 @@ def _packed(job: "Job") -> bytes:
         return bytes(require("ray.cloudpickle", "ray").dumps(job))
     except (TypeError, ValueError, AttributeError, PicklingError) as error:
         raise ValueError(
-            f"predictor_factory, read and views are sent to the workers, and one of them cannot be: {error}. Let "
+            f"predictor_factory and views are sent to the workers, and one of them cannot be: {error}. Let "
             "predictor_factory make what it needs"
         ) from error
 
@@ -202,7 +196,6 @@ class Job:
     output: Output
     seed: int
     classes: tuple[Any, ...] | None
-    read: Callable[[Any], Any] | None
     folder: str
     mark: str  # digest of all that the predictions depend on, besides the inputs
 
@@ -226,7 +219,7 @@ def collect_piece(digest: str, packed: bytes, piece: Piece) -> None:
     """Write the predictions of a piece, whole or not at all, unless they are there."""
     if digest not in _made:
         _made.clear()
-        with explained("unpacking predictor_factory, read and views"):
+        with explained("unpacking predictor_factory and views"):
             job: Job = require("ray.cloudpickle", "ray").loads(packed)
         with explained("predictor_factory"):
             _made[digest] = job, as_predictor(job.factory(), job.output)
@@ -247,7 +240,7 @@ def collect_piece(digest: str, packed: bytes, piece: Piece) -> None:
 def _row_groups(job: Job, predictor: Predictor, piece: Piece) -> Iterator[ViewPredictions]:
     """Predictions of a piece, as many rows at a time as are written at once."""
     batches: list[ViewPredictions] = []
-    for first, ids, inputs in read_batches(piece, job.batch_size, job.read):
+    for first, ids, inputs in read_batches(piece, job.batch_size):
         with explained("the predictor or a view"):
             batches.append(job.collect(predictor, inputs, first, ids))
         if sum(batch.outputs.nbytes * (1 if batch.variance is None else 2) for batch in batches) > _ROW_GROUP:
@@ -287,10 +280,9 @@ def pieces_of(dataset: Any, rows: int) -> list[Piece]:
     return pieces
 
 
-def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | None) -> Iterator[tuple[int, Array, Any]]:
+def read_batches(piece: Piece, batch_size: int) -> Iterator[tuple[int, Array, Array]]:
     """First row in the whole data set, ids and inputs of batches; row groups without rows of the piece are not read."""
     arrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
-    make = partial(read_inputs, where=piece.path) if read is None else read
     with parquet.ParquetFile(piece.path, buffer_size=_BUFFER, pre_buffer=False) as file:
         edges = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))])
         groups = np.flatnonzero((edges[:-1] < piece.stop) & (edges[1:] > piece.start)).tolist()
@@ -301,9 +293,7 @@ def read_batches(piece: Piece, batch_size: int, read: Callable[[Any], Any] | Non
                 table = arrow.Table.from_batches([batch.slice(low, high - low)])
                 first = piece.first + start + low - piece.start
                 ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
-                with explained("read"):
-                    inputs = make(table)
-                yield first, ids, inputs
+                yield first, ids, read_inputs(table, piece.path)
             start += len(batch)
             if start >= piece.stop:
                 return
@@ -328,7 +318,7 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
     except (TypeError, ValueError):
         raise ValueError(
             f"{where} has no column 'image' or 'inputs', so all columns but 'instance' must be numbers; it has "
-            f"{', '.join(names)} (in Python read=... makes inputs of other tables)"
+            f"{', '.join(names)}. Write a column 'inputs'"
         ) from None
 
 

@@ -103,18 +103,15 @@ def continuous_part(
 
 
 def categorical_part(
-    slices: Slices, names: tuple[str, ...], labels: LabelSets, noise: str, with_variance: bool, classes_last: bool
+    slices: Slices, names: tuple[str, ...], labels: LabelSets, layout: dict[str, Any]
 ) -> CategoricalBlock:
-    """Labelled instances with their logits and classes."""
-    views = read_rows(slices, names)
-    table = label_noise.label_table(labels, labels.categorical(views.outputs.shape[2], views.classes), noise)
-    variance, rows = views.variance if with_variance else None, np.arange(len(views))
-    return class_data.categorical_block(views.outputs, variance, rows, table, noise, classes_last=classes_last)
+    """Labelled instances with their logits and classes; rows count as independent."""
+    return replace(class_data.categorical_data(read_rows(slices, names), labels, **layout).whole, group=None)
 
 
-def ranges(block: CategoricalBlock) -> tuple[Array, Array]:
-    """Largest range of every view's logits, and whether they look like probabilities: (K,) each."""
-    return block.ranges.max(axis=0), class_data.probability_views(block.mean)
+def ranges(block: CategoricalBlock) -> Array:
+    """Largest range of every view's logits: (K,)."""
+    return np.asarray(block.ranges.max(axis=0))
 
 
 def sums(data: Any, first: int, size: int, function: Callable[[Any], Any], every: int) -> list[Node]:
@@ -239,14 +236,13 @@ class Calibration:
         facts = people, with_variance, 0, len(labels)
         return RemoteContinuous(standard, n_views, n_outputs, labels.total, self.n_units, *facts, parts)
 
-    def categorical(self, *, noise: str, with_variance: bool, classes_last: bool) -> "RemoteCategorical":
+    def categorical(self, *, noise: str, **layout: Any) -> "RemoteCategorical":
         """Labelled instances with their logits and classes, in blocks on the workers."""
         K, C = self.views.outputs.shape[1:]
         people = len(self.labels.annotator_names) if self.named and noise in ("annotator", "confusion") else 1
         size = class_data.block_rows(K, C, label_noise.n_entries(noise, C, people))
-        parts = self._read(categorical_part, size, noise, with_variance and self.has_variance, classes_last)
-        widest, suspects = zip(*self.tasks.results(ranges, [(data,) for data in parts.data]), strict=True)
-        class_data.refuse_suspects(self.names, np.min(suspects, axis=0))
+        parts = self._read(categorical_part, size, {"noise": noise, **layout})
+        widest = self.tasks.results(ranges, [(data,) for data in parts.data])
         counts = (self.n_units, self.labels.total, len(self.labels), people)
         return RemoteCategorical(K, C, *counts, np.max(widest, axis=0), parts, self)
 

@@ -1,7 +1,6 @@
 """Predictions of a policy for a Ray data set."""
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ def predict(
     output: Output = None,
     level: float = 0.9,
     seed: int = 0,
-    read: Callable[[Any], Any] | None = None,
     workers: int | None = None,
     worker_options: dict[str, Any] | None = None,
     address: str | None = None,
@@ -42,7 +40,7 @@ def predict(
         Those that the policy uses must be among them; no others are computed.
     level : float
         Of the intervals of a regression.
-    predictor_factory, draws, batch_size, output, seed, read, workers, worker_options, address
+    predictor_factory, draws, batch_size, output, seed, workers, worker_options, address
         As in :func:`vbtta.ray.collect_views`; draws, output and seed as in the fit.
 
     Returns
@@ -66,7 +64,7 @@ def predict(
     if drawing and "instance" not in rows.schema().names:
         raise ValueError(f"dataset needs a column 'instance', by which {', '.join(drawing)} draw; number the rows")
     size = workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)
-    job = Job(predictor_factory, used, draws, batch_size, False, output, seed, None, read, "", "")
+    job = Job(predictor_factory, used, draws, batch_size, False, output, seed, None, "", "")
     return rows.map_batches(
         Worker, batch_size=batch_size, batch_format="pyarrow",
         compute=data.ActorPoolStrategy(min_size=1, max_size=size),
@@ -88,7 +86,7 @@ class Worker:
             digests = [hashlib.sha256(str(name).encode()).digest()[:7] for name in ids.tolist()]
             ids = np.array([int.from_bytes(digest) for digest in digests], dtype=np.int64)
         with self.predictor.ready():
-            predictions = self.job.collect(self.predictor, (self.job.read or read_inputs)(table), ids.astype(np.int64))
+            predictions = self.job.collect(self.predictor, read_inputs(table), ids.astype(np.int64))
         arrow = require("pyarrow", "ray")
         table = table.drop_columns([name for name in ("image", "inputs") if name in table.column_names])
         for name, values in self.policy.predict(predictions).columns(self.level).items():

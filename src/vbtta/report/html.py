@@ -248,12 +248,9 @@ def weight_figures(policy: Policy) -> dict[str, Drawing]:
         f"view-{k}": f"{name}: {weight:.4f} (90 % interval {low:.4f} to {high:.4f})"
         for k, (name, weight, (low, high)) in enumerate(zip(names, weights, interval, strict=True))
     }
-    shown = (
-        f"the {plotting.MAX_BARS} heaviest of {len(names)} views" if len(names) > plotting.MAX_BARS else "every view"
-    )
-    caption = (
-        f"Weight of {shown} with its 90 % interval; grey: less than 1 %. Rest the pointer on a bar for its numbers."
-    )
+    most = plotting.MAX_BARS
+    shown = f"the {most} heaviest of {len(names)} views" if len(names) > most else "every view"
+    caption = f"Weight of {shown} with its 90 % interval; grey: less than 1 %. Point at a bar for its numbers."
     figure = plotting.weights(names, weights, interval)
     return _drawing("weights", figure, caption, documents.views_in_words(policy)[0], titles)
 
@@ -426,10 +423,8 @@ def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) 
         order = np.argsort(value, kind="stable")
     caption = "Estimates of the fit for every annotator, with 90 % intervals."
     if len(order) > 2 * _MAX_PEOPLE:
-        caption = (
-            f"Estimates for the {_MAX_PEOPLE} best and the {_MAX_PEOPLE} worst of {len(order):,} annotators, with "
-        )
-        caption += f"90 % intervals. The median of all is {np.median(value):.3g}."
+        ends = f"the {_MAX_PEOPLE} best and the {_MAX_PEOPLE} worst of {len(order):,} annotators"
+        caption = f"Estimates for {ends}, with 90 % intervals. The median of all is {np.median(value):.3g}."
         order = np.concatenate([order[:_MAX_PEOPLE], order[-_MAX_PEOPLE:]])
     names = [annotators.names[u] for u in order]
     known = np.array([truth[name] for name in names]) if truth and all(name in truth for name in names) else None
