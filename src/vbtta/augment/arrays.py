@@ -14,7 +14,7 @@ import numpy.typing as npt
 from vbtta._support.fingerprints import array_digest
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, is_tensor, like, to_array, where
-from vbtta.augment.base import BuiltIn, Number, Positive, Probability, check_floating, check_streams
+from vbtta.augment.base import BuiltIn, Number, Positive, Probability, Symmetry, check_floating, check_streams
 
 
 class Identity(BuiltIn, label="identity"):
@@ -30,7 +30,7 @@ class Identity(BuiltIn, label="identity"):
         """Return the batch."""
         return batch
 
-    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+    def _symmetry(self, n_axes: int) -> Symmetry:
         return False, frozenset()
 
 
@@ -151,11 +151,6 @@ class Pool:
         if len(shape) < 2 or shape[0] == 0:
             raise ValueError(f"pool must be (P, ...); one feature is a last axis of 1; got shape {shape}.")
 
-    @classmethod
-    def of(cls, source: Any) -> "Pool":
-        """Make a pool of an array or a tensor; a pool stays as it is."""
-        return source if isinstance(source, cls) else cls(source)
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -189,7 +184,7 @@ class Mixing(BuiltIn, stochastic=True):
     pool: Pool
 
     def _check(self) -> None:
-        self._store(pool=Pool.of(self.pool))
+        self._store(pool=self.pool if isinstance(self.pool, Pool) else Pool(self.pool))
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         streams = check_streams(self, batch, rng)

@@ -90,6 +90,7 @@ class Choice:
 
 
 MIN_SEEN_SHARE = 1 - 1e-3  # of a position's value, from inside the augmented input
+Symmetry = tuple[bool, frozenset[int]]  # whether the last two axes are exchanged, and the axes mirrored then
 Positive = Annotated[float, Number(above=0.0)]
 Signed = Annotated[float, Number(signed=True)]
 Probability = Annotated[float, Number(above=0.0, below=1.0)]
@@ -187,8 +188,8 @@ class BuiltIn:
         """Size of the augmented image."""
         return height, width
 
-    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]] | None:
-        """Whether the last two axes of a batch are exchanged, and the axes (-1, ...) mirrored then, if that is all."""
+    def _symmetry(self, n_axes: int) -> Symmetry | None:
+        """What a flip or turn does to a batch, by axes counted from the last, -1; None for other views."""
         return None
 
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
@@ -245,12 +246,12 @@ class Chain(BuiltIn):
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Apply the views in order, flips and turns all at once."""
         if is_tensor(batch) and batch.ndim in (4, 5) and (symmetry := self._symmetry(batch.ndim)):
-            return turn_and_mirror(batch, *symmetry)
+            return turn_and_mirror(batch, symmetry)
         for view in self.views:
             batch = view(batch, rng)
         return batch
 
-    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]] | None:
+    def _symmetry(self, n_axes: int) -> Symmetry | None:
         turned, mirrored = False, frozenset[int]()
         for view in self.views:
             symmetry = view._symmetry(n_axes) if isinstance(view, BuiltIn) else None
@@ -265,7 +266,7 @@ class Chain(BuiltIn):
     def _undo(self, outputs: Batch, rng: RowStreams | None) -> Batch:
         """Undo the last view first; exchanges of classes are done at the end, together."""
         if is_tensor(outputs) and (symmetry := self._symmetry(outputs.ndim)):
-            return turn_and_mirror(outputs, *inverse_symmetry(*symmetry))
+            return turn_and_mirror(outputs, symmetry, undo=True)
         drawing = [view for view in self.views if view.stochastic]
         if len(drawing) > 1 and not all(isinstance(view, BuiltIn) for view in drawing):  # the streams are shared
             raise ValueError(f"view {self.name} chains several views that draw, and cannot be undone; leave it out.")
@@ -406,15 +407,11 @@ def move_points(points: Batch, matrix: Array) -> Batch:
     return points @ linear + offset
 
 
-def turn_and_mirror(images: Any, turned: bool, mirrored: frozenset[int]) -> Any:
-    """Tensors with the last two axes exchanged, or not, and some axes mirrored; never a view of the given memory."""
-    turned_images = images.transpose(-1, -2) if turned else images
-    return turned_images.flip(tuple(mirrored)) if turned or mirrored else images
-
-
-def inverse_symmetry(turned: bool, mirrored: frozenset[int]) -> tuple[bool, frozenset[int]]:
-    """What undoes `turn_and_mirror`."""
-    return turned, _exchanged(mirrored, turned)
+def turn_and_mirror(images: Any, symmetry: Symmetry, *, undo: bool = False) -> Any:
+    """Images, a tensor, under a symmetry or its inverse; moved ones do not share the memory of the given."""
+    turned, mirrored = symmetry
+    axes = _exchanged(mirrored, turned) if undo else mirrored
+    return (images.transpose(-1, -2) if turned else images).flip(tuple(axes)) if turned or axes else images
 
 
 def _exchanged(axes: frozenset[int], turned: bool) -> frozenset[int]:
@@ -485,17 +482,13 @@ def _exchange(view: Augmentation, outputs: Batch) -> Batch:
 
 
 def _at_size(outputs: Batch, size: tuple[int, ...]) -> Batch:
-    """Maps (N, C, ...) at the resolution of the inputs; at a stride their sizes are those of the inputs, rounded up."""
+    """Maps (N, C, ...) at the resolution of the inputs, which they may have at a stride that is a power of two."""
     own = tuple(outputs.shape[2:])
     if own == size:
         return outputs
-    powers, least = [2**n for n in range(1, 11)], -(-size[0] // max(own[0], 1))
-    strides = [n for n in range(least, 2 * least + 1) if own == tuple(-(-length // n) for length in size)]
-    exact = [n for n in strides if tuple(n * length for length in own) == size]
-    stride = next(iter(exact or [n for n in strides if n in powers] or strides), 0)  # small maps fit several strides
-    rounded_down = stride not in powers and any(own == tuple(length // n for length in size) for n in powers)
-    if not strides or rounded_down:
-        remedy = "return their size, or the size at a stride, rounded up: pad the inputs to a multiple of the stride"
+    stride = next((n for n in (2, 4, 8, 16, 32) if own == tuple(-(-length // n) for length in size)), None)
+    if stride is None:
+        remedy = "return their size, or it at a stride of 2, 4, ..., rounded up: pad the inputs to a multiple of that"
         raise ValueError(f"the model returned maps {own} for inputs {size}; it must {remedy}.")
     maps = outputs if is_tensor(outputs) else to_tensor(outputs)
     maps = resized(maps, tuple(stride * length for length in own))[(..., *map(slice, size))]

@@ -363,15 +363,11 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
 
 
 def _is_random(part: Any) -> bool:
-    """Whether a submodule draws: another library's transform, or torch's dropout in training mode."""
+    """Whether a submodule draws: another library's transform, or dropout in training mode."""
     if _is_from(part, "kornia.augmentation") or _is_from(part, "torchvision.transforms"):
         return _draws(part)
-    names = {base.__name__ for base in type(part).__mro__ if f"{base.__module__}.".startswith("torch.nn.")}
-    if names & {"FractionalMaxPool2d", "FractionalMaxPool3d"}:
-        return True
     dropout = getattr(part, "dropout", 0.0)  # of recurrent layers and attention
-    drops = bool(names) and isinstance(dropout, float) and dropout > 0
-    return part.training and (drops or any("Dropout" in name or name == "RReLU" for name in names))
+    return part.training and ("Dropout" in type(part).__name__ or (isinstance(dropout, float) and dropout > 0))
 
 
 def _draws(transform: Any) -> bool:

@@ -18,17 +18,8 @@ import numpy as np
 from vbtta._support.checks import require
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, resized, to_tensor
-from vbtta.augment.base import (
-    BuiltIn,
-    Choice,
-    Number,
-    Positive,
-    Signed,
-    check_floating,
-    check_images,
-    inverse_symmetry,
-    turn_and_mirror,
-)
+from vbtta.augment import base
+from vbtta.augment.base import BuiltIn, Choice, Number, Positive, Signed, Symmetry, turn_and_mirror
 from vbtta.data.labels import Array
 
 if TYPE_CHECKING:
@@ -57,9 +48,9 @@ class ImageView(BuiltIn):
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         if isinstance(batch, np.ndarray):
             return self(to_tensor(batch)).numpy()
-        check_images(self, batch, volumes=True)
+        base.check_images(self, batch, volumes=True)
         if self.interpolates:
-            check_floating(self, batch)
+            base.check_floating(self, batch)
         return self._by_slice(self._transform, batch)
 
     def _transform(self, images: "Tensor") -> "Tensor":
@@ -91,17 +82,16 @@ class ImageView(BuiltIn):
         return _warp(outputs, np.linalg.inv(self._affine(*outputs.shape[-2:])), "zeros") if self.partial else outputs
 
 
-class Symmetry(ImageView):
+class ExactView(ImageView):
     """Base of flips and quarter turns, which are exact; see `BuiltIn._symmetry`."""
 
     interpolates: ClassVar[bool] = False
 
     def _transform(self, images: "Tensor") -> "Tensor":
-        return turn_and_mirror(images, *self._symmetry(images.ndim))  # type: ignore[no-any-return]
+        return turn_and_mirror(images, self._symmetry(images.ndim))  # type: ignore[no-any-return]
 
     def _restore(self, outputs: "Tensor") -> "Tensor":
-        symmetry = inverse_symmetry(*self._symmetry(outputs.ndim))
-        return turn_and_mirror(outputs, *symmetry)  # type: ignore[no-any-return]
+        return turn_and_mirror(outputs, self._symmetry(outputs.ndim), undo=True)  # type: ignore[no-any-return]
 
     def _affine(self, height: int, width: int) -> Array:
         turned, mirrored = self._symmetry(4)
@@ -113,11 +103,11 @@ class Symmetry(ImageView):
     def _size_after(self, height: int, width: int) -> tuple[int, int]:
         return (width, height) if self._symmetry(4)[0] else (height, width)
 
-    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+    def _symmetry(self, n_axes: int) -> Symmetry:
         raise NotImplementedError
 
 
-class HorizontalFlip(Symmetry, label="hflip"):
+class HorizontalFlip(ExactView, label="hflip"):
     """Mirror left and right.
 
     Examples
@@ -126,11 +116,11 @@ class HorizontalFlip(Symmetry, label="hflip"):
     array([[[[3., 2., 1.]]]])
     """
 
-    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+    def _symmetry(self, n_axes: int) -> Symmetry:
         return False, frozenset({-1})
 
 
-class VerticalFlip(Symmetry, label="vflip"):
+class VerticalFlip(ExactView, label="vflip"):
     """Mirror top and bottom.
 
     Examples
@@ -139,11 +129,11 @@ class VerticalFlip(Symmetry, label="vflip"):
     array([3., 2., 1.])
     """
 
-    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+    def _symmetry(self, n_axes: int) -> Symmetry:
         return False, frozenset({-2})
 
 
-class Flip(Symmetry, label="flip"):
+class Flip(ExactView, label="flip"):
     """Mirror along axes: 0 and 1 are height and width of images; 0, 1 and 2 depth, height and width of volumes.
 
     Examples
@@ -161,7 +151,7 @@ class Flip(Symmetry, label="flip"):
             raise ValueError(f"Flip: axes must be some of 0, 1 and 2; got {axes!r}.")
         self._store(axes=tuple(sorted({int(axis) for axis in axes})))
 
-    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+    def _symmetry(self, n_axes: int) -> Symmetry:
         if max(self.axes) + 2 >= n_axes:
             raise ValueError(f"view {self.name} mirrors axis {max(self.axes)} of volumes; images have axes 0 and 1.")
         return False, frozenset(axis + 2 - n_axes for axis in self.axes)
@@ -170,7 +160,7 @@ class Flip(Symmetry, label="flip"):
         return f"flip({','.join(map(str, self.axes))})"
 
 
-class Rotate90(Symmetry):
+class Rotate90(ExactView):
     """Rotate by 1, 2 or 3 quarter turns, counter-clockwise and exactly: (H, W) becomes (W, H) for 1 and 3.
 
     Examples
@@ -191,7 +181,7 @@ class Rotate90(Symmetry):
     def _default_name(self) -> str:
         return f"rotate90({90 * self.quarters:+d})"
 
-    def _symmetry(self, n_axes: int) -> tuple[bool, frozenset[int]]:
+    def _symmetry(self, n_axes: int) -> Symmetry:
         return self.quarters != 2, frozenset({1: {-2}, 2: {-2, -1}, 3: {-1}}[self.quarters])
 
 

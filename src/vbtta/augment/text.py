@@ -135,13 +135,7 @@ class Template(TextView, label="template"):
 
 
 class Paraphrase(TextView, label="paraphrase"):
-    """Other words for every text, from a table of your own; see :func:`paraphrases`.
-
-    Examples
-    --------
-    >>> Paraphrase({"Good film": "A film worth seeing"})(["Good film"])
-    ['A film worth seeing']
-    """
+    """Other words for every text, from a table of your own; see :func:`paraphrases`."""
 
     table: Mapping[str, str] = field(compare=False, repr=False)
 

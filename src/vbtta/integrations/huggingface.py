@@ -98,18 +98,7 @@ def hub_policy() -> Any:
 
 
 def model_card(policy: Policy, measured: str | None = None, *, data: str = "Not described.", limits: str = "") -> str:
-    """The card of a policy: weights, calibration, and data and limits in the caller's words.
-
-    Examples
-    --------
-    >>> from vbtta import ViewPredictions, fit_policy
-    >>> x = np.random.default_rng(0).normal(size=(50, 1, 1))
-    >>> policy = fit_policy(ViewPredictions(x), x[:, 0, 0] + 1, task="regression", guard=False)
-    >>> print(model_card(policy, data="Fifty numbers.")[:40])
-    ---
-    library_name: vbtta
-    tags: [vbtta, te
-    """
+    """The card of a policy: weights, calibration, and data and limits in the caller's words."""
     limited = zip(policy.names, policy.weights, policy.weight_interval(), strict=True)
     rows = [f"| {name} | {weight:.3f} | [{low:.3f}, {high:.3f}] |" for name, weight, (low, high) in limited]
     shown = f"On held-out labels: {measured}.\n\n![Calibration]({_FIGURE})" if measured else "Not measured."

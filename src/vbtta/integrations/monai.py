@@ -18,14 +18,9 @@ from vbtta.policy import Policy
 class PolicyInferer:
     """An inferer whose network is the given one with the views of a policy.
 
-    The result is the logarithm of the pooled probabilities by default: a softmax or argmax after it stays as it is.
-
-    Parameters
-    ----------
-    inferer : MONAI inferer
-        Such as ``SlidingWindowInferer(roi_size)``; every window is predicted under the views.
-    views, policy, options
-        Of :class:`vbtta.TTAModule`, such as ``output="probability"``.
+    The result is the logarithm of the pooled probabilities by default: a softmax or argmax after it stays as it is. Of
+    an inferer such as ``SlidingWindowInferer(roi_size)`` every window is predicted under the views. `options` are those
+    of :class:`vbtta.TTAModule`, such as ``output="probability"``.
 
     Examples
     --------
@@ -63,15 +58,9 @@ def collect_dataset(
 ) -> tuple[ViewPredictions, LabelSets]:  # fmt: skip
     """Collect from a MONAI data set of dictionaries, one item in memory at a time.
 
-    Parameters
-    ----------
-    dataset : MONAI Dataset
-        Its items hold an image (channels, H, W) or (channels, D, H, W) and a label map (1, H, W) or (1, D, H, W),
-        or one channel a rater, under the keys `image` and `label`. Its transforms must not draw random numbers.
-    inferer : MONAI inferer, optional
-        By which the network is applied, such as ``SlidingWindowInferer(roi_size)``; by default to whole inputs.
-    network, views, options
-        Of :func:`vbtta.collect_dense`, such as `positions` and `ignore`.
+    Items hold an image (channels, H, W) or (channels, D, H, W) and a label map (1, H, W) or (1, D, H, W), or one
+    channel a rater, under the keys `image` and `label`; the transforms must not draw random numbers. The network is
+    applied by `inferer`, or to whole inputs. `options` are those of :func:`vbtta.collect_dense`, such as `positions`.
 
     Examples
     --------

@@ -87,15 +87,11 @@ def collect_cases(
 ) -> tuple[ViewPredictions, LabelSets]:
     """Collect maps and masks of preprocessed cases: instances are voxels, groups are cases.
 
-    Parameters
-    ----------
-    predictor, cases : nnUNetPredictor, sequence of str
-        A predictor of a fold, and its validation cases: ``load_json("splits_final.json")[fold]["val"]``.
-    folder : str
-        Of the preprocessed configuration, such as ``nnUNet_preprocessed/Dataset001/nnUNetPlans_3d_fullres``.
-    views, options
-        By default all mirror images, the axes that nnU-Net does not mirror included; options of
-        :func:`vbtta.collect_dense`, whose `positions` are drawn per case, or per slice for 2-D configurations.
+    `predictor` is the nnUNetPredictor of a fold, and `cases` are its validation cases,
+    ``load_json("splits_final.json")[fold]["val"]``, in the folder of the preprocessed configuration, such as
+    ``nnUNet_preprocessed/Dataset001/nnUNetPlans_3d_fullres``. Views are all mirror images by default, along axes that
+    nnU-Net does not mirror, too. `options` are those of :func:`vbtta.collect_dense`; `positions` are drawn per case, or
+    per slice for 2-D configurations.
 
     Examples
     --------

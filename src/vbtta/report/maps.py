@@ -26,31 +26,14 @@ class MapExample(NamedTuple):
 
 
 def map_examples(
-    module: Any,
-    inputs: Iterable[Any],
-    masks: Iterable[ArrayLike],
-    *,
-    names: Sequence[Any] | None = None,
-    count: int = 2,
-    ignore: int | None = None,
-    background: int | None = None,
-) -> list[MapExample]:
-    """Make the pictures of the worst and the best predicted images, by Dice score; of volumes the middle slices.
+    module: Any, inputs: Iterable[Any], masks: Iterable[ArrayLike], *,
+    names: Sequence[Any] | None = None, count: int = 2, ignore: int | None = None, background: int | None = None,
+) -> list[MapExample]:  # fmt: skip
+    """Make the pictures of the `count` worst and best predicted images, by Dice score; of volumes the middle slices.
 
-    Images are read one after another, so generators need little memory. Those without a class to score are left out.
-
-    Parameters
-    ----------
-    module : TTAModule
-        Of a classification; its network and the views of its policy are shown.
-    inputs, masks : iterables of tensors and of arrays
-        (channels, H, W) or (channels, D, H, W), and classes without the channels.
-    names : sequence, optional
-        Of the images; their numbers by default.
-    count : int
-        How many of the worst, and of the best.
-    ignore, background : int, optional
-        As in :func:`vbtta.metrics.dice`.
+    `module` is the TTAModule of a classification, `inputs` are tensors (channels, H, W) or (channels, D, H, W) and
+    `masks` their classes. They are read one after another, so generators need little memory; images without a class to
+    score are left out. `ignore` and `background` as in :func:`vbtta.metrics.dice`.
 
     Examples
     --------
