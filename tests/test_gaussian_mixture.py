@@ -3,6 +3,7 @@
 import itertools
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -617,9 +618,13 @@ def test_a_view_without_labels_does_not_decide_the_variance(link):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("n", [2, 3, 30, 100])
-@pytest.mark.parametrize("model", ["mixture", "latent"])
-def test_degenerate_data_are_fitted_without_a_warning(model: str, n: int) -> None:
+@pytest.mark.parametrize("n", [1, 2, 3, 30, 100])
+@pytest.mark.parametrize(
+    "model",
+    ["mixture", "latent", GaussianMixture(weights="input"), GaussianMixture(component="student_t", concentration=1.0)],
+    ids=["mixture", "latent", "by input", "heavy tails"],
+)
+def test_degenerate_data_are_fitted_without_a_warning(model: Any, n: int) -> None:
     truth = np.random.default_rng(n).normal(size=n)
     same, constant = np.repeat(truth[:, None], 3, axis=1), np.full((n, 3), 2.0)
     for views, y in (
