@@ -70,7 +70,7 @@ $(REAL)/.ready: pyproject.toml constraints.txt
 
 # What these releases need themselves is of their time, too: newer ones warn of it, and warnings are errors in the tests.
 $(LOWEST_EXTRAS)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(LOWEST_EXTRAS) && $(LOWEST_EXTRAS)/bin/pip install -q -e . hypothesis jsonschema pytest-xdist torch "click<8.3" "pyparsing<3.2" "pytest<9" $$(grep -E '^(dependencies|cli|data) =' pyproject.toml | grep -o '[a-z0-9-]*>=[0-9.]*' | sed 's/>=/==/' | sort -u) && touch $@
+	$(PYTHON) -m venv $(LOWEST_EXTRAS) && $(LOWEST_EXTRAS)/bin/pip install -q -e . hypothesis jsonschema pytest-xdist $$(grep ^torch== constraints.txt) "click<8.3" "pyparsing<3.2" "pytest<9" $$(grep -E '^(dependencies|cli|data) =' pyproject.toml | grep -o '[a-z0-9-]*>=[0-9.]*' | sed 's/>=/==/' | sort -u) && touch $@
 
 $(LOWEST)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(LOWEST) && $(LOWEST)/bin/pip install -q -e . hypothesis pytest pytest-xdist $$(grep ^dependencies pyproject.toml | grep -o '[a-z]*>=[0-9.]*' | sed 's/>=/==/') && touch $@

@@ -327,7 +327,7 @@ def test_no_small_move_from_the_end_raises_the_bound(case: Case) -> None:
     labels = predictions.align(labels)
     source = InMemory(predictions, labels)
     problem, first = pose(case.model.resolve(labels).settle(source)[0], source)
-    end = ascend(problem, first, EM(tol=1e-9, max_steps=3000)).state
+    end: Any = ascend(problem, first, EM(tol=1e-9, max_steps=3000)).state
     bound, vector = problem.evaluate(end)[0], problem.pack(end)
     inside = vector != 0  # weights at zero stay there
     if case.task == "regression" and end.annotators is not None:  # biases sum to zero, and a move would change that
@@ -373,13 +373,13 @@ def test_the_bound_at_point_estimates_is_likelihood_times_prior() -> None:
     """Intervals start from it: calibration and precision at their mode, the density of ln Lambda as its prior."""
     predictions, labels = number_data(5)
     source = InMemory(predictions, predictions.align(labels))
-    problem, state = pose(GaussianMixture(noise="none", scale="constant", v=0.3), source)
-    problem = replace(problem, plug_in=True)  # type: ignore[type-var]
+    posed: tuple[Any, Any] = pose(GaussianMixture(noise="none", scale="constant", v=0.3), source)
+    problem, state = replace(posed[0], plug_in=True), posed[1]
     bounds = ascend(problem, state, EM(tol=0, max_steps=20, accelerate=False)).bounds
     assert (np.diff(bounds) >= -1e-9 * np.abs(bounds[:-1])).all()
     for _ in range(3):
         state = problem.update(state, problem.evaluate(state)[1])
-    block, prior = problem.data.blocks[0], problem.prior  # type: ignore[attr-defined]
+    block, prior = problem.data.blocks[0], problem.prior
     slope, offset = state.theta_mean.T
     location = (1 + slope)[:, None] * block.mean[0] + offset[:, None]  # (K, n)
     precision = state.dof / state.inverse_scale[:, 0, 0]
