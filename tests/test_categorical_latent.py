@@ -11,6 +11,7 @@ from scipy import optimize, special, stats
 from problems import posed
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
+from vbtta.fit import fit_policy
 from vbtta.inference.em import EM, ascend
 from vbtta.models.categorical_latent.spec import CategoricalLatent
 
@@ -290,4 +291,4 @@ def test_bad_input_is_named():
         (logits, [0, 1, 2, 3, 1], "outside"),
     ):
         with pytest.raises(ValueError, match=match):
-            fit(values, labels)
+            fit_policy(ViewPredictions(values), LabelSets.from_array(labels), task="classification", model="latent")

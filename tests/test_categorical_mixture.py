@@ -528,8 +528,9 @@ def test_far_extrapolations_of_noise_counts_do_not_lower_the_bound():
 
 
 def refuse(logits, labels, match, **options):
+    model = CategoricalMixture(**options)
     with pytest.raises(ValueError, match=match):
-        fit(logits, labels, **options)
+        fit_policy(ViewPredictions(logits), LabelSets.from_array(labels), task="classification", model=model)
 
 
 def test_bad_input_is_named():

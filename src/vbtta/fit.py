@@ -23,6 +23,7 @@ from vbtta.inference.em import EM, Fit, fit_problem
 from vbtta.models import base
 from vbtta.models.base import Engine, InMemory, Model, Posterior, Source, Stack
 from vbtta.models.parts.annotators import LabelFacts
+from vbtta.models.parts.class_data import check_logits
 from vbtta.models.pyro.spec import PyroModel
 from vbtta.policy import ConvergenceWarning, Guard, GuardWarning, History, Policy, stack_policies
 
@@ -186,10 +187,7 @@ def fit_policy(
     require_views(predictions)
     if labels is None:
         return _unsupervised(predictions, task, **options)
-    labels = predictions.align(labels)
-    if not len(labels):
-        raise ValueError("labels are empty: at least one instance needs a label")
-    predictions.check_finite()
+    labels = checked(predictions, labels, task)
     policy = fit_sample(_LocalSample(predictions, labels), task=task, guard=guard, **options)
     n_labelled = len(labels.labelled)
     subsample, heaviest = labels.labelled[:: -(-n_labelled // _MAX_HASHED)], policy.names[int(policy.weights.argmax())]
@@ -206,6 +204,17 @@ def fit_policy(
     }
     reason = "; ".join([policy.guard.reason, *(text for text, applies in cautions.items() if applies)])
     return replace(policy, guard=policy.guard._replace(reason=reason))
+
+
+def checked(predictions: ViewPredictions, labels: LabelSets | ArrayLike, task: str) -> LabelSets:
+    """The labels as the predictions' rows need them; refused if either cannot be those of the task."""
+    aligned = predictions.align(labels)
+    if not len(aligned):
+        raise ValueError("labels are empty: at least one instance needs a label")
+    predictions.check_finite()
+    if task == "classification":
+        check_logits(predictions)
+    return aligned
 
 
 def _nearly_perfect(predictions: ViewPredictions, labels: LabelSets, task: str) -> bool:
@@ -339,8 +348,8 @@ class _Fitting:
         if len(options) == 1 or isinstance(self.engine, ADVI) or self.sample.n_units < MIN_UNITS:
             return options[0]
         candidates = [self.settle(option, start, alone=alone) for option in options]
-        if self.sample.n_units >= crossval.MANY_UNITS:  # a third of them is enough to choose
-            scores = self._scores(candidates, n_folds=1)
+        if self.sample.n_units >= crossval.MANY_UNITS:  # a third of them, and fits near the optimum, are enough
+            scores = self._scores([candidate._replace(near=True) for candidate in candidates], n_folds=1)
         else:
             scores = self._scores(candidates)
             self.known.update(zip((_key(option, alone) for option in options), scores, strict=True))
@@ -514,6 +523,7 @@ def _unsupervised(
     if not isinstance(engine, ADVI):
         raise ValueError(f"labels=None needs engine='advi'; got {engine!r}")
     predictions.check_finite()
+    check_logits(predictions)
     fit = fit_density(
         lambda: base.load(record, "density").pose_unsupervised(predictions, record),
         engine,

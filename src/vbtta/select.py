@@ -17,7 +17,7 @@ from vbtta._support.checks import shown, whole_number
 from vbtta.crossval import compare_scores
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions, require_views
-from vbtta.fit import Candidate, fit_policy, model_record, quick_fit
+from vbtta.fit import Candidate, checked, fit_policy, model_record, quick_fit
 from vbtta.inference.em import EM
 from vbtta.models.base import InMemory, Model, Posterior, Stack
 from vbtta.policy import Policy, Selection, SelectionPoint
@@ -87,7 +87,7 @@ def select_views(
     if labels is None:
         raise ValueError("labels must be given: views are selected by held-out scores; got None")
     require_views(predictions)
-    labels = predictions.align(labels)
+    labels = checked(predictions, labels, task)
     price = prices(cost, predictions.names)
     cheapest = min(price, key=price.__getitem__)
     if isinstance(budget, bool) or not isinstance(budget, int | float | np.number) or not budget >= price[cheapest]:
@@ -97,7 +97,6 @@ def select_views(
         )
     crossval.check_units(labels, predictions.groups, "views are selected", "fit_policy and Policy.prune")
     options["seed"] = whole_number("seed", options["seed"], 0)
-    predictions.check_finite()
     engine = options.get("engine")
     search = _Search(engine if isinstance(engine, EM) else EM(), options["seed"], price, float(budget))
     selection = search.run(InMemory(predictions, labels), record.resolve(labels))

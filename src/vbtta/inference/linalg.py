@@ -120,9 +120,8 @@ def kl_wishart(dof: Array, inverse_scale: Array, prior_dof: float, prior_inverse
 def student_log_density(square: Any, scale: float) -> Any:
     """Lower bound on E ln t(x) where E x^2 = square, elementwise; the t is a normal of unknown precision."""
     degrees = TAIL_DOF
-    constant = special.gammaln(0.5 * (degrees + 1)) - special.gammaln(0.5 * degrees)
-    constant = constant - 0.5 * np.log(degrees * np.pi) - np.log(scale)
-    return np.asarray(constant - 0.5 * (degrees + 1) * np.log1p(square / _scaled(scale)))
+    constant = math.lgamma(0.5 * (degrees + 1)) - math.lgamma(0.5 * degrees) - 0.5 * math.log(degrees * math.pi)
+    return constant - math.log(scale) - 0.5 * (degrees + 1) * np.log1p(square / _scaled(scale))
 
 
 def student_precision(square: Any, scale: float) -> Any:

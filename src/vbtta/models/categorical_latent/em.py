@@ -181,18 +181,18 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         """The noise's closed form and a Newton step of the pool, halved until the bound does not fall."""
         # The step takes into account that the centre g follows the pool: with g fixed, a strong prior around it would
         # keep the gain from changing.
-        plain = state._replace(noise=statistics.noise)
+        after, noise = statistics.next_noise(state.noise)
+        plain = state._replace(noise=after)
         expansion = self._expansion(state, statistics.sums, following=True)
         pool = laplace.solve(expansion.quadratic, expansion.linear, self.data.n_views)[0]
         offset = expansion.offset(pool)
 
         def moved(fraction: float) -> LatentClassState:
             new = pool if fraction == 1 else state.pool + fraction * (pool - state.pool)
-            after = plain._replace(pool=new, offset=state.offset + fraction * (offset - state.offset))
-            return after._replace(centre=self._best_centre(after))
+            step = plain._replace(pool=new, offset=state.offset + fraction * (offset - state.offset))
+            return step._replace(centre=self._best_centre(step))
 
         def candidates() -> Iterator[LatentClassState]:
-            noise = statistics.faster_noise(state.noise)
             if noise is not None:
                 yield moved(1.0)._replace(noise=noise)
             if np.abs(np.concatenate([pool - state.pool, offset - state.offset])).max() > 1e-12:

@@ -17,7 +17,6 @@ from vbtta.models.categorical_mixture.em import CategoricalProblem
 from vbtta.models.categorical_mixture.posterior import SampledCategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.parts import tensors
-from vbtta.models.parts.class_data import check_logits, refuse_probabilities
 from vbtta.models.parts.gate import GateData
 from vbtta.models.parts.label_noise import NoiseModel
 from vbtta.models.parts.link_densities import log_probabilities
@@ -117,8 +116,6 @@ def pose_views(source: InMemory, spec: CategoricalMixture) -> tuple[CategoricalD
 
 def pose_unsupervised(predictions: ViewPredictions, spec: CategoricalMixture) -> AdviTask[Posterior]:
     """The density of the views' agreement and confidence, without labels; `spec` has neither calibration nor noise."""
-    check_logits(predictions)
-    refuse_probabilities(predictions)
     density = UnsupervisedDensity(predictions.outputs, spec.concentration)
     return AdviTask(density, lambda guide: _posterior(guide, spec, predictions.outputs.shape[2], None, None))
 

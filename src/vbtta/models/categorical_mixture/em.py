@@ -165,7 +165,7 @@ def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, no
     F = 0 if gate is None else len(gate.values)
     slope, information, kappa_excess = np.zeros(K), np.zeros((2 * K + F, 2 * K + F)), np.zeros(K)
     size, feature_mass, feature_slope, gate_excess = shares.size.sum(), np.zeros(F), np.zeros(F), np.zeros((0, 0))
-    if not by_class:
+    if not by_class and (K > 1 or gate is not None):  # the weight of one view is known
         relative *= views.inverse  # rho, summed over an instance's labels
         by_feature = np.zeros((0, len(shares.size)))
         if gate is not None:  # base weights: rho times exp(b . phi) / Z
@@ -429,17 +429,16 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         step = np.zeros(self.data.n_views + self.data.n_classes)
         if self.spec.calibrate:
             step = self.prior.direction(now, sums.calibration)
-        size = np.abs(step).max()
+        size, (after, noise) = np.abs(step).max(), statistics.next_noise(state.noise)
 
         def candidates() -> Iterator[CategoricalState]:
-            noise = statistics.faster_noise(state.noise)
             common = state.class_weights is None and state.weight_counts is None
             if self.data.n_views > 1 and common and size < _SETTLED:
-                yield from self._newton(state._replace(noise=noise or statistics.noise), step, sums)
+                yield from self._newton(state._replace(noise=noise or after), step, sums)
             safe = 0.0 if self.spec.calibrate else 1.0
             if self.spec.calibrate and canonical and state.class_weights is None:
                 safe = self.prior.safe_fraction(now, step, sums.calibration, self.data.widest)
-            plain = self._update_weights(state, sums)._replace(noise=statistics.noise)
+            plain = self._update_weights(state, sums)._replace(noise=after)
             if noise is not None:
                 yield plain._replace(noise=noise, calibration=now.moved(step, safe if safe > 0 else _FRACTIONS[0]))
             if safe < _NO_LINE_SEARCH_ABOVE and size > 1e-10:

@@ -56,7 +56,7 @@ class CategoricalBlock:
         """N+, those with a label."""
         return self.table.n_instances
 
-    @property
+    @cached_property
     def parts(self) -> list[slice]:
         """Instances to be worked on at once."""
         step = _step(*self.mean.shape[1:])
@@ -172,11 +172,7 @@ class CategoricalData(CategoricalBlocks):
 def categorical_data(
     predictions: ViewPredictions, labels: LabelSets, *, noise: str, with_variance: bool, classes_last: bool = False
 ) -> CategoricalData:
-    """Check predictions and labels, already aligned, and lay them out."""
-    check_logits(predictions)
-    refuse_probabilities(predictions)
-    if not len(labels):
-        raise ValueError("labels are empty: at least one instance needs a label")
+    """Lay out checked and aligned predictions and labels."""
     _, K, C = predictions.outputs.shape
     position = labels.categorical(C, predictions.classes)
     table = label_noise.label_table(labels, position, noise)
@@ -229,16 +225,12 @@ def _step(n_views: int, n_classes: int) -> int:
 
 
 def check_logits(predictions: ViewPredictions) -> None:
-    """Raise where the predictions cannot be logits of two classes or more."""
+    """Raise where the predictions cannot be logits of two classes or more: one output, or rows of probabilities."""
     if predictions.outputs.shape[2] == 1:
         raise ValueError(
             "predictions have one output (C = 1); a classification needs a logit for every class. For a binary "
             "logit l stack zeros and l: np.concatenate([np.zeros_like(l), l], axis=2)"
         )
-
-
-def refuse_probabilities(predictions: ViewPredictions) -> None:
-    """Raise where a view's rows are probabilities; a handful of rows may sum to 1 by chance and are let pass."""
     if len(predictions.outputs) >= _MIN_PROBABILITY_ROWS:
         refuse_suspects(predictions.names, probability_views(predictions.outputs))
 
@@ -281,7 +273,6 @@ def class_prediction(
 
     Probabilities are multiplied by factors (N, C) where given, and divided by their sum.
     """
-    check_logits(predictions)
     N, K, C = predictions.outputs.shape
     proba, information, step = np.empty((N, C)), np.zeros(N), max(1, _PREDICTED_ENTRIES // (K * C))
     for first in range(0, N, step):
@@ -389,13 +380,15 @@ class Statistics(NamedTuple, Generic[SumsT]):
     """Result of a pass over the data."""
 
     sums: SumsT
-    noise: FittedNoise | None  # the next Q of the noise
     counts: NoiseSums | None
     bound: float
 
-    def faster_noise(self, before: FittedNoise | None) -> FittedNoise | None:
-        """The noise after many updates like that from `before`; None where it is about the next one."""
-        return None if self.noise is None else self.noise.extrapolated(before, self.counts)
+    def next_noise(self, before: FittedNoise | None) -> tuple[FittedNoise | None, FittedNoise | None]:
+        """The next Q of the noise and that after many such updates, None where it is about the same."""
+        if before is None or self.counts is None:
+            return None, None
+        after = before.update(self.counts)
+        return after, after.extrapolated(before, self.counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -422,9 +415,8 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
             return sums, None if truth is None else reading.sums(truth)
 
         sums, counts = self.data.total(block_statistics)
-        noise = None if state.noise is None or counts is None else state.noise.update(counts)
         bound = float(sums.log_evidence) - sum(self._penalties(state).values())
-        statistics = Statistics(sums, noise, counts, bound)
+        statistics = Statistics(sums, counts, bound)
         self._last["evaluation"] = state, statistics
         return bound, statistics
 

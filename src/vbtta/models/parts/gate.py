@@ -319,16 +319,17 @@ class GateData:
         task, unit = ("classification", np.ones(1)) if unit is None else ("regression", unit)
         features = FeatureSet.of(choice, predictions, task, unit, weights)
         raw = features.raw(predictions if len(rows) == len(predictions) else predictions.take(rows))
-        limits = np.stack([raw.min(axis=(0, 1)), raw.max(axis=(0, 1))])
-        centred = raw - raw.mean(axis=1, keepdims=True)
-        centred -= np.average(centred, axis=0, weights=importance)
-        centred *= centred
-        scale = np.sqrt(np.average(centred.mean(axis=1), axis=0, weights=importance))
-        del centred
+        values = np.array(raw.transpose(2, 1, 0), order="C")  # (F, K, n)
+        del raw
+        limits = np.stack([values.min(axis=(1, 2)), values.max(axis=(1, 2))])
+        centred = values - values.mean(axis=1, keepdims=True)
+        share = importance / importance.sum()
+        centred -= (centred @ share)[:, :, None]
+        scale = np.sqrt(np.square(centred, out=centred).mean(axis=1) @ share)
         n_built_in = len(_NAMES[task]) if features.choice != "none" else 0
-        least = (task == "classification") * (np.arange(raw.shape[2]) < n_built_in)  # in nats
+        least = (task == "classification") * (np.arange(len(values)) < n_built_in)  # in nats
         scale[scale <= _FLAT * np.maximum(np.abs(limits).max(axis=0), least)] = 0
-        values = np.subtract(raw.transpose(2, 1, 0), limits[0][:, None, None], order="C")
+        values -= limits[0][:, None, None]
         values *= _inverse(scale)[:, None, None]
         required = np.isin(np.arange(len(weights)), features.places(predictions.names))
         return cls(features, count, values, scale, limits, required)

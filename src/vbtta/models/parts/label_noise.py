@@ -41,6 +41,7 @@ _MIN_ROWS = 3  # of annotators or their matrices, to infer the prior that they s
 _MIN_INFORMATION = 0.05  # share of the labels that count in an accuracy's interval, at least
 _PRIOR_STEPS, _SMALL_STEP = 10, 0.03  # of the logarithms of the shared prior counts, at most, and that ends them
 _MAX_RATE, _SMALL_CHANGE = 0.995, 0.01  # of EM's convergence, and share of the wrong labels that is not extrapolated
+_FEW_ANSWERS = 12  # of all annotators, up to which a dense matrix of them is multiplied faster than a sparse one
 _MAX_ENTRIES = 1 << 27  # of all confusion matrices: a gigabyte
 
 
@@ -65,7 +66,7 @@ class LabelTable:
     n_instances: int  # N+
     n_annotators: int
     looks: Array | None = None  # (N+, C): G, where item difficulty is modelled
-    _incidences: dict[int, tuple[sparse.csr_array, sparse.csc_array]] = field(default_factory=dict, repr=False)
+    _incidences: dict[int, tuple[Any, Any]] = field(default_factory=dict, repr=False)
 
     def part(self, labels: slice, first: int, last: int) -> "LabelTable":
         """Some labels, which are those of instances from first up to last."""
@@ -95,10 +96,10 @@ class LabelTable:
         total = np.bincount(self.instance, self.given, self.n_instances)[:, None]
         return looks, np.maximum(1 - self.over_groups(looks), 0), total
 
-    def incidence(self, n_answers: int) -> tuple[sparse.csr_array, sparse.csc_array]:
+    def incidence(self, n_answers: int) -> tuple[Any, Any]:
         """How often a group has an annotator's answer, (G, U A), and the same with the instances' weights, (U A, G).
 
-        With one answer, A = 1, labels are told apart by their annotators alone.
+        The matrices are sparse unless small. With one answer, A = 1, labels are told apart by their annotators alone.
         """
         if n_answers not in self._incidences:
             answer = self.annotator * n_answers + (self.label if n_answers > 1 else 0)
@@ -106,7 +107,8 @@ class LabelTable:
             shape = len(self.groups.first), self.n_annotators * n_answers
             given = sparse.csr_array((self.given, answer, ends), shape=shape)
             counted = sparse.csc_array((self.repeats, answer, ends), shape=shape[::-1])
-            self._incidences[n_answers] = given, counted
+            few = shape[1] <= _FEW_ANSWERS
+            self._incidences[n_answers] = (given.toarray(), counted.toarray()) if few else (given, counted)
         return self._incidences[n_answers]
 
     @cached_property
@@ -233,13 +235,11 @@ class FittedNoise(NamedTuple):
             updated = updated._replace(levels=_LEVEL_PRIOR + sums.levels, tally=sums.tally)
         return updated._replace(counts=updated.prior + sums.counts)
 
-    def extrapolated(self, before: "FittedNoise | None", sums: NoiseSums | None) -> "FittedNoise | None":
+    def extrapolated(self, before: "FittedNoise", sums: NoiseSums) -> "FittedNoise | None":
         """Accuracies and levels after many updates like that from `before` (Aitken); None where about the same.
 
         EM converges at the rate sum q (1 - q) / (n a (1 - a)), the share of the information that the truths take.
         """
-        if before is None or sums is None:
-            return None
         counts, levels, pairs = self.counts, self.levels, []
         if counts.ndim == 2:
             counts = _aitken(before.counts - before.prior, counts, self.prior, sums.doubt)

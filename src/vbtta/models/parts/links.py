@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -78,17 +78,8 @@ class CalibrationPrior(NamedTuple):
         return 1 / self.offset_scale**2 if self.offset_scale else 1.0
 
     def common(self, log_kappa: Array) -> float:
-        """The mode of ln kappa given all ln kappa_k that is nearest to their mean, by Newton's method."""
-        # The root of (c - m) (2 a^2 + c^2) K / b^2 + 3 c, which rises from the root to the mean m.
-        mean, tail = float(log_kappa.mean()), TAIL_DOF * self.kappa_scale**2
-        inner, common = len(log_kappa) / self.xi_scale**2, mean
-        for _ in range(100):
-            value = inner * (common - mean) * (tail + common**2) + (TAIL_DOF + 1) * common
-            slope = inner * (tail + common**2 + 2 * common * (common - mean)) + TAIL_DOF + 1
-            previous, common = common, common - value / slope
-            if abs(common - previous) <= 1e-14 * abs(common):
-                break
-        return common
+        """The mode of ln kappa given all ln kappa_k that is nearest to their mean."""
+        return _common(float(log_kappa.sum()) / len(log_kappa), len(log_kappa) / self.xi_scale**2, self.kappa_scale)
 
     def log_density(self, state: Calibration) -> float:
         """Log density of ln kappa, xi and o at a state."""
@@ -159,6 +150,20 @@ class CalibrationPrior(NamedTuple):
         return best
 
 
+@lru_cache(maxsize=8)  # a state's is needed several times
+def _common(mean: float, inner: float, scale: float) -> float:
+    """The mode c of ln kappa, by Newton's method, given the mean of ln kappa_k and the precision of that mean."""
+    # The root of (c - m) (2 a^2 + c^2) K / b^2 + 3 c, which rises from the root to the mean m.
+    common, tail = mean, TAIL_DOF * scale**2
+    for _ in range(100):
+        value = inner * (common - mean) * (tail + common**2) + (TAIL_DOF + 1) * common
+        slope = inner * (tail + common**2 + 2 * common * (common - mean)) + TAIL_DOF + 1
+        previous, common = common, common - value / slope
+        if abs(common - previous) <= 1e-14 * abs(common):
+            break
+    return common
+
+
 def solve_offsets(curvature: Array, precision: float, right: Array) -> Array:
     """The solution (C, m) for the offsets, of a curvature (C, C) or its diagonal (C,) plus a prior precision."""
     if curvature.ndim == 1:
@@ -184,7 +189,7 @@ def log_normal(values: Array, scale: float) -> float:
     """Log density of independent normal values of mean 0; 0 where the scale is, and so are they."""
     if not scale:
         return 0.0
-    return float(-0.5 * (values @ values) / scale**2 - len(values) * np.log(scale * np.sqrt(2 * np.pi)))
+    return float(values @ values / (-2 * scale**2)) - len(values) * math.log(scale * math.sqrt(2 * math.pi))
 
 
 @dataclass(frozen=True, eq=False)
