@@ -1,5 +1,7 @@
 """The latent pool for class labels: one weighted sum of logits, its mode, its noise and its doubts."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -280,6 +282,19 @@ def test_first_gain_is_chosen_on_a_sample(monkeypatch):
     assert fit(logits, labels, engine=EM(max_steps=1, tol=0), shrinkage=1.0)[1].state.pool.sum() == pytest.approx(1)
     monkeypatch.setattr("vbtta.models.parts.class_data.MAX_START_INSTANCES", 20)
     assert fit(1e4 * logits, labels, engine=EM(max_steps=1, tol=0), shrinkage=1.0)[1].state.pool.sum() < 0.01
+
+
+def test_no_reference_cycle_keeps_the_data():
+    logits = np.random.default_rng(9).normal(size=(50, 3, 4))
+    predictions, labels = ViewPredictions(logits), np.arange(50) % 4
+    known = weakref.ref(predictions)
+    gc.disable()
+    try:
+        fit_policy(predictions, labels, task="classification", model="latent")
+        del predictions
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_bad_input_is_named():

@@ -187,6 +187,7 @@ def fit_policy(
     require_views(predictions)
     if labels is None:
         return _unsupervised(predictions, task, **options)
+    model_record(model, task)  # refuses a model of another task before the data are looked at
     labels = checked(predictions, labels, task)
     policy = fit_sample(_LocalSample(predictions, labels), task=task, guard=guard, **options)
     n_labelled = len(labels.labelled)

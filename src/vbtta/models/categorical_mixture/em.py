@@ -39,8 +39,7 @@ from vbtta.models.parts.links import Calibration
 _MIN_SINGLE = 1e-35  # a probability in single precision
 _MIN_NUMERATOR = 1e-150  # whose inverse's square is finite
 _MAX_RATIO = 1e15  # of rho: a dropped view may explain a label that no other does
-_NO_LINE_SEARCH_ABOVE = 0.5  # safe fraction of the Newton step
-_FRACTIONS = (1.0, 0.5, 0.25, 0.05)  # of a step without a guaranteed gain
+_FRACTIONS = (1.0, 0.5, 0.25, 0.05)  # of the calibration's Newton step, tried in turn
 _PARTIAL = 0.3  # of Newton's step for the weights, where all of it would lower the bound
 _SETTLED = 0.2  # change of temperatures and offsets below which the weights take Newton steps
 _MAX_LOSS = 0.01  # nats that zero weights may lose by a quadratic model of the bound, to be tried
@@ -420,12 +419,11 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
 
     def update(self, state: CategoricalState, statistics: Statistics[ViewSums]) -> CategoricalState:
         """One step of every factor, which does not lower the bound; a gate's first is the constant weights' fit."""
-        # EM has closed forms for weights and noise, and for a canonical link a fraction of the calibration's Newton
-        # step is known to gain. Larger steps (Newton's for the weights too, once the temperatures have settled) are
-        # tried first and taken where the bound does not fall.
+        # EM has closed forms for weights and noise. Newton steps (of the calibration, and once that has settled of the
+        # weights) are tried first and taken where the bound does not fall.
         if self.jump is not None and state is self.jump[0]:
             return self.jump[1]
-        sums, now, canonical = statistics.sums, state.calibration, links.LINKS[self.spec.link].canonical
+        sums, now = statistics.sums, state.calibration
         step = np.zeros(self.data.n_views + self.data.n_classes)
         if self.spec.calibrate:
             step = self.prior.direction(now, sums.calibration)
@@ -435,16 +433,12 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             common = state.class_weights is None and state.weight_counts is None
             if self.data.n_views > 1 and common and size < _SETTLED:
                 yield from self._newton(state._replace(noise=noise or after), step, sums)
-            safe = 0.0 if self.spec.calibrate else 1.0
-            if self.spec.calibrate and canonical and state.class_weights is None:
-                safe = self.prior.safe_fraction(now, step, sums.calibration, self.data.widest)
             plain = self._update_weights(state, sums)._replace(noise=after)
             if noise is not None:
-                yield plain._replace(noise=noise, calibration=now.moved(step, safe if safe > 0 else _FRACTIONS[0]))
-            if safe < _NO_LINE_SEARCH_ABOVE and size > 1e-10:
-                for fraction in _FRACTIONS[:1] if safe > 0 else _FRACTIONS:
-                    yield plain._replace(calibration=now.moved(step, fraction))
-            yield plain._replace(calibration=now.moved(step, safe))
+                yield plain._replace(noise=noise, calibration=now.moved(step))
+            for fraction in _FRACTIONS if size > 1e-10 else ():
+                yield plain._replace(calibration=now.moved(step, fraction))
+            yield plain
 
         return self.first_acceptable(candidates(), statistics)
 

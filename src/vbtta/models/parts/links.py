@@ -31,8 +31,6 @@ WIDE = 10.0  # range of logits above which several kappa are tried: at 1 label n
 _SINGLE_LOGITS = 1 << 9  # of an instance, given in single precision or less, from which work is in single precision
 _START_RANGES = (30.0, 10.0, 3.0)  # of calibrated logits, where wide ones start
 _MAX_STEP = 2.0  # of ln kappa
-_MAX_UTILITY = 450.0  # up to which log probabilities are not cut off, a step's change included
-_FRACTIONS = tuple((0.75 ** np.arange(40)).tolist())  # of a step
 _MIN_LOG_PROBA = -600.0  # no product of a few probabilities underflows
 _MIN_RESPONSIBILITY = 1e-12  # of an input and view whose gradient is computed
 
@@ -119,35 +117,6 @@ class CalibrationPrior(NamedTuple):
             log_kappa = np.linalg.solve(inside - cross.T @ response, by_kappa - cross.T @ offset)
             step = np.concatenate([log_kappa, offset - response @ log_kappa])
         return np.asarray(step / max(1.0, np.abs(step).max() / _MAX_STEP))
-
-    def safe_fraction(self, state: Calibration, step: Array, sums: CalibrationSums, spread: Array) -> float:
-        """The fraction of a step that maximises a lower bound on the gain, which holds for the softmax link.
-
-        With one view, where no weights move with it, the largest fraction with a gain.
-        """
-        # Along a change d of an instance's utilities, the log normaliser's third derivative is a third central moment
-        # of d, at most range(d) times its second. So it rises by at most E d + Var d (e^R - 1 - R)/R^2, R = range(d),
-        # and R is at most |change of kappa_k| * spread_k + range(change of o). The sums then bound the gain of any step
-        # from below, without another pass. The bound does not hold where utilities are cut off: there it is 0.
-        kappa, before = np.exp(state.log_kappa), self.log_density(state)
-        best, best_gain, inner = 0.0, 0.0, sums.offset_curvature
-        if (kappa * spread).max() + np.ptp(state.offset) > _MAX_UTILITY:
-            return 0.0
-        for fraction in _FRACTIONS:
-            new = state.moved(step, fraction)
-            by_kappa, by_offset = np.exp(new.log_kappa) - kappa, new.offset - state.offset
-            reach = float((np.abs(by_kappa) * spread).max() + np.ptp(by_offset))
-            if reach > 100:
-                continue
-            form = sums.kappa_curvature @ by_kappa**2 + 2 * by_offset @ sums.cross_curvature @ by_kappa
-            form += by_offset @ inner @ by_offset if inner.ndim == 2 else inner @ by_offset**2
-            rise = 0.5 if reach < 1e-4 else (np.expm1(reach) - reach) / reach**2
-            gain = sums.kappa @ by_kappa + sums.offset @ by_offset - rise * form + self.log_density(new) - before
-            if gain > best_gain:
-                best, best_gain = fraction, float(gain)
-            if best_gain > 0 and (gain < best_gain or len(kappa) == 1):
-                break
-        return best
 
 
 @lru_cache(maxsize=8)  # a state's is needed several times
@@ -241,7 +210,7 @@ class Link(ABC):
 
     uses_variance = False  # whether variances over draws enter
     classes_last = True  # whether logits are kept with classes last in memory
-    canonical = False  # ln P is u less its log normaliser: the curvature is exact, and a safe Newton step is known
+    canonical = False  # ln P is u less its log normaliser: the curvature is exact
     information = 1.0  # Fisher information relative to the softmax's, where classes are equally probable
 
     @abstractmethod
