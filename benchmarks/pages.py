@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,7 @@ def curve_table() -> str:
 
 
 def sequential_table() -> str:
-    """Passes, time and loss of policies that stop early."""
+    """Passes, time and loss of policies that stop early, over the networks of a data set."""
     titles = {
         "cifar10n-pretrained": "CIFAR-10N, pretrained",
         "utkface-pretrained": "UTKFace, pretrained",
@@ -243,43 +244,40 @@ def sequential_table() -> str:
     }
     outcome, body = read("sequential"), []
     for name, title in titles.items():
-        for seed, result in outcome.get(name, {}).items():
-            entry = result["sequential"]
-            spent = [f"{result['time'][size]['ratio']:.2f}" if "time" in result else "–" for size in ("64", "1")]
-            loss = f"{entry['loss']['mean']:.4f} ({entry['loss']['error']:.4f})"
-            body.append([f"{title}, seed {seed}", f"{entry['passes']:.1f}", str(result["passes_of_all"]), *spent, loss])
-    return markdown_table(
-        ["data", "passes", "of", "time, batches of 64", "of one", "loss in nats (standard error)"], body
-    )
+        results = list(outcome[name].values())
+        stops = [result["sequential"] for result in results]
+        spent = [_ends([result["time"][size]["ratio"] for result in results], ".2f") for size in ("64", "1")]
+        losses = [f"{stop['loss']['mean']:.4f} ({stop['loss']['error']:.4f})" for stop in stops]
+        of = _ends([result["passes_of_all"] for result in results], "d")
+        body.append([title, _ends([stop["passes"] for stop in stops], ".1f"), of, *spent, ", ".join(losses)])
+    header = ["passes", "of", "time, batches of 64", "of one", "loss in nats (standard error)"]
+    return markdown_table(["data, three networks each", *header], body)
+
+
+def _ends(values: Sequence[float], form: str) -> str:
+    """The smallest and the largest of some numbers."""
+    return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))
 
 
 def sets_table() -> str:
-    """Conformal sets and intervals, against other methods'."""
+    """Conformal sets and intervals, against other methods', over the networks of a data set."""
     outcome, body = read("sequential"), []
-    for seed, result in outcome["cifar10n-pretrained"].items():
-        for covers, words in (("label", "plain"), ("truth", "weighted by the consensus")):
-            entry = result["noisy"][covers]
-            cells = [f"{100 * entry['coverage']:.1f} % of the clean labels", f"{entry['size']:.2f} classes"]
-            body.append([f"CIFAR-10N, three human labels an image, seed {seed}", words, *cells])
-    for name, title in (("cifar10n-pretrained", "CIFAR-10N, clean labels"), ("utkface-pretrained", "UTKFace")):
-        for seed, result in outcome[name].items():
-            for rival, words in (
-                ("original", "the identity view"),
-                ("aug_tta", "AugTTA"),
-                ("uniform", "the uniform average"),
-            ):
-                if rival not in result["sets"]:
-                    continue
-                sizes = [
-                    (result["sets"]["vbtta"][score]["size"], row["size"])
-                    for score, row in result["sets"][rival].items()
-                ]
-                changes = sorted(100 * (ours / theirs - 1) for ours, theirs in sizes)
-                cells = [
-                    "the same",
-                    " to ".join(dict.fromkeys(f"{change:+.1f}" for change in (changes[0], changes[-1]))) + " %",
-                ]
-                body.append([f"{title}, seed {seed}", f"against {words}", *cells])
+    people = [result["noisy"] for result in outcome["cifar10n-pretrained"].values()]
+    for covers, words in (("label", "plain"), ("truth", "weighted by the consensus")):
+        covered = _ends([100 * entry[covers]["coverage"] for entry in people], ".1f")
+        size = _ends([entry[covers]["size"] for entry in people], ".2f")
+        cells = [words, f"{covered} % of the clean labels", f"{size} classes"]
+        body.append(["CIFAR-10N, three human labels an image", *cells])
+    for name, title, score, rival, words in (
+        ("cifar10n-pretrained", "CIFAR-10N, clean labels", "lac", "aug_tta", "AugTTA"),
+        ("mnist1000", "MNIST", "lac", "aug_tta", "AugTTA"),
+        ("utkface-pretrained", "UTKFace", "distributional", "uniform", "the uniform average"),
+    ):
+        for level, (other, reference) in product((90, 99), (("original", "the identity view"), (rival, words))):
+            key = f"{score}, {level} %"
+            sets = [result["sets"] for result in outcome[name].values()]
+            changes = [100 * (entry["vbtta"][key]["size"] / entry[other][key]["size"] - 1) for entry in sets]
+            body.append([title, f"{level} %, against {reference}", "the same", f"{_ends(changes, '+.1f')} %"])
     return markdown_table(["data, labels", "sets", "covers", "size"], body)
 
 
