@@ -41,7 +41,11 @@ _METHODS = {
     "raykar": "logistic regression with label noise (Raykar)",
     "vbtta": "**vbtta, defaults**",
 }
-_RIVALS = {**_METHODS, "class_tta": "learned weights by class (ClassTTA)"}
+_RIVALS = {
+    **_METHODS,
+    "class_tta": "learned weights by class (ClassTTA)",
+    "uniform+t": "the uniform average with one temperature",
+}
 _SMALL = [
     ("cifar10n-light", 1, "CIFAR-10N, one label"),
     ("cifar10n-light", 3, "CIFAR-10N, three"),
@@ -139,7 +143,7 @@ def _both(many: dict[str, Any], few: dict[str, Any]) -> str:
     """How Raykar's method does with 1,000 and with 100 images."""
     with_many, with_few = (_change(rows["raykar"]["minus_vbtta"]["nll"]) for rows in (many, few))
     if with_many == with_few == "is level":
-        return "is level with 1,000 and with 100 images"
+        return "is as good, with 1,000 images and with 100"
     return f"{with_many} with 1,000 images and {with_few} with 100"
 
 
@@ -147,15 +151,17 @@ def _against_best(result: dict[str, Any]) -> str:
     value, low, high = _rows(result)[result["best_baseline"]]["minus_vbtta"]["nll"]
     rival = _RIVALS.get(result["best_baseline"], result["best_baseline"])
     if low <= 0 <= high:
-        return f"is level with the best of them, {rival}"
+        return f"is as good as the best of them, {rival}"
     return f"is {'better' if value > 0 else 'worse'} than the best of them, {rival}, by {_range(value, low, high)} nats"
 
 
 def _accuracy(found: dict[str, Any]) -> str:
     lost = [name for name, result in found.items() if not result["verdicts"][1]["holds"]]
     if not lost:
-        return "Accuracy is level with the best other method everywhere."
-    return f"Accuracy is level with the best other method except on {' and '.join(map(_place, lost))}."
+        return "Accuracy is that of the best other method everywhere, within its interval."
+    return (
+        f"Accuracy is that of the best other method, within its interval, except on {' and '.join(map(_place, lost))}."
+    )
 
 
 def _place(key: str) -> str:
@@ -184,12 +190,8 @@ def _few(found: dict[str, Any], name: str) -> str:
     """A baseline that is better than the default beyond the interval, if there is one."""
     result = found[f"{name}@100"]
     value, low, high = _rows(result)[result["best_baseline"]]["minus_vbtta"]["nll"]
-    data = _SETS[name][0].partition(",")[0]
-    return (
-        f"`{result['best_baseline']}` has the better likelihood on {data}, by {_range(value, low, high)} nats"
-        if high < 0
-        else ""
-    )
+    rival, data = _RIVALS.get(result["best_baseline"], result["best_baseline"]), _SETS[name][0].partition(",")[0]
+    return f"{rival} has the better likelihood on {data}, by {_range(value, low, high)} nats" if high < 0 else ""
 
 
 def _rows(result: dict[str, Any]) -> dict[str, Any]:
