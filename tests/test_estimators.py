@@ -353,3 +353,21 @@ def test_ids_of_a_table_of_labels_are_not_dropped():
     table = pa.table({"id": [f"i{row}" for row in range(20)], "label": label})
     with pytest.raises(ValueError, match=r"y has a column of ids; give LabelSets\.from_table"):
         VBTTAClassifier(LogisticRegression(), [Identity()]).fit(X, table)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_names_of_columns_are_annotators(kind, request):
+    X, y, X_new, y_new = request.getfixturevalue(kind)
+    wrapper, model = (VBTTARegressor, Ridge()) if kind == "regression" else (VBTTAClassifier, LogisticRegression())
+    people = {"ann": y_new, "bob": np.where(np.arange(len(y_new)) % 3, y_new, 0), "cem": np.roll(y_new, 1)}
+    frozen = wrapper(model.fit(X, y), VIEWS, model="mixture", guard=False).fit(X_new, pd.DataFrame(people))
+    assert frozen.policy_.annotators.names == tuple(people)
+
+
+def test_long_tables_name_their_way(classification):
+    X, y, X_new, y_new = classification
+    frozen = VBTTAClassifier(LogisticRegression().fit(X, y), VIEWS, **QUICK)
+    for key in ("item", "image"):
+        table = pd.DataFrame({key: np.repeat(np.arange(120), 2), "worker": "ann", "label": np.repeat(y_new, 2)})
+        with pytest.raises(ValueError, match=r"of a long table give LabelSets\.from_table\(y\)"):
+            frozen.fit(X_new, table)

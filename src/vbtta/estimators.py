@@ -11,7 +11,7 @@ import numpy as np
 from vbtta._support.checks import missing_extra
 from vbtta._support.tensors import RowList, as_batch, rows_of
 from vbtta.collect import collect_views
-from vbtta.data.labels import ID_COLUMNS, Array, LabelSets, id_column, id_like, index_of, rows_of_table
+from vbtta.data.labels import ID_COLUMNS, Array, LabelSets, id_column, id_like, index_of, people_of, rows_of_table
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy
 
@@ -57,9 +57,9 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             Inputs that a frozen estimator was not trained on. Ids of a table are its index; a column of them is refused
             unless a frozen estimator was trained on it.
         y : (N,) array, (N, M) array with gaps, or LabelSets
-            One label or more for every input; NaN and None mean "no label". Several outputs go in as (N, M, C). As in
-            scikit-learn rows are paired by position; pandas objects with another index than X are refused. LabelSets
-            with ids are paired with the index of X.
+            One label or more for every input; NaN and None mean "no label". Names of a table's columns are annotators.
+            Several outputs go in as (N, M, C). As in scikit-learn rows are paired by position; pandas objects with
+            another index than X are refused. LabelSets with ids are paired with the index of X.
         sample_weight : (N,) array, optional
             How often the labels of an input count.
         groups : (N,) array, optional
@@ -172,8 +172,9 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             if values.dtype.kind == "f" and np.isinf(values).any():
                 raise ValueError("Input y contains infinity or a value too large for dtype('float64').")
             if values.ndim and len(values) != n_inputs:
-                raise ValueError(f"X has {n_inputs} rows and y {len(values)}: inconsistent numbers of samples")
-            y = LabelSets.from_array(values)
+                remedy = "; of a long table give LabelSets.from_table(y)" if "label" in (table.names or []) else ""
+                raise ValueError(f"X has {n_inputs} rows and y {len(values)}: inconsistent numbers of samples{remedy}")
+            y = LabelSets.from_array(values, annotators=people_of(table.names or []))
         labels: LabelSets = y
         if self._task == "classification" and not labels.by_position and labels.value.ndim == 1:
             fractions = labels.value.dtype.kind == "f" and (labels.value != np.rint(labels.value)).any()
@@ -343,7 +344,8 @@ def _take(inputs: Any, rows: Array) -> Any:
 def _check_order(X: Any, values: Any, name: str) -> None:
     """Refuse pandas objects of other rows than X, or of the same in another order, and tables with a column of ids."""
     if hasattr(values, "iloc") and hasattr(values, "columns") and (key := id_column(values.columns, name)) is not None:
-        raise ValueError(f"{name} has a column {key!r}: make it the index, in the order of X, or leave it out")
+        way = "; of a long table give LabelSets.from_table(y), with the ids as the index of X" if name == "y" else ""
+        raise ValueError(f"{name} has a column {key!r}: make it the index, in the order of X, or leave it out{way}")
     first: Any = getattr(X, "index", None)
     second: Any = getattr(values, "index", None)
     both = hasattr(first, "equals") and hasattr(second, "equals") and len(first) == len(second)

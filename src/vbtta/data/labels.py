@@ -4,7 +4,8 @@ from __future__ import annotations
 
 __all__ = [
     "ID_COLUMNS", "Array", "LabelSets", "LongLabels", "as_table", "by_id", "check_one_index", "class_positions",
-    "frame_of", "id_column", "id_like", "index_of", "is_absent", "long_labels", "look_up", "pair_ids", "rows_of_table",
+    "frame_of", "id_column", "id_like", "index_of", "is_absent", "long_labels", "look_up", "pair_ids", "people_of",
+    "rows_of_table",
 ]  # fmt: skip
 
 import os
@@ -92,7 +93,7 @@ class LabelSets:
         if isinstance(Y, Mapping) or (missing is None and annotators is None and _names_its_columns(as_table(Y))):
             return cls.from_table(Y)
         given = rows_of_table(Y, "Y")
-        table, annotators = given.values, _people_of(given.names or []) if annotators is None else annotators
+        table, annotators = given.values, people_of(given.names or []) if annotators is None else annotators
         if table.ndim not in (1, 2, 3) or 0 in table.shape[2:]:
             raise ValueError(f"Y must be (N,), (N, M) or (N, M, C) with C at least 1; got shape {table.shape}")
         absent = is_absent(table, missing)
@@ -757,7 +758,7 @@ def index_of(values: Any, name: str) -> Array | None:
     return None if default and np.array_equal(ids, np.arange(len(ids))) else ids
 
 
-def _people_of(columns: list[Hashable]) -> list[str] | None:
+def people_of(columns: list[Hashable]) -> list[str] | None:
     """The annotators that columns of a DataFrame are named for; numbers and label_1, label_2, ... name none."""
     if len(columns) < 2 or not all(isinstance(name, str) for name in columns):
         return None
