@@ -526,6 +526,9 @@ def test_remedies_are_for_files(tmp_path: Path) -> None:
     told_off(1, "is not a class number", words, args=["fit", tmp_path / "logits.npz", tmp_path / "words.csv", *end])
     numbers = ["fit", tmp_path / "proba.npz", tmp_path / "numbers.csv", *end, "--quiet"]
     told_off(1, "predictions look like probabilities: all rows of view", "np.log", args=numbers)
+    assert run("fit", tmp_path / "logits.npz", tmp_path / "numbers.csv", *end).code == 0
+    predict = ["predict", tmp_path / "proba.npz", "--policy", tmp_path / "p.json", "--out", tmp_path / "out.csv"]
+    told_off(1, "does not fit", "predictions look like probabilities", args=predict)
 
 
 def test_errors_name_the_file_that_was_asked_for(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

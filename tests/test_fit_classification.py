@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from benchmarks.coverage import annotator_coverage, crowd
 from vbtta import EM, CategoricalLatent, CategoricalMixture, LabelSets, Policy, ViewPredictions, fit_policy
@@ -68,6 +69,18 @@ def test_probabilities_are_refused_view_by_view(dtype: type) -> None:
     stacked = np.zeros((1, 3, 2))
     stacked[:, :, 1] = 1.0  # a binary logit beside zeros is no probability
     assert policy.predict(ViewPredictions(stacked, names=NAMES)).proba.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_probabilities_are_refused_at_prediction(dtype: type) -> None:
+    logits, truth = problem()
+    policy = fit_policy(ViewPredictions(logits, names=NAMES), truth, task="classification", guard=False)
+    proba = special.softmax(logits, axis=2)
+    views = ViewPredictions(proba.astype(dtype), names=NAMES)
+    for call in (policy.predict, policy.weights_for, lambda rows: policy.score(rows, truth)):
+        with pytest.raises(ValueError, match=r"look like probabilities.*Pass logits"):
+            call(views)
+    policy.predict(ViewPredictions(np.concatenate([proba[:, :1], logits[:, 1:]], axis=1), names=NAMES))
 
 
 def test_one_output_and_wrong_labels_are_named() -> None:

@@ -26,6 +26,7 @@ from vbtta.models import base
 from vbtta.models.base import Engine, InMemory, Model, Pooling, Posterior, task_of
 from vbtta.models.ordinal.posterior import CutPoints
 from vbtta.models.parts.annotators import AnnotatorNoise
+from vbtta.models.parts.class_data import glance_at_logits
 from vbtta.models.parts.gate import Gate
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise
 
@@ -580,6 +581,8 @@ class Policy:
             raise ValueError(
                 f"predictions have {predictions.outputs.shape[2]} outputs but the policy was fitted to {self.n_outputs}"
             )
+        if self.task == "classification":
+            glance_at_logits(predictions)
         both = predictions.classes is not None and self.classes is not None
         if both and not np.array_equal(np.asarray(predictions.classes, str), np.asarray(self.classes, str)):
             raise ValueError("predictions have other classes than the policy was fitted to, or in another order")
