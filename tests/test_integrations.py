@@ -210,3 +210,10 @@ def test_a_monai_data_set_is_collected():
     predictions, labels = collect_dataset(network, data, flips(), inferer=inferer, positions=10)
     assert predictions.outputs.shape == (30, 4, CLASSES)
     assert set(labels.value.tolist()) == {0}
+
+
+def test_mirror_views_refuse_axes_that_they_would_pass_over():
+    with pytest.raises(ValueError, match="every axis of swap"):
+        mirror_views((0, 1), swap={2: [(1, 2)]})
+    with pytest.raises(ValueError, match="must be different"):
+        mirror_views((0, 0))

@@ -600,6 +600,15 @@ def test_positions_that_no_view_sees_have_the_output_for_the_unchanged_input(kin
         torch.testing.assert_close(whole(images), result)
 
 
+@pytest.mark.parametrize("order", [0, 1])
+def test_an_exported_module_keeps_views_that_see_all_of_a_map(order):
+    views = [Identity(), Shift(0.25, 0.0)][:: 1 - 2 * order]
+    images = torch.rand(2, 3, 12, 16, generator=torch.Generator().manual_seed(0))
+    module = TTAModule(MapNet(CLASSES), views, classification_policy([view.name for view in views])).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.export.export(module, (images,)).module()(images), module(images))
+
+
 def test_rows_have_their_classes_exchanged(images):
     net = network(CLASSES).eval()
     mirror = HorizontalFlip(swap_classes=((1, 3),))

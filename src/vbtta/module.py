@@ -241,7 +241,10 @@ class TTAModule(nn.Module):
         fitted = self.policy.fitted or self.policy.names
         pooled = any(pool.gate is not None and pool.gate.pooled for pool in self._pools)
         if pooled and not seen.all():
-            raise ValueError("features='pooled' has maps of views that see all of an input; fit with features='own'")
+            raise ValueError(
+                "maps() needs views that see all of an input where weights depend on averages over it; leave out the "
+                "others, fit CategoricalMixture(weights='input', features='own'), or call the module for probabilities"
+            )
         at_once = n_positions if pooled else _POSITIONS_AT_ONCE
         result: dict[str, Array] = {}
         patterns, pattern = np.unique(np.packbits(seen, axis=1), axis=0, return_inverse=True)
@@ -308,7 +311,8 @@ class TTAModule(nn.Module):
         n_rows = batch.shape[0] if isinstance(batch, Tensor) else n_rows_of(batch)  # a symbol while exporting
         unseen: Any = True
         for views, outputs, seen in self._outputs_of_views(batch, n_rows, exporting, first):
-            unseen = False if seen is None else ~seen & unseen
+            if unseen is not False:
+                unseen = False if seen is None else ~seen & unseen
             yield views, outputs, seen
             del outputs, seen
         if unseen is not False and (torch.compiler.is_compiling() or unseen.any()):

@@ -29,6 +29,8 @@ def mirror_views(axes: Sequence[int], swap: Mapping[int, Sequence[tuple[int, int
     >>> [view.name for view in mirror_views((0, 2), swap={2: [(3, 4)]})]
     ['identity', 'flip(0)', 'flip(2)/swap(3,4)', 'flip(0,2)/swap(3,4)']
     """
+    if not set(swap or {}) <= set(axes) or len(set(axes)) < len(axes):
+        raise ValueError(f"axes must be different and hold every axis of swap; got {list(axes)} and swap={swap}")
     views: list[BuiltIn] = [Identity()]
     for choice in (choice for size in range(len(axes)) for choice in combinations(sorted(axes), size + 1)):
         pairs = [tuple(sorted(pair)) for axis in choice for pair in (swap or {}).get(axis, ())]
