@@ -45,14 +45,15 @@ __all__ = ["main"]
 
 Array = NDArray[Any]
 DATA_SETS = ("cifar10n-pretrained", "utkface-pretrained", "mnist1000", "nuclei")
-_VERSION, _TOLERANCE, _SPLITS = 5, 0.005, 200
+_VERSION, _TOLERANCE, _SPLITS = 6, 0.005, 200
 _LEVELS = (0.9, 0.95, 0.99)
 _READ = (
     "At a level near the accuracy of the network, sets hold one class whatever the method, and cannot become smaller. "
     "Alone in its batch, an input gains less than its passes say: all views at once are one batch of the network, and "
     "each stage is another; on small networks the stages' own arithmetic counts. The limit of the loss was developed "
-    "with small networks of CIFAR-10N and MNIST (seed 0), whose test scores were seen; order and policies of stages "
-    "with calibration data alone (UTKFace, Food-101, MNIST seed 0, a small network of CIFAR-10N)."
+    "with small networks of CIFAR-10N and MNIST (seed 0), whose test scores were seen, and with simulated views; order "
+    "and policies of stages with calibration data alone. The prior of its excess was widened after a run with a "
+    "narrower one had been seen: losses up to 0.0083, at 4.0 to 8.3 passes."
 )
 _POSITIONS, _REPEATS, _TIMED = 200, 5, 128  # of a nuclei image; of timings, and images in them
 

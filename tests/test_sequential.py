@@ -121,6 +121,24 @@ def test_the_limit_of_the_loss_holds_on_other_data(n_stages):
     assert beyond <= 2
 
 
+def test_the_limit_holds_where_labels_show_more_loss_than_the_policy_expects():
+    # Few labels of ten classes: what the full policy expects to lose is a quarter of the true loss.
+    def draw(rng, n):
+        label = rng.integers(10, size=n)
+        strength = np.where(rng.random(n) < 0.6, 8, 1)[:, None, None] * np.linspace(1, 0.5, 4)[:, None]
+        noise = rng.normal(size=(n, 1, 10)) + rng.normal(size=(n, 4, 10))
+        return ViewPredictions(0.5 * (strength * np.eye(10)[label][:, None] + noise), names=NAMES[:4]), label
+
+    exceeded = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        sequential = fit_sequential(*draw(rng, 300), task="classification")
+        test, label = draw(rng, 10_000)
+        loss = sequential.policies[-1].predict(test).log_prob(label) - sequential.predict(test).log_prob(label)
+        exceeded += loss.mean() > sequential.loss_upper
+    assert exceeded <= 3  # one is expected at 95 %; more than three have a probability of 2 %
+
+
 def test_the_curve_knows_the_full_policy_and_the_chosen_setting(sequential):
     cost = [point.cost for point in sequential.curve]
     assert cost == sorted(cost)

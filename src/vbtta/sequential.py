@@ -30,7 +30,7 @@ FORMAT, _VERSION = "vbtta-sequential", 1
 _ALPHA = 0.05  # probability that the upper limit of the loss is too low
 _N_THRESHOLDS = 100
 _UNDECIDED_SHARE = 0.05  # of a group's rows at which it stops
-_EXCESS_SCALE = 0.5  # prior standard deviation of the realised loss, relative to that which the full policy expects
+_EXCESS_SCALE = 2.0  # prior standard deviation of the realised loss, relative to that which the full policy expects
 _DRAWS = 16  # of an input's predictive distribution
 _SMALL = 1e-6
 
@@ -247,9 +247,9 @@ def fit_sequential(
     limit.
 
     The loss is the mean divergence, which needs no labels, plus what held-out labels show beyond the divergence of
-    policies fitted without them. That excess has a normal prior, with half of the expected loss as its standard
-    deviation; it can only raise the limit, since the views were weighed by the same labels. Losses too rare
-    to be seen are taken to be as large as the 99 % quantile of a stage's. For every first stage thresholds are tried in
+    policies fitted without them. That excess has a normal prior, with twice the expected loss as its standard
+    deviation; it can only raise the limit, since the views were weighed by the same labels. Losses too rare to be seen
+    are taken to be as large as the 99 % quantile of a stage's. For every first stage thresholds are tried in
     ascending order until the limit exceeds the tolerance, which needs no correction for their number; for that of
     the first stages the confidence is Bonferroni's.
 
