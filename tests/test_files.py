@@ -477,6 +477,7 @@ def policy_with(kind: str) -> Policy:
         ("numbers", {"posterior__guide__sites__0__shape": []}, r"shape \(\)"),
         ("numbers", {"posterior__guide__sites__0__shape": [2]}, "do not make the"),
         ("numbers", {"posterior__state__common_covariance__0": [-1.0, 0.0]}, "common_covariance: .*not symmetric"),
+        ("numbers", {"posterior__state__tail": -1.0}, "tail: .*must not be negative"),
         ("pool of numbers", {"posterior__covariance__0__0": -1.0}, "covariance: .*not symmetric"),
         ("pool of numbers", {"posterior__covariance": [[1.0]]}, "covariance: 1 rows; weights and offset have"),
         ("pool of numbers", {"posterior__uncertainty__covariance__0__1": 9.0}, "covariance: .*not symmetric"),

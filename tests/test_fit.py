@@ -406,3 +406,18 @@ def test_few_labels_and_a_single_class_are_cautioned_of():
     alike = fit_policy(views, np.ones(12, dtype=int), task="classification", model="latent")
     assert alike.guard.reason.endswith("all labels are of one class: nothing is known of the others")
     assert "mostly follow" not in alike.guard.reason
+
+
+def test_an_input_of_absurd_outputs_leaves_a_policy_that_can_be_saved(tmp_path):
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=30)
+    outputs = truth[:, None] + rng.normal(size=(30, 3))
+    outputs[3] = 1e80
+    predictions = ViewPredictions(outputs[:, :, None], names=["identity", "a", "b"])
+    labels = LabelSets.from_array(truth[:, None] + 0.1 * rng.normal(size=(30, 2)), annotators=["ann", "bob"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        policy = fit_policy(predictions, labels, task="regression")
+    assert np.isfinite(policy.guard.standard_error)
+    policy.save(tmp_path / "policy.json")
+    assert Policy.load(tmp_path / "policy.json").guard == policy.guard

@@ -19,6 +19,7 @@ _FOLDS, _FEW_FOLDS, MANY_UNITS = 5, 3, 500  # three folds where units are many
 MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
 _EVEN_ODDS, _NOISY_EVEN_ODDS = 20.0, 80.0  # instances with which views are as likely to help as not; of single labels
 _TEMPERATURE = 5.0  # of the gain from the views
+_LARGEST_DIFFERENCE = 1e6  # of two scores of an instance, in nats: squares must not overflow
 MAX_INSTANCES = 20_000  # enough to choose between models
 _LARGE = 1_000_000  # outputs from which layouts are made again rather than kept
 _MIN_SAMPLE, _MAX_ENTRIES = 2_000, 10_000_000  # instances where outputs are many, and outputs of all views of them
@@ -81,7 +82,7 @@ def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, f
 
     Groups count as one draw each.
     """
-    difference = one.scores - other.scores
+    difference = np.clip(one.scores - other.scores, -_LARGEST_DIFFERENCE, _LARGEST_DIFFERENCE)
     n_instances = len(difference)
     if one.units is not None:
         difference = np.bincount(np.unique(one.units, return_inverse=True)[1], difference)

@@ -259,7 +259,7 @@ class CategoricalPrediction(_OfInputs):
     def pool(cls, parts: Sequence[CategoricalPrediction], shares: Array) -> CategoricalPrediction:
         """The average of several distributions of the same inputs, with shares (N, M).
 
-        What remains open given part and view is the average of what remains open given the view.
+        The entropy given member and view is the average of the members' entropies given the view.
         """
         proba, left_open = np.zeros(parts[0].proba.shape), np.zeros(len(shares))
         for share, part in zip(shares.T, parts, strict=True):

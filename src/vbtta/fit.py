@@ -443,7 +443,7 @@ def fit_candidate(
     progress: bool = False,
     intervals: bool = True,
 ) -> Policy:
-    """The policy of a candidate; without ``intervals`` of its weights it can be scored, and that is all."""
+    """The policy of a candidate; without ``intervals`` of its weights it only predicts and scores."""
     model, source = candidate.model, source.select(["identity"]) if candidate.alone else source
     predictions, labels = source.predictions, source.labels
     if isinstance(engine, ADVI):

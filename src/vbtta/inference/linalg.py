@@ -28,6 +28,12 @@ def check_positive(values: Array) -> None:
         raise ValueError("numbers must be positive")
 
 
+def check_not_negative(values: Array) -> None:
+    """Refuse negative numbers."""
+    if not (values >= 0).all():
+        raise ValueError("numbers must not be negative")
+
+
 def cholesky(matrix: Array) -> Array:
     """Cholesky factors (..., C, C); of matrices that rounding made indefinite, with the smallest ridge that helps."""
     if not np.isfinite(matrix).all():
@@ -125,7 +131,7 @@ def student_log_density(square: Any, scale: float) -> Any:
 
 
 def student_precision(square: Any, scale: float) -> Any:
-    """E of the precision of that normal, elementwise: with it, the normal's quadratic is tangent to the bound."""
+    """Expected precision of the normal in `student_log_density`, elementwise: its quadratic is tangent to the bound."""
     return (TAIL_DOF + 1) / (_scaled(scale) + square)
 
 

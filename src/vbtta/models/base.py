@@ -55,7 +55,7 @@ LayoutT = TypeVar("LayoutT")
 
 
 class Opaque:
-    """A state or statistics of some problem: those who climb hand it back and do not look inside."""
+    """A state or statistics of some problem: optimisers pass it on unread."""
 
 
 class Model:

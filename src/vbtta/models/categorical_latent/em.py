@@ -27,7 +27,7 @@ from vbtta.models.parts.label_noise import FittedNoise
 _FRACTIONS = tuple((0.5 ** np.arange(11)).tolist())  # of a Newton step, tried in turn
 _SPREADS = (30.0, 10.0, 5.0, 3.0, 2.0, 1.0, 0.5, 0.3, 0.2, 0.1, 0.03, 0.01)  # candidates for K / sqrt(lambda)
 _MAX_SHRINKAGE_INSTANCES = 4_000  # on which lambda is chosen
-_SEARCH = EM(tol=1e-4, max_steps=60, accelerate=False)  # after a Newton step that gains a tenth of it nothing is left
+_SEARCH = EM(tol=1e-4, max_steps=60, accelerate=False)  # stops after a Newton step that gains less
 
 
 class PoolCurvature(NamedTuple):
@@ -161,7 +161,7 @@ class PoolExpansion(NamedTuple):
     quadratic: Array  # (K, K): A
     linear: Array  # (K,): l
     anchor: Array  # (C,): the offsets at v = 0
-    response: Array  # (C, K): their change with -v
+    response: Array  # (C, K): minus their derivative in v
     log_det: float  # of their curvature
 
     def offset(self, pool: Array) -> Array:

@@ -24,7 +24,7 @@ from vbtta.inference import linalg
 from vbtta.inference.advi import WeightDraws
 from vbtta.inference.em import Block
 from vbtta.inference.laplace import WeightInformation, weight_intervals
-from vbtta.inference.linalg import check_covariance, check_positive
+from vbtta.inference.linalg import check_covariance, check_not_negative, check_positive
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.parts.annotators import AnnotatorState, LabelPooling, Truth, infer_truth
 from vbtta.models.parts.gate import Gate, Lookup
@@ -70,7 +70,9 @@ class MixtureState(NamedTuple):
     inverse_scale: Annotated[Array, "K C C", check_covariance]  # V_k
     scale_slope: Annotated[Array, ""]  # b, at its mode
     slopes: Annotated[Array, "0|F"] = np.zeros(0)  # coefficients of the gate
-    tail: Annotated[Array, ""] = np.zeros(())  # degrees of freedom of Student-t components; 0 where they are normal
+    tail: Annotated[Array, "", check_not_negative] = np.zeros(
+        ()
+    )  # degrees of freedom of Student-t components; 0 where they are normal
     annotators: AnnotatorState | None = None
 
     def take(self, views: Array) -> "MixtureState":
