@@ -66,6 +66,13 @@ def test_a_table_without_ids_is_not_paired_with_predictions_that_have_them():
     assert np.array_equal(numbered.align(pd.Series(TRUTH)).value, TRUTH)
 
 
+def test_an_index_is_ids_as_it_is():
+    table = pd.DataFrame({"x": np.arange(3.0)}, index=["b", "c", "a"])
+    for ids in (table.index, pd.Index([7, 8, 9])):
+        views = collect_views(np.asarray, table, [Identity()], ids=ids)
+        assert np.array_equal(views.ids, ids)
+
+
 def test_groups_weights_and_features_of_tables_are_paired_by_id():
     group, weight = np.arange(N) // 5, 1.0 + np.arange(N)
     for groups in (shuffled(patient=group), shuffled(patient=group).set_index("id")["patient"]):

@@ -323,6 +323,8 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
     if not rows:
         raise ValueError(f"{path} is empty; its first line must name the columns")
     header = [_without_quote(name.replace("\x00", "").strip()) for name in rows[0]]
+    if len(header) == 1 and (mark := re.search("[;\t]", header[0])):
+        raise ValueError(f"{path} has {mark[0]!r} between its columns; write commas (in .tsv files tabs)")
     if len(set(header)) < len(header):
         raise ValueError(f"{path} names a column twice: {', '.join(header)}")
     body = [row for row in rows[1:] if row]

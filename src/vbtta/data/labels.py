@@ -582,12 +582,16 @@ def long_labels(table: Mapping[str, Array], where: str, *, columns_are_annotator
     unused = [name for name in table if name not in reserved and name not in endings]
     for name in unused:
         if len(name) > 4 and (near := get_close_matches(name.lower(), reserved, 1, 0.8)):
-            raise ValueError(f"{where}: its column {name!r} is not used; rename it to {near[0]!r}, or leave it out")
+            meant = "annotator" if near[0] == "label" in table else near[0]  # a labeler gives the labels
+            others = [other for other in unused if other != name and key is None]
+            ids = f", and {others[0]!r} to 'instance' if it holds ids" if others else ""
+            raise ValueError(f"{where}: its column {name!r} is not used; rename it to {meant!r}{ids}, or leave it out")
     if endings and "label" in table:
         raise ValueError(f"{where} has both columns 'label' (long) and {next(iter(endings))!r} (wide); keep one layout")
     if not endings and "label" not in table:
         names = ", ".join(printable(name) for name in list(table)[:8])
-        raise ValueError(f"{where} has no labels: give columns label_1, ... or instance and label; it has {names}")
+        ids = "instance (or id, item, task)"
+        raise ValueError(f"{where} has no labels: give columns {ids} and label (or label_1, ...); it has {names}")
     if key is None and unused:
         raise ValueError(
             f"{where} has no column of ids (instance, id, item or task), and its column {unused[0]!r} is not used: "
@@ -723,7 +727,7 @@ def by_id(values: Any, ids: Array | None, name: str, owner: str) -> Any:
 
     A table gives (N, F), or (N,) where it has one column besides that of the ids.
     """
-    if not hasattr(as_table(values), "to_numpy"):
+    if not hasattr(as_table(values), "to_numpy") or hasattr(values, "get_indexer"):  # an index has none itself
         return values
     array, index, names, _ = rows_of_table(values, name)
     array = array[:, 0] if names is not None and len(names) == 1 else array

@@ -378,13 +378,14 @@ def _check_rows(block: Array, start: int, name: str, names: tuple[str, ...], sma
         wrong |= np.abs(block) > _LARGEST
     if wrong.any():
         row, view, output = (int(index) for index in np.argwhere(wrong)[0])
+        value, remedy = block[row, view, output], "Leave out that view or that input"
         demand = "finite" if smallest < 0 else "finite and not negative"
-        if np.isfinite(block[row, view, output]) and abs(float(block[row, view, output])) > _LARGEST:
+        if np.isfinite(value) and abs(float(value)) > _LARGEST:
             demand = f"smaller than {_LARGEST:g}, or squares overflow"
-        raise ValueError(
-            f"{name} must be {demand}; input {start + row}, view {names[view]!r}, output {output} is "
-            f"{block[row, view, output]}. Leave out that view or that input"
-        )
+        if np.isneginf(value):
+            remedy += ", or clip log probabilities, as np.maximum(outputs, -30)"
+        where = f"input {start + row}, view {names[view]!r}, output {output}"
+        raise ValueError(f"{name} must be {demand}; {where} is {value}. {remedy}")
 
 
 def _check_same_views(parts: Sequence[ViewPredictions]) -> None:
