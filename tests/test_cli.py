@@ -436,7 +436,12 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
         1, "typo.csv", "column 'lable' is not used; rename it to 'label'", args=fit("preds.npz", tmp_path / "typo.csv")
     )
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    told_off(1, "other.csv", "label_1", args=fit("preds.npz", tmp_path / "other.csv"))
+    told_off(1, "other.csv", "id, item, task", "label_1", args=fit("preds.npz", tmp_path / "other.csv"))
+    (tmp_path / "marks.csv").write_text("instance;label\n0;cat\n")
+    told_off(1, "marks.csv has ';' between", "write commas", args=fit("preds.npz", tmp_path / "marks.csv"))
+    (tmp_path / "labeler.csv").write_text("image,labeler,label\n0,a,cat\n")
+    renamed = "'labeler' is not used; rename it to 'annotator', and 'image' to 'instance'"
+    told_off(1, renamed, args=fit("preds.npz", tmp_path / "labeler.csv"))
     (tmp_path / "who.csv").write_text("instance,anotator,label\n0,a,cat\n")
     told_off(
         1, "who.csv", "'anotator' is not used; rename it to 'annotator'", args=fit("preds.npz", tmp_path / "who.csv")
@@ -516,9 +521,9 @@ def test_several_labels_an_input(tmp_path: Path) -> None:
 def test_remedies_are_for_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     proba = rng.dirichlet(np.ones(3), size=(60, 2))
-    np.savez(tmp_path / "logits.npz", outputs=np.log(proba))
-    np.savez(tmp_path / "proba.npz", outputs=proba)
-    classes = rng.integers(0, 3, size=60)
+    np.savez(tmp_path / "logits.npz", outputs=np.log(proba), names=["identity", "flip"])
+    np.savez(tmp_path / "proba.npz", outputs=proba, names=["identity", "flip"])
+    classes = proba[:, 0].argmax(axis=1)  # which the identity says, and the flip does not
     (tmp_path / "numbers.csv").write_text("label\n" + "\n".join(map(str, classes)))
     (tmp_path / "words.csv").write_text("label\n" + "\n".join(np.array(["cat", "cow", "dog"])[classes]))
     end = ["--task", "classification", "--out", tmp_path / "p.json"]
@@ -526,9 +531,13 @@ def test_remedies_are_for_files(tmp_path: Path) -> None:
     told_off(1, "is not a class number", words, args=["fit", tmp_path / "logits.npz", tmp_path / "words.csv", *end])
     numbers = ["fit", tmp_path / "proba.npz", tmp_path / "numbers.csv", *end, "--quiet"]
     told_off(1, "predictions look like probabilities: all rows of view", "np.log", args=numbers)
-    assert run("fit", tmp_path / "logits.npz", tmp_path / "numbers.csv", *end).code == 0
+    assert "(fit again with --hard-guard" in run("fit", tmp_path / "logits.npz", tmp_path / "numbers.csv", *end).out
     predict = ["predict", tmp_path / "proba.npz", "--policy", tmp_path / "p.json", "--out", tmp_path / "out.csv"]
     told_off(1, "does not fit", "predictions look like probabilities", args=predict)
+    told_off(2, "--level is for intervals of numbers; give --sets", args=[*predict, "--level", "0.5"])
+    np.savez(tmp_path / "named.npz", outputs=np.log(proba), ids=[f"i{row}" for row in range(60)])
+    unnamed = ["fit", tmp_path / "named.npz", tmp_path / "numbers.csv", *end]
+    told_off(1, "the predictions have ids (such as 'i0'): give labels a column 'id' with these", args=unnamed)
 
 
 def test_errors_name_the_file_that_was_asked_for(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,7 +594,7 @@ def test_a_report_says_what_is_not_recorded(here: Path, tmp_path: Path) -> None:
     assert "<dt>options</dt><dd>not recorded</dd>" in (tmp_path / "report.html").read_text()
     assert said not in (tmp_path / "fit.html").read_text()
     (tmp_path / "run.json").write_text('{"options": {"seed": 3}}')
-    assert run("report", tmp_path).code == 0
+    assert run("report", tmp_path, "--out", tmp_path / "report.html").code == 0
     assert "<dt>seed</dt><dd>3</dd>" in (tmp_path / "report.html").read_text()
 
 
@@ -593,6 +602,9 @@ def test_a_report_of_a_policy_alone_says_what_is_left_out(here: Path, tmp_path: 
     fit = ["fit", "preds.npz", "labels.csv", "--task", "classification", "--model", "mixture", "--no-guard"]
     assert run(*fit, "--out", tmp_path / "policy.json").code == 0
     assert "has no predictions.npz with labels.csv" in run("report", tmp_path).err
+    (tmp_path / "report.html").write_text("the page of the fit")
+    told_off(2, "report.html may have more", "--out", args=["report", tmp_path])
+    assert (tmp_path / "report.html").read_text() == "the page of the fit"
     for name, kept in (("preds.npz", "predictions.npz"), ("labels.csv", "labels.csv")):
         (tmp_path / kept).write_bytes(Path(name).read_bytes())
     assert "has no predictions.npz" not in run("report", tmp_path).err

@@ -295,7 +295,7 @@ def predict(
     predictions: running.PredictionsFile,
     policy: running.PolicyFile,
     out: Annotated[Path, Out(help="Where to write the predictions (.parquet or .csv; a folder with --dense).")],
-    level: Annotated[float, Option(min=0.01, max=0.999, help="Of the intervals of numbers.")] = 0.9,
+    level: Annotated[float | None, Option(min=0.01, max=0.999, help="Of the intervals of numbers, 0.9.")] = None,
     sets: running.Sets = None,
     calibration: Annotated[
         tuple[Path, Path] | None, running.Pair(help="With --sets: labelled rows that the policy was not fitted to.")
@@ -314,7 +314,7 @@ def predict(
     """
     needs("--dense", dense, predictor=predictor, weights=weights, views=described, entropy=entropy)
     needs("--sets", sets, calibration=calibration)
-    refuse(dense and bool(sets), "--sets is for rows of predictions; leave out --dense")
+    refuse(dense and bool(sets or level), "--sets and --level are for rows of predictions; leave out --dense")
     refuse(dense and not (predictor and described), "--dense needs --predictor and --views")
     if dense and predictor and described:
         from vbtta.cli.dense import load_module, predict_maps
@@ -324,6 +324,8 @@ def predict(
     writable(out, ".parquet", ".csv")
     views = files.read_predictions(predictions)
     rule: Any = load_policy(existing(policy, "a policy (.json)"))
+    numbers = unwrapped(rule)[0].task == "regression"
+    refuse(level is not None and not numbers, "--level is for intervals of numbers; give --sets for sets of classes")
     known = rule.levels.tolist() if isinstance(rule, ConformalPolicy) else []
     if calibration is not None:
         rule = rule.policy if known else rule
@@ -338,7 +340,7 @@ def predict(
     try:
         ids = np.arange(len(views)) if views.ids is None else views.ids
         prediction = rule.predict(views)
-        table = {"instance": ids, **prediction.columns(level)}
+        table = {"instance": ids, **prediction.columns(level or 0.9)}
         if prediction.passes is not None:
             table["passes"] = prediction.passes
         if sets:
@@ -478,5 +480,5 @@ def report(
 
         module = load_module(predictor, weights, described, folder / "policy.json")
         parts["maps"] = map_pictures(module, data, masks, talk)
-    used = files.write_run_report(folder, target, talk, **parts)
+    used = files.write_run_report(folder, target, talk, replaces=out is not None, **parts)
     talk.result({"written": str(target), "used": used}, f"wrote {target} from {', '.join(used)}")

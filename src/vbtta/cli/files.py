@@ -192,8 +192,8 @@ def comparison_table(document: dict[str, Any], talk: Talk) -> str:
     return talk.table(*table_cells(document["methods"], metrics, metrics, document["references"].get("original")))
 
 
-def write_run_report(folder: Path, target: Path, talk: Talk, **parts: Any) -> list[str]:
-    """Write the page of a run; the names of the files that it was made from."""
+def write_run_report(folder: Path, target: Path, talk: Talk, *, replaces: bool = True, **parts: Any) -> list[str]:
+    """Write the page of a run, without data only if it `replaces` no other or may; the files that it is made of."""
     policy = load_policy(folder / "policy.json")
     inner, used = unwrapped(policy)[0], [folder / "policy.json"]
     for prefix in ("", "test_"):
@@ -206,7 +206,9 @@ def write_run_report(folder: Path, target: Path, talk: Talk, **parts: Any) -> li
             used += [views, labels]
             parts |= {"test": pair} if prefix else {"predictions": pair[0], "labels": pair[1]}
     if len(used) == 1:
-        talk.note(f"{folder} has no predictions.npz with labels.csv: calibration and hard inputs are left out")
+        lack = f"{folder} has no predictions.npz with labels.csv"
+        refuse(target.exists() and not replaces, f"{target} may have more than a new page: {lack}; add them, or --out")
+        talk.note(f"{lack}: calibration and hard inputs are left out")
     documents: dict[str, Any] = {}
     for name in ("comparison", "diagnosis", "run"):
         if (path := folder / f"{name}.json").is_file():

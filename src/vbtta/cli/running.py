@@ -49,6 +49,12 @@ Quiet = Annotated[bool, Option("--quiet", "-q", help="Say nothing on the error s
 Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error.")]
 
 
+_REMEDIES = {  # in Python, and here
+    "guard='hard'": "--hard-guard",
+    "the ids as index or column 'id', or pair them by row: labels.to_numpy()": "a column 'id' with these",
+}
+
+
 class UsageError(Exception):
     """The command was called in a wrong way: exit code 2."""
 
@@ -71,7 +77,7 @@ class Talk:
 
     def result(self, document: dict[str, Any], text: str = "") -> None:
         """Print the result: the document with --json, else the text."""
-        text = as_json_text(document) if self.as_json else printable(text.rstrip("\n"), "\n\t")
+        text = as_json_text(document) if self.as_json else printable(_on_command_line(text.rstrip("\n")), "\n\t")
         print(text, file=self._output, flush=True)
 
     def track(self, items: Sequence[Any], unit: str) -> Iterator[Any]:
@@ -141,7 +147,14 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 def complain(message: str, kind: str = "error") -> None:
     """One line on the error stream."""
-    print(f"vbtta: {kind}:", printable(" ".join(message.split())), file=sys.stderr, flush=True)
+    print(f"vbtta: {kind}:", printable(_on_command_line(" ".join(message.split()))), file=sys.stderr, flush=True)
+
+
+def _on_command_line(text: str) -> str:
+    """A text whose remedies are options and columns, not arguments."""
+    for argument, option in _REMEDIES.items():
+        text = text.replace(argument, option)
+    return text
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
