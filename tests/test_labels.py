@@ -445,3 +445,16 @@ def test_an_array_in_the_place_of_a_label_is_named() -> None:
 def test_missing_is_one_value() -> None:
     with pytest.raises(ValueError, match="missing must be one value"):
         LabelSets.from_array([[1.0, 2.0]], missing=np.array([[1.0], [2.0]]))
+
+
+def test_columns_of_classes_must_be_those_of_the_predictions():
+    soft = LabelSets.from_probabilities([[0.8, 0.2], [0.0, 1.0]])
+    assert soft.categorical(2).tolist() == [0, 1, 1]
+    for labels in (soft, LabelSets.from_counts([[2, 1], [1, 1]])):
+        with pytest.raises(ValueError, match="2 columns, one a class, but the predictions 3"):
+            labels.categorical(3)
+
+
+def test_blank_ids_are_refused():
+    with pytest.raises(ValueError, match="instance has a blank id"):
+        LabelSets.from_table({"instance": ["a", " "], "label": [0, 1]})

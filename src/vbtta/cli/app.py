@@ -224,7 +224,7 @@ def fit(
         several_fits and advi, "--budget and --sequential compare many fits, which ADVI is too slow for; leave it out"
     )
     refuse(sequential and (hard_guard or not guard), "--sequential has no guard; leave out --hard-guard and --no-guard")
-    refuse(budget is not None and sequential, "--sequential orders all views by their gain; leave out --budget")
+    refuse(budget is not None and sequential, "--sequential orders all views by their weight; leave out --budget")
     refuse(
         task is running.Task.multilabel and bool(on_ray or several_fits or sets),
         "--task multilabel goes without --backend ray, --budget, --sequential and --sets",

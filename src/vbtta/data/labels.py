@@ -215,7 +215,8 @@ class LabelSets:
     def _from_counts(cls, table: Array, given: TableRows, *, soft: bool = False) -> Self:
         rows, classes = np.nonzero(table)
         value = classes if given.names is None else np.asarray(given.names)[classes]
-        options: dict[str, Any] = {"by_position": given.names is None, "soft": soft}
+        columns = table.shape[1] if given.names is None else None
+        options: dict[str, Any] = {"by_position": given.names is None, "soft": soft, "columns": columns}
         return cls._of_rows(given, rows, len(table), value, table[rows, classes], **options)
 
     @classmethod
@@ -442,8 +443,17 @@ class LabelSets:
         """The labels as (J,) positions among the classes, which are 0..C-1 where none are named."""
         if self.value.ndim == 2 and self.value.shape[1] != 1:
             raise ValueError("labels are vectors; a classification takes one class a label (from_counts for counts)")
+        if self.by_position and self.columns not in (None, n_classes):
+            raise ValueError(
+                f"labels have {self.columns} columns, one a class, but the predictions {n_classes} classes"
+            )
         people = set(self.annotator_names) - set([] if classes is None else classes.astype(str).tolist())
-        if self.columns == n_classes > 1 and not people and len(self) == self.n_instances * n_classes:
+        if (
+            self.columns == n_classes > 1
+            and not self.by_position
+            and not people
+            and len(self) == self.n_instances * n_classes
+        ):
             self._check_no_indicators(n_classes)
         return class_positions(self.value.reshape(len(self)), n_classes, None if self.by_position else classes)
 
@@ -864,7 +874,12 @@ def _id_values(values: Array, name: str) -> Array:
     if values.dtype == object and all(isinstance(entry, int | float | np.number) for entry in values):
         values = _plain_values(values)
     values = _whole(values)
-    return values if values.dtype.kind in "iu" else values.astype(str)
+    if values.dtype.kind in "iu":
+        return values
+    texts = values.astype(str)
+    if not all(map(str.strip, texts)):  # blank cells of a file are gaps
+        raise ValueError(f"{name} has a blank id; every label needs the row or id of its instance")
+    return texts
 
 
 def _checked_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
