@@ -184,7 +184,7 @@ def compare(
         Overlap by image as further metrics: means over the classes of an image but `background`, then over images. Rows
         are positions of maps and groups their images, as from :func:`vbtta.collect_dense`. The scores are estimates
         from the sampled positions, by their instance weights where they have some; those of whole maps are in
-        :mod:`vbtta.metrics`.
+        `vbtta.metrics`.
     methods : list or dict, optional
         Names of baselines (see :func:`vbtta.baselines.fit_baseline`), "vbtta" (:func:`vbtta.fit.fit_policy` with its
         defaults), "vbtta-mixture", "vbtta-latent", "vbtta-sequential" (:func:`vbtta.fit_sequential`); functions of
