@@ -70,8 +70,8 @@ def test_a_gate_that_is_needed_pays(task: str) -> None:
     predictions, labels = gated_data(task, 1, 1600)
     fitted, held_out = predictions.take(slice(400)), predictions.take(slice(400, None))
     scores = [
-        log_score(fit(task, fitted, labels[:400], weights=weights, features="none"), held_out, labels[400:])
-        for weights in ("view", "input")
+        log_score(fit(task, fitted, labels[:400], **options), held_out, labels[400:])
+        for options in ({"weights": "view"}, {"features": "none"})
     ]
     assert scores[1] > scores[0] + 0.03
 
@@ -426,6 +426,16 @@ def test_maps_are_added_up_view_by_view(choice: str) -> None:
     policy = fit("classification", *collect_dense(network, images, partial, targets), features="own", gate_scale=1.0)
     module = TTAModule(network, partial, policy)
     np.testing.assert_allclose(module(images).detach(), module.maps(images).probability, atol=1e-5)
+
+
+@TASKS
+def test_features_without_a_gate_and_a_gate_without_features_are_refused(task: str) -> None:
+    with pytest.raises(ValueError, match=r"features='own' needs weights='input'; with weights='view' leave it out"):
+        RECORDS[task](features="own")
+    predictions, labels = gated_data(task, 0, 50)
+    without = ViewPredictions(predictions.outputs, names=predictions.names)
+    with pytest.raises(ValueError, match=r"features='none' needs ViewPredictions\(features=\.\.\.\); give them"):
+        fit(task, without, labels, features="none")
 
 
 def test_modules_refuse_features_that_they_cannot_compute() -> None:

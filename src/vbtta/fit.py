@@ -388,7 +388,7 @@ class _Fitting:
             open_model, pools = members[place], [fitted[m].weights for m in fitted if not several_optima[m]]
             model = open_model if raw is None else open_model.with_noise_of(raw.posterior)
             start = base.nearest(model, self.engine, posteriors, len(sample.names))
-            if open_model.ungated in members and not sample.gate_wanted(model, start):
+            if open_model.is_optional(members) and not sample.gate_wanted(model, start):
                 continue
             model = self.best(model.alternatives(maps=sample.maps), start)
             fitted[place] = self.fit(model, start, weights=pools)

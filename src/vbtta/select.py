@@ -135,7 +135,7 @@ class _Search:
         sample = InMemory(sample.predictions.select(sample.predictions.names), sample.labels)  # views have names
         n_rows, n_views = sample.predictions.outputs.shape[:2]
         stack = record.as_stack() or Stack(members=(record,))
-        models = [model for model in stack.members if model.ungated not in stack.members]
+        models = [model for model in stack.members if not model.is_optional(stack.members)]
         gates = [model for model in stack.members if model not in models]
         alone = self.alone(sample, stack.raw, None)
         first = None if alone is None else alone.posterior

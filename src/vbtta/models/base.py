@@ -124,7 +124,12 @@ class Model:
     @property
     def ungated(self) -> Self | None:
         """The same with constant weights, where weights depend on the input; else None."""
-        return replace(self, weights="view") if getattr(self, "weights", "") == "input" else None
+        gated = getattr(self, "weights", "") == "input"
+        return replace(self, weights="view", features="auto") if gated else None
+
+    def is_optional(self, members: "Sequence[Model]") -> bool:
+        """Whether it joins a stack by evidence alone: a gate of open features, beside the same constant weights."""
+        return getattr(self, "features", "") == "auto" and self.ungated in members
 
     def gate_wanted(self, source: "Source", start: "Posterior | None") -> bool:
         """Whether the evidence for weights that depend on the input is decisive, and a module can compute them."""

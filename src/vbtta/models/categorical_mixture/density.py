@@ -110,7 +110,7 @@ def pose(source: InMemory, spec: CategoricalMixture, seed: int) -> AdviTask[Post
 
 def pose_views(source: InMemory, spec: CategoricalMixture) -> tuple[CategoricalDensity, AdviTask[Posterior]]:
     """The priors and the posterior of the views, for a user's own likelihood; labels keep their annotators."""
-    problem, _ = em.pose(source, replace(spec, noise="annotator", weights="view", difficulty=False))
+    problem, _ = em.pose(source, replace(spec, noise="annotator", weights="view", features="auto", difficulty=False))
     return _task(replace(problem, noise=None))
 
 

@@ -165,7 +165,7 @@ class CategoricalMixture(ClassModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("weights", self.weights, ("view", "view_class", "input"))
-        check_features(self.features)
+        check_features(self.features, self.weights)
         positive(
             concentration=self.concentration,
             gate_scale=self.gate_scale,

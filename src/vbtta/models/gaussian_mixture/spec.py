@@ -89,7 +89,7 @@ class GaussianMixture(Model):
         one_of("scale", self.scale, (None, "prediction", "constant"))
         one_of("noise", self.noise, (None, "none", "annotator"))
         one_of("weights", self.weights, ("view", "input"))
-        check_features(self.features)
+        check_features(self.features, self.weights)
         one_of("component", self.component, ("normal", "student_t", "laplace"))
         positive(concentration=self.concentration, gate_scale=self.gate_scale, beta=self.beta)
         positive(common_scale=self.common_scale, nu=self.nu, gamma=self.gamma)

@@ -60,6 +60,8 @@ class FeatureSet(NamedTuple):
         """The features of a model's option and of the calibration predictions, given constant weights (K,)."""
         function = "" if choice in _CHOICES else _name_of(choice)
         chosen = "all" if function or choice == "auto" else str(choice)
+        if chosen == "none" and not predictions.feature_names:
+            raise ValueError("features='none' needs ViewPredictions(features=...); give them, or leave it out")
         spread = task == "regression" and chosen != "none" and predictions.variance is not None
         names = zip(predictions.names, weights > 0, strict=True)
         used = tuple(name for name, positive in names if (positive if chosen == "all" else name == "identity"))
@@ -485,8 +487,10 @@ def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:
     return np.concatenate([excess, np.einsum("kn,fkn->fn", excess, lookup.values)])
 
 
-def check_features(choice: FeatureChoice) -> None:
-    """Refuse what names no features."""
+def check_features(choice: FeatureChoice, weights: str) -> None:
+    """Refuse what names no features, and features of weights that do not depend on the input."""
+    if choice != "auto" and weights != "input":
+        raise ValueError(f"features={choice!r} needs weights='input'; with weights={weights!r} leave it out")
     if choice in _CHOICES:
         return
     if isinstance(choice, str) and ":" in choice:
