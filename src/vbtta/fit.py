@@ -313,7 +313,8 @@ class _Fitting:
             key = _key(policy.model, alone)
             near, first = safe and self.sample.n_units >= _MANY_UNITS, policy.posterior if safe else start
             if policy.model.ungated is not None:  # starts from constant weights, as the policy's fit did
-                near, first = False, None
+                gated: Any = policy.posterior
+                near, first = False, replace(gated, gate=None) if safe and len(policies) == 1 else None
             candidates[key] = self.settled[key]._replace(start=first, near=near)
         new = [key for key in candidates if key not in self.known]
         if new:

@@ -41,6 +41,8 @@ _MIN_NUMERATOR = 1e-150  # whose inverse's square is finite
 _MAX_RATIO = 1e15  # of rho: a dropped view may explain a label that no other does
 _FRACTIONS = (1.0, 0.5, 0.25, 0.05)  # of the calibration's Newton step, tried in turn
 _PARTIAL = 0.3  # of Newton's step for the weights, where all of it would lower the bound
+_NEAR = 0.7  # largest move, of weights, temperatures or coefficients, by all of a gate's Hessian
+_DEFINITE = 0.02  # its smallest eigenvalue, on a unit diagonal, with which it is taken
 _SETTLED = 0.2  # change of temperatures and offsets below which the weights take Newton steps
 _MAX_LOSS = 0.01  # nats that zero weights may lose by a quadratic model of the bound, to be tried
 _MAX_UNITS = 100_000  # labels, or instances with a noise model, from which the information is estimated
@@ -172,15 +174,15 @@ def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, no
             relative *= factor
             size = factor @ shares.size
             weights = likelihood.weights[:, None] * factor
-            excess, feature_mass = share - weights * shares.size, np.vecdot(share, gate.values).sum(axis=1)
-            by_feature = np.einsum("kn,fkn->fn", excess, gate.values)
-            centred = gate.values - np.einsum("kn,fkn->fn", weights, gate.values)[:, None]
+            excess = share - weights * shares.size
+            by_feature, mean = (np.einsum("kn,fkn->fn", each, gate.values) for each in (excess, weights))
             feature_slope = by_feature.sum(axis=1)
+            feature_mass = feature_slope + mean @ shares.size
         np.minimum(relative, _MAX_RATIO, out=relative)
         slope = relative.sum(axis=1)
         if gate is not None:  # less the normaliser's; a term in the sum of the base weights keeps it at one
             relative -= factor * shares.size
-            gate_excess = _gate_excess(relative, factor, by_kappa, excess, by_feature, centred)
+            gate_excess = _gate_excess(relative, by_kappa, excess, by_feature, mean, gate)
             information[:K, :K] = shares.size.sum()
         if noisy:
             kappas = np.zeros_like(relative) if by_kappa is None else by_kappa
@@ -199,17 +201,18 @@ def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, no
 
 
 def _gate_excess(
-    net: Array, factor: Array, by_kappa: Array | None, excess: Array, by_feature: Array, centred: Array
+    net: Array, by_kappa: Array | None, excess: Array, by_feature: Array, mean: Array, gate: Lookup
 ) -> Array:
     """Minus the Hessian of the log evidence in (w, kappa, b) less the outer products of slopes, but for kappa's own."""
-    F, K, _ = centred.shape
-    upper, flat = np.zeros((2 * K + F, 2 * K + F)), centred.reshape(F, -1)
-    upper[:K, :K] = products(net, factor)
-    upper[:K, 2 * K :] = products(factor, by_feature) - np.vecdot(net, centred).T
+    # sums over views and instances of products with features less their mean (F, n), of which there is no array
+    F, K, _ = gate.values.shape
+    upper, flat = np.zeros((2 * K + F, 2 * K + F)), gate.values.reshape(F, -1)
+    upper[:K, :K] = products(net, gate.factor)
+    upper[:K, 2 * K :] = products(gate.factor, by_feature) + products(net, mean) - np.vecdot(net, gate.values).T
     if by_kappa is not None:
-        upper[:K, K : 2 * K] = products(factor, by_kappa)
-        upper[K : 2 * K, 2 * K :] = -np.vecdot(by_kappa, centred).T
-    upper[2 * K :, 2 * K :] = -0.5 * products(flat * excess.ravel(), flat)
+        upper[:K, K : 2 * K] = products(gate.factor, by_kappa)
+        upper[K : 2 * K, 2 * K :] = products(by_kappa, mean) - np.vecdot(by_kappa, gate.values).T
+    upper[2 * K :, 2 * K :] = products(by_feature, mean) - 0.5 * products(flat * excess.ravel(), flat)
     return upper + upper.T
 
 
@@ -597,11 +600,12 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             gradient[2 * K :] -= slopes / self.gate.prior_scale**2
         scale = np.sqrt(np.maximum(np.diagonal(curvature), 1e-300))  # a unit diagonal
         curvature = curvature / np.outer(scale, scale) + 1e-9 * np.eye(len(u))
-        if self.gate is not None:  # the positive part of the rest: with all of it the Hessian may be indefinite
-            values, vectors = np.linalg.eigh(sums.gate_excess * units * units[:, None] / np.outer(scale, scale))
-            curvature += (vectors * np.maximum(values, 0)) @ vectors.T
         try:
-            weights, others = laplace.solve(curvature, curvature @ (u * scale) + gradient / scale, K)
+            if self.gate is None:
+                weights, others = laplace.solve(curvature, curvature @ (u * scale) + gradient / scale, K)
+            else:
+                rest = sums.gate_excess * units * units[:, None] / np.outer(scale, scale)
+                weights, others = self._solution(curvature, rest, u * scale, gradient / scale, _NEAR * scale)
         except (RuntimeError, np.linalg.LinAlgError):  # no solution within the limit
             return
         weights, others = weights / scale[:K], others / scale[K:]
@@ -619,6 +623,25 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
             old + _PARTIAL * move for old, move in zip((state.weights, state.slopes), moves, strict=True)
         )
         yield state._replace(weights=weights, slopes=slopes, calibration=now.moved(step, _PARTIAL))
+
+    def _solution(self, outer: Array, rest: Array, now: Array, gradient: Array, reach: Array) -> tuple[Array, Array]:
+        """The maximum of a quadratic model with non-negative weights, from outer products and the rest of its Hessian.
+
+        All of the Hessian serves near the optimum: where it is clearly definite and no move exceeds `reach`. Elsewhere
+        the positive part of the rest does.
+        """
+        K, hessian = self.data.n_views, outer + rest
+        try:
+            np.linalg.cholesky(hessian - _DEFINITE * np.eye(len(now)))
+        except np.linalg.LinAlgError:
+            pass
+        else:
+            weights, others = laplace.solve(hessian, hessian @ now + gradient, K)
+            if (np.abs(np.concatenate([weights, others]) - now) < reach).all():
+                return weights, others
+        values, vectors = np.linalg.eigh(rest)
+        hessian = outer + (vectors * np.maximum(values, 0)) @ vectors.T
+        return laplace.solve(hessian, hessian @ now + gradient, K)
 
     def _update_weights(self, state: CategoricalState, sums: ViewSums) -> CategoricalState:
         if state.class_weights is not None:
@@ -677,12 +700,11 @@ def _gated(
     statistics = (gated if start is None else gated.quick()).evaluate(constant)[1]
     information = statistics.sums.information[-len(slopes) :, -len(slopes) :]
     gate = gate.with_prior(spec.gate_scale, statistics.sums.feature_slope, information)
-    if begin is None:
-        return replace(problem, gate=gate), constant
-    first = first._replace(slopes=slopes)
-    problem = replace(problem, gate=gate, jump=(first, constant))
-    problem.remember(first, begin)
-    problem.remember(constant, statistics)
+    first = first._replace(slopes=slopes) if begin is not None else constant
+    problem = replace(problem, gate=gate, jump=None if begin is None else (first, constant))
+    problem.remember(constant, statistics, "state" if start is None else "quick")
+    if begin is not None:
+        problem.remember(first, begin)
     return problem, first
 
 

@@ -411,8 +411,8 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
 
     def evaluate(self, state: StateT) -> tuple[float, Statistics[SumsT]]:
         """Bound and statistics at a state: one pass, unless it is the last evaluated state or one to remember."""
-        for known, statistics in self._last.values():
-            if known is state:
+        for name, (known, statistics) in self._last.items():
+            if known is state and not name.startswith("quick"):
                 return statistics.bound, statistics
         block_pass, read = self._block_pass(state), label_reader(state.noise)
 
@@ -428,10 +428,10 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
         self._last["evaluation"] = state, statistics
         return bound, statistics
 
-    def remember(self, state: StateT, statistics: Statistics[SumsT]) -> None:
-        """Spare the pass at a state that another prior's problem has evaluated."""
+    def remember(self, state: StateT, statistics: Statistics[SumsT], kind: str = "state") -> None:
+        """Spare the pass at a state that another prior's problem has evaluated; the "quick" one's is for quick()."""
         bound = float(statistics.sums.log_evidence) - sum(self._penalties(state).values())
-        self._last[f"state {id(state)}"] = state, statistics._replace(bound=bound)
+        self._last[f"{kind} {id(state)}"] = state, statistics._replace(bound=bound)
 
     def bound_terms(self, state: StateT, statistics: Statistics[SumsT]) -> dict[str, float]:
         """The bound, term by term: J_S minus the rest."""
@@ -447,7 +447,10 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
 
     def quick(self) -> Self:
         """The same in single precision: exact enough for held-out scores and first guesses."""
-        return replace(self, data=self.data.single())
+        problem = replace(self, data=self.data.single())
+        known = {name.replace("quick", "state"): each for name, each in self._last.items() if name != "evaluation"}
+        problem._last.update(known)
+        return problem
 
     def start_log_kappa(self, first: StateT) -> Array:
         """Where to start ln kappa_k: 0, or for wide logits the candidate of the highest bound, on a subsample."""
