@@ -25,7 +25,7 @@ from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, check_level
 from vbtta.inference.linalg import check_covariance, inverse
 from vbtta.models.parts.links import log_normal, working_precision
 
-PRELIMINARY = EM(max_steps=200, tol=1e-3, accelerate=False)  # with constant weights: a start
+PRELIMINARY = EM(max_steps=200, tol=1e-4, accelerate=False)  # with constant weights: a start
 FeatureChoice = Literal["auto", "all", "own", "pooled", "none"] | Callable[[Array], Array] | str
 _CHOICES = ("auto", "all", "own", "pooled", "none")
 _NAMES = {
