@@ -30,7 +30,9 @@ def prepare(source: Path, network: str, cache: Path, side: int) -> Prepared:
     predictor = load_predictor(network, None)
     parts = {}
     for part, (images, labels) in splits.items():
-        key = hashlib.sha256(f"{network} {image_views()!r} {images.shape}".encode() + images.tobytes()).hexdigest()[:16]
+        first = _collect(predictor, images[:2], classes).outputs  # another network, or other weights, differ there
+        described = f"{network} {image_views()!r} {images.shape}".encode()
+        key = hashlib.sha256(described + first.tobytes() + images.tobytes()).hexdigest()[:16]
         path = cache / "own" / f"{source.stem}-{part}-{key}.npz"
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)

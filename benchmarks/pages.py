@@ -143,7 +143,7 @@ def _both(many: dict[str, Any], few: dict[str, Any]) -> str:
     """How Raykar's method does with 1,000 and with 100 images."""
     with_many, with_few = (_change(rows["raykar"]["minus_vbtta"]["nll"]) for rows in (many, few))
     if with_many == with_few == "is level":
-        return "is as good, with 1,000 images and with 100"
+        return "is as good within its interval, with 1,000 images and with 100"
     return f"{with_many} with 1,000 images and {with_few} with 100"
 
 

@@ -127,8 +127,9 @@ def run_own(
     start = time.perf_counter()
     outcome: dict[str, Any] = {"part": "test", "provenance": provenance(), "note": _NOTE, "data_sets": {}}
     prepared = own_images.prepare(images, network, Path(cache), side)
-    for size in sizes:
-        n_draws = draws if size < len(prepared.parts["calibration"].predictions) else 1
+    n_calibration = len(prepared.parts["calibration"].predictions)
+    for size in (min(size, n_calibration) for size in sizes):
+        n_draws = draws if size < n_calibration else 1
         tasks_ = {(0, draw): task_of(prepared, 0, part="test", size=size, draw=draw) for draw in range(n_draws)}
         trials = {key: _cells(task, cache, "test", skip) for key, task in tasks_.items()}
         outcome["data_sets"][key_of(prepared.name, size)] = _summary(trials, size)
