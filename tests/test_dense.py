@@ -124,6 +124,16 @@ def test_images_of_different_sizes():
         np.testing.assert_allclose(outputs, outputs[:1].repeat(8, 0), atol=1e-6)
 
 
+def test_maps_at_a_stride_of_three():
+    images, network = images_of(4, 9, 12), Pointwise(3)
+    masks = masks_of(images)
+    predictions, _ = collect_dense(network, images, [Identity(), HorizontalFlip()], masks, positions=108)
+    whole = nn.functional.interpolate(network(images), size=(9, 12), mode="bilinear", align_corners=False)
+    np.testing.assert_allclose(
+        predictions.outputs[:, 0].reshape(4, 9, 12, 3), whole.detach().permute(0, 2, 3, 1), atol=1e-5
+    )
+
+
 @pytest.mark.parametrize(("size", "stride"), [((30, 30), 8), ((100, 100), 16), ((13, 18), 4)])
 def test_a_stride_that_was_rounded_down_is_not_taken_for_another(size, stride):
     images, masks = torch.rand(2, 2, *size), np.zeros((2, *size), dtype=int)

@@ -482,12 +482,16 @@ def _exchange(view: Augmentation, outputs: Batch) -> Batch:
 
 
 def _at_size(outputs: Batch, size: tuple[int, ...]) -> Batch:
-    """Maps (N, C, ...) at the resolution of the inputs, which they may have at a stride that is a power of two."""
+    """Maps (N, C, ...) at the resolution of the inputs: at an integer stride, or a power of two that is rounded up."""
     own = tuple(outputs.shape[2:])
     if own == size:
         return outputs
-    stride = next((n for n in (2, 4, 8, 16, 32) if own == tuple(-(-length // n) for length in size)), None)
-    if stride is None:
+    powers = (2, 4, 8, 16, 32)
+    stride = next((n for n in powers if own == tuple(-(-length // n) for length in size)), 0)
+    if not stride and not any(own == tuple(length // n for length in size) for n in powers):  # not rounded down
+        factor = size[0] // max(own[0], 1)
+        stride = factor if tuple(factor * length for length in own) == size else 0
+    if not stride:
         remedy = "return their size, or it at a stride of 2, 4, ..., rounded up: pad the inputs to a multiple of that"
         raise ValueError(f"the model returned maps {own} for inputs {size}; it must {remedy}.")
     maps = outputs if is_tensor(outputs) else to_tensor(outputs)
