@@ -48,6 +48,7 @@ class Candidate(NamedTuple):
     alone: bool = False  # whether it sees the identity view only
     near: bool = False  # whether fits to most of the sample are a few Newton steps away from the start
     weights: tuple[Array, ...] = ()  # (K,) each: extra starts of EM
+    of_part: bool = False  # whether as many instances as held-out scores have are enough
 
 
 class Sample(Protocol):
@@ -103,15 +104,17 @@ class _LocalSample(InMemory):
         return self.select(["identity"]) if alone else self
 
     def gate_wanted(self, model: Model, start: Posterior | None) -> bool:
-        if len(self.names) == 1:
-            return False
-        rows, n_entries = self.labels.labelled, self.predictions.outputs[0].size
-        if self.predictions.groups is None and len(rows) > crossval.MAX_INSTANCES:  # enough for decisive evidence
-            return model.gate_wanted(self.take(np.sort(rows[crossval.sampled(len(rows), 0, n_entries)])), start)
-        return model.gate_wanted(self, start)
+        return len(self.names) > 1 and model.gate_wanted(self._part(self.predictions.outputs[0].size), start)
 
     def fit(self, candidate: Candidate, engine: Engine, *, seed: int, progress: bool) -> Policy:
-        return fit_candidate(candidate, engine, seed, self, progress=progress)
+        return fit_candidate(candidate, engine, seed, self._part(1) if candidate.of_part else self, progress=progress)
+
+    def _part(self, n_entries: int) -> InMemory:
+        """The instances, or a sample of them where they are many and independent (:func:`crossval.sampled`)."""
+        rows = self.labels.labelled
+        if self.predictions.groups is not None or len(rows) <= crossval.MAX_INSTANCES:
+            return self
+        return self.take(np.sort(rows[crossval.sampled(len(rows), 0, n_entries)]))
 
     def scores(
         self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool, n_folds: int | None = None
@@ -297,8 +300,9 @@ class _Fitting:
         if start is None and not alone:
             candidate = candidate._replace(start=None)  # histories of single models begin at uniform weights
         if isinstance(engine, EM) and not alone:
-            coarse = _GATE_TOL if self.coarse and model.ungated is not None else self.coarse
-            engine, names = replace(engine, tol=max(engine.tol, coarse)), self.sample.names
+            optional = self.coarse > 0 and model.ungated is not None  # the default's member of gated weights
+            engine = replace(engine, tol=max(engine.tol, _GATE_TOL if optional else self.coarse))
+            names, candidate = self.sample.names, candidate._replace(of_part=optional)
             if "identity" in names and len(names) > 1:
                 weights = [np.eye(len(names))[names.index("identity")], *weights]
             shares = tuple(_START_SHARE * each + (1 - _START_SHARE) / len(names) for each in weights)
