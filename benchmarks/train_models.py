@@ -35,8 +35,9 @@ from reproduction.records import Places
 from reproduction.samples import Sample
 from reproduction.training import ImageNetwork, TrainingConfig, train
 from vbtta._support.files import atomic_path
-from vbtta.augment import images, views_to_dict
+from vbtta.augment import images
 from vbtta.augment.base import BuiltIn, Chain
+from vbtta.augment.serial import describe
 from vbtta.augment.sets import standard_images
 from vbtta.data.predictions import ViewPredictions
 
@@ -252,7 +253,7 @@ _DEV_IMAGES = 200  # of the images that those networks have not seen
 
 def _describe(name: str, seed: int) -> str:
     """Describe all that the cached predictions depend on."""
-    views = views_to_dict(image_views())
+    views = {"views": [describe(view) for view in image_views()]}
     config: Any = PRETRAINED[name].at(seed) if name in PRETRAINED else replace(BENCHMARKS[name].config, seed=seed)
     return json.dumps({"format": _FORMAT, "config": dataclasses.asdict(config), **views}, sort_keys=True)
 

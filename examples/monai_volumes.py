@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from vbtta import fit_policy
 from vbtta.augment import volume_flips
-from vbtta.integrations.monai import PolicyInferer, collect_dataset
+from vbtta.integrations import collect_items
+from vbtta.integrations.monai import PolicyInferer
 
 
 def draw(n: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
@@ -31,7 +32,16 @@ for _ in range(30):
     optimizer.step()
 windows, views = SlidingWindowInferer((12, 12, 12), overlap=0.5), volume_flips()
 dataset = [{"image": image, "label": torch.tensor(mask)[None]} for image, mask in zip(*draw(12, 1), strict=True)]
-policy = fit_policy(*collect_dataset(network, dataset, views, inferer=windows), task="classification")
+
+
+def load(i: int) -> tuple[torch.Tensor, np.ndarray]:
+    """One item in memory at a time."""
+    return dataset[i]["image"], dataset[i]["label"][0].numpy()
+
+
+with torch.no_grad():
+    collected = collect_items(lambda batch: windows(batch, network.eval()), len(dataset), load, views)
+policy = fit_policy(*collected, task="classification")
 inferer, (volumes, masks) = PolicyInferer(windows, views, policy), draw(12, 2)
 with torch.no_grad():
     maps = {"views": inferer(volumes, network), "network": windows(volumes, network)}

@@ -311,6 +311,11 @@ def test_a_missing_example_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> N
     assert [name for name in docstrings if hooks.has_example(f"documented.{name}")] == ["told", "fails"]
 
 
+def test_a_name_that_the_code_of_the_reference_uses_needs_no_example_of_its_own() -> None:
+    page = "# Page\n\n```python\nfrom vbtta import a, b\nprint(a(1).shape)\n```\n\n```text\nb\n```\n"
+    assert hooks.used_names(page) == {"print", "a", "shape"}
+
+
 def test_baselines_and_the_delta_method_are_in_the_reference() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
     assert "\n::: vbtta.baselines.Baseline\n" in text

@@ -11,7 +11,8 @@ from torch import nn
 
 from vbtta import TTAModule, ViewPredictions, collect_dense, fit_policy
 from vbtta.augment import HorizontalFlip, Identity, Rotate90, as_view, flips, volume_flips
-from vbtta.integrations.monai import PolicyInferer, collect_dataset
+from vbtta.integrations import collect_items
+from vbtta.integrations.monai import PolicyInferer
 from vbtta.integrations.nnunet import PolicyMirroring, collect_cases, mirror_views, policy_predictor
 
 CLASSES = 3
@@ -168,12 +169,15 @@ def test_collecting_from_a_data_set_equals_collect_dense():
     images, masks = torch.rand(4, 1, 8, 9), torch.randint(0, CLASSES, (4, 1, 8, 9))
     items = [{"image": image, "label": mask} for image, mask in zip(images, masks, strict=True)]
     expected, labels = collect_dense(network, images, flips(), masks[:, 0].numpy(), positions=15)
-    for inferer in (None, lambda inputs, network: network(inputs)):
-        predictions, values = collect_dataset(network, items, flips(), inferer=inferer, positions=15)
+
+    def load(i: int) -> tuple[Any, Any]:
+        return items[i]["image"], items[i]["label"][0].numpy()
+
+    for predictor in (network, lambda batch: network.eval()(batch)):
+        predictions, values = collect_items(predictor, len(items), load, flips(), positions=15)
         np.testing.assert_allclose(predictions.outputs, expected.outputs, atol=1e-6)
         assert predictions.ids.tolist() == expected.ids.tolist()
         assert values.value.tolist() == labels.value.tolist()
-    assert network.training
 
 
 def test_windows_of_monai_give_the_map_of_the_whole_image():
@@ -207,7 +211,11 @@ def test_a_monai_data_set_is_collected():
     to_tensors = monai.transforms.EnsureTyped(keys=["image", "label"])
     network, data = nn.Conv2d(1, CLASSES, 3, padding=1), monai.data.Dataset(items, transform=to_tensors)
     inferer = monai.inferers.SlidingWindowInferer(roi_size=8)
-    predictions, labels = collect_dataset(network, data, flips(), inferer=inferer, positions=10)
+
+    def load(i: int) -> tuple[Any, Any]:
+        return data[i]["image"].as_tensor(), data[i]["label"][0].numpy()
+
+    predictions, labels = collect_items(lambda batch: inferer(batch, network), len(data), load, flips(), positions=10)
     assert predictions.outputs.shape == (30, 4, CLASSES)
     assert set(labels.value.tolist()) == {0}
 

@@ -63,12 +63,8 @@ def collect_dense(
     Examples
     --------
     >>> from vbtta.augment import Identity
-    >>> images = np.random.default_rng(0).normal(size=(3, 1, 8, 8))
-    >>> masks = (images[:, 0] > 0).astype(int)
-    >>> predictions, labels = collect_dense(
-    ...     lambda batch: np.concatenate([-batch, batch], axis=1), images, [Identity()], masks, positions=20
-    ... )
-    >>> predictions, labels
+    >>> images, masks = np.zeros((3, 2, 8, 8)), np.zeros((3, 8, 8), dtype=int)
+    >>> collect_dense(lambda batch: batch, images, [Identity()], masks, positions=20)
     (ViewPredictions(N=60, K=1, C=2: identity), LabelSets(60 labels of 60 instances))
     """
     check_options(draws, 0, None)

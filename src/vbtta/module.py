@@ -101,16 +101,6 @@ class TTAModule(nn.Module):
         Draws of every stochastic view, by default as many as the policy was fitted to; rows are numbered in the batch.
     key : optional
         The part of a dict that views work on, as in :func:`vbtta.collect_views`.
-
-    Examples
-    --------
-    >>> from vbtta import collect_views, fit_policy
-    >>> from vbtta.augment import Identity, as_view
-    >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    >>> network, views = nn.Linear(3, 1), [Identity(), as_view(torch.neg, name="minus")]
-    >>> policy = fit_policy(collect_views(network, x, views), x.sum(1).numpy(), task="regression", guard=False)
-    >>> TTAModule(network, views, policy)(x).shape
-    torch.Size([50, 1])
     """
 
     def __init__(

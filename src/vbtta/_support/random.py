@@ -45,13 +45,6 @@ class RowStreams:
         Which draw of the view this is.
     rows : array of int, shape (N,)
         Row numbers in the whole data set (not in the batch), none negative.
-
-    Examples
-    --------
-    >>> whole = RowStreams(0, "noise(0.1)", 0, range(6)).normal(size=(6, 2))
-    >>> part = RowStreams(0, "noise(0.1)", 0, [4, 5]).normal(size=(2, 2))
-    >>> whole.shape, bool((whole[4:] == part).all())
-    ((6, 2), True)
     """
 
     def __init__(self, seed: int, view: str, draw: int, rows: Sequence[int] | range | npt.NDArray[np.integer]) -> None:

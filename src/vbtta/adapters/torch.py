@@ -211,12 +211,6 @@ def delta_variance(function: Callable[[Tensor], Tensor], centre: Tensor, draws: 
     The diagonal of Df Sigma Df^T with Df the Jacobian of the function, from (B, ...) to (B, C) with independent rows,
     at the mean of the draws `centre`, and Sigma the covariance of the augmentation (docs/method, "Delta method"). For a
     linear network it equals the variance over draws. One Jacobian-vector product a draw.
-
-    Examples
-    --------
-    >>> x = torch.tensor([[1.0, 2.0]])
-    >>> delta_variance(lambda batch: batch.sum(1, keepdim=True), x, [x - 1, x + 1])
-    tensor([[8.]])
     """
     squares = []  # (B, C) each
     with warnings.catch_warnings():  # the first derivative of a process warns about torch's own compiled rules
@@ -233,11 +227,6 @@ def noise_variance(function: Callable[[Tensor], Tensor], centre: Tensor, std: fl
     """Delta-method variance under independent normal noise, without draws: std^2 sum_d (df/dx_d)^2.
 
     `function` as in :func:`delta_variance`; `centre` is the input without noise.
-
-    Examples
-    --------
-    >>> noise_variance(lambda batch: 3 * batch, torch.ones(1, 1), 0.1)
-    tensor([[0.0900]])
     """
     derivative: Any = torch.func.vjp(function, centre)
     outputs, vector_product = derivative

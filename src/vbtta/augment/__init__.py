@@ -22,7 +22,7 @@ from vbtta.augment.images import (
     Zoom,
 )  # fmt: skip
 from vbtta.augment.keypoints import Keypoints, keypoint_views
-from vbtta.augment.serial import load_views, save_views, views_from_dict, views_to_dict
+from vbtta.augment.serial import load_views, save_views
 from vbtta.augment.sets import d4, five_crop, flips, standard_images, volume_flips
 
 __all__ = [
@@ -30,5 +30,5 @@ __all__ = [
     "FeatureDropout", "Flip", "Gamma", "GaussianNoise", "HorizontalFlip", "Identity", "Keypoints", "Mixup", "Pool",
     "Rotate", "Rotate90", "RowStreams", "Shift", "VerticalFlip", "Zoom", "apply_view", "as_view", "as_views", "d4",
     "five_crop", "flips", "invert_view", "keypoint_views", "load_views", "save_views",
-    "standard_images", "views_from_dict", "views_to_dict", "volume_flips",
+    "standard_images", "volume_flips",
 ]  # fmt: skip

@@ -21,13 +21,6 @@ class Keypoints(Chain):
 
     Built-in `views` (often one) of images of `size` (height, width). `coordinates` are "pixel", whose centres are whole
     numbers, or "unit", shares of width and height; `swap_classes` are pairs of points, as left and right.
-
-    Examples
-    --------
-    >>> from vbtta.augment import HorizontalFlip
-    >>> view = Keypoints([HorizontalFlip()], (8, 10), swap_classes=[(0, 1)])
-    >>> view.name, view.restore_rows(np.array([[0.0, 5.0, 7.0, 6.0]]))
-    ('hflip/swap(0,1)', array([[2., 6., 9., 5.]]))
     """
 
     size: Sequence[int]
@@ -67,13 +60,6 @@ def keypoint_views(
     """Built-in views for a predictor of coordinates; `size` and `coordinates` as in :class:`Keypoints`.
 
     Pairs of points in `swap`, left and right of the same by their numbers, are exchanged by every view that mirrors.
-
-    Examples
-    --------
-    >>> from vbtta.augment import HorizontalFlip, Identity, Rotate90
-    >>> views = keypoint_views([Identity(), HorizontalFlip(), Rotate90(1)], (8, 10), swap=[(0, 1)])
-    >>> [view.name for view in views]
-    ['identity', 'hflip/swap(0,1)', 'rotate90(+90)']
     """
     result: list[Augmentation] = []
     for view in as_views(views):

@@ -1,6 +1,6 @@
 """Views as data: classes and parameters, to and from dictionaries, TOML and JSON."""
 
-__all__ = ["load_views", "save_views", "views_from_dict", "views_to_dict"]
+__all__ = ["load_views", "save_views"]
 
 import json
 import os
@@ -25,53 +25,18 @@ _BUILT_IN: list[type[BuiltIn]] = [kind for kind in _PUBLIC if hasattr(kind, "ful
 _KINDS = {kind.__name__: kind for kind in _BUILT_IN if not issubclass(kind, Mixing)}
 
 
-def views_to_dict(views: Iterable[Augmentation]) -> dict[str, Any]:
-    """Describe built-in views by their class and parameters, in values that TOML and JSON know.
-
-    Views that hold arrays of a user's data, as mixup its pool, are refused.
-
-    Examples
-    --------
-    >>> from vbtta.augment import GaussianNoise, Identity
-    >>> views_to_dict([Identity(), GaussianNoise(0.1)])
-    {'views': [{'view': 'Identity'}, {'view': 'GaussianNoise', 'std': 0.1}]}
-    """
-    return {"views": [_describe(view) for view in views]}
-
-
-def views_from_dict(data: Mapping[str, Any]) -> list[Augmentation]:
-    """Make the views that `views_to_dict` described.
-
-    Examples
-    --------
-    >>> [view.name for view in views_from_dict({"views": [{"view": "GaussianNoise", "std": 0.1}]})]
-    ['noise(0.1)']
-    """
-    entries = data.get("views")
-    if not isinstance(entries, list) or not entries:
-        raise ValueError('views must be described as a list under the key "views"; in TOML: one [[views]] each.')
-    return as_views([_build(entry) for entry in entries])
-
-
 def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
-    """Read views from a .toml or .json file, as `save_views` writes it.
-
-    Examples
-    --------
-    >>> load_views("views.yaml")
-    Traceback (most recent call last):
-        ...
-    ValueError: views are kept in .toml or .json files; got views.yaml.
-    """
+    """Read views from a .toml or .json file, as `save_views` writes it."""
     file = _checked(path)
     if not file.is_file():
         raise FileNotFoundError(f"file of views {file} not found.")
     try:
         text = file.read_text(encoding="utf-8")
         data: Any = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-        if not isinstance(data, Mapping):
-            raise ValueError("the file must hold a table with the key views.")
-        return views_from_dict(data)
+        entries = data.get("views") if isinstance(data, Mapping) else None
+        if not isinstance(entries, list) or not entries:
+            raise ValueError('the file must hold a list under the key "views"; in TOML: one [[views]] each.')
+        return as_views([_build(entry) for entry in entries])
     except (ValueError, TypeError, RecursionError) as error:  # TOML and JSON errors are ValueErrors too
         raise ValueError(f"{file}: {error}") from error
 
@@ -79,17 +44,10 @@ def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
 def save_views(views: Iterable[Augmentation], path: str | os.PathLike[str]) -> None:
     """Write built-in views to a .toml or .json file that `load_views` reads.
 
-    Examples
-    --------
-    >>> import tempfile
-    >>> from vbtta.augment import GaussianNoise, Identity
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_views([Identity(), GaussianNoise(0.1)], Path(folder) / "views.toml")
-    ...     [view.name for view in load_views(Path(folder) / "views.toml")]
-    ['identity', 'noise(0.1)']
+    Views that hold arrays of a user's data, as mixup its pool, are refused.
     """
     file = _checked(path)
-    described = [_describe(view) for view in views]
+    described = [describe(view) for view in views]
     if file.suffix == ".json":
         text = json.dumps({"views": described}, indent=2) + "\n"
     else:
@@ -105,8 +63,8 @@ def _checked(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _describe(view: Augmentation) -> dict[str, Any]:
-    """Class and parameters of a view."""
+def describe(view: Augmentation) -> dict[str, Any]:
+    """Class and parameters of a view, in values that TOML and JSON know."""
     kind = type(view).__name__
     if not isinstance(view, BuiltIn) or kind not in _KINDS:
         reason = "has a pool" if isinstance(view, Mixing) else "is not a built-in view"
@@ -123,7 +81,7 @@ def _describe(view: Augmentation) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Bring a parameter to numbers, strings, lists and dictionaries."""
     if isinstance(value, Augmentation):
-        return _describe(value)
+        return describe(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, tuple):

@@ -12,24 +12,12 @@ from vbtta.augment.images import HorizontalFlip, Rotate90, VerticalFlip
 
 
 def flips() -> list[BuiltIn]:
-    """List identity and the three mirror images: left and right, top and bottom, both.
-
-    Examples
-    --------
-    >>> [view.name for view in flips()]
-    ['identity', 'hflip', 'vflip', 'hflip+vflip']
-    """
+    """List identity and the three mirror images: left and right, top and bottom, both."""
     return [Identity(), HorizontalFlip(), VerticalFlip(), Chain((HorizontalFlip(), VerticalFlip()))]
 
 
 def volume_flips() -> list[BuiltIn]:
-    """List identity and the seven mirror images of volumes (N, C, D, H, W).
-
-    Examples
-    --------
-    >>> [view.name for view in volume_flips()][:5]
-    ['identity', 'flip(0)', 'flip(1)', 'flip(2)', 'flip(0,1)']
-    """
+    """List identity and the seven mirror images of volumes (N, C, D, H, W)."""
     axes = [choice for size in (1, 2, 3) for choice in combinations(range(3), size)]
     return [Identity(), *map(images.Flip, axes)]
 
@@ -38,24 +26,13 @@ def d4() -> list[BuiltIn]:
     """List the eight symmetries of the square: quarter turns, and quarter turns of the mirror image.
 
     Images that are not square change from (H, W) to (W, H) in four of them.
-
-    Examples
-    --------
-    >>> [view.name for view in d4()][:4]
-    ['identity', 'rotate90(+90)', 'rotate90(+180)', 'rotate90(+270)']
     """
     turns = [Rotate90(quarters) for quarters in (1, 2, 3)]
     return [Identity(), *turns, HorizontalFlip(), *(Chain((HorizontalFlip(), turn)) for turn in turns)]
 
 
 def five_crop(scale: float = 0.875) -> list[BuiltIn]:
-    """List the four corners and the centre, each a share `scale` of height and width, resized; without identity.
-
-    Examples
-    --------
-    >>> [view.name for view in five_crop(0.5)][:2]
-    ['crop(top_left,0.5)', 'crop(top_right,0.5)']
-    """
+    """List the four corners and the centre, each a share `scale` of height and width, resized; without identity."""
     return [images.Crop(position, scale) for position in images.POSITIONS]
 
 
@@ -66,10 +43,8 @@ def standard_images(*, mean: Sequence[float] | None = None, std: Sequence[float]
 
     Examples
     --------
-    >>> import numpy as np
-    >>> views = standard_images()
-    >>> len(views), {view(np.zeros((2, 3, 16, 16))).shape for view in views}
-    (18, {(2, 3, 16, 16)})
+    >>> [view.name for view in standard_images()][:4]
+    ['identity', 'hflip', 'rotate(+10)', 'rotate(-10)']
     """
     return [
         Identity(),

@@ -34,14 +34,7 @@ class TextView(BuiltIn):
 
 
 class WordDropout(TextView, label="word_dropout", stochastic=True):
-    """Leave out each word with probability p; one word stays.
-
-    Examples
-    --------
-    >>> view = WordDropout(0.5)
-    >>> view(["a plot that goes nowhere"], RowStreams(0, view.name, 0, [0]))
-    ['a goes']
-    """
+    """Leave out each word with probability p; one word stays."""
 
     p: Probability
 
@@ -54,14 +47,7 @@ class WordDropout(TextView, label="word_dropout", stochastic=True):
 
 
 class WordSwap(TextView, label="word_swap", stochastic=True):
-    """Exchange each word with the next with probability p.
-
-    Examples
-    --------
-    >>> view = WordSwap(0.5)
-    >>> view(["a plot that goes nowhere"], RowStreams(0, view.name, 0, [0]))
-    ['a that plot nowhere goes']
-    """
+    """Exchange each word with the next with probability p."""
 
     p: Probability
 
@@ -73,14 +59,7 @@ class WordSwap(TextView, label="word_swap", stochastic=True):
 
 
 class CharacterNoise(TextView, label="typos", stochastic=True):
-    """Misspell: with probability p a letter is left out, doubled, or replaced by another, each as likely.
-
-    Examples
-    --------
-    >>> view = CharacterNoise(0.1)
-    >>> view(["a plot that goes nowhere"], RowStreams(0, view.name, 0, [0]))
-    ['a ploj that goes nowere']
-    """
+    """Misspell: with probability p a letter is left out, doubled, or replaced by another, each as likely."""
 
     p: Probability
 
@@ -95,13 +74,7 @@ class CharacterNoise(TextView, label="typos", stochastic=True):
 
 
 class Case(TextView, label="case"):
-    """Texts in lower or upper case, or as titles.
-
-    Examples
-    --------
-    >>> Case("upper")(["Good film"])
-    ['GOOD FILM']
-    """
+    """Texts in lower or upper case, or as titles."""
 
     form: Annotated[str, Choice(("lower", "upper", "title"))]
 
@@ -113,13 +86,7 @@ class Case(TextView, label="case"):
 
 
 class Template(TextView, label="template"):
-    """Put the text into a template at `{}`: a prompt of a language model is a view.
-
-    Examples
-    --------
-    >>> Template("Review: {} Sentiment:")(["Good film"])
-    ['Review: Good film Sentiment:']
-    """
+    """Put the text into a template at `{}`: a prompt of a language model is a view."""
 
     template: str
 
@@ -150,13 +117,7 @@ class Paraphrase(TextView, label="paraphrase"):
 
 
 def paraphrases(table: Mapping[str, Sequence[str]]) -> list[Paraphrase]:
-    """Views of a table with K paraphrases of every text: `paraphrase_1` to `paraphrase_K`.
-
-    Examples
-    --------
-    >>> [view.name for view in paraphrases({"Good film": ["Fine movie", "A film worth seeing"]})]
-    ['paraphrase_1', 'paraphrase_2']
-    """
+    """Views of a table with K paraphrases of every text: `paraphrase_1` to `paraphrase_K`."""
     sizes = {len(row) for row in table.values()}
     if len(sizes) != 1 or isinstance(next(iter(table.values())), str):
         raise ValueError(f"table must have the same number of paraphrases of every text; got {sorted(sizes)}.")

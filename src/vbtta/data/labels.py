@@ -51,11 +51,8 @@ class LabelSets:
 
     Examples
     --------
-    >>> labels = LabelSets.from_array([[1.0, 1.2], [3.0, float("nan")]])
-    >>> labels
+    >>> LabelSets.from_array([[1.0, 1.2], [3.0, float("nan")]])
     LabelSets(3 labels of 2 instances)
-    >>> labels.instance
-    array([0, 0, 1])
     """
 
     instance: Array
@@ -225,11 +222,6 @@ class LabelSets:
 
         The fit maximises the expected log probability, sum_c p_c log P(c), without a noise model unless one is named.
         The columns of a DataFrame are the classes by name.
-
-        Examples
-        --------
-        >>> LabelSets.from_probabilities([[0.8, 0.2], [0.0, 1.0]]).count
-        array([0.8, 0.2, 1. ])
         """
         rows = rows_of_table(proba, "proba")
         values = np.nan_to_num(real_array("proba", rows.values), nan=0.0)
@@ -244,11 +236,6 @@ class LabelSets:
 
         Instances are pairs of an input and a label, as in :meth:`ViewPredictions.as_binary`. A DataFrame is paired by
         its ids, and by its columns' names, which are the predictions' classes.
-
-        Examples
-        --------
-        >>> LabelSets.from_multilabel([[1, 0, 1], [0, float("nan"), 1]])
-        LabelSets(5 labels of 6 instances)
         """
         given = rows_of_table(Y, "Y")
         values: Array = real_array("Y", given.values)
@@ -272,12 +259,6 @@ class LabelSets:
             out come after those named. An empty entry or None means "no ranking".
         instance : (J,) array, optional
             Row of the ranked instance, where there are several rankings of one; by default entry i ranks instance i.
-
-        Examples
-        --------
-        >>> LabelSets.from_rankings([[2, 0, 1], [1], None]).value
-        array([[ 2,  0,  1],
-               [ 1, -1, -1]])
         """
         if hasattr(orders, "columns"):
             raise ValueError("orders is a table; give a list of rankings, as orders.to_numpy()")

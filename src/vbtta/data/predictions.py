@@ -402,13 +402,7 @@ def _same(first: Array | None, second: Array | None) -> bool:
 
 
 def conflict(known: str, other: str) -> str | None:
-    """The difference between two fingerprints in words; None if they agree or one is unknown.
-
-    Examples
-    --------
-    >>> conflict("3f2a/raw", "77b1/raw"), conflict("-/raw", "3f2a/raw")
-    ('has other parameters', None)
-    """
+    """The difference between two fingerprints in words; None if they agree or one is unknown."""
     known_view, known_output = (*known.split("/"), "")[:2]
     other_view, other_output = (*other.split("/"), "")[:2]
     if known_output and other_output and known_output != other_output:

@@ -17,16 +17,6 @@ def collect_items(
     """Collect maps as :func:`vbtta.collect_dense`, with one item of the data in memory at a time.
 
     `load` takes an item's number, and returns its input (channels, H, W) or (channels, D, H, W) and its target.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from vbtta.augment import Identity
-    >>> def load(i):
-    ...     image = np.random.default_rng(i).normal(size=(2, 8, 8))
-    ...     return image, image.argmax(axis=0)
-    >>> collect_items(lambda batch: batch, 3, load, [Identity()], positions=20)[0]
-    ViewPredictions(N=60, K=1, C=2: identity)
     """
     cached = lru_cache(maxsize=1)(load)
     return collect_dense(
