@@ -196,7 +196,6 @@ def fit(
     sequential: Annotated[bool, Option("--sequential", help="Views in stages; an input stops when it can.")] = False,
     tolerance: Annotated[float | None, Option(min=1e-9, help="With --sequential: largest loss, 0.005 nats.")] = None,
     sets: running.Sets = None,
-    columns_are_annotators: running.Annotators = False,
     seed: running.Seed = 0,
     backend: running.BackendOption = running.Backend.local,
     workers: running.Workers = None,
@@ -237,12 +236,12 @@ def fit(
     options: dict[str, Any] = {"task": task.value, "model": model.value, "seed": seed}
     options["guard"] = "hard" if hard_guard else guard
     if on_ray:
-        options |= {"columns_are_annotators": columns_are_annotators, "workers": workers, "address": address}
+        options |= {"workers": workers, "address": address}
         talk.note("fitting ...")
         remote = vbtta.ray.fit_policy(predictions, labels, **options)
         remote.save(out)
         return _show(talk, remote, out, None, None)
-    views, given = files.read_pair(predictions, labels, task.value, talk, columns_are_annotators)
+    views, given = files.read_pair(predictions, labels, task.value, talk)
     talk.note("fitting ...")
     chosen = {**options, "engine": engine.value, "progress": talk.progress}
     if sequential:
@@ -365,7 +364,6 @@ def compare(
     out: Annotated[Path | None, Out(help="Write the comparison (.json).")] = None,
     resamples: Annotated[int, Option(min=1, help="Of the bootstrap.")] = 2000,
     sets: Annotated[float | None, Option(min=0.01, max=0.999, help="Compare sets of this level, too.")] = None,
-    columns_are_annotators: running.Annotators = False,
     seed: running.Seed = 0,
 ) -> None:
     """Compare the policy with no augmentation, plain averages and other ways to weight views.
@@ -385,7 +383,7 @@ def compare(
     except ValueError as error:
         hint = next((nearest(name, known) for name in names if name not in known), "")
         raise UsageError(f"--methods {methods}: {error}{hint}") from error
-    pairs = [files.read_pair(*paths, given, talk, columns_are_annotators) for paths in ((predictions, labels), test)]
+    pairs = [files.read_pair(*paths, given, talk) for paths in ((predictions, labels), test)]
     if given == "multilabel":
         pairs = [(views.as_binary(), sets) for views, sets in pairs]
     options: dict[str, Any] = {"resamples": resamples, "sets": sets, "seed": seed, "progress": talk.progress}
@@ -410,7 +408,6 @@ def diagnose(
     incoming: Annotated[Path | None, Option(help="Predictions for new inputs, to be compared with the others.")] = None,
     refit: Annotated[bool, Option(help="Fit again without each view and under other priors.")] = True,
     out: Annotated[Path | None, Out(help="Write the findings (.json).")] = None,
-    columns_are_annotators: running.Annotators = False,
     seed: running.Seed = 0,
 ) -> None:
     """Check a policy's assumptions on the predictions it was fitted to.
@@ -424,9 +421,7 @@ def diagnose(
     if labels is None:
         views, sets = files.read_predictions(predictions), None
     else:
-        views, sets = files.read_pair(
-            predictions, labels, rule.task, talk, columns_are_annotators=columns_are_annotators
-        )
+        views, sets = files.read_pair(predictions, labels, rule.task, talk)
     new = None if incoming is None else files.read_predictions(incoming)
     for path, part in ((predictions, views), (incoming, new)):
         try:

@@ -59,18 +59,10 @@ def _read_multilabel(path: Path, views: ViewPredictions) -> LabelSets:
     return LabelSets.from_multilabel(labels)
 
 
-def read_pair(
-    predictions: Path, labels: Path, task: str, talk: Talk, columns_are_annotators: bool = False
-) -> tuple[ViewPredictions, LabelSets]:
+def read_pair(predictions: Path, labels: Path, task: str, talk: Talk) -> tuple[ViewPredictions, LabelSets]:
     """Predictions and their labels, paired; says what was read. Labels of multilabel tasks are those of two classes."""
     views = read_predictions(predictions)
-    if task == "multilabel":
-        refuse(
-            columns_are_annotators, "--columns-are-annotators: columns of --task multilabel are classes; leave it out"
-        )
-        given = _read_multilabel(labels, views)
-    else:
-        given = files.read_labels(_table(labels), columns_are_annotators=columns_are_annotators)
+    given = _read_multilabel(labels, views) if task == "multilabel" else files.read_labels(_table(labels))
     if given.ids is not None and views.ids is None:
         remedy = "add an array `ids` to it, or number its rows from 0 in a column 'instance' of the labels"
         named = f"{labels} names instances by id (such as {str(given.ids[0])!r})"

@@ -36,9 +36,6 @@ Pair = functools.partial(Option, metavar="PREDICTIONS LABELS")
 PolicyFile = Annotated[Path, Option("--policy", "-p", help="The policy (.json) that vbtta fit wrote.")]
 Predictor = functools.partial(Option, metavar="PACKAGE.MODULE:FACTORY")
 Described = functools.partial(Option, "--views")
-Annotators = Annotated[
-    bool, Option("--columns-are-annotators", help="Numbered label columns are always the same people.")
-]
 Sets = Annotated[list[float] | None, Option(min=0.01, max=0.999, help=_SETS)]
 Seed = Annotated[int, Option(min=0, help="Decides draws, folds and the bootstrap.")]
 BackendOption = Annotated[Backend, Option(help="Where the work is done: in this process, or by Ray on a cluster.")]

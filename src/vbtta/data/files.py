@@ -268,11 +268,11 @@ def one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
 # -- labels ---------------------------------------------------------------------------------------
 
 
-def read_labels(path: str | os.PathLike[str], *, columns_are_annotators: bool = False) -> LabelSets:
+def read_labels(path: str | os.PathLike[str]) -> LabelSets:
     """Read labels from a CSV or parquet file, in either layout; columns as :func:`long_labels` finds them."""
     try:
         table = read_table(path)
-        sets = LabelSets.from_long(long_labels(table, str(path), columns_are_annotators=columns_are_annotators))
+        sets = LabelSets.from_long(long_labels(table, str(path)))
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     if not len(sets):

@@ -555,12 +555,12 @@ class LongLabels:
     key: str | None  # name of the column `instance`; None if the table has no ids
 
 
-def long_labels(table: Mapping[str, Array], where: str, *, columns_are_annotators: bool = False) -> LongLabels:
+def long_labels(table: Mapping[str, Array], where: str) -> LongLabels:
     """Find labels, ids, annotators and counts among named columns.
 
     A long table has the column `label` and one row a label; a wide one has `label_1`, `label_2`, ... and one row an
     instance, gaps where there is no label. Columns such as `label_ann` name their annotators; numbered ones are
-    anonymous unless they are said to be annotators. `where` names the table in errors.
+    anonymous. `where` names the table in errors.
     """
     reserved = {"label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS}
     lower = [name.lower() for name in table]
@@ -603,7 +603,7 @@ def long_labels(table: Mapping[str, Array], where: str, *, columns_are_annotator
     if len({kind.dtype.kind in "iufb" for kind in cells}) > 1 or any(kind.dtype == object for kind in cells):
         cells = [column.astype(object) for column in cells]
     label = np.stack(cells, axis=1)[rows, column]
-    named = bool(endings) and (columns_are_annotators or not all(ending.isdigit() for ending in endings.values()))
+    named = not all(ending.isdigit() for ending in endings.values())
 
     def given(name: str | None) -> Any:
         if name not in table:

@@ -43,7 +43,6 @@ def fit_policy(
     workers: int | None = None,
     worker_options: dict[str, Any] | None = None,
     address: str | None = None,
-    columns_are_annotators: bool = False,
 ) -> Policy:
     """Fit a policy to more data than one machine holds: :func:`vbtta.fit_policy` with the data spread over a cluster.
 
@@ -63,8 +62,6 @@ def fit_policy(
         As in :func:`vbtta.fit_policy`; the engine is EM, and the task regression or classification.
     workers, worker_options, address
         As in :func:`vbtta.ray.collect_views`.
-    columns_are_annotators : bool
-        Whether the numbered columns of wide label files are always the same people.
     """
     if task not in ("regression", "classification"):
         raise ValueError(f"task must be 'regression' or 'classification' on a cluster; got {task!r}")
@@ -80,7 +77,7 @@ def fit_policy(
     connect(address)
     chunks = open_chunks(dataset)
     if isinstance(labels, str | os.PathLike):
-        labels = read_labels(labels, columns_are_annotators=columns_are_annotators)
+        labels = read_labels(labels)
     sample = Calibration.of(chunks, labels, task, Tasks(workers, worker_options))
     engine = "em" if engine == "auto" else engine
     return fit_sample(sample, task=task, model=model, engine=engine, guard=guard, seed=seed, progress=progress)
