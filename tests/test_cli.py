@@ -442,7 +442,7 @@ def test_wrong_use_and_failures_are_one_line(here: Path, tmp_path: Path) -> None
     (tmp_path / "marks.csv").write_text("instance;label\n0;cat\n")
     told_off(1, "marks.csv has ';' between", "write commas", args=fit("preds.npz", tmp_path / "marks.csv"))
     (tmp_path / "labeler.csv").write_text("image,labeler,label\n0,a,cat\n")
-    renamed = "'labeler' is not used; rename it to 'annotator', and 'image' to 'instance'"
+    renamed = "'labeler' is not used; rename it to 'annotator'"
     told_off(1, renamed, args=fit("preds.npz", tmp_path / "labeler.csv"))
     (tmp_path / "who.csv").write_text("instance,anotator,label\n0,a,cat\n")
     told_off(
@@ -537,7 +537,7 @@ def test_remedies_are_for_files(tmp_path: Path) -> None:
     told_off(2, "--level is for intervals of numbers; give --sets", args=[*predict, "--level", "0.5"])
     np.savez(tmp_path / "named.npz", outputs=np.log(proba), ids=[f"i{row}" for row in range(60)])
     unnamed = ["fit", tmp_path / "named.npz", tmp_path / "numbers.csv", *end]
-    told_off(1, "the predictions have ids (such as 'i0'): give labels a column 'id' with these", args=unnamed)
+    told_off(1, "by id (such as 'i0') but labels have no ids; give labels a column 'id' with these", args=unnamed)
 
 
 def test_errors_name_the_file_that_was_asked_for(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

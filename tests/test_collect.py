@@ -227,7 +227,7 @@ def test_ids_of_a_series_are_paired_by_the_index_of_the_inputs(network, inputs):
     np.testing.assert_array_equal(collect_views(network, table, [Identity()], ids=ids).ids, ["a", "b", "c"])
     by_row = collect_views(network, inputs[:3], [Identity()], ids=ids.reset_index(drop=True))
     np.testing.assert_array_equal(by_row.ids, ["c", "b", "a"])
-    with pytest.raises(ValueError, match=r"ids has a pandas index .* but the inputs have no ids; .*ids\.to_numpy"):
+    with pytest.raises(ValueError, match=r"ids name rows by id .* but the inputs have no ids; .*ids\.to_numpy"):
         collect_views(network, inputs[:3], [Identity()], ids=ids)
 
 

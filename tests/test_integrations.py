@@ -13,7 +13,7 @@ from vbtta import TTAModule, ViewPredictions, collect_dense, fit_policy
 from vbtta.augment import HorizontalFlip, Identity, Rotate90, as_view, flips, volume_flips
 from vbtta.integrations import collect_items
 from vbtta.integrations.monai import PolicyInferer
-from vbtta.integrations.nnunet import PolicyMirroring, collect_cases, mirror_views, policy_predictor
+from vbtta.integrations.nnunet import PolicyMirroring, collect_cases, policy_predictor
 
 CLASSES = 3
 
@@ -48,21 +48,21 @@ def network_3d():
 
 
 def mirrored_logits(network, x, axes):
-    views = mirror_views(axes)
+    views = volume_flips(axes)
     return sum(view.inverse(network(view(x))) for view in views) / len(views)
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2), (1,)])
 def test_equal_weights_are_nnunets_mirroring(axes):
     network, x = network_3d(), torch.rand(1, 1, 5, 6, 7)
-    predictor = PolicyPredictor(uniform_policy(mirror_views(axes)), network=network)
+    predictor = PolicyPredictor(uniform_policy(volume_flips(axes)), network=network)
     expected = mirrored_logits(network, x, axes).log_softmax(1)
     torch.testing.assert_close(predictor._internal_maybe_mirror_and_predict(x), expected, atol=1e-5, rtol=0)
 
 
 def test_the_policy_follows_a_new_network_and_can_be_turned_off():
     axes, x = (0, 1, 2), torch.rand(1, 1, 4, 4, 4)
-    predictor = PolicyPredictor(uniform_policy(mirror_views(axes)), network=network_3d())
+    predictor = PolicyPredictor(uniform_policy(volume_flips(axes)), network=network_3d())
     before = predictor._internal_maybe_mirror_and_predict(x)
     with torch.no_grad():  # as nnU-Net loads the next fold's parameters
         predictor.network[0].weight.mul_(3)
@@ -75,18 +75,19 @@ def test_the_policy_follows_a_new_network_and_can_be_turned_off():
 
 
 def test_regions_are_refused():
-    policy = uniform_policy(mirror_views((0,)))
+    policy = uniform_policy(volume_flips((0,)))
     predictor = PolicyPredictor(policy, network=network_3d(), has_regions=True)
     with pytest.raises(ValueError, match="trained on regions"):
         predictor._internal_maybe_mirror_and_predict(torch.rand(1, 1, 4, 4, 4))
 
 
 def test_mirrors_exchange_classes():
-    views = mirror_views((0, 1, 2), swap={1: [(1, 2)], 2: [(2, 1)]})
+    views = volume_flips((0, 1, 2), swap={1: [(1, 2)], 2: [(2, 1)]})
     names = [view.name for view in views]
     assert names[1:4] == ["flip(0)", "flip(1)/swap(1,2)", "flip(2)/swap(1,2)"]
     assert names[-2:] == ["flip(1,2)", "flip(0,1,2)"]  # two exchanges cancel
-    assert [view.name for view in mirror_views((0, 1, 2))] == [view.name for view in volume_flips()]
+    names = [view.name for view in volume_flips((0, 2), swap={2: [(3, 4)]})]
+    assert names == ["identity", "flip(0)", "flip(2)/swap(3,4)", "flip(0,2)/swap(3,4)"]
 
 
 def plans(patch_size):
@@ -123,7 +124,7 @@ def test_nnunet_predicts_and_collects_with_a_policy(tmp_path, patch_size):
     network = get_network_from_plans(*architecture, 1, CLASSES, deep_supervision=False).eval()
     options = {"device": torch.device("cpu"), "allow_tqdm": False, "use_gaussian": False}  # in half precision: coarse
     own = initialised(nnunet.nnUNetPredictor(**options), network, manager, axes)
-    ours = initialised(policy_predictor(uniform_policy(mirror_views(axes)), **options), network, manager, axes)
+    ours = initialised(policy_predictor(uniform_policy(volume_flips(axes)), **options), network, manager, axes)
     window = torch.rand(1, 1, *patch_size)
     with torch.inference_mode():
         expected = own._internal_maybe_mirror_and_predict(window).softmax(1)
@@ -138,7 +139,7 @@ def test_nnunet_predicts_and_collects_with_a_policy(tmp_path, patch_size):
         nnUNetDatasetNumpy.save_case(rng.normal(size=mask.shape).astype(np.float32), mask, {}, str(tmp_path / case))
     predictions, labels = collect_cases(ours, str(tmp_path), ["b", "a"], positions=20)
     n_slices = 1 if len(patch_size) == 3 else 10
-    assert predictions.names == tuple(view.name for view in mirror_views(axes))
+    assert predictions.names == tuple(view.name for view in volume_flips(axes))
     assert predictions.groups.tolist() == ["b"] * 20 * n_slices + ["a"] * 20 * n_slices
     assert ours.use_mirroring
     data, mask = nnUNetDatasetNumpy(str(tmp_path), ["a"]).load_case("a")[:2]
@@ -220,8 +221,8 @@ def test_a_monai_data_set_is_collected():
     assert set(labels.value.tolist()) == {0}
 
 
-def test_mirror_views_refuse_axes_that_they_would_pass_over():
+def test_volume_flips_refuse_axes_that_they_would_pass_over():
     with pytest.raises(ValueError, match="every axis of swap"):
-        mirror_views((0, 1), swap={2: [(1, 2)]})
+        volume_flips((0, 1), swap={2: [(1, 2)]})
     with pytest.raises(ValueError, match="must be different"):
-        mirror_views((0, 0))
+        volume_flips((0, 0))

@@ -89,7 +89,7 @@ def test_pairing_by_row_and_by_id() -> None:
     paired = by_id.align(3, np.array(["a", "b", "c"]))
     assert paired.instance.tolist() == [0, 1, 1]
     assert paired.value.tolist() == [2.0, 1.0, 3.0]
-    with pytest.raises(ValueError, match="but the predictions have none"):
+    with pytest.raises(ValueError, match="but the predictions have no ids"):
         by_id.align(3)
     with pytest.raises(ValueError, match="instance 'b', which is not among"):
         by_id.align(1, np.array(["a"]))
@@ -162,15 +162,15 @@ def test_classes() -> None:
         (lambda: LabelSets.from_array(np.array(["2020-01-01"], dtype="datetime64[D]")), "numbers or strings"),
         (lambda: LabelSets.from_array([[1, 2]], annotators=["x"]), "2 different names"),
         (lambda: LabelSets.from_array([[1, 2]], annotators="rows"), "'columns' or a list"),
-        (lambda: LabelSets.from_table([0, 1], [1.0]), "same length"),
+        (lambda: LabelSets.from_table([0, 1], [1.0]), "lists of one length"),
         (lambda: LabelSets.from_table([-1], [1.0]), "must not be negative"),
         (lambda: LabelSets.from_table([5], [1.0], n_instances=5), "instance 5 does not exist"),
         (lambda: LabelSets.from_table(["a"], [1.0], n_instances=5), "row numbers where n_instances"),
-        (lambda: LabelSets.from_table([0, 1], [1.0, np.nan]), "missing in row 1"),
+        (lambda: LabelSets.from_table([0, 1], [[1.0, 2.0], [1.0, np.nan]]), "must be finite"),
         (lambda: LabelSets.from_table([0], [1.0], annotator=[None]), "gaps"),
-        (lambda: LabelSets.from_table([0], [1.0], annotator=["a", "b"]), "one a label"),
+        (lambda: LabelSets.from_table([0], [1.0], annotator=["a", "b"]), "lists of one length"),
         (lambda: LabelSets.from_table([0], [1.0], count=[-1]), "not negative"),
-        (lambda: LabelSets.from_table([0], [1.0], count=[np.nan]), "finite"),
+        (lambda: LabelSets.from_table([0], [1.0], count=[np.nan]), "row 0 has no count"),
         (lambda: LabelSets.from_counts([1, 2]), r"\(N, C\)"),
         (lambda: LabelSets.from_counts([["a"]]), "must be numbers"),
     ],
@@ -218,14 +218,14 @@ def test_a_shuffled_series_is_paired_by_its_index(rng: np.random.Generator, ids:
     policy = fit_policy(predictions, series, task="regression", model="mixture", guard=False)
     np.testing.assert_array_equal(policy.weights, expected.weights)
     nameless = ViewPredictions(predictions.outputs, names=predictions.names)
-    with pytest.raises(ValueError, match=r"the predictions have none; give ViewPredictions\(ids=.*reset_index"):
+    with pytest.raises(ValueError, match=r"but the predictions have no ids; give both ids"):
         fit_policy(nameless, series, task="regression")
     with pytest.raises(ValueError, match="is not among the predictions' ids"):
         labels.align(40, np.arange(500, 540))
     by_row = LabelSets.from_array(series.reset_index(drop=True))
     assert by_row.ids is None
     np.testing.assert_array_equal(by_row.align(40).value, series)
-    with pytest.raises(ValueError, match=r"labels are a table without ids, .*pair them by row: labels\.to_numpy"):
+    with pytest.raises(ValueError, match=r"but labels have no ids; .*pair by row: labels\.to_numpy"):
         by_row.align(40, ids)
 
 
@@ -291,7 +291,7 @@ def test_frames_that_are_no_matrix_of_labels(rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match="label must be given, or one table"):
         LabelSets.from_table([1, 2])
     frame = pd.DataFrame({"id": IDS, "label": rng.normal(size=40)})
-    with pytest.raises(ValueError, match="instance and label have different pandas indices"):
+    with pytest.raises(ValueError, match="id and label have different pandas indices"):
         LabelSets.from_table(frame["id"], frame["label"].sample(frac=1, random_state=0))
     gap = pd.DataFrame({"id": ["a", None], "label": [1.0, 2.0]})
     with pytest.raises(ValueError, match="the table, row 1 has no id; fill it in"):
@@ -313,14 +313,14 @@ def test_files_in_another_order_are_paired_by_id(rng: np.random.Generator, suffi
     labels = LabelSets.load(path)
     assert labels.annotator_names == ("a", "b")
     np.testing.assert_allclose(labels.align(40, predictions.ids).value, truth)
-    with pytest.raises(ValueError, match="but the predictions have none"):
+    with pytest.raises(ValueError, match="but the predictions have no ids"):
         labels.align(40)
     rows = frame.drop(columns="id").assign(instance=order)
     rows.to_csv(path, index=False) if suffix == "csv" else rows.to_parquet(path)
     np.testing.assert_allclose(LabelSets.load(path).align(40).value, truth)  # `instance` may hold row numbers
     shifted = frame.assign(id=order + 1)
     shifted.to_csv(path, index=False) if suffix == "csv" else shifted.to_parquet(path)
-    with pytest.raises(ValueError, match=r"by id \(such as '1'\) but the predictions have none.*a column 'instance'"):
+    with pytest.raises(ValueError, match=r"by id \(such as '1'\) but the predictions have no ids.*a column 'instance'"):
         LabelSets.load(path).align(40)
     np.testing.assert_allclose(LabelSets.load(path).align(40, 1 + np.arange(40)).value, truth)
 
@@ -366,7 +366,7 @@ def test_weights_stay_with_their_instances(rng: np.random.Generator, suffix: str
         taken = paired.take(np.array([7, 3]))
         assert taken.instance_weights is not None
         assert taken.instance_weights.tolist() == taken.count.tolist() == [8.0, 4.0]
-    with pytest.raises(ValueError, match=r"instance_weights has a pandas index .* have no ids"):
+    with pytest.raises(ValueError, match=r"instance_weights name rows by id .* have no ids"):
         LabelSets.from_array(np.zeros(40)).with_weights(weight)
     with pytest.raises(ValueError, match="one entry an id; 'item-0' has none"):
         labels.with_weights(weight[1:])
@@ -389,13 +389,13 @@ def test_an_index_that_pandas_sorted_still_holds_ids() -> None:
     ):
         aligned = LabelSets.from_array(labels).align(30, ids)
         np.testing.assert_allclose(aligned.value[:, 0] if aligned.value.ndim == 2 else aligned.value, value)
-    with pytest.raises(ValueError, match="labels are a table without ids"):  # pandas' default index says nothing
+    with pytest.raises(ValueError, match="but labels have no ids"):  # pandas' default index says nothing
         LabelSets.from_array(pd.Series(value)).align(30, ids)
 
 
 def test_columns_that_look_like_ids_are_not_ignored() -> None:
     names = [f"img{i}" for i in range(4)]
-    with pytest.raises(ValueError, match="'image_id' is not used: rename it to 'instance'"):
+    with pytest.raises(ValueError, match="'image_id' is not used; rename it to 'instance'"):
         LabelSets.from_table(pd.DataFrame({"image_id": names, "label": [0, 1, 0, 1]}))
     with pytest.raises(ValueError, match="'file' is not used"):
         LabelSets.from_table(pd.DataFrame({"file": names, "label_1": [0, 1, 0, 1], "label_2": [0, 1, 1, 1]}))
@@ -408,7 +408,7 @@ def test_columns_that_look_like_ids_are_not_ignored() -> None:
 
 def test_weights_with_a_default_index_are_refused_where_labels_have_ids() -> None:
     labels = LabelSets.from_array(pd.Series([0.0, 1.0], index=["b", "a"]))
-    with pytest.raises(ValueError, match="default index but the labels have ids"):
+    with pytest.raises(ValueError, match=r"the labels name rows by id .* but instance_weights have no ids"):
         labels.with_weights(pd.Series([1.0, 2.0]))
     weighted = labels.with_weights(pd.Series([1.0, 2.0], index=["b", "a"]))
     assert weighted.align(2, np.array(["a", "b"])).count.tolist() == [2.0, 1.0]
@@ -451,7 +451,7 @@ def test_columns_of_classes_must_be_those_of_the_predictions():
     soft = LabelSets.from_probabilities([[0.8, 0.2], [0.0, 1.0]])
     assert soft.categorical(2).tolist() == [0, 1, 1]
     for labels in (soft, LabelSets.from_counts([[2, 1], [1, 1]])):
-        with pytest.raises(ValueError, match="2 columns, one a class, but the predictions 3"):
+        with pytest.raises(ValueError, match="2 columns, one a class, but there are 3"):
             labels.categorical(3)
 
 

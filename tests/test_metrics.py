@@ -180,5 +180,5 @@ def test_pandas_objects_are_not_paired_by_position():
         lambda: metrics.interval_coverage(y, y - 1, y.iloc[::-1]),
         lambda: metrics.nll(pd.Series([-1.0, -2.0], index=[1, 0]), pd.Series([1, 2])),
     ):
-        with pytest.raises(ValueError, match=r"have different pandas indices: .*\.loc\[.*\.to_numpy\(\)"):
+        with pytest.raises(ValueError, match=r"have different pandas indices or ids: .*\.loc\[.*\.to_numpy\(\)"):
             call()

@@ -107,7 +107,7 @@ def test_groups_are_kept(groups: list[object], suffix: str, tmp_path: Path) -> N
     series = pd.Series(groups, index=list("abcd"))[::-1]
     assert kept(make(ids=["a", "b", "c", "d"], groups=series)) == groups
     assert kept(make(groups=series.to_numpy())) == groups[::-1]
-    with pytest.raises(ValueError, match=r"groups has a pandas index \(such as 'd'\) but the predictions have no ids"):
+    with pytest.raises(ValueError, match=r"groups name rows by id \(such as 'd'\) but the predictions have no ids"):
         make(groups=series)
     with pytest.raises(ValueError, match="some parts have groups and some not"):
         views.concat(make(ids=["e", "f", "g", "h"], variance=np.ones((4, 3, 2)), classes=["cat", "dog"]))

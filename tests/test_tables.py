@@ -59,7 +59,7 @@ def test_labels_of_any_dataframe_are_paired_by_their_column_of_ids(library, name
 
 def test_a_table_without_ids_is_not_paired_with_predictions_that_have_them():
     for labels in (pd.Series(TRUTH), pd.DataFrame({"label": TRUTH}), pa.table({"label": TRUTH})):
-        with pytest.raises(ValueError, match=r"labels are a table without ids.*labels\.to_numpy\(\)"):
+        with pytest.raises(ValueError, match=r"but labels have no ids.*labels\.to_numpy\(\)"):
             fit_policy(PREDICTIONS, labels, task="classification")
     assert paired(pd.Series(TRUTH).to_numpy())
     numbered = ViewPredictions(LOGITS, ids=np.arange(N))  # the rows' numbers: nothing is ambiguous
@@ -78,7 +78,7 @@ def test_groups_weights_and_features_of_tables_are_paired_by_id():
     for groups in (shuffled(patient=group), shuffled(patient=group).set_index("id")["patient"]):
         assert np.array_equal(PREDICTIONS.with_groups(groups).groups, group)
         assert np.array_equal(ViewPredictions(LOGITS, ids=IDS, groups=groups).groups, group)
-    with pytest.raises(ValueError, match=r"groups has a default index but the predictions have ids"):
+    with pytest.raises(ValueError, match=r"the predictions name rows by id .* but groups have no ids"):
         PREDICTIONS.with_groups(pd.Series(group))
     one_table = shuffled(patient=group)  # columns of one table belong together, whatever its index
     together = ViewPredictions(LOGITS[ORDER], ids=one_table["id"], groups=one_table["patient"])
@@ -185,7 +185,7 @@ def test_functions_take_tables_of_floats_and_of_none():
 def test_a_column_that_may_name_the_annotators_is_not_passed_over():
     table = {"id": ["a", "a", "b"], "label": [0, 1, 1]}
     for column in ({"who": ["ann", "bob", "ann"]}, {"rater_id": [1, 2, 1]}):
-        with pytest.raises(ValueError, match="is not used: rename it to 'annotator' if it says who gave them"):
+        with pytest.raises(ValueError, match="is not used; rename it to 'annotator' if it says who gave the labels"):
             LabelSets.from_table(pd.DataFrame(table | column))
     assert len(LabelSets.from_table(pd.DataFrame(table | {"seconds": [1.0, 2.0, 3.0]}))) == 3
     assert len(LabelSets.from_table(pd.DataFrame(table | {"worker": [1, 2, 1], "note": ["", "?", ""]}))) == 3
@@ -227,7 +227,7 @@ NUMBERED = ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=NUMBERS)
 CLASSED = ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=IDS, classes=list(COLUMNS))
 BY_INDEX = pd.Series(TRUTH, index=IDS).iloc[ORDER]
 NARWHALS = pytest.importorskip("narwhals").from_native
-NO_IDS, HAVE_NONE = "a table without ids, but the predictions have ids", "by id .* but the predictions have none"
+NO_IDS, HAVE_NONE = "the predictions name rows by id .* but labels have no ids", "labels name rows by id .* have no ids"
 SEVERAL = "a list of pandas objects has several indices"
 
 
@@ -259,7 +259,7 @@ PAIRINGS: dict[str, tuple[Any, Any, Any]] = {
     "series beside each other": (lambda: [BY_INDEX, BY_INDEX[::-1]], PREDICTIONS, SEVERAL),
     "tuple of frames": (lambda: (BY_INDEX.to_frame(),), PREDICTIONS, SEVERAL),
     "array of instances, series by id": (
-        lambda: LabelSets.from_table(np.arange(N), BY_INDEX), NAMELESS, "has a pandas index .* other than instance"
+        lambda: LabelSets.from_table(np.arange(N), BY_INDEX), NAMELESS, "different pandas indices or ids"
     ),
     "series in different orders": (
         lambda: LabelSets.from_table(pd.Series(IDS), BY_INDEX), PREDICTIONS, "different pandas indices"
@@ -366,7 +366,7 @@ def test_rankings_of_a_series_are_paired_by_its_index():
     assert aligned.value.tolist() == [list(map(int, order)) for order in orders]
     for rankings, message in (
         (lambda: LabelSets.from_rankings(series.reset_index(drop=True)), NO_IDS),
-        (lambda: LabelSets.from_rankings(series, np.arange(N)), "has a pandas index .* other than instance"),
+        (lambda: LabelSets.from_rankings(series, np.arange(N)), "different pandas indices or ids"),
     ):
         with pytest.raises(ValueError, match=message):
             PREDICTIONS.align(rankings())
@@ -402,7 +402,7 @@ def test_every_entry_refuses_a_table_without_ids(entry, labels):
         (lambda: PREDICTIONS.with_groups(shuffled(item=0, patient=0)), "which mean the same"),
         (lambda: PREDICTIONS.with_groups(shuffled(image_id=0, patient=0)), "looks like ids"),
         (lambda: PREDICTIONS.with_groups([BY_INDEX]), SEVERAL),
-        (lambda: PREDICTIONS.with_groups(NARWHALS(pd.Series(TRUTH), series_only=True)), "default index"),
+        (lambda: PREDICTIONS.with_groups(NARWHALS(pd.Series(TRUTH), series_only=True)), "but groups have no ids"),
         (lambda: LabelSets.from_array(TRUTH).with_weights(BY_INDEX + 1.0), "have no ids"),
         (lambda: LabelSets.from_array(BY_INDEX).with_weights(shuffled(task=0, weight=1.0)), "which mean the same"),
         (lambda: ViewPredictions.from_table(PREDICTIONS.to_frame().assign(id=0)), "which mean the same"),

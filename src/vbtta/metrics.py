@@ -37,36 +37,17 @@ def mse(y: ArrayLike, mean: ArrayLike, weights: ArrayLike | None = None) -> floa
         Point predictions for the same labels.
     weights : (J,) array, optional
         How often each label was given; 1 where absent.
-
-    Examples
-    --------
-    >>> mse([1.0, 3.0], [1.0, 1.0])
-    2.0
-    >>> mse([1.0, 3.0], [1.0, 1.0], weights=[3, 1])
-    1.0
     """
     return _average(squared_errors(y, mean), weights, y=y)
 
 
 def mae(y: ArrayLike, mean: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Mean absolute error of point predictions; arguments as in :func:`mse`.
-
-    Examples
-    --------
-    >>> mae([1.0, 3.0], [1.0, 1.0])
-    1.0
-    """
+    """Mean absolute error of point predictions; arguments as in :func:`mse`."""
     return _average(absolute_errors(y, mean), weights, y=y)
 
 
 def nll(log_prob: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Mean negative log-likelihood in nats, from `prediction.log_prob(y)`, (J,).
-
-    Examples
-    --------
-    >>> round(nll(np.log([0.5, 0.125])), 4)
-    1.3863
-    """
+    """Mean negative log-likelihood in nats, from `prediction.log_prob(y)`, (J,)."""
     values = real_array("log_prob", log_prob)
     if values.ndim != 1:
         raise ValueError(f"log_prob must be (J,), one log probability a label; got shape {values.shape}")
@@ -74,13 +55,7 @@ def nll(log_prob: ArrayLike, weights: ArrayLike | None = None) -> float:
 
 
 def crps(scores: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Mean continuous ranked probability score, from `prediction.crps(y)`, (J,) or (J, C).
-
-    Examples
-    --------
-    >>> crps([[0.2, 0.4], [0.1, 0.1]])
-    0.2
-    """
+    """Mean continuous ranked probability score, from `prediction.crps(y)`, (J,) or (J, C)."""
     values = real_array("scores", scores)
     if values.ndim not in (1, 2) or 0 in values.shape[1:]:
         raise ValueError(f"scores must be (J,) or (J, C), from prediction.crps(y); got shape {values.shape}")
@@ -90,35 +65,17 @@ def crps(scores: ArrayLike, weights: ArrayLike | None = None) -> float:
 
 
 def interval_coverage(y: ArrayLike, lower: ArrayLike, upper: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Share of labels y, (J,) or (J, C), inside their intervals, ends included.
-
-    Examples
-    --------
-    >>> interval_coverage([0.0, 1.0, 5.0, 2.0], [0, 0, 0, 0], [2, 2, 2, 2])
-    0.75
-    """
+    """Share of labels y, (J,) or (J, C), inside their intervals, ends included."""
     return _average(covered(y, lower, upper), weights, y=y)
 
 
 def accuracy(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Share of labels y, positions 0..C-1 (J,), that are the most probable class of proba (J, C).
-
-    Examples
-    --------
-    >>> accuracy([0, 1], [[0.9, 0.1], [0.8, 0.2]])
-    0.5
-    """
+    """Share of labels y, positions 0..C-1 (J,), that are the most probable class of proba (J, C)."""
     return _average(hits(y, proba), weights, y=y)
 
 
 def top_k_accuracy(y: ArrayLike, proba: ArrayLike, k: int = 5, weights: ArrayLike | None = None) -> float:
-    """Share of labels that are among the k most probable classes; ties count against the label.
-
-    Examples
-    --------
-    >>> top_k_accuracy([2, 0], [[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]], k=2)
-    0.5
-    """
+    """Share of labels that are among the k most probable classes; ties count against the label."""
     position, table = _classes(y, proba)
     k = whole_number("k", k, least=1)
     own = np.take_along_axis(table, position[:, None], axis=1)
@@ -126,13 +83,7 @@ def top_k_accuracy(y: ArrayLike, proba: ArrayLike, k: int = 5, weights: ArrayLik
 
 
 def brier(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Brier score: squared distance from the label's indicator, summed over classes (0 to 2).
-
-    Examples
-    --------
-    >>> round(brier([0, 1], [[0.9, 0.1], [0.8, 0.2]]), 6)
-    0.65
-    """
+    """Brier score: squared distance from the label's indicator, summed over classes (0 to 2)."""
     return _average(brier_scores(y, proba), weights, y=y)
 
 
@@ -140,11 +91,6 @@ def ece(y: ArrayLike, proba: ArrayLike, weights: ArrayLike | None = None, *, bin
     """Expected calibration error of the most probable class: sum_b (n_b / n) |accuracy_b - confidence_b|.
 
     Bins of the confidence have equal width (a, b].
-
-    Examples
-    --------
-    >>> round(ece([0, 1], [[0.9, 0.1], [0.8, 0.2]]), 6)
-    0.45
     """
     gap, bin_index = calibration_gaps(y, proba, bins=bins)
     times = _weights(weights, len(gap), y=y)
@@ -210,11 +156,6 @@ def dice(
         Predicted classes, shaped like y, or class probabilities (N, C, H, W).
     n_classes, ignore, background : int, optional
         C, for predicted classes; value of y that means "no label"; class that is left out of the mean.
-
-    Examples
-    --------
-    >>> round(dice([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 2), 3)
-    0.733
     """
     return _mean_by_image(dice_scores(y, maps, n_classes, ignore=ignore), background)
 
@@ -227,24 +168,12 @@ def iou(
     ignore: int | None = None,
     background: int | None = None,
 ) -> float:
-    """Mean intersection over union: over the classes of an image, then over images; arguments as in :func:`dice`.
-
-    Examples
-    --------
-    >>> round(iou([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 2), 3)
-    0.583
-    """
+    """Mean intersection over union: over the classes of an image, then over images; arguments as in :func:`dice`."""
     return _mean_by_image(iou_scores(y, maps, n_classes, ignore=ignore), background)
 
 
 def dice_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, ignore: int | None = None) -> Array:
-    """Dice score of every image and class, (N, C); NaN for a class that is neither there nor predicted.
-
-    Examples
-    --------
-    >>> dice_scores([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], 3).round(2)
-    array([[0.67, 0.8 , nan]])
-    """
+    """Dice score of every image and class, (N, C); NaN for a class that is neither there nor predicted."""
     truth, predicted = np.asarray(y), np.asarray(maps)
     if predicted.ndim == truth.ndim + 1 and truth.ndim:
         probabilities = real_array("maps", maps)
@@ -271,12 +200,9 @@ def iou_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, i
 
 
 def average_precision(y: ArrayLike, score: ArrayLike) -> float:
-    """Mean over images of the average precision of scores (N, ...) for maps y of 0 and 1; images of zeros are left out.
+    """Mean over images of the average precision of scores (N, ...) for maps y of 0 and 1.
 
-    Examples
-    --------
-    >>> round(average_precision([[1, 0, 1, 0]], [[0.9, 0.8, 0.7, 0.1]]), 3)
-    0.833
+    Images of zeros are left out.
     """
     values = average_precisions(y, score)
     if np.isnan(values).all():
@@ -300,14 +226,7 @@ def average_precisions(y: ArrayLike, score: ArrayLike) -> Array:
 
 
 def map_rows(y: ArrayLike, proba: ArrayLike, *, ignore: int | None = None) -> tuple[Array, Array]:
-    """Rows (J,) and (J, C) of all labelled positions of maps (N, H, W) and (N, C, H, W), for the other metrics.
-
-    Examples
-    --------
-    >>> y, proba = map_rows([[[0, 255]]], [[[[0.9, 0.2]], [[0.1, 0.8]]]], ignore=255)
-    >>> y, proba, accuracy(y, proba)
-    (array([0]), array([[0.9, 0.1]]), 1.0)
-    """
+    """Rows (J,) and (J, C) of all labelled positions of maps (N, H, W) and (N, C, H, W), for the other metrics."""
     truth, maps = np.asarray(y), np.asarray(proba)
     if maps.ndim != truth.ndim + 1 or maps.shape[:1] + maps.shape[2:] != truth.shape:
         raise ValueError(f"proba must be (N, C, ...) for y (N, ...); got {maps.shape} and {truth.shape}")

@@ -116,17 +116,11 @@ class Pool:
         if len(shape) < 2 or shape[0] == 0:
             raise ValueError(f"pool must be (P, ...); one feature is a last axis of 1; got shape {shape}.")
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pool) and np.array_equal(np.asarray(self.rows), np.asarray(other.rows))
 
     def __hash__(self) -> int:
         return hash(tuple(self.rows.shape))
-
-    def __repr__(self) -> str:
-        return f"Pool({tuple(self.rows.shape)})"
 
     def take(self, index: np.ndarray[Any, Any], batch: Batch) -> Any:
         """Take the rows `index`, (N,), in the type, precision and device of the batch."""
@@ -157,7 +151,7 @@ class Mixing(BuiltIn, stochastic=True):
         pool_shape, batch_shape = tuple(self.pool.rows.shape[1:]), tuple(batch.shape[1:])
         if pool_shape != batch_shape:
             raise ValueError(f"view {self.name}: pool rows have shape {pool_shape}, rows of the batch {batch_shape}.")
-        partners = self.pool.take(streams.integers(len(self.pool)), batch)
+        partners = self.pool.take(streams.integers(len(self.pool.rows)), batch)
         shape = batch_shape if self.by_feature else (1,) * len(batch_shape)
         return batch + like(streams.beta(self.alpha, self.alpha, (len(batch), *shape)), batch) * (partners - batch)
 

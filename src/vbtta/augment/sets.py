@@ -2,7 +2,7 @@
 
 __all__ = ["d4", "five_crop", "flips", "standard_images", "volume_flips"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from vbtta.augment import images
@@ -16,10 +16,21 @@ def flips() -> list[BuiltIn]:
     return [Identity(), HorizontalFlip(), VerticalFlip(), Chain((HorizontalFlip(), VerticalFlip()))]
 
 
-def volume_flips() -> list[BuiltIn]:
-    """List identity and the seven mirror images of volumes (N, C, D, H, W)."""
-    axes = [choice for size in (1, 2, 3) for choice in combinations(range(3), size)]
-    return [Identity(), *map(images.Flip, axes)]
+def volume_flips(
+    axes: Sequence[int] = (0, 1, 2), swap: Mapping[int, Sequence[tuple[int, int]]] | None = None
+) -> list[BuiltIn]:
+    """List identity and all mirror images along some axes: of volumes (N, C, D, H, W) along all three, seven.
+
+    `swap` are pairs of classes, such as left and right kidney, that a mirror along an axis exchanges, by axis.
+    """
+    if not set(swap or {}) <= set(axes) or len(set(axes)) < len(axes):
+        raise ValueError(f"axes must be different and hold every axis of swap; got {list(axes)} and swap={swap}")
+    views: list[BuiltIn] = [Identity()]
+    for choice in (choice for size in range(len(axes)) for choice in combinations(sorted(axes), size + 1)):
+        pairs = [tuple(sorted(pair)) for axis in choice for pair in (swap or {}).get(axis, ())]
+        odd = [pair for pair in dict.fromkeys(pairs) if pairs.count(pair) % 2]  # two exchanges cancel
+        views.append(images.Flip(choice, swap_classes=odd or None))
+    return views
 
 
 def d4() -> list[BuiltIn]:

@@ -48,7 +48,8 @@ Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error."
 
 _REMEDIES = {  # in Python, and here
     "guard='hard'": "--hard-guard",
-    "the ids as index or column 'id', or pair them by row: labels.to_numpy()": "a column 'id' with these",
+    "give both ids (an index, a column 'id' or ids=; of several labels an input classes= too), or pair by row: "
+    "labels.to_numpy()": "give labels a column 'id' with these",
 }
 
 

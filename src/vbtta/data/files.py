@@ -18,7 +18,7 @@ import numpy as np
 
 from vbtta._support.checks import require, shown
 from vbtta._support.files import atomic_path
-from vbtta.data.labels import Array, LabelSets, long_labels
+from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 
 _METADATA = b"vbtta"  # key of a parquet file's metadata
@@ -269,10 +269,10 @@ def one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
 
 
 def read_labels(path: str | os.PathLike[str]) -> LabelSets:
-    """Read labels from a CSV or parquet file, in either layout; columns as :func:`long_labels` finds them."""
+    """Read labels from a CSV or parquet file, in either layout; as :meth:`LabelSets.from_table` reads its columns."""
     try:
         table = read_table(path)
-        sets = LabelSets.from_long(long_labels(table, str(path)))
+        sets = LabelSets.from_columns(table, str(path))
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     if not len(sets):

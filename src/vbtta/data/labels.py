@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
-    "ID_COLUMNS", "Array", "LabelSets", "LongLabels", "as_table", "by_id", "check_one_index", "class_positions",
-    "frame_of", "id_column", "id_like", "index_of", "is_absent", "long_labels", "look_up", "pair_ids", "people_of",
+    "ID_COLUMNS", "Array", "LabelSets", "as_table", "by_id", "check_one_index", "class_positions",
+    "frame_of", "id_column", "id_like", "index_of", "is_absent", "look_up", "pair_ids", "people_of",
     "rows_of_table",
 ]  # fmt: skip
 
@@ -133,65 +133,55 @@ class LabelSets:
             Number of instances; then `instance` holds row numbers.
         """
         if label is None:
-            instance = as_table(instance)
-            if not _is_frame(instance) and not isinstance(instance, Mapping):
+            table = as_table(instance)
+            if not _is_frame(table) and not isinstance(table, Mapping):
                 raise ValueError("label must be given, or one table with the columns instance and label")
-            return cls._from_frame(instance, n_instances)
-        _check_one_table({"instance": instance, "label": label, "annotator": annotator, "count": count})
-        key, value = _as_array(instance, "instance"), _as_array(label, "label")
-        name = str(getattr(instance, "name", "")).lower()
-        return cls.from_long(LongLabels(key, value, annotator, count, None, n_instances, name or "instance"))
-
-    @classmethod
-    def _from_frame(cls, frame: Any, n_instances: int | None) -> Self:
-        """Labels of a DataFrame or dict of columns, by its column of ids or else its index."""
-        names = list(frame.columns if _is_frame(frame) else frame)
-        columns = {str(name): frame[name] for name in names}
-        _check_one_table(columns)
+        else:
+            key = str(getattr(instance, "name", "")).lower()
+            given = {"label": label, "annotator": annotator, "count": count}
+            table = {key if key in ID_COLUMNS else "instance": instance}
+            table |= {name: values for name, values in given.items() if values is not None}
+        names = list(table.columns if _is_frame(table) else table)
+        columns = {str(name): table[name] for name in names}
+        check_one_index(**columns)
         if id_column(names, "the table") is None and not id_like(columns):
             index = next((index_of(column, "table") for column in columns.values() if hasattr(column, "iloc")), None)
             columns |= {} if index is None else {"id": index}
-        table = long_labels({name: _as_array(column, name) for name, column in columns.items()}, "the table")
-        if n_instances is not None:
-            table = replace(table, n_rows=n_instances, key=table.key or "instance")
-        return cls.from_long(table)
+        arrays = {name: _as_array(column, name) for name, column in columns.items()}
+        return cls.from_columns(arrays, "the table", n_instances)
 
     @classmethod
-    def from_long(cls, table: LongLabels) -> Self:
-        """Labels of a long table."""
-        key, value, n_instances = table.instance, table.label, table.n_rows
-        if key.ndim != 1 or value.ndim not in (1, 2) or len(value) != len(key):
-            shapes = f"{key.shape} and {value.shape}"
-            raise ValueError(f"instance must be (J,) and label (J,) or (J, C) of the same length; got shapes {shapes}")
-        gaps = is_absent(value).any(axis=tuple(range(1, value.ndim)))
-        if gaps.any():
-            raise ValueError(f"label is missing in row {int(np.argmax(gaps))}; leave such rows out")
-        code, names = (None, ()) if table.annotator is None else _annotator_codes(table.annotator, len(key))
-        times = None if table.count is None else _checked_counts(table.count, (len(key),))
-        key, ids = _id_values(key, "instance"), None
-        if key.dtype.kind in "iu" and (n_instances is not None or table.key not in _NEVER_ROWS):
-            rows, size = key.astype(np.int64), int(key.max()) + 1 if key.size else 0
-            if key.size and key.min() < 0:
-                raise ValueError(f"instance must not be negative; got {int(key.min())}")
-            if size > (2**62 if table.weight is None else _MOST_WEIGHTS):
+    def from_columns(cls, columns: Mapping[str, Array], where: str, n_instances: int | None = None) -> Self:
+        """Labels of a table by its columns' names, as :meth:`from_table`; `where` names the table in errors."""
+        key, table = _long_labels(columns, where)
+        instance, value, weight = _id_values(table["instance"], "instance"), table["label"], table["instance_weight"]
+        unnamed = key is None and n_instances is None
+        n_instances = len(next(iter(columns.values()))) if unnamed else n_instances
+        annotator, names = (None, ()) if table["annotator"] is None else _annotator_codes(table["annotator"])
+        count = None if table["count"] is None else _checked_counts(table["count"])
+        if instance.dtype.kind in "iu" and (n_instances is not None or key not in _NEVER_ROWS):
+            ids, rows, size = None, instance.astype(np.int64), int(instance.max()) + 1 if instance.size else 0
+            if instance.size and instance.min() < 0:
+                raise ValueError(f"instance must not be negative; got {int(instance.min())}")
+            if size > (2**62 if weight is None else _MOST_WEIGHTS):
                 raise ValueError(f"instance {size - 1} is too large for a row number; give ids as strings")
             if n_instances is not None and size > whole_number("n_instances", n_instances, least=0):
                 raise ValueError(f"instance {size - 1} does not exist: n_instances is {n_instances}")
             size = size if n_instances is None else int(n_instances)
         elif n_instances is not None:
-            raise ValueError(f"instance must be row numbers where n_instances is given; got {key.dtype}")
+            raise ValueError(f"instance must be row numbers where n_instances is given; got {instance.dtype}")
         else:
-            ids, rows = np.unique(key, return_inverse=True)
+            ids, rows = np.unique(instance, return_inverse=True)
             size = len(ids)
-        keep = slice(None) if times is None else times > 0
+        keep = slice(None) if count is None else count > 0
+        count, annotator = (None if part is None else part[keep] for part in (count, annotator))
         labels = cls._build(
-            rows[keep], value[keep], None if times is None else times[keep], None if code is None else code[keep],
-            names, n_instances=size, ids=ids, open_ended=ids is None and n_instances is None,
-            unnamed_rows=table.key is None,
+            rows[keep], value[keep], count, annotator, names, n_instances=size, ids=ids,
+            open_ended=ids is None and n_instances is None, unnamed_rows=unnamed,
         )  # fmt: skip
-        if table.weight is None:
+        if weight is None:
             return labels
-        weights, given = np.ones(size), real_array("instance_weight", table.weight)
+        weights, given = np.ones(size), real_array("instance_weight", weight)
         weights[rows] = given
         if (weights[rows] != given).any():
             raise ValueError("instance_weight differs between labels of an instance; give every instance one weight")
@@ -206,7 +196,7 @@ class LabelSets:
         rows = rows_of_table(counts, "counts")
         if rows.values.ndim != 2:
             raise ValueError(f"counts must be (N, C), how often each class was given; got shape {rows.values.shape}")
-        return cls._from_counts(_checked_counts(rows.values, rows.values.shape), rows)
+        return cls._from_counts(_checked_counts(rows.values), rows)
 
     @classmethod
     def _from_counts(cls, table: Array, given: TableRows, *, soft: bool = False) -> Self:
@@ -263,7 +253,7 @@ class LabelSets:
         if hasattr(orders, "columns"):
             raise ValueError("orders is a table; give a list of rankings, as orders.to_numpy()")
         if instance is not None:
-            _check_one_table({"instance": instance, "orders": orders})
+            check_one_index(instance=instance, orders=orders)
         rows = [np.zeros(0) if order is None else _as_array(order, "orders") for order in orders]
         for place, row in enumerate(rows):
             if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
@@ -407,17 +397,12 @@ class LabelSets:
         """The labels as (J, C) floats."""
         if self.by_position:
             raise ValueError("labels of counts or rankings are no numbers; a regression takes from_array or from_table")
-        try:
-            value = self._columns().astype(np.float64)
-        except (TypeError, ValueError) as error:
-            word = str(error).partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
-            raise ValueError(f"labels must be numbers in a regression; got {word}") from None
+        value: Array = real_array("labels", self._columns())
         if not np.isfinite(value).all():
             raise ValueError("labels must be finite numbers in a regression; got text such as 'nan' or 'inf'")
         if value.shape[1] != n_outputs:
-            raise ValueError(
-                f"labels have {value.shape[1]} output(s), the predictions {n_outputs}; vector labels go in as (N, M, C)"
-            )
+            sizes = f"{value.shape[1]} output(s), the predictions {n_outputs}"
+            raise ValueError(f"labels have {sizes}; vector labels go in as (N, M, C)")
         return value
 
     def categorical(self, n_classes: int, classes: Array | None = None) -> Array:
@@ -425,17 +410,8 @@ class LabelSets:
         if self.value.ndim == 2 and self.value.shape[1] != 1:
             raise ValueError("labels are vectors; a classification takes one class a label (from_counts for counts)")
         if self.by_position and self.columns not in (None, n_classes):
-            raise ValueError(
-                f"labels have {self.columns} columns, one a class, but the predictions {n_classes} classes"
-            )
-        people = set(self.annotator_names) - set([] if classes is None else classes.astype(str).tolist())
-        if (
-            self.columns == n_classes > 1
-            and not self.by_position
-            and not people
-            and len(self) == self.n_instances * n_classes
-        ):
-            self._check_no_indicators(n_classes)
+            raise ValueError(f"labels have {self.columns} columns, one a class, but there are {n_classes} classes")
+        self._check_no_indicators(n_classes, classes)
         return class_positions(self.value.reshape(len(self)), n_classes, None if self.by_position else classes)
 
     def rankings(self, n_items: int) -> Array:
@@ -452,18 +428,9 @@ class LabelSets:
 
     def pairs_by_id(self, ids: Array | None) -> bool:
         """Whether the labels' instances are found among the predictions' ids, rather than by row."""
-        if self.ids is not None and ids is None:
-            raise ValueError(
-                f"labels name their instances by id (such as {str(next(iter(self.ids), ''))!r}) but the predictions "
-                "have none; give ViewPredictions(ids=...) (multi-label: classes=...), or pair by row: of a pandas "
-                "object reset_index(drop=True), of a table row numbers in a column 'instance'"
-            )
-        if self.unnamed_rows and ids is not None and not np.array_equal(ids, np.arange(len(ids))):
-            raise ValueError(
-                "labels are a table without ids, but the predictions have ids (such as "
-                f"{str(next(iter(ids), ''))!r}): give labels the ids as index or column 'id', or pair them by row: "
-                "labels.to_numpy()"
-            )
+        unlike_rows = ids is not None and not np.array_equal(ids, np.arange(len(ids)))
+        if (self.ids is not None and ids is None) or (self.unnamed_rows and unlike_rows):
+            raise _pairing_error("labels", self.ids, "the predictions", ids)
         return self.ids is not None or (ids is not None and self.open_ended)
 
     def align(self, n_instances: int, ids: Array | None = None) -> Self:
@@ -520,47 +487,33 @@ class LabelSets:
         annotator = None if self.annotator is None else self.annotator[order]
         return {"value": self.value[order], "count": self.count[order], "annotator": annotator}
 
-    def _check_no_indicators(self, n_classes: int) -> None:
+    def _check_no_indicators(self, n_classes: int, classes: Array | None) -> None:
         """Refuse a column a class: probabilities, or tables of 0 and 1 that are too large for that to be chance."""
-        if self.value.dtype.kind not in "iufb":
+        people = set(self.annotator_names) - set([] if classes is None else classes.astype(str).tolist())
+        full = self.columns == n_classes > 1 and len(self) == self.n_instances * n_classes
+        if not full or people or self.by_position or self.value.dtype.kind not in "iufb":
             return
         table = self.value.reshape(self.n_instances, -1)
-        sums = table.sum(axis=1, dtype=np.float64)
-        if (table != np.rint(table)).any():
-            if (table >= 0).all() and np.all(np.abs(sums - 1) < 1e-3):
-                raise ValueError("labels look like probabilities of the classes; use LabelSets.from_probabilities(Y)")
-        elif np.isin(table, (0, 1)).all():
-            if (sums == 1).all() and self.n_instances >= (20 if n_classes == 2 else 5):  # two annotators may disagree
-                raise ValueError(f"labels look one-hot: {n_classes} columns, one 1 a row; use LabelSets.from_counts(Y)")
-            if n_classes > 2 and self.n_instances >= 20:
-                raise ValueError(
-                    f"labels look multi-hot: {n_classes} columns of 0 and 1; use task='multilabel', or "
-                    "LabelSets.from_array(Y, annotators='columns') if columns are annotators"
-                )
+        binary = np.isin(table, (0, 1)).all()
+        shares = (table >= 0).all() and np.all(np.abs(table.sum(axis=1, dtype=np.float64) - 1) < 1e-3)
+        if shares and not binary:
+            raise ValueError("labels look like probabilities of the classes; use LabelSets.from_probabilities(Y)")
+        if shares and self.n_instances >= (20 if n_classes == 2 else 5):  # two annotators may disagree
+            raise ValueError(f"labels look one-hot: {n_classes} columns, one 1 a row; use LabelSets.from_counts(Y)")
+        if binary and n_classes > 2 and self.n_instances >= 20:
+            remedy = "use task='multilabel', or LabelSets.from_array(Y, annotators='columns') if columns are annotators"
+            raise ValueError(f"labels look multi-hot: {n_classes} columns of 0 and 1; {remedy}")
 
 
 # -- tables ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class LongLabels:
-    """The labels of a table, one entry a label: cells without a label are left out."""
-
-    instance: Array  # ids or row numbers
-    label: Array
-    annotator: Any
-    count: Any
-    weight: Array | None  # of the instance
-    n_rows: int | None  # instances, where `instance` holds row numbers
-    key: str | None  # name of the column `instance`; None if the table has no ids
-
-
-def long_labels(table: Mapping[str, Array], where: str) -> LongLabels:
-    """Find labels, ids, annotators and counts among named columns.
+def _long_labels(table: Mapping[str, Array], where: str) -> tuple[str | None, dict[str, Any]]:
+    """The name of the column of ids, if any, and instance, label, annotator, count and weight of every label.
 
     A long table has the column `label` and one row a label; a wide one has `label_1`, `label_2`, ... and one row an
     instance, gaps where there is no label. Columns such as `label_ann` name their annotators; numbered ones are
-    anonymous. `where` names the table in errors.
+    anonymous. Without ids the instances are rows of the table. `where` names the table in errors.
     """
     reserved = {"label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS}
     lower = [name.lower() for name in table]
@@ -570,59 +523,59 @@ def long_labels(table: Mapping[str, Array], where: str) -> LongLabels:
         _one_column([name for name in names if name in table], where) for names in (ID_COLUMNS, _ANNOTATOR_COLUMNS)
     )
     endings = {name: match.group(1) for name in table if (match := _WIDE.fullmatch(name))}
-    unused = [name for name in table if name not in reserved and name not in endings]
-    for name in unused:
-        if len(name) > 4 and (near := get_close_matches(name.lower(), reserved, 1, 0.8)):
-            meant = "annotator" if near[0] == "label" in table else near[0]  # a labeler gives the labels
-            others = [other for other in unused if other != name and key is None]
-            ids = f", and {others[0]!r} to 'instance' if it holds ids" if others else ""
-            raise ValueError(f"{where}: its column {name!r} is not used; rename it to {meant!r}{ids}, or leave it out")
+    for name, column in table.items():
+        first = next(iter(table.values()))
+        if column.shape[:1] != first.shape[:1] or column.ndim not in ((1, 2) if name == "label" else (1,)):
+            raise ValueError(f"{where}: its columns must be lists of one length; {name!r} has shape {column.shape}")
+    _check_unused({name: table[name] for name in table if name not in {*reserved, *endings}}, table, key, person, where)
     if endings and "label" in table:
         raise ValueError(f"{where} has both columns 'label' (long) and {next(iter(endings))!r} (wide); keep one layout")
     if not endings and "label" not in table:
         names = ", ".join(printable(name) for name in list(table)[:8])
         ids = "instance (or id, item, task)"
         raise ValueError(f"{where} has no labels: give columns {ids} and label (or label_1, ...); it has {names}")
-    if key is None and unused:
-        raise ValueError(
-            f"{where} has no column of ids (instance, id, item or task), and its column {unused[0]!r} is not used: "
-            "rename it to 'instance' if it holds ids, or leave it out to pair by row"
-        )
-    for name, column in table.items():
-        if column.shape != next(iter(table.values())).shape or column.ndim != 1:
-            raise ValueError(f"{where}: its columns must be lists of one length; {name!r} has shape {column.shape}")
-    people = [name for name in unused if table[name].dtype.kind in "OSU" or id_like([name])]
-    if people and key is not None and person is None and len(set(table[key].tolist())) < len(table[key]):
-        raise ValueError(
-            f"{where} has several labels of an input and nobody named, and its column {people[0]!r} is not used: "
-            "rename it to 'annotator' if it says who gave them, or leave it out"
-        )
     cells = [table[name] for name in endings or ["label"]]
-    absent = np.stack([is_absent(column) for column in cells], axis=1)  # (N, M)
+    absent = np.stack([is_absent(column).reshape(len(column), -1).all(axis=1) for column in cells], axis=1)  # (N, M)
     rows, column = np.nonzero(~absent)
     if len({kind.dtype.kind in "iufb" for kind in cells}) > 1 or any(kind.dtype == object for kind in cells):
         cells = [column.astype(object) for column in cells]
     label = np.stack(cells, axis=1)[rows, column]
+    found = {name: table[name][rows] for name in (key, person, "count", "instance_weight") if name in table}
+    for name, values in found.items():
+        if name != person and (gaps := is_absent(values)).any():
+            raise ValueError(f"{where}, row {rows[np.argmax(gaps)]} has no {name}; fill it in, or leave the row out")
     named = not all(ending.isdigit() for ending in endings.values())
+    return key, {
+        "instance": found.get(key, rows),
+        "label": _plain_values(label) if label.dtype == object else label,
+        "annotator": np.array(list(endings.values()))[column] if named else found.get(person),
+        "count": found.get("count"),
+        "instance_weight": found.get("instance_weight"),
+    }
 
-    def given(name: str | None) -> Any:
-        if name not in table:
-            return None
-        gaps = is_absent(table[name])[rows]
-        if gaps.any() and name != person:
-            row = int(rows[np.argmax(gaps)])
-            raise ValueError(f"{where}, row {row} has no {name}; fill it in, or leave the row out")
-        values = table[name][rows]
-        return np.array(values.tolist()) if values.dtype == object and not gaps.any() else values
 
-    return LongLabels(
-        instance=rows if key is None else given(key),
-        label=_plain_values(label) if label.dtype == object else label,
-        annotator=np.array(list(endings.values()))[column] if named else given(person),
-        count=given("count"),
-        weight=given("instance_weight"),
-        n_rows=len(absent) if key is None else None,
-        key=key,
+def _check_unused(
+    unused: Mapping[str, Array], table: Mapping[str, Array], key: str | None, person: str | None, where: str
+) -> None:
+    """Refuse columns that may be meant as labels, ids or annotators under another name."""
+    known = ("label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS)
+    near = {name: get_close_matches(name.lower(), known, 1, 0.8) for name in unused if len(name) > 4}
+    misspelt = {name: matches[0] for name, matches in near.items() if matches}
+    people = [name for name in unused if unused[name].dtype.kind in "OSU" or id_like([name])]
+    if misspelt:
+        name, meant = next(iter(misspelt.items()))
+        meant = "annotator" if meant == "label" and "label" in table else meant  # a labeler gives the labels
+    elif "label" not in table and not any(map(_WIDE.fullmatch, table)):
+        return  # without labels there is another error
+    elif unused and key is None:
+        name, meant = next(iter(unused)), "instance"
+    elif people and person is None and key is not None and len(set(table[key].tolist())) < len(table[key]):
+        name, meant = people[0], "annotator"  # several labels of an input, and nobody named
+    else:
+        return
+    reasons = {"instance": " if it holds ids", "annotator": " if it says who gave the labels"}
+    raise ValueError(
+        f"{where}: its column {name!r} is not used; rename it to {meant!r}{reasons.get(meant, '')}, or leave it out"
     )
 
 
@@ -725,15 +678,25 @@ def by_id(values: Any, ids: Array | None, name: str, owner: str) -> Any:
     if index is None and (ids is None or np.array_equal(ids, np.arange(len(array)))):
         return array
     if index is None or ids is None:
-        kind = "a default index" if index is None else f"a pandas index (such as {str(next(iter(index), ''))!r})"
-        lack = "ids" if index is None else "no ids"
-        raise ValueError(f"{name} has {kind} but {owner} have {lack}; give both, or pair by row: {name}.to_numpy()")
+        raise _pairing_error(name, index, owner, ids)
     rows, unknown = look_up(ids, index)
     known, times = np.unique(index, return_counts=True)
     wrong = [*ids[unknown], *known[times > 1]]
     if wrong:
         raise ValueError(f"{name} must have one entry an id; {str(wrong[0])!r} has none or several")
     return array[rows]
+
+
+def _pairing_error(name: str, ids: Array | None, owner: str, owner_ids: Array | None) -> ValueError:
+    """The error where one side alone has ids, so that nothing tells which rows belong together."""
+    known, given, other = (owner_ids, owner, name) if ids is None else (ids, name, owner)
+    example = "" if known is None else str(next(iter(known), ""))
+    remedy = (
+        "give both ids (an index, a column 'id' or ids=; of several labels an input classes= too), or pair by row: "
+    )
+    return ValueError(
+        f"{given} name rows by id (such as {example!r}) but {other} have no ids; {remedy}{name}.to_numpy()"
+    )
 
 
 def _is_frame(values: object) -> bool:
@@ -763,29 +726,18 @@ def people_of(columns: list[Hashable]) -> list[str] | None:
     return None if all(ending.isdigit() for ending in endings) else endings
 
 
-def check_one_index(**columns: Any) -> dict[str, Any]:
-    """The indices of the pandas objects among arguments; refuses different ones, or one in different orders."""
+def check_one_index(**columns: Any) -> None:
+    """Refuse pandas objects side by side of different indices, or in another order than an array of their ids."""
     indices = {name: values.index for name, values in columns.items() if hasattr(values, "iloc")}
     first = next(iter(indices), "")
-    for name, index in indices.items():
-        if not np.array_equal(index, indices[first]):
-            raise ValueError(
-                f"{first} and {name} have different pandas indices: take them from one table, as "
-                f"{name}.loc[{first}.index], or pair them by row with .to_numpy()"
-            )
-    return indices
-
-
-def _check_one_table(columns: Mapping[str, Any]) -> None:
-    """Series that are read side by side have one index, which says what an array of instances says."""
-    indices = check_one_index(**columns)
-    first = next(iter(indices), "")
+    other = next((name for name, index in indices.items() if not np.array_equal(index, indices[first])), None)
     key = next((name for name in columns if name.lower() in ID_COLUMNS), first)
-    ids = None if key in indices or not indices else index_of(columns[first], first)
-    if ids is not None and not np.array_equal(ids.astype(str), _as_array(columns[key], key).astype(str)):
+    if other is None and key not in indices and first and (ids := index_of(columns[first], first)) is not None:
+        other = None if np.array_equal(ids.astype(str), _as_array(columns[key], key).astype(str)) else key
+    if other is not None:
         raise ValueError(
-            f"{first} has a pandas index (such as {str(ids[0])!r}) other than {key}: take both from one table, or pair "
-            f"them by row with {first}.to_numpy()"
+            f"{first} and {other} have different pandas indices or ids: take them from one table, as "
+            f"{other}.loc[{first}.index], or pair them by row with .to_numpy()"
         )
 
 
@@ -863,11 +815,9 @@ def _id_values(values: Array, name: str) -> Array:
     return texts
 
 
-def _checked_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
-    """Counts as floats of a shape, finite and not negative."""
+def _checked_counts(counts: ArrayLike) -> Array:
+    """Counts as floats, finite and not negative."""
     values: Array = real_array("counts", counts)
-    if values.shape != shape:
-        raise ValueError(f"counts must have shape {shape}; got {values.shape}")
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
         raise ValueError(f"counts must be finite and not negative; got {values[wrong][0]}. Leave out labels not given")
@@ -901,15 +851,12 @@ def _warn_repeats(instance: Array, annotator: Array, names: tuple[str, ...], ids
         )
 
 
-def _annotator_codes(annotator: ArrayLike, n_labels: int) -> tuple[Array, tuple[str, ...]]:
+def _annotator_codes(values: Array) -> tuple[Array, tuple[str, ...]]:
     """Every label's annotator as a position among the names, which are sorted."""
-    values = np.asarray(annotator)
-    if values.shape != (n_labels,):
-        raise ValueError(f"annotator must be ({n_labels},), one a label; got shape {values.shape}")
     unnamed = is_absent(values)
+    if unnamed.size and unnamed.all():
+        raise ValueError("annotator has only gaps; name the annotators, or leave the argument out")
     if unnamed.any():
-        if unnamed.all():
-            raise ValueError("annotator has only gaps; name the annotators, or leave the argument out")
         values = np.where(unnamed, _UNKNOWN, _whole(np.where(unnamed, values[~unnamed][0], values)).astype(str))
     names, codes = np.unique(values.astype(str), return_inverse=True)
     return codes, tuple(str(name) for name in names)

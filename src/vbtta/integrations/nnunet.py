@@ -1,42 +1,19 @@
 """nnU-Net v2: a predictor whose mirroring is a policy, and collecting from validation cases."""
 
-__all__ = ["PolicyMirroring", "collect_cases", "mirror_views", "policy_predictor"]
+__all__ = ["PolicyMirroring", "collect_cases", "policy_predictor"]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from vbtta._support.checks import require
-from vbtta.augment.arrays import Identity
-from vbtta.augment.base import BuiltIn
-from vbtta.augment.images import Flip
+from vbtta.augment.sets import volume_flips
 from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.integrations import collect_items
 from vbtta.policy import Policy
-
-
-def mirror_views(axes: Sequence[int], swap: Mapping[int, Sequence[tuple[int, int]]] | None = None) -> list[BuiltIn]:
-    """List the identity and all mirror images along some axes, as nnU-Net's `allowed_mirroring_axes`.
-
-    `swap` are pairs of classes, such as left and right kidney, that a mirror along an axis exchanges, by axis.
-
-    Examples
-    --------
-    >>> [view.name for view in mirror_views((0, 2), swap={2: [(3, 4)]})]
-    ['identity', 'flip(0)', 'flip(2)/swap(3,4)', 'flip(0,2)/swap(3,4)']
-    """
-    if not set(swap or {}) <= set(axes) or len(set(axes)) < len(axes):
-        raise ValueError(f"axes must be different and hold every axis of swap; got {list(axes)} and swap={swap}")
-    views: list[BuiltIn] = [Identity()]
-    for choice in (choice for size in range(len(axes)) for choice in combinations(sorted(axes), size + 1)):
-        pairs = [tuple(sorted(pair)) for axis in choice for pair in (swap or {}).get(axis, ())]
-        odd = [pair for pair in dict.fromkeys(pairs) if pairs.count(pair) % 2]  # two exchanges cancel
-        views.append(Flip(choice, swap_classes=odd or None))
-    return views
 
 
 class PolicyMirroring:
@@ -68,7 +45,7 @@ class PolicyMirroring:
                 return self.network(x)
             if self._module is None or self._module.network is not self.network:
                 _check_labels(self.label_manager)
-                views = mirror_views(range(x.ndim - 2)) if self.views is None else self.views
+                views = volume_flips(range(x.ndim - 2)) if self.views is None else self.views
                 self._module = TTAModule(self.network, views, self.policy, output="log_probability")
             return self._module(x)
 
@@ -116,7 +93,7 @@ def collect_cases(
         logits = predictor.predict_logits_from_preprocessed_data(batch[0][:, None] if sliced else batch[0])
         return (logits[:, 0] if sliced else logits)[None].float()
 
-    views = mirror_views(range(2 if sliced else 3)) if views is None else views
+    views = volume_flips(range(2 if sliced else 3)) if views is None else views
     options.setdefault("ignore", predictor.label_manager.ignore_label)
     ids = [f"{case}/{s}" if sliced else case for case, s in items]
     mirrored, predictor.use_mirroring = predictor.use_mirroring, False
