@@ -48,8 +48,8 @@ Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error."
 
 _REMEDIES = {  # in Python, and here
     "guard='hard'": "--hard-guard",
-    "give both ids (an index, a column 'id' or ids=; of several labels an input classes= too), or pair by row: "
-    "labels.to_numpy()": "give labels a column 'id' with these",
+    "give both ids (an index, a column 'id', ids=; several labels an input also classes=), or pair by row: "
+    "labels.to_numpy(), or row numbers in a column 'instance'": "give labels a column 'id' with these",
 }
 
 

@@ -691,12 +691,9 @@ def _pairing_error(name: str, ids: Array | None, owner: str, owner_ids: Array | 
     """The error where one side alone has ids, so that nothing tells which rows belong together."""
     known, given, other = (owner_ids, owner, name) if ids is None else (ids, name, owner)
     example = "" if known is None else str(next(iter(known), ""))
-    remedy = (
-        "give both ids (an index, a column 'id' or ids=; of several labels an input classes= too), or pair by row: "
-    )
-    return ValueError(
-        f"{given} name rows by id (such as {example!r}) but {other} have no ids; {remedy}{name}.to_numpy()"
-    )
+    remedy = "give both ids (an index, a column 'id', ids=; several labels an input also classes=), or pair by row: "
+    remedy += f"{name}.to_numpy(), or row numbers in a column 'instance'"
+    return ValueError(f"{given} name rows by id (such as {example!r}) but {other} have no ids; {remedy}")
 
 
 def _is_frame(values: object) -> bool:
