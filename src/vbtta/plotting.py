@@ -10,10 +10,13 @@ __all__ = [
 ]  # fmt: skip
 
 import os
+import re
 import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from html import escape
 from io import StringIO
 from typing import Any
 
@@ -28,7 +31,7 @@ _INK, _FAINT, _GREY = "#010101", "#020202", "#8a8f98"
 _WIDTH = 4.8  # inches: readable on a phone
 MAX_BARS = 40  # views, methods or annotators of one figure
 _POINTS: dict[str, Any] = {"color": COLOURS[0], "markersize": 4, "capsize": 2, "linewidth": 1.2}
-_SVG = "http://www.w3.org/2000/svg"
+_NO_METADATA = dict.fromkeys(["Date", "Creator", "Format", "Type"])
 
 
 @contextmanager
@@ -168,39 +171,30 @@ def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None 
     >>> text.startswith("<svg"), 'aria-label="most sets have one class"' in text
     (True, True)
     """
-    import xml.etree.ElementTree as ElementTree
-
     buffer = StringIO()
     with styled(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # missing glyphs
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    root = ElementTree.fromstring(buffer.getvalue())
-    for child in root.findall(f"{{{_SVG}}}metadata"):
-        root.remove(child)
-    for element in root.iter():
-        if titles and element.get("id") in titles:
-            title = ElementTree.Element(f"{{{_SVG}}}title")
-            title.text = _clean(titles[element.attrib["id"]], 400)
-            element.insert(0, title)
-        for key, value in list(element.attrib.items()):
-            if key == "id":
-                element.set(key, f"{prefix}-{value}")
-            elif value.startswith("#") and key.endswith("href"):
-                element.set(key, f"#{prefix}-{value[1:]}")
-            elif key in ("style", "clip-path", "fill", "stroke"):
-                value = value.replace("url(#", f"url(#{prefix}-").replace(_INK, "currentColor")
-                element.set(key, value.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.15"))
-    del root.attrib["width"], root.attrib["height"]
-    root.attrib |= {"role": "img", "aria-label": _clean(alt, 1000)}
-    return ElementTree.tostring(root, encoding="unicode")
+        figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
+    head, _, body = buffer.getvalue().partition("<svg ")[2].partition(">")
+    head = re.sub('(width|height)="[^"]*" ', "", head)
+    body = re.sub("<[^>]*>", partial(_recoloured, prefix), body.rstrip())  # tags, not the names between them
+    text = f'<svg role="img" aria-label="{escape(_clean(alt, 1000))}" {head}>{body}'
+    for name, title in (titles or {}).items():
+        mark = f'<g id="{prefix}-{name}">'
+        text = text.replace(mark, f"{mark}<title>{escape(_clean(title, 400))}</title>")
+    return text
+
+
+def _recoloured(prefix: str, tag: re.Match[str]) -> str:
+    """A tag in the page's text colour, with the prefix before its ids."""
+    text = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{prefix}-", tag[0]).replace(_INK, "currentColor")
+    return text.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.15")
 
 
 def save_svg(figure: Any, path: str | os.PathLike[str]) -> None:
     """Write a figure to a file, on white, atomically; the same figure gives the same bytes."""
     with styled(), atomic_path(path) as temporary:
-        figure.savefig(temporary, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+        figure.savefig(temporary, format="svg", facecolor="white", metadata=_NO_METADATA)
 
 
 def _axes(height: float) -> tuple[Any, Any]:
