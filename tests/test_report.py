@@ -98,7 +98,7 @@ def page() -> str:
         comparison=comparison_document(outcome),
         diagnosis=diagnosis_document(diagnose(policy, views.take(train), labels, refit=False)),
         images=rng.integers(0, 255, (60, 5, 5), dtype=np.uint8),
-        story={"title": EVIL, "text": [ODD], "skill": {EVIL: 0.8, "bob": 0.8}},
+        story={"title": EVIL, "text": [ODD]},
     )
 
 

@@ -5,8 +5,8 @@ replaces by the page's text colour, so the same figure works on light and dark p
 """
 
 __all__ = [
-    "COLOURS", "MAX_BARS", "annotators", "cost_curve", "coverage", "differences", "gate",
-    "reliability", "save_svg", "set_sizes", "styled", "to_svg", "weights",
+    "COLOURS", "MAX_BARS", "cost_curve", "coverage", "differences", "gate", "reliability", "save_svg", "set_sizes",
+    "styled", "to_svg", "weights",
 ]  # fmt: skip
 
 import os
@@ -145,19 +145,6 @@ def coverage(levels: Array, covered: Array) -> Any:
     _unit_square(axes)
     axes.plot(levels, covered, "o-", color=COLOURS[0], markersize=4, linewidth=1.2)
     return _finish(figure, "level of the interval", "share of labels inside")
-
-
-@styled()
-def annotators(names: Sequence[str], value: Array, interval: Array, label: str, truth: Array | None = None) -> Any:
-    """Estimates for every annotator (U,), with intervals (U, 2), next to the truth where it is known."""
-    figure = differences(names, value, interval[:, 0], interval[:, 1], label, None)
-    if truth is not None:
-        place = np.arange(len(truth[:MAX_BARS]))[::-1]
-        figure.axes[0].plot(
-            truth[:MAX_BARS], place, "D", color=COLOURS[1], markersize=5, fillstyle="none", label="truth"
-        )
-        figure.legend(loc="outside lower center", ncols=2)
-    return figure
 
 
 def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None = None) -> str:

@@ -96,7 +96,7 @@ def _fit_and_compare(torch: Any, out: Path, seed: int, talk: Talk) -> tuple[dict
         "An illustration: images and raters are simulated so that views can help.",
         overlap,
     ]
-    story = {"title": f"Finding cells: three raters, {len(views)} views", "text": text, "skill": skill}
+    story = {"title": f"Finding cells: three raters, {len(views)} views", "text": text}
     write_json(out / "run.json", {"story": story, "options": {"command": "vbtta demo", "seed": seed}})
     talk.note("writing the report ...")
     examples = map_examples(module, list(test_images), list(truth), background=0)

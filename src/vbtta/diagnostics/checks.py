@@ -131,6 +131,13 @@ def two_class(policy: Policy, predictions: ViewPredictions | None) -> tuple[Poli
     return policy, predictions
 
 
+def label_sets(labels: Any, policy: Policy) -> LabelSets | None:
+    """Labels as `fit_policy` reads them."""
+    if labels is None or isinstance(labels, LabelSets):
+        return labels
+    return LabelSets.from_multilabel(labels) if policy.multilabel else LabelSets.from_array(labels)
+
+
 def gate_of(policy: Policy, predictions: ViewPredictions) -> GateUse | None:
     """The features that the weights depend on, and the heaviest views; None if the weights are constant."""
     member = next((part for part in policy.members if part.gate is not None), None)

@@ -128,12 +128,11 @@ def diagnose(
     2 of 2 views are kept; they count as 2.0 equal ones.
     """
     drawn = predictions.draws if draws is None else np.asarray(draws)
-    read = LabelSets.from_multilabel if policy.multilabel else LabelSets.from_array
-    incoming = checks.two_class(policy, incoming)[1]
+    sets, incoming = checks.label_sets(labels, policy), checks.two_class(policy, incoming)[1]
     policy, predictions = checks.two_class(policy, predictions)
     findings: dict[str, Any] = {}
-    if labels is not None:
-        data = predictions, labels if isinstance(labels, LabelSets) else read(labels)
+    if sets is not None:
+        data = predictions, sets
         findings["copying"] = checks.copying_of(policy, *data)
         findings["overlap"] = checks.overlap_of(policy, *data)
         findings["predictive"] = checks.predictive_checks(policy, *data, seed=seed)

@@ -19,7 +19,7 @@ from vbtta.comparison import best_methods, change_text, metric_title
 from vbtta.conformal import ConformalPolicy, unwrapped
 from vbtta.data.labels import Array, LabelSets, class_positions
 from vbtta.data.predictions import ViewPredictions
-from vbtta.diagnostics.checks import annotator_places, two_class
+from vbtta.diagnostics.checks import annotator_places, label_sets, two_class
 from vbtta.diagnostics.diagnosis import annotators_in_words, listing
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, variance_factor
 from vbtta.models.base import InMemory
@@ -56,19 +56,18 @@ def render_report(
     `predictions` and `labels` are those of the calibration sample, `test` is a pair of them for reliability and hard
     inputs, of which `images` ((H, W) or (H, W, 3), uint8) are pictures, and `maps` come from :func:`map_examples`.
     `comparison` and `diagnosis` are documents (:func:`comparison_document`, :func:`diagnosis_document`), `story` has
-    `title`, `text` (sentences that come first) and `skill` (the annotators' true accuracies by name), `circumstances`
-    come from :func:`vbtta.report.documents.provenance`.
+    `title` and `text` (sentences that come first), `circumstances` come from
+    :func:`vbtta.report.documents.provenance`.
     """
     jinja2 = require("jinja2", "cli")
     story = story or {}
     inner, sequential, conformal = unwrapped(policy)
-    of_fit, of_test = (_label_sets(part, inner) for part in (labels, None if test is None else test[1]))
+    of_fit, of_test = (label_sets(part, inner) for part in (labels, None if test is None else test[1]))
     views, given, where = predictions, of_fit, "calibration labels"
     if test is not None:
         views, given, where = test[0], of_test, "test labels"
     policy, views = two_class(inner, views)
-    drawings = weight_figures(policy) | curve_figures(policy, sequential, views, given)
-    drawings |= annotator_figures(policy, story.get("skill"))
+    drawings = weight_figures(policy) | curve_figures(policy, sequential, views, given) | annotator_figures(policy)
     if comparison is not None:
         drawings |= comparison_figures(comparison)
     if views is not None and given is not None:
@@ -77,11 +76,6 @@ def render_report(
         drawings |= gate_figures(policy, views)
     if conformal is not None and test is not None and given is not None:
         drawings |= set_figures(conformal, test[0], given)
-    guard, n_used = policy.guard, np.count_nonzero(policy.weights)
-    facts = [("views kept", f"{n_used} of {len(policy.names)}")]
-    if guard.checked:
-        gain = f"{guard.difference:.3f} ± {guard.standard_error:.3f} nats per input"
-        facts = [("the views help with probability", f"{guard.probability:.2f}"), ("their gain", gain), *facts]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vbtta.report"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_shown,
@@ -91,14 +85,17 @@ def render_report(
         story=story.get("text", ()),
         headline=documents.headline(policy, comparison),
         views=documents.views_in_words(policy),
-        people=annotators_in_words(policy.annotators, story.get("skill")),
+        people=annotators_in_words(policy.annotators),
         raters=_raters(policy, of_fit),
         cost=documents.cost_in_words(policy, sequential, views),
         advice=documents.advice(policy, comparison),
-        facts=facts,
+        guard=policy.guard,
+        kept=f"{np.count_nonzero(policy.weights)} of {len(policy.names)}",
         drawings=drawings,
         guarantee=None if conformal is None else documents.guarantee_in_words(conformal),
         comparison=None if comparison is None else _table(comparison),
+        metric_title=metric_title,
+        change_text=change_text,
         examples=[] if views is None or maps else _examples(policy, views, given, images),
         maps=[(f"{name}: Dice {dice:.3f}", [(t, _png(p)) for t, p in panels.items()]) for name, dice, panels in maps],
         findings={"views": [], "quality": [], "annotators": [], **(diagnosis or {}).get("sections", {})},
@@ -124,46 +121,25 @@ def write_report(
 
 
 def _table(comparison: Mapping[str, Any]) -> dict[str, Any]:
-    """Cells of the sortable table: value, text, whether it is the best, and the change from no augmentation."""
-    scores, records, references = comparison["metrics"], comparison["methods"], comparison["references"]
-    best = {metric: best_methods(records, metric) for metric in scores}
-    against = next((name for name in ("original", "best") if name in references), "")
-    rows = []
-    for record in sorted(records, key=lambda record: (record["nll"] is None, record["nll"])):
-        method, cells = record["method"], []
-        for metric in scores:
-            value = record[metric]
-            change = change_text(record, metric, against) if against and method != references[against] else ""
-            text = ("", "–") if value is None else (repr(float(value)), f"{value:.4f}")
-            cells.append((*text, method in best[metric], change))
-        rows.append((method, cells, record["views_used"], record["fit_seconds"]))
+    """The sortable table: the best likelihood first, with changes from no augmentation, else from the best baseline."""
+    records, references = comparison["methods"], comparison["references"]
     return {
-        "titles": [metric_title(metric) for metric in scores],
-        "rows": rows,
-        "reference": references.get(against, ""),
-        "level": f"{100 * comparison['level']:g}",
-        "size": f"{comparison['n_labels']:,g} labels of {comparison['n_instances']:,} test instances",
-        "notes": comparison["notes"],
+        **comparison,
+        "methods": sorted(records, key=lambda record: (record["nll"] is None, record["nll"])),
+        "best": {metric: best_methods(records, metric) for metric in comparison["metrics"]},
+        "against": next((name for name in ("original", "best") if name in references), ""),
     }
 
 
-def _label_sets(labels: LabelSets | ArrayLike | None, policy: Policy) -> LabelSets | None:
-    """Labels as `fit_policy` reads them."""
-    if labels is None or isinstance(labels, LabelSets):
-        return labels
-    return LabelSets.from_multilabel(labels) if policy.multilabel else LabelSets.from_array(labels)
-
-
 def _raters(policy: Policy, labels: LabelSets | None) -> dict[str, Any] | None:
-    """The sortable table of annotators: number of labels and estimates, as values and text."""
+    """The sortable table of annotators: number of labels and estimates."""
     if policy.annotators is None or len(policy.annotators.names) < 2:
         return None
     frame = policy.annotators.to_frame().iloc[:_MAX_RATERS, :10]
     if labels is not None and labels.annotator is not None:
         given = dict(zip(labels.annotator_names, np.bincount(labels.annotator, labels.count), strict=False))
         frame.insert(0, "labels", [given.get(name, 0) for name in frame.index])
-    cells = [[(v, f"{v:,.0f}" if v >= 1000 else f"{round(v, 12):.3g}") for v in values] for values in frame.to_numpy()]
-    rows = list(zip(frame.index, cells, strict=True))
+    rows = zip(frame.index, frame.to_numpy().tolist(), strict=True)
     return {"titles": list(frame.columns), "rows": rows, "more": len(policy.annotators.names) - len(frame)}
 
 
@@ -409,7 +385,7 @@ def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, w
     return _drawing("coverage", plotting.coverage(_LEVELS, np.array(covered)), caption, words)
 
 
-def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) -> dict[str, Drawing]:
+def annotator_figures(policy: Policy) -> dict[str, Drawing]:
     """Estimated skill of the annotators, the best first; of many only the best and the worst."""
     annotators = policy.annotators
     if annotators is None or len(annotators.names) < 2:
@@ -419,7 +395,7 @@ def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) 
         order = np.argsort(-value, kind="stable")
     else:
         value, interval = annotators.noise.mean(axis=1), annotators.noise_interval.mean(axis=1)
-        label, truth = "standard deviation of labels around the truth", None
+        label = "standard deviation of labels around the truth"
         order = np.argsort(value, kind="stable")
     caption = "Estimates of the fit for every annotator, with 90 % intervals."
     if len(order) > 2 * _MAX_PEOPLE:
@@ -427,6 +403,5 @@ def annotator_figures(policy: Policy, truth: Mapping[str, float] | None = None) 
         caption = f"Estimates for {ends}, with 90 % intervals. The median of all is {np.median(value):.3g}."
         order = np.concatenate([order[:_MAX_PEOPLE], order[-_MAX_PEOPLE:]])
     names = [annotators.names[u] for u in order]
-    known = np.array([truth[name] for name in names]) if truth and all(name in truth for name in names) else None
-    figure = plotting.annotators(names, value[order], interval[order], label, known)
-    return _drawing("annotators", figure, caption, annotators_in_words(annotators, truth)[0])
+    figure = plotting.differences(names, value[order], *interval[order].T, label, None)
+    return _drawing("annotators", figure, caption, annotators_in_words(annotators)[0])
