@@ -12,20 +12,10 @@ import vbtta
 from vbtta import EM, CategoricalMixture, LabelSets, ViewPredictions, diagnostics, fit_policy
 from vbtta.augment import CutMix, GaussianNoise, Mixup, RowStreams
 from vbtta.collect import collect_views
-from vbtta.diagnostics import (
-    diagnose,
-    drift_of,
-    effective_views,
-    henze_zirkler,
-    holm,
-    influence_of,
-    normality_of,
-    overlap_of,
-    predictive_checks,
-    prior_sensitivity,
-)
+from vbtta.diagnostics import diagnose, effective_views, henze_zirkler, normality_of
+from vbtta.diagnostics.checks import drift_of, influence_of, overlap_of, predictive_checks, prior_sensitivity
 from vbtta.diagnostics.diagnosis import listing
-from vbtta.diagnostics.normality import anderson_darling, qq_points
+from vbtta.diagnostics.normality import anderson_darling, holm, qq_points
 
 NAMES = ["identity", "twin", "noise"]
 

@@ -8,7 +8,7 @@ from itertools import combinations, product
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
 from vbtta.crossval import CrossValidated, compare_scores, cross_validate, folds_of
 from vbtta.data.labels import Array, LabelSets
@@ -165,12 +165,7 @@ def effective_views(weights: Array) -> float:
 
 
 def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> Overlap:
-    """How often two views explain the same labels.
-
-    The posterior probability r_ik that view k made the labels of instance i, proportional to w_k times the
-    probability of these labels under the calibrated view alone, label noise included, has overlap
-    sum_i r_ik r_il / sqrt(sum_i r_ik^2 sum_i r_il^2).
-    """
+    """How often two views explain the same labels: cosines of the posterior probabilities r_ik that view k made them."""
     names = policy.fitted or policy.names
     used = np.flatnonzero(policy.posterior.weights > 0)
     labels = labels.align(len(predictions), predictions.ids)
@@ -184,11 +179,7 @@ def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
 
 
 def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets, *, seed: int = 0) -> Influence:
-    """Fit without each view of positive weight in turn: change of held-out scores.
-
-    Negative changes speak for a view. Only models that EM fits; from 1,000 labelled instances at most. Of a stack, its
-    heaviest member is fitted.
-    """
+    """Change of held-out scores without each view of positive weight in turn; needs a model that EM fits."""
     policy, engine, views, given = _refitted_sample(policy, predictions, labels, seed)
     fitted, folds = policy.fitted or policy.names, folds_of(views, given, seed)
     fit = partial(quick_fit, Candidate(policy.model, None), engine, seed)
@@ -242,11 +233,7 @@ def view_signals(policy: Policy, predictions: ViewPredictions) -> dict[str, Arra
 
 
 def drift_of(policy: Policy, reference: ViewPredictions, incoming: ViewPredictions, *, level: float = 0.01) -> Drift:
-    """Compare incoming views with those of calibration time, signal by signal; no labels needed.
-
-    Drift is reported where a signal's distribution differs at the level, corrected for their number, and its mean has
-    shifted by a tenth of a standard deviation or more, or its spread by as much.
-    """
+    """Compare incoming views with those of calibration time, signal by signal; no labels needed."""
     from scipy import stats
 
     before, now = view_signals(policy, reference), view_signals(policy, incoming)
@@ -264,13 +251,7 @@ def drift_of(policy: Policy, reference: ViewPredictions, incoming: ViewPredictio
 def predictive_checks(
     policy: Policy, predictions: ViewPredictions, labels: LabelSets, *, simulations: int = 200, seed: int = 0
 ) -> tuple[PredictiveCheck, ...]:
-    """Compare the label sets with simulated ones of the same inputs and annotators.
-
-    Labels are drawn from the predictive distribution. Where label noise is modelled, the labels of an instance share
-    one truth and are drawn through the annotators' noise, error rates of classes drawn from their posterior. A small
-    p-value names a respect in which the model is wrong. Instances of a group (pixels of an image) are not independent:
-    one of each is drawn.
-    """
+    """Compare the label sets with simulated ones of the same inputs and annotators, one instance of a group."""
     labels = labels.align(len(predictions), predictions.ids)
     rows = np.random.default_rng(seed).permutation(labels.labelled)
     if predictions.groups is not None:
@@ -315,10 +296,7 @@ def predictive_checks(
 
 
 def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> tuple[Sensitivity, ...]:
-    """Changes of the weights when every prior in turn is multiplied by 3 and divided by 3: one fit each.
-
-    Of a stack, its heaviest member is fitted.
-    """
+    """Changes of the weights when every prior in turn is multiplied by 3 and divided by 3: one fit each."""
     policy, engine, views, given = _refitted_sample(policy, predictions, labels, 0)
     views = views.select(policy.fitted or policy.names)
     if len(views.names) == 1:
@@ -340,12 +318,9 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
 
 
 def copying_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> tuple[Copying, ...]:
-    """Pairs of annotators who give the same label more often than two who err independently would.
-
-    If a share s of the labels is copied, the probability of the same label is s + (1 - s) p, where p is that of two
-    independent annotators. Shares are at their maximum likelihood. Hard instances make all pairs agree on errors: the
-    likelihood ratio tests whether a share exceeds the median of all pairs. It needs three annotators.
-    """
+    """Pairs of annotators who give the same label more often than two who err independently would."""
+    # If a share s of the labels is copied, the probability of the same label is s + (1 - s) p, where p is that of two
+    # independent annotators. Hard instances make all pairs agree on errors: a share is tested against the median.
     people = policy.annotators
     if people is None or labels.annotator is None or len(labels.annotator_names) < 3:
         return ()
@@ -415,11 +390,9 @@ def _log_copies(share: float, chance: Array, same: Array) -> float:
 
 
 def _copied_share(chance: Array, same: Array) -> float:
-    """The share of copied labels of maximum likelihood: EM."""
-    share = 0.1
-    for _ in range(200):
-        share = float((same * share / np.maximum(share + (1 - share) * chance, 1e-300)).mean())
-    return share
+    """The share of copied labels of maximum likelihood."""
+    found = optimize.minimize_scalar(lambda share: -_log_copies(share, chance, same), bounds=(0, 1), method="bounded")
+    return float(found.x)
 
 
 def annotator_places(names: Sequence[str], labels: LabelSets) -> Array:

@@ -111,13 +111,7 @@ def anderson_darling(sample: Array) -> Array:
 
 
 def holm(p_values: ArrayLike) -> Array:
-    """P-values (n,) corrected for their number, step by step (Holm).
-
-    Examples
-    --------
-    >>> holm([0.01, 0.04, 0.03])
-    array([0.03, 0.06, 0.06])
-    """
+    """P-values (n,) corrected for their number, step by step (Holm)."""
     p = np.asarray(p_values, dtype=np.float64)
     order, corrected = np.argsort(p), np.empty_like(p)
     corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
