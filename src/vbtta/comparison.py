@@ -161,7 +161,6 @@ def compare(
     methods: Sequence[Any] | Mapping[str, Any] | None = None,
     metrics: Sequence[str] = (),
     background: Any = None,
-    draws: int | Mapping[str, int] | None = None,
     resamples: int = 2000,
     level: float = 0.95,
     sets: float | None = None,
@@ -191,9 +190,6 @@ def compare(
         (predictions, labels) that return an object with `predict`; or such objects. Their `predict` returns a
         Prediction or an array, (N, C) probabilities or means; means get a normal density of the calibration residuals'
         mean square. By default all names but "vbtta-sequential".
-    draws : int or dict, optional
-        Draws of every view, or by name (1 where absent), for the number of forward passes; by default those recorded
-        in the predictions.
     resamples, level : int, float
         Of the bootstrap and its intervals.
     sets : float, optional
@@ -205,19 +201,10 @@ def compare(
 
     Examples
     --------
-    >>> rng = np.random.default_rng(0)
-    >>> y = rng.normal(size=400)
-    >>> outputs = y[:, None, None] + rng.normal(size=(400, 3, 1))
-    >>> views = ViewPredictions(outputs, names=["identity", "flip", "crop"])
-    >>> train, test = np.arange(200), np.arange(200, 400)
-    >>> outcome = compare(views.take(train), y[train], views.take(test), y[test],
-    ...                   task="regression", methods=["original", "uniform"])
-    >>> outcome
-    Comparison(regression: 2 methods on 200 instances)
-    >>> outcome["uniform", "mse"] < outcome["original", "mse"]
+    >>> y, other = np.random.default_rng(0).normal(size=(2, 200))
+    >>> fitted, test = (ViewPredictions(values[:, None, None] + [[1.0], [-1.0]]) for values in (y, other))
+    >>> compare(fitted, y, test, other, task="regression", methods=["uniform", "nnls"])["uniform", "mse"] < 1e-9
     True
-    >>> outcome.against_original.high[1, 0] < 0  # the interval excludes 0
-    np.True_
     """
     one_of("task", task, tuple(METRICS))
     between("level", level, 0.01, 0.99)
@@ -243,11 +230,7 @@ def compare(
     if not chosen:
         raise ValueError("no method is left to compare: no view is named 'identity', which 'original' needs")
 
-    def n_draws(view: str) -> int:
-        if draws is None:
-            return draws_of(test_predictions.fingerprints.get(view, "")) or 1
-        return whole_number("draws", draws.get(view, 1) if isinstance(draws, Mapping) else draws, least=1)
-
+    n_draws = {name: draws_of(test_predictions.fingerprints.get(name, "")) or 1 for name in test_predictions.names}
     names, fitted, sums = [entry.name for entry in chosen], {}, []
     fit_seconds, n_used, forward_passes = np.zeros((3, len(chosen)))
     with Progress("methods", len(chosen), progress) as bar:
@@ -263,7 +246,7 @@ def compare(
             if sets is not None:
                 scores |= _set_columns(entry, InMemory(train_predictions, labels), test_predictions, test, sets, seed)
             sums.append(scores)
-            n_used[m], forward_passes[m] = len(used), sum(map(n_draws, used))
+            n_used[m], forward_passes[m] = len(used), sum(n_draws.get(view, 1) for view in used)
             if hasattr(method, "passes"):  # it stops early
                 forward_passes[m] *= np.mean(method.passes(test_predictions)) / max(len(used), 1)
             bar.advance(1)
@@ -407,13 +390,8 @@ def predict(
 
 def views_used(fitted: Any, predictions: ViewPredictions) -> tuple[str, ...]:
     """The views a fitted method needs, by name: all of them where it does not say."""
-    if hasattr(fitted, "used"):
-        return tuple(fitted.used)
-    weights, names = getattr(fitted, "weights", None), tuple(getattr(fitted, "names", predictions.names))
-    if weights is None or len(weights) != len(names):
-        return names if hasattr(fitted, "stages") else predictions.names
-    needed = np.flatnonzero(np.abs(np.asarray(weights)).reshape(len(names), -1).sum(axis=1))
-    return tuple(names[k] for k in needed)
+    said = ("used", "used_names", *(["names"] if hasattr(fitted, "stages") else []))
+    return next((tuple(getattr(fitted, name)) for name in said if hasattr(fitted, name)), predictions.names)
 
 
 def _entry(name: Any, method: Any, task: str, seed: int) -> Entry:
