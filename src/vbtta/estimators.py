@@ -236,7 +236,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             if len(words) != n_outputs:
                 outputs = f"{n_outputs} outputs without names: use whole numbers 0..{n_outputs - 1} as labels"
                 raise ValueError(f"y has {len(words)} different words, and the estimator {outputs}")
-            predictions = _renamed(predictions, predictions.outputs, predictions.variance, words)
+            predictions = predictions.like(predictions.outputs, predictions.variance, None, None, classes=words)
         classes = getattr(self.estimator_, "classes_", predictions.classes)
         self.classes_ = np.arange(n_outputs) if classes is None else np.asarray(classes)
         return predictions
@@ -271,10 +271,8 @@ class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
     >>> from sklearn.linear_model import LogisticRegression
     >>> from vbtta.augment import GaussianNoise, Identity
     >>> X, y = load_iris(return_X_y=True)
-    >>> views = [Identity(), GaussianNoise(0.1)]
-    >>> weighted = VBTTAClassifier(LogisticRegression(max_iter=1000), views, cv=3, model="mixture", guard=False)
-    >>> weighted.fit(X, y).predict_proba(X[:2]).shape
-    (2, 3)
+    >>> VBTTAClassifier(LogisticRegression(), [Identity(), GaussianNoise(0.1)], cv=3).fit(X / 5, y).predict(X[:2] / 5)
+    array([0, 0])
     """
 
     _task = "classification"
@@ -308,10 +306,8 @@ class VBTTARegressor(RegressorMixin, _WeightedViews):  # type: ignore[misc]
     >>> from sklearn.linear_model import Ridge
     >>> from vbtta.augment import GaussianNoise, Identity
     >>> X, y = load_diabetes(return_X_y=True)
-    >>> weighted = VBTTARegressor(Ridge(), [Identity(), GaussianNoise(0.01)], cv=3).fit(X, y)
-    >>> mean, std = weighted.predict(X[:5], return_std=True)
-    >>> mean.shape, std.shape
-    ((5,), (5,))
+    >>> VBTTARegressor(Ridge(), [Identity(), GaussianNoise(0.01)], cv=3).fit(X, y).predict(X[:5]).shape
+    (5,)
     """
 
     _task = "regression"
@@ -370,10 +366,4 @@ def _with_classes(predictions: ViewPredictions, classes: Array | None) -> ViewPr
 
     mean = widened(predictions.outputs, min(_UNSEEN_CLASS_LOGIT, float(predictions.outputs.min())))
     variance = None if predictions.variance is None else widened(predictions.variance, 0.0)
-    return _renamed(predictions, mean, variance, classes)
-
-
-def _renamed(predictions: ViewPredictions, mean: Array, variance: Array | None, classes: Array) -> ViewPredictions:
-    """The predictions with other values and classes."""
-    names, fingerprints = predictions.names, predictions.fingerprints
-    return ViewPredictions(mean, variance, names=names, classes=classes, fingerprints=fingerprints)
+    return predictions.like(mean, variance, None, None, classes=classes)

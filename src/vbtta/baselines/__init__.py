@@ -102,12 +102,8 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
 
     Examples
     --------
-    >>> logits = np.array([[[2.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 0.0]]])  # 2 inputs, 2 views, 2 classes
-    >>> views = ViewPredictions(logits, names=["identity", "flip"])
-    >>> best = fit_baseline("best_view", views, [0, 1], task="classification")
-    >>> best
-    Baseline(best_view, classification: 1 of 2 views)
-    >>> best.predict(views).label
+    >>> views = ViewPredictions([[[2.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 0.0]]])  # 2 inputs, 2 views, 2 classes
+    >>> fit_baseline("best_view", views, [0, 1], task="classification").predict(views).label
     array([0, 1])
     """
     one_of("task", task, tuple(BASELINES))

@@ -233,9 +233,10 @@ class ViewPredictions:
 
     def like(self, outputs: Any, variance: Array | None, ids: Array | None, groups: Array | None, **rest: Any) -> Self:
         """Predictions of other inputs by the same network, and of the same views unless `rest` names others."""
-        options = {"names": None if self.generated_names else self.names, "fingerprints": self.fingerprints, **rest}
+        kept = {name: getattr(self, name) for name in ("classes", "fingerprints")}
+        options = {"names": None if self.generated_names else self.names, **kept, **rest}
         options["feature_names"] = None if options.get("features") is None else self.feature_names
-        return type(self)(outputs, variance, ids=ids, groups=groups, classes=self.classes, **options)
+        return type(self)(outputs, variance, ids=ids, groups=groups, **options)
 
     @classmethod
     def from_table(cls, frame: Any) -> ViewPredictions:

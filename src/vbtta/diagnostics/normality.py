@@ -62,10 +62,7 @@ def henze_zirkler(sample: ArrayLike, *, simulations: int | None = None, seed: in
 
     Examples
     --------
-    >>> rng = np.random.default_rng(0)
-    >>> henze_zirkler(rng.normal(size=(200, 2))).p_value > 0.05
-    True
-    >>> henze_zirkler(rng.exponential(size=(200, 2))).p_value < 0.001
+    >>> henze_zirkler(np.random.default_rng(0).exponential(size=(200, 2))).p_value < 0.001
     True
     """
     points = np.asarray(sample, dtype=np.float64)
