@@ -48,7 +48,7 @@ from vbtta.ray import collect_views as collect_on_cluster
 from vbtta.ray import fit_policy as fit_on_cluster
 from vbtta.ray import predict as predict_on_cluster
 from vbtta.ray.cluster import Tasks, WorkerError
-from vbtta.ray.collect import Job, _packed, collect_piece, pieces_of, read_batches, read_inputs
+from vbtta.ray.collect import Job, collect_piece, pieces_of, read_batches, read_inputs
 from vbtta.ray.fit import Calibration, Parts
 
 pytestmark = [
@@ -710,7 +710,7 @@ def test_a_policy_predicts_a_ray_data_set(machines: Machines, tmp_path: Path) ->
         predict(dataset=data.from_arrow(table.drop_columns("instance")))
     with pytest.raises(ValueError, match=r"needs the views \['noise\(0.5\)'\]"):
         predict_on_cluster(linear_model, data.from_arrow(table), [Identity()], policy)
-    with pytest.raises(TypeError, match="predictor_factory must be a function"):
+    with pytest.raises(ValueError, match=r"predictor_factory must take \(\): 3 is not a callable object"):
         predict_on_cluster(3, data.from_arrow(table), views, policy)
 
 
@@ -882,8 +882,8 @@ def test_errors_name_the_remedy(machines: Machines, tmp_path: Path, monkeypatch:
     with pytest.raises(TypeError, match=r"dataset must be a path or a list of paths; got 3"):
         collect_on_cluster(sums, 3, [Identity()], tmp_path / "out", key="a")
     lock = threading.Lock()
-    with pytest.raises(ValueError, match=r"one of them cannot be: cannot pickle '_thread\.lock'"):
-        _packed(Job(lambda: lock, [Identity()], 1, 2, False, None, 0, None, "", ""))
+    with pytest.raises(RuntimeError, match=r"sending predictor_factory and views raised TypeError: cannot pickle '_thread"):
+        collect_on_cluster(lambda: lock, inputs, [Identity()], tmp_path / "locked", key="a")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'pip install "vbtta\[ray\]"'):
         fit_on_cluster(tmp_path, [1.0], task="regression")

@@ -69,13 +69,7 @@ def _uniform(data: Sample) -> Array:
 
 
 def _learning_loss(data: Sample, loss: Callable[[Array], Array], pool: Callable[..., Array]) -> Fitted:
-    """The m views of smallest predicted loss, averaged; of m = 1, 2, 4, ... that of smallest calibration loss.
-
-    I. Kim, Y. Kim, S. Kim, "Learning loss for test-time augmentation" (2020): a network predicts the loss of every view
-    from the unaugmented input. Here it is a ridge regression on the identity's outputs, in units of their spread, or on
-    the mean of the views where there is no identity. `loss` is that of predictions (J, ...), (J,); `pool` takes outputs
-    and weights (N, K, 1).
-    """
+    """The m views of smallest predicted loss, averaged; of m = 1, 2, 4, ... that of smallest calibration loss."""
     places = slice(None) if data.identity is None else slice(data.identity, data.identity + 1)
     seen = data.outputs[:, places].mean(axis=1)
     unit = np.where(seen.std(axis=0) > 0, seen.std(axis=0), 1.0)
@@ -132,8 +126,7 @@ def best_slope(
     log_proba: Array, target: Array, slope: float = _SLOPE_RANGE[1], rtol: float = 1e-12
 ) -> tuple[float, float]:
     """Largest log-likelihood of label counts (N, C) under softmax(slope * log_proba), and the slope 1 / T."""
-    # Newton's method from a start: the function is concave in the slope, with derivative sum_nc t_nc (l_nc - E_n l) and
-    # second derivative -sum_n t_n Var_n(l). The last step's quadratic gain is right to the cube of its size.
+    # Newton's method: concave in the slope, with derivatives sum_nc t_nc (l_nc - E_n l) and -sum_n t_n Var_n(l).
     weight = target.sum(axis=1)
     linear = float(np.vdot(target, log_proba))
     for _ in range(50):
@@ -161,7 +154,6 @@ def n_right(target: Array, log_proba: Array) -> float:
 
 def _aug_or_class_tta(data: Sample) -> Fitted:
     """AugTTA or ClassTTA: whichever is right more often on a fifth of the instances that neither was trained on."""
-    # Shanmugam and others choose so. The likelihood decides between equals; the weights are those of the four fifths.
     order = np.random.default_rng(0).permutation(len(data.outputs))
     n_held = max(1, len(order) // 5)
     held, rest = order[:n_held], np.sort(order[n_held:])
@@ -175,11 +167,7 @@ def _aug_or_class_tta(data: Sample) -> Fitted:
 
 
 def _greedy(data: Sample) -> Array:
-    """Greedy Policy Search on the calibrated log-likelihood."""
-    # Molchanov, Lyzhov, Molchanova, Ashukha, Vetrov, "Greedy Policy Search: A Simple Baseline for Learnable Test-Time
-    # Augmentation" (2020): the running mean of probabilities takes in, with replacement, the view that gives the best
-    # log-likelihood after refitting one temperature; policies of 100 views, as in the authors' code. A view's weight is
-    # how often it was taken.
+    """How often greedy search on the calibrated log-likelihood takes every view into the running mean."""
     proba = special.softmax(data.outputs, axis=2)
     times = np.zeros(data.n_views)
     total = np.zeros_like(data.target)  # (N, C)
@@ -220,10 +208,7 @@ def staged_pool(logits: Array, threshold: float, order: list[int], ends: Array, 
 
 
 def _stopped(data: Sample, sizes: list[int]) -> Fitted:
-    """Views in stages of these sizes, the identity first; an input stops when their mean is confident.
-
-    The threshold is the smallest at which as many calibration labels are predicted as by the mean of all views.
-    """
+    """Views in stages of these sizes, the identity first; an input stops when their mean is confident."""
     first = data.identity or 0
     order = [first, *(k for k in range(data.n_views) if k != first)]
     stage = partial(staged_pool, order=order, ends=np.cumsum([size for size in sizes if size]))
@@ -270,7 +255,6 @@ CLASSIFICATION: dict[str, Callable[[Sample], Fitted]] = {
     "learning_loss": lambda data: _learning_loss(
         data, lambda log_proba: -(data.target * log_proba).sum(axis=1) / data.times, linear_pool
     ),
-    # L. Mocerino and others, "AdapTTA" (2021): views one by one; J. Son, S. Kang, "Selective TTA" (2023): one, then all
     "adaptta": lambda data: _stopped(data, [1] * data.n_views),
     "selective_tta": lambda data: _stopped(data, [1, data.n_views - 1]),
     "bma": lambda data: pooled(solvers.average_logit(data.log_proba, data.target), logit_pool),

@@ -1,20 +1,7 @@
-"""The optimisation problems of the baselines: SGD, mixture proportions, BMA, conditional logits, noise of labels.
-
-**AugTTA and ClassTTA** (Shanmugam, Blalock, Balakrishnan, Guttag, "Better Aggregation in Test-Time Augmentation",
-2021), with the settings of the authors' code: cross entropy of the aggregated logits, start 1/K, weights clamped at 0
-after every step, batches of 1,000 instances in the order given; a batch's loss is the mean over its labels.
-
-**BMA** (Sherkatghanad, Abdar, Bakhtyari, Plawiak, Makarenkov, "BayTTA", 2024): one regression without intercept on
-every subset of views, coefficients averaged with weights proportional to exp(-BIC/2). Their models are two-class
-logistic regressions on 0/1 votes; here conditional logits, P(c) proportional to exp(sum_k b_k ln p_kc), which know
-confidence and more classes. All subsets are fitted while there are at most 127 (the seven views of their code); with
-more views they grow one view at a time from the best (their "window": weight at least 1/20 of the best so far, and
-here at most five a size).
-"""
+"""The optimisation problems of the baselines: SGD, mixture proportions, BMA, conditional logits, noise of labels."""
 
 from collections.abc import Callable
 from functools import partial
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -116,33 +103,26 @@ def _average(fit: FitSubset, n_views: int, n_labels: float) -> Array:
     scores: list[float] = []
     coefficients: list[Array] = []
     candidates: list[Subset] = [(k,) for k in range(n_views)]
-    for size in range(1, n_views + 1):
+    while candidates:
         scored: list[tuple[float, Subset]] = []
         for subset in candidates:
             log_likelihood, coefficient = fit(subset)
-            scored.append((log_likelihood - 0.5 * size * np.log(n_labels), subset))  # -BIC/2
+            scored.append((log_likelihood - 0.5 * len(subset) * np.log(n_labels), subset))  # -BIC/2
             coefficients.append(np.zeros(n_views))
             coefficients[-1][list(subset)] = coefficient
         scores += [score for score, _ in scored]
-        if n_views <= _ALL_SUBSETS_UP_TO:
-            candidates = list(combinations(range(n_views), size + 1))
-        else:
+        if n_views > _ALL_SUBSETS_UP_TO:
             window = max(scores) - _LOG_WINDOW
-            best = sorted((entry for entry in scored if entry[0] >= window), reverse=True)[:_SUBSETS_PER_SIZE]
-            larger = {tuple(sorted((*subset, k))) for _, subset in best for k in range(n_views) if k not in subset}
-            candidates = sorted(larger)
-        if not candidates:
-            break
+            scored = sorted((entry for entry in scored if entry[0] >= window), reverse=True)[:_SUBSETS_PER_SIZE]
+        larger = {tuple(sorted((*subset, k))) for _, subset in scored for k in range(n_views) if k not in subset}
+        candidates = sorted(larger)
     averaged = special.softmax(np.array(scores)) @ np.stack(coefficients)
     # Contributions of models far outside the window are no reason to run a view.
     return np.where(np.abs(averaged) > 1e-6 * np.abs(averaged).max(), averaged, 0.0)
 
 
 def conditional_logit(features: Array, target: Array, ridge: float = 0.0) -> tuple[float, Array]:
-    """Coefficients of P(c) = softmax_c(sum_k b_k x_kc) by Newton's method: at their maximum likelihood, or shrunk.
-
-    A ridge is the precision of a normal prior around b_k = 1/K, the mean of the views, in units of their spread.
-    """
+    """Coefficients of P(c) = softmax_c(sum_k b_k x_kc) by Newton's method; a ridge is their precision around 1/K."""
     # In units of each view's spread over classes, so that the start is never in the flat part of the softmax.
     n_views = features.shape[1]
     weight = target.sum(axis=1)
@@ -202,10 +182,7 @@ class Votes(NamedTuple):
 
 
 def infer_truth(votes: Votes, n_classes: int, log_prior: Callable[[Array], Array]) -> Array:
-    """Posterior (N, C) of the true classes by EM, with a confusion matrix an annotator at its maximum likelihood.
-
-    `log_prior` gives the log prior (N, C), or (C,), at its own maximum for a posterior.
-    """
+    """Posterior (N, C) of the true classes by EM; `log_prior` gives the best log prior (N, C), or (C,), for one."""
     n_rows, people = int(votes.row.max()) + 1, int(votes.annotator.max()) + 1
     truth = np.zeros((n_rows, n_classes))
     np.add.at(truth, (votes.row, votes.label), votes.times)
@@ -224,16 +201,12 @@ def infer_truth(votes: Votes, n_classes: int, log_prior: Callable[[Array], Array
 
 
 def dawid_skene(votes: Votes, n_classes: int) -> Array:
-    """Posterior of the true classes from labels alone (A. Dawid, A. Skene 1979)."""
+    """Posterior of the true classes from labels alone."""
     return infer_truth(votes, n_classes, lambda truth: np.log(np.maximum(truth.mean(axis=0), _LEAST)))
 
 
 def stacked_truth(votes: Votes, log_proba: Array) -> Array:
-    """Coefficients (K,) of stacked log probabilities (N, K, C), inferred together with the annotators' matrices.
-
-    V. Raykar and others, "Learning from crowds" (2010), with a conditional logit of the views as the classifier, whose
-    ridge is chosen on the truth that the labels alone tell.
-    """
+    """Coefficients (K,) of stacked log probabilities (N, K, C), inferred together with the annotators' matrices."""
     coefficient = np.zeros(log_proba.shape[1])
     ridge = best_ridge(log_proba, dawid_skene(votes, log_proba.shape[2]))
 

@@ -165,7 +165,7 @@ def effective_views(weights: Array) -> float:
 
 
 def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> Overlap:
-    """How often two views explain the same labels: cosines of the posterior probabilities r_ik that view k made them."""
+    """How often two views explain the same labels: cosines of the posterior probabilities that a view made them."""
     names = policy.fitted or policy.names
     used = np.flatnonzero(policy.posterior.weights > 0)
     labels = labels.align(len(predictions), predictions.ids)

@@ -44,13 +44,6 @@ def check_workers(workers: Any, options: Any) -> tuple[int | None, dict[str, Any
     return None if workers is None else whole_number("workers", workers, 1), options or {}
 
 
-def check_factory(factory: Any) -> None:
-    """Raise unless the argument `predictor_factory` can be called."""
-    if not callable(factory):
-        kind = type(factory).__name__
-        raise TypeError(f"predictor_factory must be a function that makes it; got {kind}. Wrap it: lambda: predictor")
-
-
 class Tasks:
     """Functions run on a cluster. Results stay on the nodes until they are asked for.
 

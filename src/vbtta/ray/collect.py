@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from pickle import PicklingError
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import require, whole_number
+from vbtta._support.checks import require, takes, whole_number
 from vbtta._support.files import atomic_path, set_aside
 from vbtta._support.fingerprints import view_fingerprint
 from vbtta._support.tensors import Progress
@@ -26,7 +25,7 @@ from vbtta.data.files import columns_of, footers, open_chunks, parquet_files, pr
 from vbtta.data.images import decode_images
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
-from vbtta.ray.cluster import Tasks, check_factory, check_workers, connect, explained
+from vbtta.ray.cluster import Tasks, check_workers, connect, explained
 
 _PIECES = 8  # of a row group, at most: each is read from the group's start
 _BUFFER = 1 << 18  # bytes of a column read at once; a whole group's columns may be larger than memory
@@ -121,7 +120,7 @@ def collect_views(
     batch_size = whole_number("batch_size", batch_size, 1)
     rows_per_part = whole_number("rows_per_part", rows_per_part, 1)
     workers, worker_options = check_workers(workers, worker_options)
-    check_factory(predictor_factory)
+    takes("predictor_factory", predictor_factory)
     view_list = as_views(views)
     pieces = pieces_of(dataset, rows_per_part)
     folder = Path(out)
@@ -148,7 +147,8 @@ def collect_views(
     with Progress("inputs", n_rows, progress) as bar:
         bar.advance(n_rows - sum(piece.stop - piece.start for piece in waiting))
         if waiting:
-            packed = _packed(job)
+            with explained("sending predictor_factory and views", "let predictor_factory make what it needs: "):
+                packed = require("ray.cloudpickle", "ray").dumps(job)
             digest, sent = hashlib.sha256(packed).hexdigest(), connect(address).put(packed)
             calls = [(digest, sent, piece) for piece in waiting]
             for *_, piece in Tasks(workers, worker_options).finished(collect_piece, calls):
@@ -168,17 +168,6 @@ def _found(path: Path, n_rows: int) -> bool:
         set_aside(path, error)
         return False
     return True
-
-
-def _packed(job: "Job") -> bytes:
-    """A job to be sent; the worker unpacks it where a failure can be reported."""
-    try:
-        return bytes(require("ray.cloudpickle", "ray").dumps(job))
-    except (TypeError, ValueError, AttributeError, PicklingError) as error:
-        raise ValueError(
-            f"predictor_factory and views are sent to the workers, and one of them cannot be: {error}. Let "
-            "predictor_factory make what it needs"
-        ) from error
 
 
 # -- on the workers -------------------------------------------------------------------------------

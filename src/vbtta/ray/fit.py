@@ -106,11 +106,6 @@ def categorical_part(
     return replace(class_data.categorical_data(read_rows(slices, names), labels, **layout).whole, group=None)
 
 
-def ranges(block: CategoricalBlock) -> Array:
-    """Largest range of every view's logits: (K,)."""
-    return np.asarray(block.ranges.max(axis=0))
-
-
 def sums(data: Any, first: int, size: int, function: Callable[[Any], Any], every: int) -> list[Node]:
     """Sums of a function over every n-th of the blocks of a part, which count from `first`."""
     blocks = data.split(size) if isinstance(data, CategoricalBlock) else data
@@ -239,7 +234,7 @@ class Calibration:
         people = len(self.labels.annotator_names) if self.named and noise in ("annotator", "confusion") else 1
         size = class_data.block_rows(K, C, label_noise.n_entries(noise, C, people))
         parts = self._read(categorical_part, size, {"noise": noise, **layout})
-        widest = self.tasks.results(ranges, [(data,) for data in parts.data])
+        widest = self.tasks.results(lambda block: block.ranges.max(axis=0), [(data,) for data in parts.data])
         counts = (self.n_units, self.labels.total, len(self.labels), people)
         return RemoteCategorical(K, C, *counts, np.max(widest, axis=0), parts, self)
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from vbtta._support.checks import require, whole_number
+from vbtta._support.checks import require, takes, whole_number
 from vbtta.adapters.base import Output, as_predictor
 from vbtta.augment.foreign import as_views
 from vbtta.collect import check_options
 from vbtta.data.files import columns_of, parquet_files
 from vbtta.policy import Policy
-from vbtta.ray.cluster import check_factory, check_workers, connect
+from vbtta.ray.cluster import check_workers, connect
 from vbtta.ray.collect import Job, read_inputs
 
 
@@ -52,7 +52,7 @@ def predict(
     check_options(draws, 0, None)
     batch_size, seed = whole_number("batch_size", batch_size, 1), whole_number("seed", seed, 0)
     workers, options = check_workers(workers, worker_options)
-    check_factory(predictor_factory)
+    takes("predictor_factory", predictor_factory)
     by_name = {view.name: view for view in as_views(views)}
     missing = [name for name in policy.used_names if name not in by_name]
     if missing:
