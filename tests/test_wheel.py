@@ -51,7 +51,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert packed == source
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert not any(part in name for name in packed for part in ("test", "result", ".npz", ".json", ".pyc"))
-    assert {"vbtta/py.typed", "vbtta/report/templates/report.html"} <= packed
+    assert {"vbtta/py.typed", "vbtta/report/templates/report.html", "vbtta/cli/demo_views.toml"} <= packed
 
 
 def test_the_source_archive_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:

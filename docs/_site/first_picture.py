@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vbtta import TTAModule, collect_dense, metrics, select_views
+from vbtta.augment.serial import load_views
 from vbtta.cli import demo
 
 torch.set_num_threads(1)
@@ -17,7 +18,7 @@ train, (inputs, cells), (test_images, test_cells) = (
     demo.draw_cells(n, light, np.random.default_rng([0, part]))
     for part, (n, light) in enumerate([(16, 1.0), (40, 0.8), (60, 0.8)])
 )
-network, views = demo.train_network(torch, *train, 0), demo.make_views()
+network, views = demo.train_network(torch, *train, 0), load_views(demo.VIEWS)
 drawn = demo.rate(cells, np.random.default_rng([0, 3]))
 images = torch.from_numpy(test_images)
 predictions, labels = collect_dense(

@@ -210,10 +210,8 @@ def compare(
     between("level", level, 0.01, 0.99)
     by_image = tuple(dict.fromkeys([metrics] if isinstance(metrics, str) else metrics))
     if by_image and (task != "classification" or test_predictions.groups is None or not set(by_image) <= set(BY_IMAGE)):
-        raise ValueError(
-            f"metrics may name 'dice' and 'iou', for the classes of test_predictions with groups (their images, as "
-            f"collect_dense gives them); got {shown(list(by_image))} for {task}"
-        )
+        known = "'dice' and 'iou', for classes of test_predictions with groups (images, as of collect_dense)"
+        raise ValueError(f"metrics may name {known}; got {shown(list(by_image))} for {task}")
     scored_as = (*METRICS[task], *by_image)
     if sets is not None:
         between("sets", sets, 0.01, 0.999)

@@ -108,14 +108,15 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "policy_")
         return self.policy_.predict(self._collect(self.estimator_, self._inputs(X, reset=False)))
 
-    def _score(self, metric: Any, X: Any, y: Any, sample_weight: Any) -> float:
-        """A metric over all labels: an input with several counts once for each."""
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy, or R^2 of a regression, over all labels, one or more an input as in `fit`; GridSearchCV uses it."""
         _check_order(X, y, "y")
         _check_order(X, sample_weight, "sample_weight")
         predicted = self.predict(X)
         labels = self._labels(y, X, len(predicted))
         value = self.classes_[labels.value] if labels.by_position else labels.value
         weight = labels.count if sample_weight is None else labels.count * np.asarray(sample_weight)[labels.instance]
+        metric = accuracy_score if self._task == "classification" else r2_score
         return float(metric(value, predicted[labels.instance], sample_weight=weight))
 
     def __sklearn_clone__(self) -> Self:
@@ -276,6 +277,7 @@ class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
     """
 
     _task = "classification"
+    score = _WeightedViews.score  # not that of the mixin
 
     def predict(self, X: Any) -> Array:
         """The most probable class of every input: (N,)."""
@@ -285,10 +287,6 @@ class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> Array:
         """Class probabilities: (N, C)."""
         return np.asarray(self.predict_distribution(X).proba)
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy over all labels, one or more an input as in `fit`; GridSearchCV uses it."""
-        return self._score(accuracy_score, X, y, sample_weight)
 
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithm of the class probabilities: (N, C)."""
@@ -311,16 +309,13 @@ class VBTTARegressor(RegressorMixin, _WeightedViews):  # type: ignore[misc]
     """
 
     _task = "regression"
+    score = _WeightedViews.score
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of every input, (N,) or (N, C), and with `return_std` the standard deviation as well."""
         prediction = self.predict_distribution(X)
         mean = _columns(prediction.mean)
         return (mean, np.sqrt(_columns(prediction.variance))) if return_std else mean
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Coefficient of determination over all labels, one or more an input as in `fit`; GridSearchCV uses it."""
-        return self._score(r2_score, X, y, sample_weight)
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
         """Lower and upper limit of the predictive interval of every input, (N,) or (N, C) each."""

@@ -64,10 +64,8 @@ class Baseline:
         """The used views, after a check that the predictions match the fit."""
         _, n_views, n_outputs = predictions.outputs.shape
         if (self.generated_names or predictions.generated_names) and n_views != len(self.names):
-            raise ValueError(
-                f"predictions have {n_views} views but {self.name!r} was fitted on {len(self.names)}; generated names "
-                "cannot be matched, so name the views with ViewPredictions(names=[...])"
-            )
+            problem = f"predictions have {n_views} unnamed views but {self.name!r} was fitted on {len(self.names)}"
+            raise ValueError(f"{problem}; name them with ViewPredictions(names=[...])")
         if n_outputs != self.n_outputs:
             raise ValueError(f"predictions have {n_outputs} outputs but {self.name!r} was fitted on {self.n_outputs}")
         fitted, given = self.classes, predictions.classes

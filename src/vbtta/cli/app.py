@@ -219,20 +219,14 @@ def fit(
     needs("--sequential", sequential, tolerance=tolerance)
     advi, several_fits = engine is running.Engine.advi, budget is not None or sequential
     refuse(hard_guard and not guard, "--hard-guard needs the guard; leave out --no-guard")
-    refuse(
-        several_fits and advi, "--budget and --sequential compare many fits, which ADVI is too slow for; leave it out"
-    )
+    refuse(several_fits and advi, "--budget and --sequential fit many times, too often for ADVI; leave it out")
     refuse(sequential and (hard_guard or not guard), "--sequential has no guard; leave out --hard-guard and --no-guard")
     refuse(budget is not None and sequential, "--sequential orders all views by their weight; leave out --budget")
-    refuse(
-        task is running.Task.multilabel and bool(on_ray or several_fits or sets),
-        "--task multilabel goes without --backend ray, --budget, --sequential and --sets",
-    )
-    refuse(
-        on_ray and bool(several_fits or sets or report or consensus or advi),
-        "--budget, --sequential, --sets, --report, --consensus and --engine advi need all data in memory; leave out "
-        "--backend ray",
-    )
+    if task is running.Task.multilabel and (on_ray or several_fits or sets):
+        raise UsageError("--task multilabel goes without --backend ray, --budget, --sequential and --sets")
+    if on_ray and (several_fits or sets or report or consensus or advi):
+        wrong = "--budget, --sequential, --sets, --report, --consensus and --engine advi"
+        raise UsageError(f"{wrong} need all data in memory; leave out --backend ray")
     options: dict[str, Any] = {"task": task.value, "model": model.value, "seed": seed}
     options["guard"] = "hard" if hard_guard else guard
     if on_ray:
@@ -331,10 +325,8 @@ def predict(
         pair = files.read_pair(*calibration, unwrapped(rule)[0].task, talk)
         rule = conformalize(rule, *pair, level=sets or 0.9)
     elif missing := [level for level in sets or () if level not in known]:
-        raise UsageError(
-            f"{policy} has no sets of level {missing[0]:g}; give labelled rows as --calibration PREDICTIONS LABELS, or "
-            f"fit with --sets {missing[0]:g}"
-        )
+        remedy = f"give labelled rows as --calibration PREDICTIONS LABELS, or fit with --sets {missing[0]:g}"
+        raise UsageError(f"{policy} has no sets of level {missing[0]:g}; {remedy}")
     sets = sets or known
     try:
         ids = np.arange(len(views)) if views.ids is None else views.ids

@@ -14,9 +14,7 @@ from scipy import ndimage
 
 from vbtta import metrics
 from vbtta._support.checks import require
-from vbtta.augment.arrays import Identity
-from vbtta.augment.base import Augmentation
-from vbtta.augment.images import Blur, Brightness, Contrast, HorizontalFlip, Rotate, Rotate90, VerticalFlip, Zoom
+from vbtta.augment.serial import load_views
 from vbtta.cli.files import comparison_table, write_run_report
 from vbtta.cli.running import Talk, write_json
 from vbtta.comparison import compare
@@ -34,6 +32,7 @@ _BUDGET = 4  # passes of the network per image
 _SIZE = 64  # pixels across an image
 _N_TRAIN, _N_CALIBRATION, _N_TEST = 16, 40, 60
 _LIGHT = (1.0, 0.8, 0.8)  # brightness of the three parts: the lamp got dimmer after the training
+VIEWS = Path(__file__).with_name("demo_views.toml")
 RATERS = {"ann": "careful", "bob": "draws wide", "cleo": "misses cells"}
 
 
@@ -62,7 +61,7 @@ def _fit_and_compare(torch: Any, out: Path, seed: int, talk: Talk) -> tuple[dict
         for part, (n, light) in enumerate(zip((_N_TRAIN, _N_CALIBRATION, _N_TEST), _LIGHT, strict=True))
     )
     talk.note(f"training a small U-Net on {_N_TRAIN} images of cells ...")
-    network, views = train_network(torch, *train, seed), make_views()
+    network, views = train_network(torch, *train, seed), load_views(VIEWS)
     (images, cells), (test_images, test_cells) = ((torch.from_numpy(part[0]), part[1]) for part in (calibration, test))
     drawn, truth = rate(cells, np.random.default_rng([seed, 3])), (test_cells > 0).astype(int)
     talk.note(f"predicting {_N_CALIBRATION + _N_TEST} images under {len(views)} views ...")
@@ -111,7 +110,7 @@ def _fit_and_compare(torch: Any, out: Path, seed: int, talk: Talk) -> tuple[dict
     }
 
 
-# -- cells, raters, views, network ----------------------------------------------------------------
+# -- cells, raters, network ----------------------------------------------------------------------
 
 
 def draw_cells(n: int, light: float, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -143,12 +142,6 @@ def rate(cells: Array, rng: np.random.Generator) -> Array:
         wide[:] = ndimage.binary_dilation(numbers > 0, iterations=2)
         sparse[np.isin(numbers, np.flatnonzero(rng.random(numbers.max() + 1) < 0.3))] = False
     return marked.astype(np.int64)
-
-
-def make_views() -> list[Augmentation]:
-    """Twelve views: turns and mirrors, more contrast, and some that the network cannot read."""
-    turned = [HorizontalFlip(), VerticalFlip(), Rotate90(1), Rotate90(2), Rotate90(3)]
-    return [Identity(), *turned, Contrast(1.3), Contrast(1.6), Zoom(1.2), Blur(1.5), Brightness(0.3), Rotate(30.0)]
 
 
 def train_network(torch: Any, images: Array, cells: Array, seed: int) -> Any:

@@ -43,10 +43,8 @@ def write_views(
 
 def load_module(predictor: str, weights: Path | None, described: Path, policy: Path) -> TTAModule:
     """The network of a factory with the views and the policy of files."""
-    views, rule = (
-        load_views(existing(described, "views (.toml or .json)")),
-        load_policy(existing(policy, "a policy (.json)")),
-    )
+    views = load_views(existing(described, "views (.toml or .json)"))
+    rule = load_policy(existing(policy, "a policy (.json)"))
     return TTAModule(load_predictor(predictor, weights), views, unwrapped(rule)[0]).eval()
 
 
@@ -100,9 +98,7 @@ def _labelled(folder: Path, masks: list[Path], talk: Talk) -> tuple[dict[str, li
     """By the names of the images that have masks: paths of image and masks, and the raters who drew them."""
     inputs, raters = _files(folder), {path.name: _files(path) for path in masks}
     if len(raters) < len(masks):
-        raise UsageError(
-            f"--masks: the names of the folders are the raters', and must differ; got {', '.join(map(str, masks))}"
-        )
+        raise UsageError(f"--masks: the folders' names are the raters', and must differ; {', '.join(map(str, masks))}")
     drawn = {name: [rater for rater, files in raters.items() if name in files] for name in inputs}
     drawn = {name: people for name, people in drawn.items() if people}
     if not drawn:

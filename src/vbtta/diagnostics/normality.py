@@ -72,10 +72,8 @@ def henze_zirkler(sample: ArrayLike, *, simulations: int | None = None, seed: in
     white = _whiten(points)
     n, d = white.shape
     if d == 0 or n < d + 2:
-        raise ValueError(
-            f"sample must vary and have at least {points.shape[1] + 2} points in {points.shape[1]} dimensions; got {n} "
-            f"points that vary in {d}"
-        )
+        least = f"{points.shape[1] + 2} points in {points.shape[1]} dimensions"
+        raise ValueError(f"sample must vary and have at least {least}; got {n} points that vary in {d}")
     smoothing = float(((2 * d + 1) / 4) ** (1 / (d + 4)) * n ** (1 / (d + 4)) / np.sqrt(2))
     statistic = float(_statistics(white[None], smoothing)[0])
     n_null = min(n, max(_MAX_NULL_SIZE, 4 * d))
@@ -124,9 +122,7 @@ def normality_of(
     """
     values = np.asarray(draws, dtype=np.float64)
     if values.ndim != 4 or values.shape[2] < 8:
-        raise ValueError(
-            f"draws must be (n, K, M, C), at least 8 draws of K views for n instances; got shape {values.shape}"
-        )
+        raise ValueError(f"draws must be (n, K, M, C), M at least 8 draws of K views; got shape {values.shape}")
     values, (_, K, M, _) = values[:_MAX_INSTANCES], values.shape
     views = tuple(f"view_{k}" for k in range(K)) if names is None else tuple(names)
     if len(views) != K:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from vbtta._support.checks import positive, require, whole_number
+from vbtta._support.checks import require, whole_number
 
 
 def connect(address: str | None = None) -> Any:
@@ -101,10 +101,8 @@ class Tasks:
         try:
             return self._ray.get(references, timeout=seconds)
         except errors.GetTimeoutError:
-            raise RuntimeError(
-                f"no worker has answered in {_patience():.0f} s: one may hang; look at the cluster's log, or give them "
-                "more time with the environment variable VBTTA_RAY_TIMEOUT (seconds)"
-            ) from None
+            remedy = "look at the cluster's log, or set the environment variable VBTTA_RAY_TIMEOUT (seconds)"
+            raise RuntimeError(f"no worker has answered in {_patience():.0f} s: one may hang; {remedy}") from None
         except errors.RayError as error:
             cause: Any = getattr(error, "cause", None)
             if type(cause).__name__ == "UserCodeException":
@@ -125,11 +123,9 @@ class Tasks:
 
 def _patience() -> float:
     """Seconds to wait for an answer; dead workers and nodes are noticed by Ray itself, and earlier."""
-    given = os.environ.get("VBTTA_RAY_TIMEOUT", str(6 * 3600))
-    try:
-        positive(VBTTA_RAY_TIMEOUT=float(given))
-    except ValueError:
-        raise ValueError(f"VBTTA_RAY_TIMEOUT must be a positive number of seconds; got {given!r:.80}") from None
+    given = os.environ.get("VBTTA_RAY_TIMEOUT", "21600")
+    if not given.replace(".", "", 1).isdecimal() or not float(given):
+        raise ValueError(f"VBTTA_RAY_TIMEOUT must be a positive number of seconds; got {given!r:.80}")
     return float(given)
 
 

@@ -77,10 +77,8 @@ def collect_views(
 ) -> Collected:
     """Predict every input under every view, on a cluster: :func:`vbtta.collect_views` for inputs of any number.
 
-    Input files are cut into parts of consecutive rows, each of which gives one file, whole or not at all. The same call
-    continues an earlier one that stopped, and the part of a lost worker is given to another. Draws are keyed by the
-    row's number in the whole data set: the result does not depend on parts, batches or workers. The page "A cluster"
-    (docs/cluster.md) runs it twice.
+    Every part of the input files gives one file, whole or not at all. The same call continues an earlier one that
+    stopped. Draws are keyed by the row's number: the result does not depend on parts, batches or workers.
 
     Parameters
     ----------
@@ -111,10 +109,7 @@ def collect_views(
         Its `folder` is what :func:`vbtta.ray.fit_policy` takes.
     """
     if not isinstance(key, str) or not key:
-        raise ValueError(
-            "key must be a name for the network and the version of its weights, such as key='resnet50 of May', by "
-            f"which finished parts are known again; got {key!r}"
-        )
+        raise ValueError(f"key must name the network and its weights, such as key='resnet50 of May'; got {key!r}")
     check_options(draws, 0, variance)
     seed = whole_number("seed", seed, 0)
     batch_size = whole_number("batch_size", batch_size, 1)
@@ -136,10 +131,8 @@ def collect_views(
     expected = {job.target(piece).name for piece in pieces}
     strangers = sorted(path.name for path in folder.glob("*.parquet") if path.name not in expected)
     if strangers:
-        raise ValueError(
-            f"out: {folder} holds predictions of other inputs, views, options or another key ({strangers[0]}); "
-            "choose another folder, or remove them"
-        )
+        other = f"predictions of other inputs, views, options or another key ({strangers[0]})"
+        raise ValueError(f"out: {folder} holds {other}; choose another folder, or remove them")
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda piece: _found(job.target(piece), piece.stop - piece.start), pieces))
     waiting = [piece for piece, whole in zip(pieces, found, strict=True) if not whole]
@@ -251,10 +244,8 @@ def pieces_of(dataset: Any, rows: int) -> list[Piece]:
     first = 0
     for number, (path, file, columns) in enumerate(zip(paths, files, names, strict=True)):
         if columns != names[0]:
-            raise ValueError(
-                f"dataset: {path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}; give "
-                "all files the same ones in the same order"
-            )
+            found = f"{path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}"
+            raise ValueError(f"dataset: {found}; give all files the same ones in the same order")
         largest = max((file.row_group(group).num_rows for group in range(file.num_row_groups)), default=0)
         size = max(rows, -(-largest // _PIECES))
         state = os.stat(path)
@@ -305,10 +296,8 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
         columns = [table[name].to_numpy() for name in names if name != "instance"]
         return np.stack([column.astype(np.float64) for column in columns], axis=1)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"{where} has no column 'image' or 'inputs', so all columns but 'instance' must be numbers; it has "
-            f"{', '.join(names)}. Write a column 'inputs'"
-        ) from None
+        need = "a column 'image' or 'inputs', or only numbers besides 'instance'"
+        raise ValueError(f"{where} needs {need}; it has {', '.join(names)}. Write a column 'inputs'") from None
 
 
 def _tensor(column: Any, where: str) -> Array:

@@ -46,10 +46,8 @@ def fit_policy(
 ) -> Policy:
     """Fit a policy to more data than one machine holds: :func:`vbtta.fit_policy` with the data spread over a cluster.
 
-    Blocks of the data stay in the nodes' memory. In a step the state of the fit goes out and sums over blocks come
-    back, added in an order that depends on the number of blocks alone: the answer is that of :func:`vbtta.fit_policy`,
-    whatever the number of workers. What is lost with a node is read again on the others. The driver holds labels and
-    ids, and computes held-out scores, of 20,000 instances at most.
+    The answer is that of :func:`vbtta.fit_policy`, whatever the number of workers and what is lost with a node. The
+    driver holds labels and ids, and computes held-out scores, of 20,000 instances at most.
 
     Parameters
     ----------
@@ -66,10 +64,8 @@ def fit_policy(
     if task not in ("regression", "classification"):
         raise ValueError(f"task must be 'regression' or 'classification' on a cluster; got {task!r}")
     if engine not in ("auto", "em") and not isinstance(engine, EM):
-        raise ValueError(
-            f"engine must be 'auto', 'em' or EM(...) on a cluster; got {engine!r}. ADVI runs in memory, with "
-            "ADVI(batch_size=...) on a sample: vbtta.fit_policy"
-        )
+        remedy = "ADVI(batch_size=...) runs in memory: vbtta.fit_policy"
+        raise ValueError(f"engine must be 'auto', 'em' or EM(...) on a cluster; got {engine!r}. {remedy}")
     if labels is None:
         raise ValueError("labels must be given on a cluster; without any, fit in memory: vbtta.fit_policy(..., None)")
     seed = whole_number("seed", seed, 0)
@@ -155,11 +151,10 @@ class Calibration:
         if task == "classification":
             class_data.check_logits(chunks[0].empty)
         if chunks[0].has_groups():
-            warnings.warn(
-                "predictions have groups: on a cluster weight intervals take rows for independent and are too short; "
-                "fit a sample in memory with fit_policy for intervals",
-                stacklevel=3,
+            problem = (
+                "predictions have groups: weight intervals on a cluster do not allow for them and are too short"
             )
+            warnings.warn(f"{problem}; fit a sample in memory with fit_policy for intervals", stacklevel=3)
         ids = tasks.results(Chunk.ids, [(chunk,) for chunk in chunks])
         rows = np.zeros((sum(chunk.n_rows for chunk in chunks), 1, 1), dtype=np.float32)
         aligned = ViewPredictions(rows, ids=None if ids[0] is None else np.concatenate(ids)).align(labels)

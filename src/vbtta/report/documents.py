@@ -131,17 +131,12 @@ def advice(policy: Policy, comparison: Mapping[str, Any] | None = None) -> list[
     if not policy.converged:
         steps.append("Fit again with more steps, such as engine=EM(max_steps=5000).")
     if policy.guard.checked and policy.guard.probability < 0.9:
-        steps.append(
-            "The gain is doubtful: collect more labels, try other views, or use one pass with one temperature or scale "
-            "(guard='hard')."
-        )
+        remedy = "collect more labels, try other views, or use one pass with one temperature or scale (guard='hard')"
+        steps.append(f"The gain is doubtful: {remedy}.")
     elif n_used > 1:
         steps.append("Use it on new inputs: TTAModule(network, views, policy), or vbtta predict.")
     if n_used > 4:
-        steps.append(
-            "Fewer passes: select_views(..., budget=4) chooses views, fit_sequential stops where an input needs "
-            "no more of them."
-        )
+        steps.append("Fewer passes: select_views(..., budget=4) chooses views, fit_sequential stops for easy inputs.")
     if comparison is None:
         steps.append("Judge it on labels that took no part in the fit: vbtta compare.")
     if policy.annotators is None:

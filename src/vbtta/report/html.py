@@ -312,8 +312,8 @@ def comparison_figures(comparison: Mapping[str, Any]) -> dict[str, Drawing]:
     if against is None:
         return {}
     reference, key = comparison["references"][against], f"nll_minus_{against}"
-    known = [record for record in comparison["methods"] if record["nll"] is not None and record[key] is not None]
-    records = [r for r in sorted(known, key=lambda record: record["nll"]) if r["method"] != reference]
+    known = [record for record in comparison["methods"] if record[key] is not None and record["method"] != reference]
+    records = sorted(known, key=lambda record: record["nll"])
     if not records:
         return {}
     names = [record["method"] for record in records]
