@@ -140,7 +140,7 @@ def test_masks_of_other_values_than_class_numbers(folder):
         (("--masks", "ann", "--masks", "twin/ann", "--out", "p.npz", "--labels", "l.csv"), "must differ"),
         (("--masks", "ann", "--out", "p.npz", "--labels", "l.csv", "--batch-size", "2"), "leave out --batch-size"),
         (("--masks", "none", "--out", "p.npz", "--labels", "l.csv"), "none: no such folder"),
-        (("--masks", "empty", "--out", "p.npz", "--labels", "l.csv"), "empty has no images"),
+        (("--masks", "empty", "--out", "p.npz", "--labels", "l.csv"), "empty: no such folder of images"),
         (("--masks", "other", "--out", "p.npz", "--labels", "l.csv"), "has a mask of its name in other"),
         (("--masks", "colour", "--out", "p.npz", "--labels", "l.csv"), "is a colour image"),
     ],

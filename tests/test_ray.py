@@ -882,9 +882,7 @@ def test_errors_name_the_remedy(machines: Machines, tmp_path: Path, monkeypatch:
     with pytest.raises(TypeError, match=r"dataset must be a path or a list of paths; got 3"):
         collect_on_cluster(sums, 3, [Identity()], tmp_path / "out", key="a")
     lock = threading.Lock()
-    with pytest.raises(
-        RuntimeError, match=r"sending predictor_factory and views raised TypeError: cannot pickle"
-    ):
+    with pytest.raises(RuntimeError, match=r"sending predictor_factory and views raised TypeError: cannot pickle"):
         collect_on_cluster(lambda: lock, inputs, [Identity()], tmp_path / "locked", key="a")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'pip install "vbtta\[ray\]"'):

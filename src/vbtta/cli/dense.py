@@ -118,9 +118,7 @@ def _read(paths: list[Path]) -> tuple[Array, Array]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; give one of images ({', '.join(images.MAP_SUFFIXES)})")
-    files = images.map_files(folder)
+    files = images.map_files(folder) if folder.is_dir() else {}
     if not files:
-        raise UsageError(f"{folder} has no images ({', '.join(images.MAP_SUFFIXES)})")
+        raise UsageError(f"{folder}: no such folder of images ({', '.join(images.MAP_SUFFIXES)}); give another one")
     return files

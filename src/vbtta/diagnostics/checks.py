@@ -353,7 +353,7 @@ def _same_classes(policy: Policy, predictions: ViewPredictions, labels: LabelSet
     people = cast("AnnotatorAccuracy", policy.annotators)
     proba = np.maximum(cast("CategoricalPrediction", policy.predict(predictions)).proba, np.finfo(np.float64).tiny)
     value = labels.categorical(proba.shape[1], predictions.classes)
-    matrices = np.concatenate([people.confusion, people.confusion.mean(axis=0, keepdims=True)]).swapaxes(1, 2)
+    matrices = np.vstack([people.confusion, people.confusion.mean(axis=0)[None]]).swapaxes(1, 2)
     place = annotator_places(people.names, labels)
     likelihood = matrices[place, value]  # (J, C): of every true class
     log_truth = np.log(proba)
@@ -437,6 +437,6 @@ def _simulator(policy: Policy, predictions: ViewPredictions, prediction: Predict
         assert policy.label_noise is not None
         draw_labels = policy.label_noise.label_sampler(places, labels.instance, predictions.outputs)
         return lambda generator: draw_labels(generator, truth(generator)[labels.instance])
-    bias = np.concatenate([people.bias, np.zeros((1, people.bias.shape[1]))])[places]
-    scale = np.concatenate([people.noise, np.sqrt((people.noise**2).mean(axis=0, keepdims=True))])[places]
+    bias = np.vstack([people.bias, 0 * people.bias[0]])[places]
+    scale = np.vstack([people.noise, np.sqrt((people.noise**2).mean(axis=0))])[places]
     return lambda generator: truth(generator)[labels.instance] + (bias + scale * generator.standard_normal(bias.shape))

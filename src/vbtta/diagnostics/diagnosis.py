@@ -47,9 +47,6 @@ class Diagnosis:
     drift: checks.Drift | None = None  # of incoming views
     gate: checks.GateUse | None = None  # weights that depend on the input: on what, and for which inputs
 
-    def __str__(self) -> str:
-        return self.summary()
-
     def __repr__(self) -> str:
         return f"Diagnosis({self.task}: {len(self.names)} views, {self.effective_views:.1f} effective)"
 
@@ -58,6 +55,8 @@ class Diagnosis:
         absent = {"annotators": ["Label noise is not modelled."], "normality": [_NO_DRAWS]}
         parts = [self._in_words(name) or absent.get(name, []) for name in _IN_WORDS]
         return printable("\n".join([*_views(self), *(line for lines in parts for line in lines)]), "\n")
+
+    __str__ = summary
 
     def sections(self) -> dict[str, list[str]]:
         """Findings by the question that they answer, without those that figures show: for the report."""

@@ -151,9 +151,7 @@ class Calibration:
         if task == "classification":
             class_data.check_logits(chunks[0].empty)
         if chunks[0].has_groups():
-            problem = (
-                "predictions have groups: weight intervals on a cluster do not allow for them and are too short"
-            )
+            problem = "predictions have groups: on a cluster weight intervals do not allow for them and are too short"
             warnings.warn(f"{problem}; fit a sample in memory with fit_policy for intervals", stacklevel=3)
         ids = tasks.results(Chunk.ids, [(chunk,) for chunk in chunks])
         rows = np.zeros((sum(chunk.n_rows for chunk in chunks), 1, 1), dtype=np.float32)

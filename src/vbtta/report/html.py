@@ -332,21 +332,18 @@ def _expected_labels(policy: Policy, truth: Prediction, labels: LabelSets) -> Pr
     annotator = annotator_places(annotators.names, labels)
     if isinstance(truth, CategoricalPrediction):
         assert isinstance(annotators, AnnotatorAccuracy)
-        average = annotators.confusion.mean(axis=0, keepdims=True)
-        matrices = np.concatenate([annotators.confusion, average])  # (U + 1, C, C)
+        matrices = np.vstack([annotators.confusion, annotators.confusion.mean(axis=0)[None]])  # (U + 1, C, C)
         proba = np.empty_like(truth.proba)
         for place in np.unique(annotator):
             proba[annotator == place] = truth.proba[annotator == place] @ matrices[place]
         return CategoricalPrediction(proba, np.zeros(len(proba)), truth.classes)
     assert isinstance(annotators, AnnotatorNoise)
-    C = annotators.bias.shape[1]
-    bias = np.concatenate([annotators.bias, np.zeros((1, C))])[annotator]  # (J, C)
+    bias = np.vstack([annotators.bias, 0 * annotators.bias[0]])[annotator]  # (J, C)
     variance = annotators.noise**2 + annotators.bias_error**2
-    variance = np.concatenate([variance, variance.mean(axis=0, keepdims=True)])[annotator]  # (J, C)
+    variance = np.vstack([variance, variance.mean(axis=0)])[annotator]  # (J, C)
     noise = variance[:, None] / variance_factor(truth.dof)[:, None]  # (J, K, C), as scales
-    return ContinuousPrediction(
-        truth.weights, truth.dof, truth.location + bias[:, None], truth.scale + noise[..., None] * np.eye(C)
-    )
+    scale = truth.scale + noise[..., None] * np.eye(bias.shape[1])
+    return ContinuousPrediction(truth.weights, truth.dof, truth.location + bias[:, None], scale)
 
 
 def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, where: str) -> dict[str, Drawing]:
