@@ -114,15 +114,12 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """The values, best in bold, then the differences with their intervals."""
-
-        def bold(text: str, wanted: bool) -> str:
-            return f"**{text}**" if wanted else text
-
         records, titles = self.to_records(), [metric_title(metric) for metric in self.metrics]
         best = {metric: best_methods(records, metric) for metric in self.metrics}
         rows = [["method", *titles, "views", "passes", "fit (s)"]]
         for record in records:
-            values = [bold(f"{record[metric]:.4f}", record["method"] in best[metric]) for metric in self.metrics]
+            marks = ["**" if record["method"] in best[metric] else "" for metric in self.metrics]
+            values = [f"{mark}{record[metric]:.4f}{mark}" for mark, metric in zip(marks, self.metrics, strict=True)]
             cost = str(record["views_used"]), f"{record['forward_passes']:.4g}", f"{record['fit_seconds']:.2f}"
             rows.append([record["method"], *values, *cost])
         parts = [_markdown_table(rows)]
@@ -132,7 +129,8 @@ class Comparison:
             for record, clear in zip(records, (difference.low > 0) | (difference.high < 0), strict=True):
                 if record["method"] != difference.reference:
                     changes = [change_text(record, metric, name) for metric in self.metrics]
-                    rows.append([record["method"], *map(bold, changes, clear)])
+                    changes = [f"**{text}**" if sure else text for text, sure in zip(changes, clear, strict=True)]
+                    rows.append([record["method"], *changes])
             parts += [f"Minus `{difference.reference}`, with {intervals}:", _markdown_table(rows)]
         return "\n\n".join([*parts, " ".join(closing_sentences(self.n_labels, self.n_instances, self.notes))]) + "\n"
 

@@ -55,10 +55,8 @@ def henze_zirkler(sample: ArrayLike, *, simulations: int | None = None, seed: in
 
         1/n sum_jk exp(-b^2 D_jk / 2) - 2 (1 + b^2)^(-d/2) sum_j exp(-b^2 D_j / (2 (1 + b^2))) + n (1 + 2 b^2)^(-d/2)
 
-    is the weighted distance between the empirical characteristic function and the normal one. Its null distribution
-    is simulated, which is exact, as the statistic does not depend on location and scale; for n > 400 with 400 points
-    and the smoothing b of n; by default 999 to 3999 times, fewer for larger samples. Directions without variance are
-    left out.
+    is the weighted distance between the empirical characteristic function and the normal one. Its null distribution is
+    simulated: 999 to 3999 times, with at most 400 points. Directions without variance are left out.
 
     Examples
     --------
@@ -140,11 +138,8 @@ def normality_of(
 
 
 def qq_points(sample: Array) -> Array:
-    """Draws (M, C) as standard normal scores, exactly so if the draws are normal.
-
-    Internally studentised residuals, r^2 = (x - mean)^2 M / ((M - 1) s^2), are short-tailed; r sqrt((M - 2) /
-    (M - 1 - r^2)) has a Student-t distribution with M - 2 degrees of freedom, which is mapped to the normal one.
-    """
+    """Draws (M, C) as standard normal scores, exactly so if the draws are normal."""
+    # Of studentised residuals r, r sqrt((M - 2) / (M - 1 - r^2)) has a Student-t distribution with M - 2 degrees.
     M, r = len(sample), (sample - sample.mean(axis=0)) / sample.std(axis=0)
     student = r * np.sqrt((M - 2) / np.maximum(M - 1 - r**2, 1e-12))
     lower = special.stdtr(M - 2, -np.abs(student))  # the small tail keeps its digits

@@ -236,7 +236,7 @@ def curve_figures(
 ) -> dict[str, Drawing]:
     """Score against cost: of the thresholds of an early stop, of sets of views that were tried, or of the heaviest."""
     if sequential is not None and sequential.curve:
-        points = [(point.cost, point.score, point.standard_error) for point in sequential.curve]
+        points: Any = [(point.cost, point.score, point.standard_error) for point in sequential.curve]
         chosen = [point.threshold for point in sequential.curve].index(sequential.threshold)
         caption = "Held-out log score against the mean cost of an input, for every threshold of the early stop."
     elif policy.selection is not None:
@@ -254,17 +254,14 @@ def curve_figures(
     return _drawing("cost_curve", figure, f"{caption} Bars are standard errors of the difference from all views.")
 
 
-def _heaviest_scores(
-    policy: Policy, views: ViewPredictions, labels: LabelSets, n_used: Any
-) -> list[tuple[float, float, float]]:
+def _heaviest_scores(policy: Policy, views: ViewPredictions, labels: LabelSets, n_used: Any) -> Array:
     """Number, mean log score and standard error of its difference from all views, of the 1, 2, 4, ... heaviest."""
     labels = labels.align(len(views), views.ids)
     rows = labels.labelled[:: -(-len(labels.labelled) // _MAX_SCORED) or 1]
     sample, order = InMemory(views.take(rows), labels.take(rows)), np.argsort(-policy.posterior.weights, kind="stable")
     sizes = [*(2**power for power in range(6) if 2**power < n_used), n_used]
-    scores = [policy.restrict(np.sort(order[:size])).log_scores(sample) for size in sizes]
-    error = [float((score - scores[-1]).std() / np.sqrt(len(score))) for score in scores]
-    return list(zip(map(float, sizes), [float(score.mean()) for score in scores], error, strict=True))
+    scores = np.stack([policy.restrict(np.sort(order[:size])).log_scores(sample) for size in sizes])
+    return np.stack([sizes, scores.mean(axis=1), (scores - scores[-1]).std(axis=1) / np.sqrt(len(scores[0]))], axis=1)
 
 
 def gate_figures(policy: Policy, views: ViewPredictions) -> dict[str, Drawing]:
