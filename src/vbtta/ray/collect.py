@@ -296,8 +296,8 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
         columns = [table[name].to_numpy() for name in names if name != "instance"]
         return np.stack([column.astype(np.float64) for column in columns], axis=1)
     except (TypeError, ValueError):
-        need = "a column 'image' or 'inputs', or only numbers besides 'instance'"
-        raise ValueError(f"{where} needs {need}; it has {', '.join(names)}. Write a column 'inputs'") from None
+        need = "no column 'image' or 'inputs', so all but 'instance' must be numbers"
+        raise ValueError(f"{where} has {need}; it has {', '.join(names)}. Write a column 'inputs'") from None
 
 
 def _tensor(column: Any, where: str) -> Array:
