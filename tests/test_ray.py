@@ -863,7 +863,7 @@ def test_errors_name_the_remedy(machines: Machines, tmp_path: Path, monkeypatch:
     write(tmp_path / "views", predictions)
     with pytest.raises(ValueError, match="labels are for 49 instances but the predictions for 50"):
         fit_on_cluster(tmp_path / "views", np.zeros(49), task="regression")
-    with pytest.raises(TypeError, match="lambda: predictor"):
+    with pytest.raises(ValueError, match=r"predictor_factory must take \(\)"):
         collect_on_cluster(object(), tmp_path, [Identity()], tmp_path, key="a")  # type: ignore[arg-type]
     inputs = tmp_path / "inputs.parquet"
     pq.write_table(pa.table({"a": [1.0]}), inputs)

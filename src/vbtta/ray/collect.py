@@ -109,7 +109,7 @@ def collect_views(
         Its `folder` is what :func:`vbtta.ray.fit_policy` takes.
     """
     if not isinstance(key, str) or not key:
-        raise ValueError(f"key must name the network and its weights, such as key='resnet50 of May'; got {key!r}")
+        raise ValueError(f"key must be a name of the network's weights, such as key='resnet50 of May'; got {key!r}")
     check_options(draws, 0, variance)
     seed = whole_number("seed", seed, 0)
     batch_size = whole_number("batch_size", batch_size, 1)

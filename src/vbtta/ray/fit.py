@@ -64,7 +64,7 @@ def fit_policy(
     if task not in ("regression", "classification"):
         raise ValueError(f"task must be 'regression' or 'classification' on a cluster; got {task!r}")
     if engine not in ("auto", "em") and not isinstance(engine, EM):
-        remedy = "ADVI(batch_size=...) runs in memory: vbtta.fit_policy"
+        remedy = "ADVI runs in memory, on a sample: vbtta.fit_policy"
         raise ValueError(f"engine must be 'auto', 'em' or EM(...) on a cluster; got {engine!r}. {remedy}")
     if labels is None:
         raise ValueError("labels must be given on a cluster; without any, fit in memory: vbtta.fit_policy(..., None)")
