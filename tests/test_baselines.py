@@ -441,7 +441,7 @@ def test_errors_say_what_exists():
     with pytest.raises(ValueError, match="labels are empty"):
         fit_baseline("uniform", views, LabelSets.from_array(np.full((60, 1), np.nan)), task="classification")
     unnamed = fit_baseline("uniform", ViewPredictions(views.outputs), labels, task="classification")
-    with pytest.raises(ValueError, match="have 2 unnamed views but 'uniform' was fitted on .; name them"):
+    with pytest.raises(ValueError, match=r"have 2 unnamed views but 'uniform' was fitted on .; name them"):
         unnamed.predict(ViewPredictions(views.outputs[:, :2]))
 
 
