@@ -397,5 +397,5 @@ def annotator_figures(policy: Policy) -> dict[str, Drawing]:
         caption = f"Estimates for {ends}, with 90 % intervals. The median of all is {np.median(value):.3g}."
         order = np.concatenate([order[:_MAX_PEOPLE], order[-_MAX_PEOPLE:]])
     names = [annotators.names[u] for u in order]
-    figure = plotting.differences(names, value[order], *interval[order].T, label, None)
+    figure = plotting.differences(names, value[order], interval[order, 0], interval[order, 1], label, None)
     return _drawing("annotators", figure, caption, annotators_in_words(annotators)[0])
