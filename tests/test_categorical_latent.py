@@ -15,6 +15,7 @@ from vbtta.data.labels import LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy
 from vbtta.inference.em import EM, ascend
+from vbtta.inference.laplace import PoolUncertainty, pool_intervals
 from vbtta.models.categorical_latent.spec import CategoricalLatent
 
 NOISES = ("none", "uniform", "annotator", "confusion")
@@ -247,8 +248,9 @@ def test_scores_predictions_and_kept_views():
     assert kept.weight_interval(0.9).shape == (2, 2)
     scale = kept.gain / posterior.pool[:2].sum()
     assert scale > 1
-    relative = [np.sqrt(np.diagonal(p.uncertainty.covariance))[:2] / p.pool[:2] for p in (posterior, kept)]
-    np.testing.assert_allclose(*relative)  # a pool twice as large is in uncertainty twice as much
+    doubt = kept.uncertainty  # intervals do not depend on the scale of the pool
+    scaled = PoolUncertainty(doubt.centre * 2, doubt.covariance * 4, doubt.slope / 2, doubt.stiffness / 4)
+    np.testing.assert_allclose(pool_intervals(kept.weights, scaled, 0.9), kept.weight_interval(0.9))
     with pytest.raises(ValueError, match="outside"):
         posterior.consensus(views, LabelSets.from_array(np.full(60, 3)), nobody[:60])
 

@@ -37,16 +37,6 @@ class PoolUncertainty(NamedTuple):
     stiffness: Annotated[Array, "K", check_positive]  # curvature there
     n_groups: int = 0  # 0 if instances are independent
 
-    @classmethod
-    def none(cls, n_views: int) -> "PoolUncertainty":
-        """No information."""
-        return cls(np.zeros(n_views), np.zeros((n_views, n_views)), np.zeros(n_views), np.full(n_views, 1e300))
-
-    @property
-    def known(self) -> bool:
-        """Whether there is any information: False for a step before the end of a fit."""
-        return bool((self.stiffness < 1e300).any())
-
     def take(self, views: Array) -> "PoolUncertainty":
         """Some of the views."""
         covariance = self.covariance[np.ix_(views, views)]
@@ -142,10 +132,19 @@ def weight_intervals(estimate: Array, known: WeightInformation | None, level: fl
     return _with_estimate(bounds, estimate)
 
 
-def pool_intervals(estimate: Array, uncertainty: PoolUncertainty, level: float) -> Array:
+def weight_profile(ratio: Array, weights: Array | float, count: Array) -> Array:
+    """Log likelihood (K, G) with view k at the grid's weights and the others in proportion, less the maximum."""
+    # `ratio` (K, n) is a unit's density under view k over that under the mixture.
+    others = np.maximum((1 - weights * ratio) / np.maximum(1 - weights, 1e-12), 1e-300)  # without view k
+    columns = [np.vecdot(np.log(np.maximum((1 - w) * others + w * ratio, 1e-300)), count) for w in PROFILE_GRID]
+    return np.stack(columns, axis=1)
+
+
+def pool_intervals(estimate: Array, uncertainty: PoolUncertainty | None, level: float) -> Array:
     """Intervals (K, 2) of the weights v / sum v at a level, by Laplace; they hold the estimate (K,) too."""
     # Positive weights are normal; zero weights have a normal cut off at 0.
-    check_level(level, uncertainty.known)
+    check_level(level, uncertainty is not None)
+    assert uncertainty is not None
     K, gain = len(estimate), max(float(uncertainty.centre.sum()), 1e-300)
     weights = uncertainty.centre / gain if uncertainty.centre.any() else np.full(K, 1 / K)
     jacobian = (np.eye(K) - weights[:, None]) / gain

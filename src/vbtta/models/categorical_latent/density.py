@@ -9,7 +9,6 @@ from torch import Tensor
 
 from vbtta.data.labels import Array
 from vbtta.inference.advi import N_DRAWS, AdviTask, Guide
-from vbtta.inference.laplace import PoolUncertainty
 from vbtta.inference.unconstrained import Sample, Units, Values
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.categorical_latent import em
@@ -62,14 +61,12 @@ def pose(source: InMemory, spec: CategoricalLatent, seed: int) -> AdviTask[Poste
 
 def _posterior(guide: Guide, problem: LatentClassProblem) -> SampledLatentClassPosterior:
     draws = guide.draw(N_DRAWS)
-    K = problem.data.n_views
-    covariance = np.cov(draws["pool"].T).reshape(K, K)
     return SampledLatentClassPosterior(
         link=problem.spec.link,
         pool=draws["pool"].mean(axis=0),
         offset=draws["offset"].mean(axis=0) if "offset" in draws else np.zeros(problem.data.n_classes),
         noise=fitted_noise(draws, problem.noise),
-        uncertainty=PoolUncertainty.none(K)._replace(covariance=covariance),
+        uncertainty=None,
         guide=guide,
-        kept=np.arange(K),
+        kept=np.arange(problem.data.n_views),
     )

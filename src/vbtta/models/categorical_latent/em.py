@@ -15,7 +15,7 @@ import numpy as np
 from vbtta.data.labels import Array
 from vbtta.inference import laplace
 from vbtta.inference.em import EM, Ascent, ascend, buffer, join, nodes, products
-from vbtta.inference.laplace import PoolUncertainty, pool_weights
+from vbtta.inference.laplace import pool_weights
 from vbtta.inference.linalg import Reader, student_log_density, student_precision
 from vbtta.models.base import InMemory, Posterior, Source
 from vbtta.models.categorical_latent.posterior import LatentClassPosterior, pooled_utility
@@ -223,8 +223,7 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
 
     def posterior(self, state: LatentClassState) -> LatentClassPosterior:
         """The fitted model without its data; without intervals of the weights."""
-        uncertainty = PoolUncertainty.none(self.data.n_views)
-        return LatentClassPosterior(self.spec.link, state.pool, state.offset, state.noise, uncertainty)
+        return LatentClassPosterior(self.spec.link, state.pool, state.offset, state.noise, None)
 
     def finish(
         self, ascent: Ascent[LatentClassState, Statistics[PoolSums]], *, intervals: bool = True
@@ -246,15 +245,13 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         n_groups, K, C = self.data.n_groups, self.data.n_views, self.data.n_classes
         if not n_groups:
             return None
-        read, link, offsets = (
-            class_data.label_reader(state.noise),
-            links.LINKS[self.spec.link],
-            self.spec.offset_scale > 0,
-        )
+        read, link = class_data.label_reader(state.noise), links.LINKS[self.spec.link]
+        offsets = self.spec.offset_scale > 0
 
         def block_sums(block: CategoricalBlock) -> Array:
             assert block.group is not None
-            evidence, scores = read(block).log_evidence, np.empty((K + C, block.n_instances))
+            reading, scores = read(block), np.empty((K + C, block.n_instances))
+            evidence = None if reading is None else reading.log_evidence
             run_pool_pass(block, link, state.pool, state.offset, evidence, offsets=offsets, scores=scores)
             size = block.table.importance if block.mass is None else block.mass.sum(axis=1)
             return laplace.group_sums(scores, size, block.group, n_groups)

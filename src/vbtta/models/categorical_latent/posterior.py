@@ -26,7 +26,7 @@ class LatentClassPosterior(ClassPosterior):
     pool: Annotated[Array, "K"]  # v
     offset: Annotated[Array, "C"]
     noise: FittedNoise | None
-    uncertainty: PoolUncertainty
+    uncertainty: PoolUncertainty | None  # of the fitted v; intervals of the weights do not depend on its scale
 
     @property
     def weights(self) -> Array:
@@ -48,18 +48,10 @@ class LatentClassPosterior(ClassPosterior):
         return pool_intervals(self.weights, self.uncertainty, level)
 
     def keep(self, views: Array) -> "LatentClassPosterior":
-        """The same with only some of the views, scaled to the gain of all; the doubts are scaled too."""
-        pool, uncertainty = self.pool[views], self.uncertainty.take(views)
-        scale = self.gain / pool.sum() if pool.sum() > 0 else 1.0
-        if uncertainty.known:  # of v times the scale
-            uncertainty = PoolUncertainty(
-                uncertainty.centre * scale,
-                uncertainty.covariance * scale**2,
-                uncertainty.slope / scale,
-                uncertainty.stiffness / scale**2,
-                uncertainty.n_groups,
-            )
-        return replace(self, pool=pool * scale, uncertainty=uncertainty)
+        """The same with only some of the views, scaled to the gain of all."""
+        pool = self.pool[views]
+        pool = pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
+        return replace(self, pool=pool, uncertainty=None if self.uncertainty is None else self.uncertainty.take(views))
 
     def pooling(self) -> Pooling:
         """The link of the weighted sum of the views' logits."""

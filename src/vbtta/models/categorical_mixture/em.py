@@ -25,7 +25,7 @@ from scipy import special
 from vbtta.data.labels import Array
 from vbtta.inference import laplace
 from vbtta.inference.em import Ascent, ascend, join, nodes, products, vanishing_weights
-from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, group_sums
+from vbtta.inference.laplace import WeightInformation, group_sums
 from vbtta.inference.linalg import Reader, kl_dirichlet, student_precision
 from vbtta.models.base import InMemory, Posterior, Source, of_kind
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
@@ -323,14 +323,16 @@ def weight_information(
     read, n_groups = class_data.label_reader(noise), data.n_groups
 
     def block_products(block: CategoricalBlock) -> tuple[Array, Array, Array, Array | None]:
-        evidence = read(block).log_evidence
+        reading = read(block)
+        evidence = None if reading is None else reading.log_evidence
 
         def part_products(part: slice) -> tuple[Array, Array, Array, Array | None]:
             rho, scores, size, instance = _scores(block, likelihood, evidence, part, free)
-            weighted, grouped = scores * size, None
+            weighted, grouped, profile = scores * size, None, np.zeros((len(rho), len(laplace.PROFILE_GRID)))
+            profile[~free] = laplace.weight_profile(rho[~free], 0.0, size)
             if block.group is not None:
                 grouped = group_sums(weighted, size, block.group[part][instance], n_groups)
-            return products(weighted, scores), _profile(rho, free, size), size.sum(), grouped
+            return products(weighted, scores), profile, size.sum(), grouped
 
         sums: tuple[Array, Array, Array, Array | None] = join(nodes(part_products, block.parts))
         return sums
@@ -385,15 +387,6 @@ def _scores(
     if likelihood.offsets and len(scores.by_offset) <= _MAX_OFFSET_CLASSES:
         rows.append(scores.by_offset)
     return by_weight, np.concatenate(rows), size, instance
-
-
-def _profile(rho: Array, free: Array, size: Array) -> Array:
-    """Log likelihood where a dropped view takes each weight of the grid from all the others: (K, G)."""
-    profile = np.zeros((len(rho), len(PROFILE_GRID)))
-    for place, weight in enumerate(PROFILE_GRID):
-        inside = np.maximum(1 - weight + weight * rho[~free], np.finfo(np.float64).tiny)
-        profile[~free, place] = np.vecdot(np.log(inside), size)
-    return profile
 
 
 class CategoricalState(NamedTuple):
@@ -667,9 +660,6 @@ def pose(
     source: Source, spec: CategoricalMixture, start: Posterior | None = None
 ) -> tuple[CategoricalProblem, CategoricalState]:
     """The problem of data and a model, and its first state: equal weights, kappa 1 unless logits are wide."""
-    if spec.weights != "view" and spec.concentration is not None:
-        remedy = "use class_concentration" if spec.weights == "view_class" else "leave it out"
-        raise ValueError(f"concentration is the prior of weights='view'; with weights={spec.weights!r} {remedy}")
     problem, first = _posed(source, spec)
     if start is not None:
         first = problem.resume(first, start)

@@ -7,7 +7,7 @@ from vbtta._support.checks import one_of, positive
 from vbtta.models.base import Model, Posterior, Source
 from vbtta.models.parts.annotators import LabelFacts
 from vbtta.models.parts.class_data import CategoricalBlocks
-from vbtta.models.parts.gate import FeatureChoice, check_features
+from vbtta.models.parts.gate import FeatureChoice, check_weights
 from vbtta.models.parts.label_noise import NOISES, FittedNoise, NoiseModel, default_noise
 from vbtta.models.parts.links import LINKS
 
@@ -165,7 +165,7 @@ class CategoricalMixture(ClassModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("weights", self.weights, ("view", "view_class", "input"))
-        check_features(self.features, self.weights)
+        check_weights(self.weights, self.concentration, self.features)
         positive(
             concentration=self.concentration,
             gate_scale=self.gate_scale,

@@ -6,7 +6,6 @@ import torch
 
 from vbtta.data.labels import Array
 from vbtta.inference.advi import N_DRAWS, AdviTask, Guide
-from vbtta.inference.laplace import PoolUncertainty
 from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.gaussian_latent import em
@@ -64,7 +63,7 @@ def _posterior(guide: Guide, problem: LatentProblem, density: LatentDensity) -> 
     return SampledLatentPosterior(
         state=LatentState(mean[:K], mean[K:], dof[0], inverse_scale[0], people, problem.scale.slope),
         standard=problem.data.standard,
-        uncertainty=PoolUncertainty.none(K),
+        uncertainty=None,
         covariance=np.cov(both.T).reshape(K + C, K + C),
         guide=guide,
         kept=np.arange(K),

@@ -13,7 +13,7 @@ import numpy as np
 from vbtta.data.labels import Array
 from vbtta.inference import laplace, linalg
 from vbtta.inference.em import Ascent, Block, Problem, products
-from vbtta.inference.laplace import PoolUncertainty, pool_weights
+from vbtta.inference.laplace import pool_weights
 from vbtta.inference.linalg import Reader, inverse
 from vbtta.models.base import Posterior, Source
 from vbtta.models.gaussian_latent.posterior import LatentPosterior, LatentPrior, LatentState, Scale
@@ -222,8 +222,8 @@ class LatentProblem(Problem[LatentState, Sums, LatentPosterior]):
 
     def posterior(self, state: LatentState) -> LatentPosterior:
         """What remains when the data are gone; without uncertainty of the pool."""
-        K, size = self.data.n_views, self.data.n_views + self.data.n_outputs
-        return LatentPosterior(state, self.data.standard, PoolUncertainty.none(K), np.zeros((size, size)))
+        size = self.data.n_views + self.data.n_outputs
+        return LatentPosterior(state, self.data.standard, None, np.zeros((size, size)))
 
     def finish(self, ascent: Ascent[LatentState, Sums], *, intervals: bool = True) -> LatentPosterior:
         """The posterior at the end, with the Laplace approximation of the pool, which predictions need too."""

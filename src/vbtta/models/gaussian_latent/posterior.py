@@ -69,7 +69,7 @@ class LatentPosterior(LabelPooling, Posterior):
 
     state: LatentState
     standard: Standard
-    uncertainty: PoolUncertainty
+    uncertainty: PoolUncertainty | None
     covariance: Annotated[Array, "P P", check_covariance]  # of (v, b) by Laplace; zero for weights held at 0
 
     def validate(self) -> None:
@@ -123,7 +123,7 @@ class LatentPosterior(LabelPooling, Posterior):
         return replace(
             self,
             state=self.state._replace(pool=pool),
-            uncertainty=self.uncertainty.take(views),
+            uncertainty=None if self.uncertainty is None else self.uncertainty.take(views),
             covariance=self.covariance[np.ix_(inside, inside)],
         )
 

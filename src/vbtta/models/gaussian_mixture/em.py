@@ -416,8 +416,6 @@ def pose(source: Source, spec: GaussianMixture, start: Posterior | None = None) 
     if spec.heteroscedastic and not source.has_variance:
         remedy = "give ViewPredictions(variance=...), collect with draws=2 or more, or leave the option off"
         raise ValueError(f"heteroscedastic=True needs the views' variance over draws; {remedy}")
-    if spec.weights == "input" and spec.concentration is not None:
-        raise ValueError("concentration is the prior of weights='view'; with weights='input' leave it out")
     data = source.continuous(with_variance=spec.heteroscedastic)
     if spec.v is None:
         spec = replace(spec, v=settled_variance(source, spec, start))
@@ -504,7 +502,7 @@ def weight_information(
             one_each = block.instance is None or state.annotators is not None
             group = block.group if one_each else block.group[block.instance]
             grouped = laplace.group_sums(scores * count, count, group, n_groups)
-        profile, plain_profile = (_profile(each, weights, count) for each in (ratio, plain_ratio))
+        profile, plain_profile = (laplace.weight_profile(each, weights, count) for each in (ratio, plain_ratio))
         return products(scores * count, scores), profile, plain_profile, np.asarray(count.sum()), grouped
 
     outer, fitted, unfitted, seen, grouped = subsample.total(block_sums)
@@ -518,14 +516,6 @@ def weight_information(
     profile = np.maximum(*(scale * (curve - curve.max(axis=1, keepdims=True)) for curve in (fitted, unfitted)))
     n_kept = K if gate is None else K + len(gate.values)
     return laplace.weight_information(state.weights, scale * outer, nuisance, profile, grouped, n_kept)
-
-
-def _profile(ratio: Array, weights: Array, count: Array) -> Array:
-    """Log likelihood (K, G) with view k at the grid's weights and the others in proportion, less the maximum."""
-    others = np.maximum((1 - weights * ratio) / np.maximum(1 - weights, 1e-12), 1e-300)  # (K, j): without view k
-    grid = laplace.PROFILE_GRID
-    columns = [np.vecdot(np.log(np.maximum((1 - w) * others + w * ratio, 1e-300)), count) for w in grid]
-    return np.stack(columns, axis=1)
 
 
 def _scores(expected: e_step.Expectation, density: e_step.Density, weights: Array, share: Array, ratio: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from vbtta._support.checks import one_of, positive
 from vbtta.models.base import Model, Posterior, Source, load
 from vbtta.models.parts.annotators import ContinuousNoise, LabelFacts, ScaleChoice, check_scale, default_noise
-from vbtta.models.parts.gate import FeatureChoice, check_features
+from vbtta.models.parts.gate import FeatureChoice, check_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,8 @@ class GaussianMixture(Model):
     weights : {"view", "input"}
         One weight a view, or one that depends on the input through features of the views' outputs (eq. 25).
     features : {"auto", "all", "own", "pooled", "none"} or callable
-        Features of ``weights="input"`` beside ``ViewPredictions(features=...)``. "all": a view's distance from the
-        median of the views, its square, and the spread over draws where there is one; "own": from the identity instead.
-        A function (n, K, C) -> (n, K, F) of a module adds to "all". "pooled": "own", averaged over groups. "auto" is
-        "all"; for maps (groups of twenty rows or more) held-out scores decide between "own" and "pooled".
+        As in :class:`CategoricalMixture`; "all" is a view's distance from the median of the views, its square, and the
+        spread over draws where there is one.
     gate_scale : float, optional
         Prior standard deviation of the coefficients of ``weights="input"`` (eq. 25); by default the evidence decides.
     concentration : float, optional
@@ -89,7 +87,7 @@ class GaussianMixture(Model):
         one_of("scale", self.scale, (None, "prediction", "constant"))
         one_of("noise", self.noise, (None, "none", "annotator"))
         one_of("weights", self.weights, ("view", "input"))
-        check_features(self.features, self.weights)
+        check_weights(self.weights, self.concentration, self.features)
         one_of("component", self.component, ("normal", "student_t", "laplace"))
         positive(concentration=self.concentration, gate_scale=self.gate_scale, beta=self.beta)
         positive(common_scale=self.common_scale, nu=self.nu, gamma=self.gamma)

@@ -229,18 +229,10 @@ def unpack(take: Reader, like: AnnotatorState | None) -> AnnotatorState | None:
     return like._replace(rate=rate, bias=bias, free_variance=free, bias_variance=_given_the_sum(free))
 
 
-class KnowsAnnotators(Protocol):
-    """A state of a model of continuous labels."""
-
-    @property
-    def annotators(self) -> AnnotatorState | None:
-        """Q of the annotators, where they are modelled."""
-
-
 class LabelPooling(ABC):
     """Consensus and scores of labels, for posteriors that predict numbers and may know their annotators."""
 
-    state: KnowsAnnotators
+    state: Any  # of a model of continuous labels, with `annotators`: Q of them, or None
     standard: Standard
 
     @abstractmethod

@@ -351,19 +351,10 @@ def class_names(predictions: ViewPredictions) -> Array:
     return np.arange(predictions.outputs.shape[2]) if predictions.classes is None else predictions.classes
 
 
-class NoReading(NamedTuple):
-    """Labels without a noise model."""
-
-    log_evidence: None = None
-
-    def sums(self, truth: Array | None) -> None:
-        """Of no noise."""
-
-
-def label_reader(noise: FittedNoise | None) -> Callable[[CategoricalBlock], LabelReading | NoReading]:
-    """A function that reads a block's labels under a noise model; serialised to workers."""
+def label_reader(noise: FittedNoise | None) -> Callable[[CategoricalBlock], LabelReading | None]:
+    """A function that reads a block's labels, None without a noise model; serialised to workers."""
     if noise is None:
-        return lambda block: NoReading()
+        return lambda block: None
     read, difficulty = noise.reader(), noise.model.difficulty
     return lambda block: read(block.looked_at if difficulty else block.table)
 
@@ -419,8 +410,8 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
         def block_statistics(block: CategoricalBlock) -> tuple[SumsT, NoiseSums | None]:
             """Serialised to workers: captures nothing else."""
             reading = read(block)
-            sums, truth = block_pass(block, reading.log_evidence)
-            return sums, None if truth is None else reading.sums(truth)
+            sums, truth = block_pass(block, None if reading is None else reading.log_evidence)
+            return sums, None if reading is None or truth is None else reading.sums(truth)
 
         sums, counts = self.data.total(block_statistics)
         bound = float(sums.log_evidence) - sum(self._penalties(state).values())

@@ -487,8 +487,11 @@ def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:
     return np.concatenate([excess, np.einsum("kn,fkn->fn", excess, lookup.values)])
 
 
-def check_features(choice: FeatureChoice, weights: str) -> None:
-    """Refuse what names no features, and features of weights that do not depend on the input."""
+def check_weights(weights: str, concentration: float | None, choice: FeatureChoice) -> None:
+    """Refuse options that do not go with a kind of weights, and what names no features."""
+    if concentration is not None and weights != "view":
+        remedy = "use class_concentration" if weights == "view_class" else "leave it out"
+        raise ValueError(f"concentration is the prior of weights='view'; with weights={weights!r} {remedy}")
     if choice != "auto" and weights != "input":
         raise ValueError(f"features={choice!r} needs weights='input'; with weights={weights!r} leave it out")
     if choice in _CHOICES:

@@ -121,16 +121,11 @@ class CalibrationPrior(NamedTuple):
 
 @lru_cache(maxsize=8)  # a state's is needed several times
 def _common(mean: float, inner: float, scale: float) -> float:
-    """The mode c of ln kappa, by Newton's method, given the mean of ln kappa_k and the precision of that mean."""
-    # The root of (c - m) (2 a^2 + c^2) K / b^2 + 3 c, which rises from the root to the mean m.
-    common, tail = mean, TAIL_DOF * scale**2
-    for _ in range(100):
-        value = inner * (common - mean) * (tail + common**2) + (TAIL_DOF + 1) * common
-        slope = inner * (tail + common**2 + 2 * common * (common - mean)) + TAIL_DOF + 1
-        previous, common = common, common - value / slope
-        if abs(common - previous) <= 1e-14 * abs(common):
-            break
-    return common
+    """The mode c of ln kappa, given the mean of ln kappa_k and the precision of that mean."""
+    # The root of (c - m) (2 a^2 + c^2) K / b^2 + 3 c that is nearest to the mean m.
+    tail = TAIL_DOF * scale**2
+    roots = np.roots([1.0, -mean, tail + (TAIL_DOF + 1) / inner, -tail * mean])
+    return float(min(roots[np.isreal(roots)].real, key=lambda root: abs(root - mean)))
 
 
 def solve_offsets(curvature: Array, precision: float, right: Array) -> Array:
