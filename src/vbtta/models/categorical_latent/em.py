@@ -95,12 +95,10 @@ def run_pool_pass(
         by_pool = links.contract("ckn,cn->kn", logits, by_utility)
         if in_variance is not None and variance is not None:
             by_pool += 2 * pool[:, None] * np.einsum("nc,ckn->kn", in_variance, variance)
-        complete = _covariance(logits, proba * size, size, offsets=offsets)
+        complete = _covariance(logits, proba * size, size, link.information, offsets=offsets)
         missing = PoolCurvature(*map(np.zeros_like, complete))
-        if not link.canonical:  # the mean of a softmax's curvature and the gradients' outer products
-            complete = _averaged(complete, by_pool, by_utility, size, link.information, offsets=offsets)
-        elif truth is not None:
-            missing = _covariance(logits, posterior, size, offsets=offsets)
+        if truth is not None:
+            missing = _covariance(logits, posterior, size, link.information, offsets=offsets)
             if missing.offset.ndim == 1:  # the offsets' complete curvature is bounded by its diagonal
                 missing = PoolCurvature(missing.pool, *map(np.zeros_like, missing[1:]))
         gradients = np.concatenate([by_pool, offsets * by_utility])
@@ -112,8 +110,8 @@ def run_pool_pass(
     return sums, truth
 
 
-def _covariance(logits: Array, proba: Array, size: Array, *, offsets: bool) -> PoolCurvature:
-    """Sum over instances of the covariances of (f, 1_c) under proba / size, times size."""
+def _covariance(logits: Array, proba: Array, size: Array, information: float, *, offsets: bool) -> PoolCurvature:
+    """Sum over instances of the covariances of (f, 1_c) under proba / size, times size and `information`."""
     C, K, n = logits.shape
     mean = links.contract("ckn,cn->kn", logits, proba)  # (K, n), times size
     inverse, root = 1 / np.maximum(size, 1e-300), np.sqrt(proba).astype(logits.dtype, copy=False)
@@ -122,27 +120,13 @@ def _covariance(logits: Array, proba: Array, size: Array, *, offsets: bool) -> P
     else:
         rows = np.multiply(logits.transpose(1, 0, 2), root, out=buffer("rows", (K, C, n), logits.dtype))
     rows = rows.reshape(K, -1)
-    pool = products(rows, rows) - products(mean * inverse, mean)
+    pool = information * (products(rows, rows) - products(mean * inverse, mean))
     if not offsets:
         return PoolCurvature(pool, np.zeros((C, K)), np.zeros(C))
-    cross = links.contract("ckn,cn->ck", logits, proba) - products(proba * inverse, mean)
-    offset = proba.sum(axis=1)
+    cross = information * (links.contract("ckn,cn->ck", logits, proba) - products(proba * inverse, mean))
+    offset = information * proba.sum(axis=1)
     if C <= links.MAX_CURVATURE_CLASSES:
-        offset = np.diag(offset) - products(proba * inverse, proba)
-    return PoolCurvature(pool, cross, offset)
-
-
-def _averaged(
-    softmax: PoolCurvature, by_pool: Array, by_utility: Array, size: Array, information: float, *, offsets: bool
-) -> PoolCurvature:
-    """The mean of the softmax's curvature times the link's relative information and the gradients' outer products."""
-    inverse = 0.5 / np.maximum(size, 1e-300)
-    pool, cross, offset = (0.5 * information * part for part in softmax)
-    pool = pool + products(by_pool * inverse, by_pool)
-    if offsets:
-        cross = cross + products(by_utility * inverse, by_pool)
-        of_offsets = products(by_utility * inverse, by_utility)
-        offset = offset + (of_offsets if offset.ndim == 2 else np.diagonal(of_offsets))
+        offset = np.diag(offset) - information * products(proba * inverse, proba)
     return PoolCurvature(pool, cross, offset)
 
 

@@ -146,23 +146,19 @@ def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, no
     relative = links.contract("ckn,cn->kn", views.joint, ratio)
     share = views.scale * relative  # (K, n)
     class_count = class_load = np.zeros((0, 0))
-    net_ratio, net, gross = ratio, share, share  # net of the normaliser's derivative, and the two's absolute sum
+    net_ratio, net = ratio, share  # net of the normaliser's derivative
     if by_class:
         load = shares.size / shares.total
         class_count = np.einsum("ckn,kn,cn->ck", views.joint, views.scale, ratio)
         class_load = links.contract("ckn,kn->ck", views.proba, views.inverse * load)
         net_ratio = ratio - load
         net = views.scale * links.contract("ckn,cn->kn", views.joint, net_ratio)
-        gross = 2 * share - net
     calibration = links.CalibrationSums.zeros(K, C)
     by_kappa = None
     if likelihood.calibrate:
         scores = link.scores(views, net_ratio, net)
-        calibration = _softmax_curvature(shares, share, scores, offsets=likelihood.offsets)
-        if scores.by_utility is None:
-            by_kappa = scores.by_kappa
-        else:
-            calibration = _averaged_curvature(calibration, scores.by_kappa, scores.by_utility, gross, link.information)
+        calibration = _calibration_sums(shares, share, scores, link.information, offsets=likelihood.offsets)
+        by_kappa = scores.by_kappa if link.canonical else None
     F = 0 if gate is None else len(gate.values)
     slope, information, kappa_excess = np.zeros(K), np.zeros((2 * K + F, 2 * K + F)), np.zeros(K)
     size, feature_mass, feature_slope, gate_excess = shares.size.sum(), np.zeros(F), np.zeros(F), np.zeros((0, 0))
@@ -235,39 +231,26 @@ def _label_slopes(shares: ViewShares, weights: Array, gate: Lookup | None, *, wi
     return np.asarray((slopes * np.sqrt(shares.target[label, instance])[:, None]).T)
 
 
-def _softmax_curvature(
-    shares: ViewShares, share: Array, scores: links.ViewScores, *, offsets: bool
+def _calibration_sums(
+    shares: ViewShares, share: Array, scores: links.ViewScores, information: float, *, offsets: bool
 ) -> links.CalibrationSums:
-    """The gradient, and as curvature sums of share times the covariance of (f, 1_c) under P_k."""
+    """The gradient, and as curvature sums of share times `information` times the covariance of (f, 1_c) under P_k."""
     # Offsets: of P_k's covariances over an instance's views the mixed one is taken, which is no smaller.
     views = shares.views
     square = links.class_sum(views.squared) * views.inverse
-    by_kappa, kappa = scores.by_kappa.sum(axis=1), (share * (square - views.mean**2)).sum(axis=1)
+    by_kappa, curved = scores.by_kappa.sum(axis=1), share * information
+    kappa = (curved * (square - views.mean**2)).sum(axis=1)
     if not offsets:
         C, K = views.proba.shape[:2]
         return links.CalibrationSums(by_kappa, np.zeros(C), kappa, np.zeros((C, K)), np.zeros(C))
-    per_view = share * views.inverse
-    mixed = views.expected(share)  # (C, n): sum_k share P_k
+    per_view = curved * views.inverse
+    mixed = information * views.expected(share)  # (C, n): sum_k share P_k
     cross = links.contract("ckn,kn->ck", views.weighted, per_view)
     cross -= links.contract("ckn,kn->ck", views.proba, per_view * views.mean)
     offset = mixed.sum(axis=1)
     if len(mixed) <= links.MAX_CURVATURE_CLASSES:
-        offset = np.diag(offset) - products(mixed / np.maximum(shares.size, 1e-300), mixed)
+        offset = np.diag(offset) - products(mixed / np.maximum(information * shares.size, 1e-300), mixed)
     return links.CalibrationSums(by_kappa, scores.by_offset.sum(axis=1), kappa, cross, offset)
-
-
-def _averaged_curvature(
-    softmax: links.CalibrationSums, by_kappa: Array, by_utility: Array, gross: Array, information: float
-) -> links.CalibrationSums:
-    """The mean of the softmax's curvature times the link's relative information and the gradients' outer products."""
-    factor, inverse = 0.5 * information, 1 / np.maximum(gross, 1e-300)  # (K, n)
-    offset = factor * softmax.offset_curvature
-    spread = 0.5 * np.einsum("ckn,kn->c", by_utility**2, inverse)
-    return softmax._replace(
-        kappa_curvature=factor * softmax.kappa_curvature + 0.5 * (by_kappa**2 * inverse).sum(axis=1),
-        cross_curvature=factor * softmax.cross_curvature,
-        offset_curvature=offset + (spread if offset.ndim == 1 else np.diag(spread)),
-    )
 
 
 def log_class_prior(class_weights: Array, common: Array, strength: float) -> float:

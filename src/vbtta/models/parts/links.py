@@ -197,7 +197,6 @@ class ViewScores(NamedTuple):
 
     by_kappa: Array  # (K, n)
     by_offset: Array  # (C, n)
-    by_utility: Array | None  # (C, K, n); None for a canonical link, whose curvature does not need it
 
 
 class Link(ABC):
@@ -206,7 +205,7 @@ class Link(ABC):
     uses_variance = False  # whether variances over draws enter
     classes_last = True  # whether logits are kept with classes last in memory
     canonical = False  # ln P is u less its log normaliser: the curvature is exact
-    information = 1.0  # Fisher information relative to the softmax's, where classes are equally probable
+    information = 1.0  # Fisher information relative to the softmax's, where classes are equally probable; its curvature
 
     @abstractmethod
     def log_proba(self, utility: Array, variance: Array | None) -> Array:
@@ -235,7 +234,7 @@ class Link(ABC):
         if in_variance is not None and views.variance is not None:
             kappa = np.broadcast_to(np.exp(views.calibration.log_kappa), used.shape)[used]
             by_kappa[used] += 2 * kappa * (in_variance * views.variance.T[used]).sum(axis=1)
-        return ViewScores(by_kappa.T, by_utility.sum(axis=1).T, by_utility.T)
+        return ViewScores(by_kappa.T, by_utility.sum(axis=1).T)
 
 
 class Softmax(Link):
@@ -263,7 +262,7 @@ class Softmax(Link):
         """Sums over classes without an array of the responsibilities."""
         product = views.weighted if views.joint is views.proba else views.joint * views.logits
         by_kappa = contract("ckn,cn->kn", product, ratio) * views.scale - share * views.mean
-        return ViewScores(by_kappa, views.mixture * ratio - views.expected(share), None)
+        return ViewScores(by_kappa, views.mixture * ratio - views.expected(share))
 
 
 class Probit(Link):
