@@ -35,15 +35,11 @@ class PoolCurvature(NamedTuple):
 
     pool: Array  # (K, K)
     cross: Array  # (C, K)
-    offset: Array  # (C, C), or its diagonal (C,) where classes are many
+    offset: Array  # (C,): a diagonal that bounds it
 
     def minus(self, other: "PoolCurvature") -> "PoolCurvature":
         """The difference of two curvatures."""
         return PoolCurvature(*(first - second for first, second in zip(self, other, strict=True)))
-
-    def offset_eigenvalues(self) -> Array:
-        """Of the offsets' part: (C,)."""
-        return self.offset if self.offset.ndim == 1 else np.linalg.eigvalsh(self.offset)
 
 
 class PoolSums(NamedTuple):
@@ -98,9 +94,7 @@ def run_pool_pass(
         complete = _covariance(logits, proba * size, size, link.information, offsets=offsets)
         missing = PoolCurvature(*map(np.zeros_like, complete))
         if truth is not None:
-            missing = _covariance(logits, posterior, size, link.information, offsets=offsets)
-            if missing.offset.ndim == 1:  # the offsets' complete curvature is bounded by its diagonal
-                missing = PoolCurvature(missing.pool, *map(np.zeros_like, missing[1:]))
+            missing = missing._replace(pool=_covariance(logits, posterior, size, link.information, offsets=False).pool)
         gradients = np.concatenate([by_pool, offsets * by_utility])
         if scores is not None:
             scores[:, part] = gradients
@@ -124,10 +118,7 @@ def _covariance(logits: Array, proba: Array, size: Array, information: float, *,
     if not offsets:
         return PoolCurvature(pool, np.zeros((C, K)), np.zeros(C))
     cross = information * (links.contract("ckn,cn->ck", logits, proba) - products(proba * inverse, mean))
-    offset = information * proba.sum(axis=1)
-    if C <= links.MAX_CURVATURE_CLASSES:
-        offset = np.diag(offset) - information * products(proba * inverse, proba)
-    return PoolCurvature(pool, cross, offset)
+    return PoolCurvature(pool, cross, information * proba.sum(axis=1))
 
 
 class LatentClassState(NamedTuple):
@@ -269,14 +260,13 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         by_offset = sums.gradient[K:] - of_offset * state.offset
         for curvature in (sums.complete.minus(sums.missing), sums.complete):
             right = np.column_stack([curvature.cross, by_offset])
-            solved = links.solve_offsets(curvature.offset, of_offset, right)
+            solved = right / (curvature.offset + of_offset)[:, None]
             response, step = solved[:, :-1], solved[:, -1]
-            reduced, of_offsets = curvature.pool - curvature.cross.T @ response, curvature.offset_eigenvalues()
-            definite = np.linalg.eigvalsh(reduced + least)[0] >= 0.1 * np.linalg.eigvalsh(least)[0]
-            if curvature is sums.complete or (definite and of_offsets.min() >= -0.9 * of_offset):
+            reduced = curvature.pool - curvature.cross.T @ response
+            if np.linalg.eigvalsh(reduced + least)[0] >= 0.1 * np.linalg.eigvalsh(least)[0]:
                 break
         linear = sums.gradient[:K] - pull - curvature.cross.T @ step
-        log_det = np.log(of_offsets + of_offset).sum()
+        log_det = np.log(curvature.offset + of_offset).sum()
         quadratic = reduced + prior
         anchor = state.offset + step + response @ state.pool
         return PoolExpansion(quadratic, quadratic @ state.pool + linear, anchor, response, float(log_det))

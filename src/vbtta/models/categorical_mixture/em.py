@@ -235,7 +235,7 @@ def _calibration_sums(
     shares: ViewShares, share: Array, scores: links.ViewScores, information: float, *, offsets: bool
 ) -> links.CalibrationSums:
     """The gradient, and as curvature sums of share times `information` times the covariance of (f, 1_c) under P_k."""
-    # Offsets: of P_k's covariances over an instance's views the mixed one is taken, which is no smaller.
+    # Offsets: the diagonal of sum_k P_k's covariance without the means' outer product, which is no smaller.
     views = shares.views
     square = links.class_sum(views.squared) * views.inverse
     by_kappa, curved = scores.by_kappa.sum(axis=1), share * information
@@ -247,10 +247,7 @@ def _calibration_sums(
     mixed = information * views.expected(share)  # (C, n): sum_k share P_k
     cross = links.contract("ckn,kn->ck", views.weighted, per_view)
     cross -= links.contract("ckn,kn->ck", views.proba, per_view * views.mean)
-    offset = mixed.sum(axis=1)
-    if len(mixed) <= links.MAX_CURVATURE_CLASSES:
-        offset = np.diag(offset) - products(mixed / np.maximum(information * shares.size, 1e-300), mixed)
-    return links.CalibrationSums(by_kappa, scores.by_offset.sum(axis=1), kappa, cross, offset)
+    return links.CalibrationSums(by_kappa, scores.by_offset.sum(axis=1), kappa, cross, mixed.sum(axis=1))
 
 
 def log_class_prior(class_weights: Array, common: Array, strength: float) -> float:

@@ -26,7 +26,6 @@ from vbtta.inference.em import buffer
 from vbtta.inference.linalg import TAIL_DOF, student_log_density, student_precision
 from vbtta.models.parts.probit import log_probit, log_probit_vjp
 
-MAX_CURVATURE_CLASSES = 128  # up to which the offsets' curvature is a matrix, not its diagonal
 WIDE = 10.0  # range of logits above which several kappa are tried: at 1 label noise may explain the network's errors
 _SINGLE_LOGITS = 1 << 9  # of an instance, given in single precision or less, from which work is in single precision
 _START_RANGES = (30.0, 10.0, 3.0)  # of calibrated logits, where wide ones start
@@ -54,7 +53,7 @@ class CalibrationSums(NamedTuple):
     offset: Array  # (C,)
     kappa_curvature: Array  # (K,)
     cross_curvature: Array  # (C, K)
-    offset_curvature: Array  # (C, C), or its diagonal (C,) where classes are many
+    offset_curvature: Array  # (C,): a diagonal that bounds it
 
     @classmethod
     def zeros(cls, n_views: int, n_classes: int) -> "CalibrationSums":
@@ -112,7 +111,7 @@ class CalibrationPrior(NamedTuple):
         else:
             cross = sums.cross_curvature * kappa
             right = np.column_stack([cross, by_offset])
-            solved = solve_offsets(sums.offset_curvature, ridge * self.offset_precision, right)
+            solved = right / (sums.offset_curvature + ridge * self.offset_precision)[:, None]
             response, offset = solved[:, :-1], solved[:, -1]
             log_kappa = np.linalg.solve(inside - cross.T @ response, by_kappa - cross.T @ offset)
             step = np.concatenate([log_kappa, offset - response @ log_kappa])
@@ -126,13 +125,6 @@ def _common(mean: float, inner: float, scale: float) -> float:
     tail = TAIL_DOF * scale**2
     roots = np.roots([1.0, -mean, tail + (TAIL_DOF + 1) / inner, -tail * mean])
     return float(min(roots[np.isreal(roots)].real, key=lambda root: abs(root - mean)))
-
-
-def solve_offsets(curvature: Array, precision: float, right: Array) -> Array:
-    """The solution (C, m) for the offsets, of a curvature (C, C) or its diagonal (C,) plus a prior precision."""
-    if curvature.ndim == 1:
-        return np.asarray(right / (curvature + precision)[:, None])
-    return np.linalg.solve(curvature + precision * np.eye(len(curvature)), right)
 
 
 def start_candidates(ranges: Array, *, common: bool) -> list[Array]:
