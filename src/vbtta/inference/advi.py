@@ -1,11 +1,7 @@
 """Automatic differentiation variational inference: the engine's options, its family Q, the ascent, and a whole fit.
 
-Q is a full-rank normal on the unconstrained space:
-
-    u = m + L e,   e ~ Normal(0, I),   parameters = T(u)
-
-T is site by site: the identity, exp, the logistic function or stick-breaking. Densities use torch's transforms; here
-are the same functions in NumPy, so that a saved policy predicts and has intervals without torch.
+Q(u) = Normal(m, L L^T) on the unconstrained space, parameters = T(u), T site by site: the identity, exp, the logistic
+function or stick-breaking. They are here in NumPy too, so that a saved policy predicts and has intervals without torch.
 """
 
 import math

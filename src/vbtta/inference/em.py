@@ -1,14 +1,8 @@
 """The EM engine: plain steps, and SQUAREM extrapolation that is kept only where it does not lower the bound.
 
-When EM converges slowly, the weights that shrink to zero are extrapolated by a quadratic model of the bound. On six
-problems SQUAREM alone needs 13 to 14 % more passes (benchmarks/em.py). Other weights are left to SQUAREM: one that runs
-ahead of its view's calibration can end at zero where it should not.
-
-R. Varadhan and C. Roland, "Simple and globally convergent methods for accelerating the convergence
-of any EM algorithm", Scandinavian Journal of Statistics 35 (2008).
-
-A pass is a map over cache-sized blocks of instances and a sum in pairs, in an order that depends on their number alone:
-whoever holds some of the blocks (a thread, another machine) can add what belongs together, equal to the last bit.
+R. Varadhan and C. Roland, "Simple and globally convergent methods for accelerating the convergence of any EM
+algorithm" (2008). A pass is a sum in pairs over blocks, in an order that depends on their number alone: whoever holds
+some of the blocks (a thread, another machine) can add what belongs together, equal to the last bit.
 """
 
 import math

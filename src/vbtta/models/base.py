@@ -317,8 +317,8 @@ class Pooling(NamedTuple):
         mixture:  sum_k w_k P(s_k f_k + b_k), divided by its sum over the classes where weights are by class
         latent:   P(sum_k w_k (s_k f_k + b_k))
 
-    Weights of the views, or of the views for each class, sum to 1; where some views are missing, divide by the sum of
-    the others. With a gate they are w_k(x). Views are those of positive weight in the order of the fit; P is the link.
+    Weights sum to 1, divided by the sum of those that are present. Views are those of positive weight, in the order of
+    the fit; P is the link.
     """
 
     kind: str  # "linear", "mixture" or "latent"

@@ -1,8 +1,6 @@
 """EM for the latent pool of class labels: a closed form for the noise, Newton steps for pool and offsets.
 
-The utility is pooled, sum_k v_k f_ik + o. With q the truth's posterior and F = (f, 1_c) the gradient of a canonical
-link is sum_i E_q F - E_P F, and the curvature of the log evidence sum_i Cov_P F - Cov_q F: that of complete data, less
-that of the missing truths. Without noise nothing is missing, and every label counts.
+The curvature of the log evidence is that of complete data less that of the missing truths (docs/method, eq. 24b).
 """
 
 import math

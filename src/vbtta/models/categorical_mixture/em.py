@@ -1,18 +1,7 @@
 """EM for the categorical mixture: closed forms for weights and noise, Newton steps for calibration and weights.
 
-    P(c | x_i) = sum_k w_k P_k(c | x_i),   P_k the link of kappa_k f_ik + o
-
-Without noise an instance's labels are independent: sum_c n_ic ln P(c | x_i), n_ic how often class c was given. With a
-noise model they share a truth: ln sum_c e_ic P(c | x_i), e_ic the evidence of all labels for class c. Either way the
-joint responsibility of view k and class c is q_ic w_k P_k(c) / P(c), with q_ic = n_ic or the truth's posterior.
-With class weights w_kc, drawn towards common ones, the mixture is divided by its sum Z_i over the classes:
-
-    ln prior = a sum_c sum_k w_k ln(w_kc / w_k),   w_kc and w at their mode
-
-For a given w this is the Dirichlet(1 + a w) of each class, relative to its peak, which is at w itself; a is its
-strength, in labels. (Were the density not divided by its peak, the joint mode would have all classes on one view: the
-peak is highest there.) ln Z_i lies below its tangent in the weights, so each class's weights maximise
-sum_k R_kc ln w_kc - B_kc w_kc, R the responsibilities and B the tangent's slopes: the bound cannot fall.
+The joint responsibility of view k and class c is q_ic w_k P_k(c) / P(c), with q_ic how often class c was given or, with
+a noise model, the truth's posterior (docs/method, eqs. 20 to 24a).
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""EM for the latent pool of continuous labels: a convex problem for the pool, closed forms for the rest.
-
-Given Lambda the mode in (v, b) is a small convex problem on the second moments of (f, 1, y), which are formed once.
-"""
+"""EM for the latent pool of continuous labels: a convex problem for the pool, closed forms for the rest (eq. 19)."""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,10 +1,4 @@
-"""The latent pool for continuous labels: its parameters and the fitted model (docs/method, "Pooling").
-
-    y = sum_k v_k f_k + b + noise,   v_k ~ Normal(1/K, 1/lambda) on v_k >= 0,   b ~ Student-t of a scale
-    precision of the noise: omega Lambda,   Lambda ~ Wishart(nu, V),   omega = 1 or exp(-2 a x)
-
-x is the pooled prediction of a preliminary fit. The weights are w = v / sum v; the sum is the gain.
-"""
+"""The latent pool for continuous labels: its parameters and the fitted model (docs/method, "Pooling", eq. 19)."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple

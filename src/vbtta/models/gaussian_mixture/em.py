@@ -1,8 +1,4 @@
-"""EM for the mixture of continuous labels: closed forms for every factor, with or without annotators.
-
-A step needs, for every view, the second moments of (f, 1, e) under the responsibilities, e the residual
-at the current calibration: enough for theta, the residual at the new one and Lambda without another pass.
-"""
+"""EM for the mixture of continuous labels: closed forms for every factor, with or without annotators (eqs. 4 to 11)."""
 
 import math
 from dataclasses import dataclass, replace

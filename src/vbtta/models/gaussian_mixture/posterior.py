@@ -1,15 +1,4 @@
-"""The mixture of calibrated views for continuous labels: its parameters, its E-step and the fitted model.
-
-    z_ij ~ Categorical(w),   y_ij | z_ij = k ~ Normal(f_ik + H_ik theta_k, (Omega_ik^1/2 Lambda_k Omega_ik^1/2)^-1)
-    theta_k ~ Normal(theta_0, I / beta),   theta_0 ~ Student-t of a scale, entry by entry
-    Lambda_k ~ Wishart(nu, V),   V the inverse scale
-
-Q(theta_0) Q(theta_k | theta_0) is the exact posterior given responsibilities and precisions: with S_k = G_k^-1,
-
-    theta_0 ~ Normal(m_0, S_0),   theta_k | theta_0 ~ Normal(m_k + beta S_k (theta_0 - m_0), S_k)
-
-The equations are those of docs/method, 1 to 12.
-"""
+"""The mixture for continuous labels: its parameters, its E-step and the fitted model (docs/method, eqs. 1 to 12)."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple

@@ -1,11 +1,7 @@
 """Annotators of continuous labels: a shared truth per instance, a bias and a precision per annotator.
 
-    t_i | view ~ Normal(mu_i, L_i^-1),   y_ij | t_i ~ Normal(t_i + d_u, I / tau_u)
-    tau_u ~ Gamma(a0, b0),   d = B eta,   eta ~ Normal(0, I / gamma)
-
-B holds orthonormal contrasts: biases sum to zero, as a bias common to all cannot be told from the truth. Their
-covariance is that of independent biases of variances a, given the sum: diag(a) - a a^T / sum a.
-Q(t_i | z_i) is normal; integrated out, it leaves the evidence of each view (docs/method, eqs. 13 to 18).
+Biases sum to zero; their covariance is diag(a) - a a^T / sum a, that of independent biases given their sum
+(docs/method, eqs. 13 to 18a).
 """
 
 import warnings

@@ -1,12 +1,7 @@
 """Weights that depend on the input: a conditional logit on features of the views (docs/method, eqs. 25 to 28).
 
-    w_k(x) = v_k exp(b . phi_k(x)) / sum_l v_l exp(b . phi_l(x)),   b ~ Normal(0, t^2 I)
-
-The base weights v are on the simplex and may be zero. All views share b; b = 0 gives w = v. A fit with constant weights
-comes first: the gate starts from it, its views of positive weight are those that features compare with (they keep a
-positive weight, so that they are computed), and unless t is given the evidence decides it there, so that a gate that is
-not needed costs next to nothing. Features are standardised on the calibration sample by the spread that neither the
-mean of a view nor that of an input explains, and clipped to their range there.
+A fit with constant weights comes first. Its views of positive weight are those that features compare with; they keep a
+positive weight, so that they are computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -342,12 +337,7 @@ class GateData:
         return len(self.scale)
 
     def with_prior(self, scale: float | None, gradient: Array, information: Array) -> "GateData":
-        """The same with a prior scale t; where it is None that of largest evidence times prior density.
-
-        The log likelihood is quadratic in b, with gradient v at b = 0 and information A: the log evidence is, relative
-        to t = 0, t^2 v' (I + t^2 A)^-1 v / 2 - ln|I + t^2 A| / 2. Large coefficients are underestimated at b = 0:
-        where the evidence is decisive, t = 1.
-        """
+        """The same with a prior scale t; where it is None that of largest evidence times prior density (eq. 27)."""
         if scale is None:
             values, vectors = np.linalg.eigh(information)
             square = _SCALES[:, None] ** 2 * np.maximum(values, 0)
@@ -394,12 +384,10 @@ class GateData:
         return log_normal(slopes, self.prior_scale)
 
     def update(self, weights: Array, slopes: Array, mass: Array, feature_mass: Array) -> tuple[Array, Array]:
-        """Base weights and coefficients that do not lower the expected log weight plus the log prior of b.
+        """Base weights and coefficients that do not lower eq. 26: a Newton step, halved until it gains.
 
-        A Newton step of the conditional logit, halved until there is a gain. With r the responsibilities and w the
-        weights, v_k is multiplied by sum_i r_ik / sum_i w_ik where b = 0, which also never loses: ln sum_l v_l e_il
-        lies below its tangent in v. The gradient in ln v_k is replaced by the logarithm of that factor, so that weights
-        shrink to zero as fast as without a gate.
+        The gradient in ln v_k is replaced by ln(sum_i r_ik / sum_i w_ik), so that weights shrink to zero as fast as
+        without a gate.
         """
         K, used = len(weights), weights > 0
 
@@ -453,10 +441,9 @@ class GateData:
         return Gate(names, slopes, self.prior_scale, None, None, weights, *last)
 
     def finish(self, weights: Array, slopes: Array, known: WeightInformation) -> tuple[Gate, WeightInformation]:
-        """The gate with intervals of b, and the information on the average weights by the delta method.
+        """The gate with intervals of b, and the information on the average weights (eq. 28), from that on (ln v, b).
 
-        `known` is the information on (ln v, b) without the prior of b, which here is that of t = 1. The gradient of the
-        likelihood in b at the mode is b / t^2.
+        The prior of b is that of t = 1; the gradient of the likelihood at the mode is b / t^2.
         """
         K, n = len(weights), float(self.count.sum())
         prior = np.eye(K + len(slopes))

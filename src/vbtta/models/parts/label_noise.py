@@ -1,17 +1,7 @@
-"""Label noise: what separates the labels of an instance from its true class (docs/method, eq. 22).
+"""Label noise: what separates the labels of an instance from its true class (docs/method, eqs. 22 to 22b).
 
 A kind of noise is a class with an entry in :data:`NOISES`; all that depends on the kind is there and, for ADVI, in its
-torch counterpart. The parameters of annotator u, rows of probabilities, have Dirichlet priors and Dirichlet Q. The
-counts of that prior are common to all annotators and at their mode, with a log-normal prior around the given ones.
-
-With item difficulty an instance is easy (h_0 = 0) or hard with probability pi_e. It has an apparent class d_i, and each
-of its labels is that class with probability h_e, else a draw of the annotator's row (docs/method, eqs. 22a and 22b):
-
-    d_i ~ G_i,   P(y_ij | t_i = c, d_i, e) = h_e 1[y_ij = d_i] + (1 - h_e) A_u[c, y_ij]
-
-G_i is the softmax of the views' average logits.
-
-Labels that agree with each other and with the views are then weaker evidence than independent ones.
+torch counterpart. The parameters of annotator u, rows of probabilities, have Dirichlet priors and Dirichlet Q.
 """
 
 from collections.abc import Callable
@@ -573,13 +563,7 @@ def describe(noise: FittedNoise | None, names: tuple[str, ...]) -> AnnotatorAccu
 
 
 def _accuracy_counts(noise: FittedNoise) -> Array:
-    """Beta counts of every annotator's accuracy: (U, 2).
-
-    Labels count by the share f of their information that the unknown truths leave (Louis 1982), 1 - sum q (1 - q) /
-    (n a (1 - a)). A prior that annotators share predicts labels well, but draws the best and the worst to the rest, and
-    their intervals miss the truth. A Newton step removes the pull: at the maximum of the likelihood an accuracy is
-    1 / f times as far from Q's as the next update of EM. What remains is one label, as right as the average.
-    """
+    """Beta counts of every annotator's accuracy, (U, 2), without the pull of their common prior (docs/method)."""
     kind, prior = noise.model.of_kind, np.array(noise.model.accuracy_prior)
     given = kind.right_and_wrong(noise.given)
     right, n = given[:, 0], np.maximum(given.sum(axis=1), 1e-300)

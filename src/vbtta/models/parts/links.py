@@ -1,14 +1,8 @@
-"""Calibrated links: how logits become class probabilities, under temperatures and offsets that are inferred.
+"""Calibrated links: how logits become class probabilities, under temperatures and offsets (docs/method, eqs. 20, 21).
 
-The utilities of view k are kappa_k f_k + o with variances kappa_k^2 g_k over draws, ln kappa_k = ln kappa + xi_k:
-
-    ln kappa ~ Student_2(0, a),   xi_k ~ Normal(0, b^2),   o_c ~ Normal(0, s^2),   all at their mode
-
-Few labels leave ln kappa near 0; the heavy tails allow for logits of another scale, which labels show at once. Given
-ln kappa_k the mode of ln kappa is known, so a state holds ln kappa_k and o alone. s = 0 switches the offsets off.
-
-A link depends on differences of utilities alone: the largest logit of an input and view is stored as 0. To add a link,
-derive from :class:`Link`, enter it in :data:`LINKS`, and enter its log-probability in torch for ADVI and `TTAModule`.
+ln kappa_k = ln kappa + xi_k and the offsets are at their mode. Given ln kappa_k that of ln kappa is known, so a state
+holds ln kappa_k and o alone. The largest logit of an input and view is stored as 0. To add a link, derive from
+:class:`Link`, enter it in :data:`LINKS`, and enter its log-probability in torch for ADVI and `TTAModule`.
 """
 
 import math

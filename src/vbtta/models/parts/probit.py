@@ -1,14 +1,8 @@
-"""The probit integral: the probability that each of several independent normal utilities is the largest.
+"""The probit integral: the probability that each of several independent normal utilities is the largest (eq. 20).
 
-With x_c = (v - mu_c) / s_c, F(v) = prod_c Phi(x_c) and the hazard h_c = phi(x_c) / Phi(x_c),
-
-    P(Y = c) = integral of F(v) h_c(v) / s_c dv.
-
-One set of nodes v_q per row serves all classes, so a row costs O(C Q). P is within 1e-8 of the integral where the
-scales of a row differ by up to 10 x and within 1e-5 up to 10,000 x. Sums are of log F + log h, so that improbable
-classes keep their leading digits down to P = 1e-80 or so. For classes still less probable the nodes may miss the peak:
-the logarithm of the integrand is continued below the lowest node as a parabola, and ln P is finite and ordered, but
-rough.
+One set of nodes per row serves all classes (docs/method, "The probit integral"). P is within 1e-8 of the integral where
+the scales of a row differ by up to 10 x, and within 1e-5 up to 10,000 x. Improbable classes keep their leading digits
+down to P = 1e-80 or so; below, ln P is finite and ordered, but rough.
 """
 
 from collections.abc import Iterable, Iterator
@@ -55,14 +49,7 @@ def log_probit(mean: ArrayLike, scale: ArrayLike = 1.0) -> Array:
 
 
 def log_probit_vjp(mean: ArrayLike, scale: ArrayLike, cotangent: ArrayLike) -> ProbitGradient:
-    """Log-probabilities, and the gradient of sum_c r_c ln P(Y = c) for weights r.
-
-    The derivative is that of the quadrature sum itself, with its nodes held fixed. With pi_cq the share of
-    node q in P(Y = c) and A_q = sum_c r_c pi_cq,
-
-        d/dmu_c = (1 / s_c) sum_q [ r_c pi_cq (x_cq + h_cq) - A_q h_cq ],
-        d/ds_c  = (1 / s_c) sum_q { x_cq [ r_c pi_cq (x_cq + h_cq) - A_q h_cq ] - r_c pi_cq }.
-    """
+    """Log-probabilities, and the gradient of sum_c r_c ln P(Y = c) for weights r, the quadrature's nodes held fixed."""
     mean = np.asarray(mean, dtype=np.float64)
     scale, weight = (np.broadcast_to(np.asarray(each, dtype=np.float64), mean.shape) for each in (scale, cotangent))
     return ProbitGradient(*_by_blocks(mean, scale, weight))
@@ -114,12 +101,7 @@ class _Terms(NamedTuple):
 class _Quadrature:
     """The trapezoid rule in t, the nodes being v = a s (exp(t / a) - 1), for rows whose lowest node is 0.
 
-    At that end, where the integrands of improbable classes are not negligible, it has Gregory's correction.
-
-    s is the smallest scale of a row. The steps widen with v, as what is left to resolve does: 0 is no less than
-    mu_c - 20 s_c, so that at v only classes of scales above v / 42 still restrict the largest utility, and a = 42. The
-    number of nodes grows with the logarithm of the ratio of scales, not with C. In units of s the first step is
-    1 / (1.3 + 1.2 ln m), with m the number of classes near the top, since the density of their maximum narrows.
+    There it has Gregory's correction. s is the smallest scale of a row, a = 42.
     """
 
     def __init__(self, mean: Array, scale: Array) -> None:
@@ -197,11 +179,7 @@ def _pull_back(quadrature: _Quadrature, tail: "_Tail", log_proba: Array, weight:
 
 
 class _Tail(NamedTuple):
-    """The integral below the lowest node, 0, each (C, R).
-
-    There ln g_c, g_c the integrand, is continued as a parabola with its slope b_c and curvature k_c there:
-    g_c(0) sqrt(2 pi / k_c) exp(z^2 / 2) Phi(z) with z = -b_c / sqrt(k_c).
-    """
+    """The integral below the lowest node, 0, each (C, R): the logarithm of the integrand is continued as a parabola."""
 
     x: Array
     hazard: Array  # h = phi / Phi
