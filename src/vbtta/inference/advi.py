@@ -52,14 +52,11 @@ class ADVI:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from vbtta import ADVI, ViewPredictions, fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> views = rng.normal(size=(400, 2, 1))  # (N, K, C)
-    >>> labels = views[np.arange(400), rng.choice(2, size=400, p=[0.7, 0.3])] + 0.1 * rng.normal(size=(400, 1))
+    >>> views, noise = np.split(np.random.default_rng(0).normal(size=(400, 4, 1)), 2, axis=1)  # (N, K, C)
+    >>> labels = np.concatenate([views[:280, 0], views[280:, 1]]) + 0.1 * noise[:, 0]
     >>> engine = ADVI(steps=300, particles=2, learning_rate=0.05)
-    >>> policy = fit_policy(ViewPredictions(views), labels, task="regression", engine=engine)
-    >>> policy.weights.round(1)
+    >>> fit_policy(ViewPredictions(views), labels, task="regression", engine=engine).weights.round(1)
     array([0.7, 0.3])
     """
 
@@ -119,12 +116,9 @@ class DivergenceError(RuntimeError):
 
     Examples
     --------
-    >>> import pyro
-    >>> from vbtta import ADVI, ViewPredictions, fit_policy
-    >>> def impossible(predictions, labels, prior):  # labels have no finite probability
-    ...     pyro.factor("labels", prior.sample(predictions).log_weights.sum() * float("nan"))
-    >>> views = ViewPredictions(np.zeros((5, 2, 1)))
-    >>> fit_policy(views, np.arange(5.0), task="regression", model=impossible, engine=ADVI(steps=5))
+    >>> from vbtta import ADVI, GaussianMixture, ViewPredictions, fit_policy
+    >>> engine, model = ADVI(steps=300, learning_rate=1e8), GaussianMixture()
+    >>> fit_policy(ViewPredictions(np.zeros((5, 2, 1))), np.arange(5.0), task="regression", model=model, engine=engine)
     Traceback (most recent call last):
         ...
     vbtta.inference.advi.DivergenceError: the bound was not finite ...

@@ -41,15 +41,11 @@ class EM:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from vbtta import EM, ViewPredictions, fit_policy
     >>> views = np.random.default_rng(0).normal(size=(200, 3, 1))  # (N, K, C)
-    >>> engine = EM(keep_states=True)
-    >>> policy = fit_policy(ViewPredictions(views), views[:, 0, 0], task="regression", model="mixture", engine=engine)
-    >>> bool((np.diff(policy.history.elbo) >= -1e-9).all())  # but for rounding
-    True
-    >>> policy.at_step(1).weights.round(2), policy.weights.round(2)
-    (array([0.33, 0.33, 0.33]), array([1., 0., 0.]))
+    >>> policy = fit_policy(ViewPredictions(views), views[:, 0, 0], task="regression", engine=EM(keep_states=True))
+    >>> policy.weights.round(2)
+    array([1., 0., 0.])
     """
 
     max_steps: int = 1000

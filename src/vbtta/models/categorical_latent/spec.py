@@ -27,11 +27,10 @@ class CategoricalLatent(ClassModel, LatentModel):
 
     >>> import numpy as np
     >>> from vbtta import CategoricalLatent, ViewPredictions, fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> truth = rng.integers(0, 3, size=500)
-    >>> predictions = ViewPredictions(np.eye(3)[truth][:, None] + rng.normal(size=(500, 6, 3)))  # (N, K, C)
-    >>> policy = fit_policy(predictions, truth, task="classification", model=CategoricalLatent())
-    >>> alone, together = predictions.outputs[:, 0].argmax(axis=1), policy.predict(predictions).label
+    >>> truth, noise = np.arange(500) % 3, np.random.default_rng(0).normal(size=(500, 6, 3))
+    >>> views = ViewPredictions(np.eye(3)[truth][:, None] + noise)  # (N, K, C)
+    >>> policy = fit_policy(views, truth, task="classification", model=CategoricalLatent())
+    >>> alone, together = views.outputs[:, 0].argmax(axis=1), policy.predict(views).label
     >>> bool((together == truth).mean() > (alone == truth).mean() + 0.2)
     True
     """

@@ -144,13 +144,12 @@ class CategoricalMixture(ClassModel):
 
     >>> import numpy as np
     >>> from vbtta import CategoricalMixture, LabelSets, ViewPredictions, fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> truth = rng.integers(0, 3, size=1000)
-    >>> predictions = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(1000, 2, 3)))  # (N, K, C)
+    >>> rng, truth = np.random.default_rng(0), np.arange(1000) % 3
+    >>> views = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(1000, 2, 3)))  # (N, K, C)
     >>> said = np.where(rng.random((1000, 2)) < [0.0, 0.5], rng.integers(0, 3, size=(1000, 2)), truth[:, None])
     >>> labels = LabelSets.from_array(said, annotators=["ann", "bob"])
-    >>> policy = fit_policy(predictions, labels, task="classification", model=CategoricalMixture(noise="annotator"))
-    >>> policy.annotators.accuracy.round(1)
+    >>> model = CategoricalMixture(noise="annotator")
+    >>> fit_policy(views, labels, task="classification", model=model).annotators.accuracy.round(1)
     array([1. , 0.7])
     """
 

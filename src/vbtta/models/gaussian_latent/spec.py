@@ -31,12 +31,10 @@ class GaussianLatent(LatentModel):
 
     >>> import numpy as np
     >>> from vbtta import GaussianLatent, ViewPredictions, fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> truth = rng.normal(size=400)
-    >>> views = truth[:, None] + 0.4 * rng.normal(size=(400, 4))  # (N, K)
-    >>> policy = fit_policy(ViewPredictions(views[:, :, None]), truth, task="regression", model=GaussianLatent())
-    >>> pooled = policy.predict(ViewPredictions(views[:, :, None])).mean[:, 0]
-    >>> print((views - truth[:, None]).std().round(1), (pooled - truth).std().round(1))
+    >>> truth, noise = np.linspace(-2, 2, 400)[:, None], 0.4 * np.random.default_rng(0).normal(size=(400, 4, 1))
+    >>> views = ViewPredictions(truth[:, None] + noise)  # (N, K, C)
+    >>> policy = fit_policy(views, truth, task="regression", model=GaussianLatent())
+    >>> print(noise.std().round(1), (policy.predict(views).mean - truth).std().round(1))
     0.4 0.2
     """
 

@@ -58,12 +58,9 @@ class GaussianMixture(Model):
 
     >>> import numpy as np
     >>> from vbtta import GaussianMixture, ViewPredictions, fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> views = rng.normal(size=(400, 3))  # (N, K)
-    >>> labels = views[np.arange(400), rng.choice(3, size=400, p=[0.7, 0.3, 0.0])]
-    >>> predictions = ViewPredictions(views[:, :, None], names=["identity", "flip", "blur"])
-    >>> policy = fit_policy(predictions, labels, task="regression", model=GaussianMixture(link="shift"))
-    >>> policy.weights.round(1)
+    >>> views, model = np.random.default_rng(0).normal(size=(400, 3, 1)), GaussianMixture(link="shift")  # (N, K, C)
+    >>> labels = np.concatenate([views[:280, 0], views[280:, 1]])
+    >>> fit_policy(ViewPredictions(views), labels, task="regression", model=model).weights.round(1)
     array([0.7, 0.3, 0. ])
     """
 

@@ -38,9 +38,8 @@ class OrdinalMixture(Model):
 
     >>> import numpy as np
     >>> from vbtta import ADVI, OrdinalMixture, ViewPredictions, fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> score = rng.normal(size=500)
-    >>> levels = np.digitize(score + 0.2 * rng.normal(size=500), [-1.0, 1.0])
+    >>> score, noise = np.random.default_rng(0).normal(size=(2, 500))
+    >>> levels = np.digitize(score + 0.2 * noise, [-1.0, 1.0])
     >>> predictions = ViewPredictions(score[:, None, None], names=["identity"])  # (N, K, 1)
     >>> engine = ADVI(steps=300, particles=2, learning_rate=0.1)
     >>> policy = fit_policy(predictions, levels, task="ordinal", model=OrdinalMixture(), engine=engine)

@@ -25,12 +25,11 @@ class RankingMixture(Model):
     --------
     >>> import numpy as np
     >>> from vbtta import ADVI, LabelSets, RankingMixture, ViewPredictions, fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> scores = rng.normal(size=(300, 2, 4))  # (N, K, C): two views of four items; the first tells their order
+    >>> scores = np.random.default_rng(0).normal(size=(300, 2, 4))  # of two views; the first tells the order
     >>> orders = LabelSets.from_rankings(np.argsort(-scores[:, 0], axis=1)[:, :2])  # the best two of each list
     >>> engine = ADVI(steps=300, particles=2, learning_rate=0.1)
-    >>> policy = fit_policy(ViewPredictions(scores), orders, task="ranking", model=RankingMixture(), engine=engine)
-    >>> policy.weights.round(1)
+    >>> model = RankingMixture()
+    >>> fit_policy(ViewPredictions(scores), orders, task="ranking", model=model, engine=engine).weights.round(1)
     array([1., 0.])
     """
 
