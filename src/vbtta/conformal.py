@@ -15,19 +15,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import one_of, shown, whole_number
-from vbtta._support.files import fields_from_plain, from_plain, read_json, to_plain, write_json
+from vbtta._support.files import fields_from_plain, from_plain
 from vbtta.crossval import check_units, folds_of
 from vbtta.data.labels import Array, LabelSets, by_id, is_absent
 from vbtta.data.predictions import Rows, ViewPredictions, require_views, row_hashes
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction, merge
 from vbtta.fit import refit
 from vbtta.models.base import InMemory
-from vbtta.policy import Policy
-from vbtta.sequential import FORMAT as SEQUENTIAL
+from vbtta.policy import Policy, Saved
 from vbtta.sequential import SequentialPolicy
 
 METHODS = ("lac", "aps", "raps", "distributional")
-_FORMAT, _VERSION = "vbtta-conformal", 1
 _CONSENSUS_NODES = 20  # quantiles that stand for the truth's distribution in a regression
 _PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)  # of RAPS, as its authors try them
 _TUNING_SHARE = 0.2  # of the calibration units, for the two parameters of RAPS
@@ -44,11 +42,10 @@ class Penalty(NamedTuple):
 
 
 _NO_PENALTY = Penalty(0.0, 0.0)
-_KINDS: dict[str, type[Policy | SequentialPolicy]] = {"single": Policy, "sequential": SequentialPolicy}  # in files
 
 
 @dataclass(frozen=True, eq=False)
-class ConformalPolicy:
+class ConformalPolicy(Saved):
     """A policy whose sets or intervals cover the label with a stated probability; made by :func:`conformalize`.
 
     Examples
@@ -63,6 +60,8 @@ class ConformalPolicy:
     >>> sets.shape, bool(sets[np.arange(150), truth[450:]].mean() > 0.85)
     ((150, 3), True)
     """
+
+    _format = "vbtta-conformal", "conformal policy"
 
     policy: Any  # Policy, SequentialPolicy or another predictor
     method: Method
@@ -115,35 +114,33 @@ class ConformalPolicy:
 
     def columns(self, predictions: ViewPredictions, levels: Sequence[float]) -> dict[str, Array]:
         """A table with one row an input: classes of its sets, bars between them, and their number; or limits."""
-        places, every = [self.levels.tolist().index(level) for level in levels], replace(self, one_level=False)
-        prediction = self.policy.predict(predictions.take(slice(0, 1)))
+        places = [self.levels.tolist().index(level) for level in levels]
+        wanted = replace(self, levels=self.levels[places], thresholds=self.thresholds[..., places], one_level=False)
         table: dict[str, Array] = {}
-        if isinstance(prediction, CategoricalPrediction):
-            sets, names = every.predict_set(predictions), np.asarray(prediction.classes, dtype=str)
-            for level, place in zip(levels, places, strict=True):
+        if self.method != "distributional":
+            sets = wanted.predict_set(predictions)
+            names = np.asarray(self.policy.predict(predictions.take(slice(0, 1))).classes, dtype=str)
+            for place, level in enumerate(levels):
                 table[f"set_{level:g}"] = np.array(["|".join(names[row]) for row in sets[:, :, place]])
                 table[f"size_{level:g}"] = sets[:, :, place].sum(axis=1)
             return table
-        for name, limits in zip(("lower", "upper"), every.predict_interval(predictions), strict=True):
-            for c, (level, place) in product(range(limits.shape[1]), zip(levels, places, strict=True)):
-                table[f"{name}_{level:g}" + (f"_{c + 1}" if limits.shape[1] > 1 else "")] = limits[:, c, place]
+        for name, limits in zip(("lower", "upper"), wanted.predict_interval(predictions), strict=True):
+            ends = [f"_{c + 1}" for c in range(limits.shape[1])] if limits.shape[1] > 1 else [""]
+            for (c, end), (place, level) in product(enumerate(ends), enumerate(levels)):
+                table[f"{name}_{level:g}{end}"] = limits[:, c, place]
         return table
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy with its thresholds as human-readable JSON, atomically."""
-        kinds = [kind for kind, policy_type in _KINDS.items() if isinstance(self.policy, policy_type)]
-        if not kinds:
+        if not isinstance(self.policy, Policy | SequentialPolicy):
             raise ValueError(f"a ConformalPolicy of {type(self.policy).__name__} cannot be saved; use a Policy")
-        write_json(path, _FORMAT, _VERSION, {**to_plain(self), "kind": kinds[0]})
+        super().save(path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], verify: bool = True) -> Self:
-        """Read what :meth:`save` wrote, as :meth:`Policy.load` does."""
-        return read_json(path, _FORMAT, _VERSION, "conformal policy", cls._from_dict, verify)
-
-    @classmethod
-    def _from_dict(cls, data: dict[str, Any]) -> Self:
-        return replace(fields_from_plain(cls, data), policy=from_plain(_KINDS[data["kind"]], data["policy"]))
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """What a file says; raises ValueError or KeyError where it is damaged."""
+        kind = SequentialPolicy if "policies" in data["policy"] else Policy
+        return replace(fields_from_plain(cls, data), policy=from_plain(kind, data["policy"]))
 
     def _stratum(self, strata: ArrayLike | None, predictions: ViewPredictions) -> Array:
         """The stratum of every row by its place."""
@@ -162,7 +159,7 @@ class ConformalPolicy:
 
 def load_policy(path: str | os.PathLike[str]) -> Policy | SequentialPolicy | ConformalPolicy:
     """Read a policy of any kind, by the format that its file names."""
-    kinds: dict[str, Any] = {_FORMAT: ConformalPolicy, SEQUENTIAL: SequentialPolicy}
+    kinds: dict[str, Any] = {kind._format[0]: kind for kind in (ConformalPolicy, SequentialPolicy)}
     kind = ""
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError), open(path, encoding="utf-8") as file:
         kind = str(json.load(file)["format"])

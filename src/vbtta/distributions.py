@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
@@ -18,7 +18,6 @@ from vbtta.inference.linalg import cholesky
 _NORMAL_FROM = 1e8  # degrees of freedom: a t is a normal to 1e-8, and differences of log-gamma functions lose digits
 _PANELS = np.array([1e-7, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5])
 _PANELS = np.concatenate([_PANELS, 1 - _PANELS[-2::-1]])  # between quantiles at these a mixture's CDF is smooth
-_BLOCK = 1 << 20  # entries of the largest temporary
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,6 +27,11 @@ class _OfInputs:
     ids: Array | None = None
     passes: Array | None = None
 
+    def take(self, rows: Array | slice) -> Self:
+        """The prediction of some inputs, which may repeat."""
+        arrays = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("dof", "classes")}
+        return replace(self, **{name: None if array is None else array[rows] for name, array in arrays.items()})
+
     def columns(self, level: float = 0.9) -> dict[str, Array]:
         """A table with one row an input."""
         raise NotImplementedError
@@ -36,11 +40,6 @@ class _OfInputs:
         """:meth:`columns`, and `passes`, as a pandas DataFrame; its index are the ids of the inputs, where given."""
         passes = {} if self.passes is None else {"passes": self.passes}
         return frame_of(self.columns(level) | passes, self.ids if index is None else index)
-
-    def _taken(self, rows: Array | slice, *names: str) -> Self:
-        """The same of some inputs; `names` are the arrays with one row an input."""
-        arrays = {name: getattr(self, name) for name in (*names, "ids", "passes")}
-        return replace(self, **{name: None if array is None else array[rows] for name, array in arrays.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +112,6 @@ class ContinuousPrediction(_OfInputs):
         values = [self._quantile(float(p)) for p in levels.flat]
         return values[0] if levels.ndim == 0 else np.stack(values)
 
-    def take(self, rows: Array | slice) -> Self:
-        """The prediction of some inputs, which may repeat."""
-        return self._taken(rows, "weights", "location", "scale")
-
     def cdf(self, y: ArrayLike) -> Array:
         """Distribution function of every output at y, (N,) or (N, C): (N, C)."""
         return self._cdf(self._targets(y))
@@ -151,11 +146,18 @@ class ContinuousPrediction(_OfInputs):
 
     def crps(self, y: ArrayLike) -> Array:
         """Continuous ranked probability score of every output at y, (N,) or (N, C): (N, C)."""
-        targets, size = self._targets(y), max(1, _BLOCK // (self.location.shape[1] * self.location.shape[2] * 8))
-        rows = [slice(start, start + size) for start in range(0, len(targets), size)]
-        return np.concatenate(
-            [np.zeros((0, targets.shape[1])), *(self.take(part)._crps(targets[part]) for part in rows)]
-        )
+        # The integral of (F(x) - 1{x >= y})^2, by Gauss-Legendre on panels between the mixture's own (approximate)
+        # quantiles and y, so that no component, however narrow, falls between the nodes.
+        targets = self._targets(y)
+        edges = np.sort([*(self._quantile(float(q), steps=12) for q in _PANELS), targets], axis=0)  # (P, N, C)
+        nodes, shares = np.polynomial.legendre.leggauss(8)
+        total = np.zeros_like(targets)
+        for left, right in pairwise(edges):
+            half, beyond = 0.5 * (right - left), left >= targets  # y is an edge: every panel lies on one side of it
+            for position, share in zip(nodes, shares, strict=True):
+                below = self._cdf(left + half * (1 + position))
+                total += share * half * np.where(beyond, 1 - below, below) ** 2
+        return total
 
     @cached_property
     def _moments(self) -> tuple[Array, Array]:
@@ -202,20 +204,6 @@ class ContinuousPrediction(_OfInputs):
             short = self._cdf(middle) < q
             low, high = np.where(short, middle, low), np.where(short, high, middle)
         return np.asarray(0.5 * (low + high))
-
-    def _crps(self, y: Array) -> Array:
-        """The integral of (F(x) - 1{x >= y})^2: (N, C)."""
-        # Gauss-Legendre on panels between the mixture's own (approximate) quantiles and y, so that no component,
-        # however narrow, falls between the nodes.
-        edges = np.sort(np.stack([*(self._quantile(float(q), steps=12) for q in _PANELS), y]), axis=0)  # (P, N, C)
-        nodes = np.polynomial.legendre.leggauss(8)
-        total = np.zeros_like(y)
-        for left, right in pairwise(edges):
-            half, beyond = 0.5 * (right - left), left >= y  # y is an edge: every panel lies on one side of it
-            for position, share in zip(*nodes, strict=True):
-                below = self._cdf(left + half * (1 + position))
-                total += share * half * np.where(beyond, 1 - below, below) ** 2
-        return total
 
     def _targets(self, y: ArrayLike) -> Array:
         n_inputs, _, n_outputs = self.location.shape
@@ -269,10 +257,6 @@ class CategoricalPrediction(_OfInputs):
 
     def __repr__(self) -> str:
         return f"CategoricalPrediction(N={self.proba.shape[0]}, C={self.proba.shape[1]})"
-
-    def take(self, rows: Array | slice) -> Self:
-        """The prediction of some inputs, which may repeat."""
-        return self._taken(rows, "proba", "mutual_information")
 
     @property
     def label(self) -> Array:
@@ -345,7 +329,7 @@ class MultiLabelPrediction(_OfInputs):
 Prediction = ContinuousPrediction | CategoricalPrediction
 
 
-def merge(parts: Sequence[tuple[Array, Prediction]], n_inputs: int) -> Prediction:
+def merge(parts: Sequence[tuple[Array | slice, Prediction]], n_inputs: int) -> Prediction:
     """One prediction from those of several models for disjoint rows that are all of `n_inputs`."""
     # Numbers become mixtures of all models' components; those of other rows' models have weight 0.
     classes = [(rows, part) for rows, part in parts if isinstance(part, CategoricalPrediction)]

@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, Self, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +19,7 @@ from vbtta._support.checks import between, printable
 from vbtta._support.files import from_plain, read_json, to_plain, write_json
 from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.data.predictions import Rows, ViewPredictions, conflict, draws_of, require_views
-from vbtta.distributions import CategoricalPrediction, MultiLabelPrediction, Prediction
+from vbtta.distributions import CategoricalPrediction, MultiLabelPrediction, Prediction, merge
 from vbtta.inference.advi import N_DRAWS
 from vbtta.inference.em import Optimum
 from vbtta.inference.laplace import PROFILE_GRID, NoIntervalsError
@@ -38,14 +39,8 @@ class ConvergenceWarning(UserWarning):
 
     Examples
     --------
-    >>> from vbtta import EM, ConvergenceWarning, ViewPredictions, fit_policy
-    >>> views = np.random.default_rng(0).normal(size=(200, 3, 1))
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always", ConvergenceWarning)
-    ...     options = {"task": "regression", "model": "mixture", "engine": EM(max_steps=2)}
-    ...     policy = fit_policy(ViewPredictions(views), views[:, 0, 0], **options)
-    >>> print(caught[0].message)
-    GaussianMixture did not converge in 2 steps; raise EM(max_steps=...) or tol
+    >>> from vbtta import ConvergenceWarning
+    >>> warnings.simplefilter("error", ConvergenceWarning)  # stop a script whose fit did not converge
     """
 
 
@@ -54,18 +49,8 @@ class GuardWarning(UserWarning):
 
     Examples
     --------
-    Eight views of noise, and too few labels to see that they are:
-
-    >>> from vbtta import GuardWarning, ViewPredictions, fit_policy
-    >>> rng = np.random.default_rng(3)
-    >>> truth = rng.normal(size=15)
-    >>> views = np.hstack([truth[:, None] + 0.1 * rng.normal(size=(15, 1)), rng.normal(size=(15, 8))])
-    >>> predictions = ViewPredictions(views[:, :, None], names=["identity", *"abcdefgh"])
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always", GuardWarning)
-    ...     policy = fit_policy(predictions, truth, task="regression", model="mixture", guard="hard")
-    >>> [warning.category.__name__ for warning in caught], policy.guard.fell_back
-    (['GuardWarning'], True)
+    >>> from vbtta import GuardWarning
+    >>> warnings.simplefilter("ignore", GuardWarning)  # in a script that reads policy.guard itself
     """
 
 
@@ -113,15 +98,32 @@ class Selection(NamedTuple):
 
 
 KEPT = 0.01  # a view of less weight counts for little
-_FORMAT, _VERSION = "vbtta-policy", 1
 FILE_KEYS = {"names": "views", "annotator_names": "annotators"}  # of fields that have another name in files
 FILE_FIELDS = ("names", "fitted", "generated_names", "n_outputs", "annotator_names", "elbo_terms", "converged",
                "unsupervised", "multilabel", "guard", "selection", "fingerprints", "rows", "history")  # fmt: skip
 _UNGUARDED = Guard(False, False, 0.0, 0.0, "not asked for")
 
 
+class Saved:
+    """What is kept in a file of JSON, with its fields or what its `to_dict` returns."""
+
+    _format: ClassVar[tuple[str, str]]  # of the file, and its name in errors
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write human-readable JSON, atomically."""
+        write_json(path, self._format[0], 1, to_plain(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], verify: bool = True) -> Self:
+        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused.
+
+        With ``verify=False`` the checksum is not compared, so that a file may be edited by hand.
+        """
+        return read_json(path, cls._format[0], 1, cls._format[1], partial(from_plain, cls), verify)
+
+
 @dataclass(frozen=True, eq=False)
-class Policy:
+class Policy(Saved):
     """What a fit learned; turns the same views of new inputs into one predictive distribution.
 
     Attributes
@@ -162,16 +164,15 @@ class Policy:
     Examples
     --------
     >>> from vbtta import ViewPredictions, fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> truth = rng.normal(size=200)
-    >>> views = truth[:, None] + rng.normal(size=(200, 2)) * [0.1, 2.0]
-    >>> predictions = ViewPredictions(views[:, :, None], names=["identity", "noise"])
-    >>> policy = fit_policy(predictions, truth, task="regression", model="mixture", guard=False)
-    >>> policy
-    Policy(regression, GaussianMixture, 1 of 2 views: identity 1.000)
+    >>> truth, noise = np.random.default_rng(0).normal(size=(2, 200))
+    >>> views = np.stack([truth + 0.1 * noise, noise], axis=1)[:, :, None]
+    >>> predictions = ViewPredictions(views, names=["identity", "noise"])
+    >>> policy = fit_policy(predictions, truth, task="regression", model="mixture")
     >>> policy.predict(predictions.select(["identity"])).mean.shape  # views of no weight need not be computed
     (200, 1)
     """
+
+    _format = "vbtta-policy", "policy"
 
     names: tuple[str, ...]
     model: Model
@@ -324,19 +325,13 @@ class Policy:
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution of every input; needs the views of positive weight, by name."""
         self._check(predictions)
-        blocks = [predictions]
         pooled = self.gate is not None and predictions.groups is not None  # features may be averages over groups
-        if task_of(self.model) == "classification" and len(predictions) and not (self.multilabel or pooled):
-            step = max(1, _PREDICTED_ENTRIES // predictions.outputs[0].size)
-            blocks = [predictions.take(slice(first, first + step)) for first in range(0, len(predictions), step)]
-        prediction, *others = (self.posterior.predict(self._chosen(block)) for block in blocks)
-        if others and isinstance(prediction, CategoricalPrediction):
-            columns = {
-                name: np.concatenate([getattr(part, name) for part in (prediction, *others)])
-                for name in ("proba", "mutual_information")
-            }
-            prediction = replace(prediction, **columns)
-        return self._result(prediction, predictions)
+        if task_of(self.model) != "classification" or self.multilabel or pooled or not len(predictions):
+            return self._result(self.posterior.predict(self._chosen(predictions)), predictions)
+        step = max(1, _PREDICTED_ENTRIES // predictions.outputs[0].size)
+        blocks = [slice(first, first + step) for first in range(0, len(predictions), step)]
+        parts = [(rows, self.posterior.predict(self._chosen(predictions.take(rows)))) for rows in blocks]
+        return self._result(merge(parts, len(predictions)), predictions)
 
     def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Prediction:
         """The true label of every input from its labels and its views together; one row an input."""
@@ -360,15 +355,12 @@ class Policy:
 
     def _result(self, prediction: Prediction, predictions: ViewPredictions) -> Prediction:
         """The prediction with the inputs' ids and the policy's classes, in multi-label tasks of C labels at once."""
-        ids = predictions.ids
-        if not isinstance(prediction, CategoricalPrediction):
-            return replace(prediction, ids=ids)
-        if not self.multilabel:
-            if predictions.classes is None and self.classes is not None:
-                prediction = replace(prediction, classes=self.classes)
-            return replace(prediction, ids=ids)
-        classes = np.arange(self.n_outputs) if self.classes is None else self.classes
-        return MultiLabelPrediction.of(prediction, classes, ids)  # type: ignore[return-value]
+        if self.multilabel:
+            classes = np.arange(self.n_outputs) if self.classes is None else self.classes
+            return MultiLabelPrediction.of(prediction, classes, predictions.ids)  # type: ignore[arg-type, return-value]
+        if isinstance(prediction, CategoricalPrediction) and predictions.classes is None and self.classes is not None:
+            prediction = replace(prediction, classes=self.classes)
+        return replace(prediction, ids=predictions.ids)
 
     def at_step(self, step: int) -> Self:
         """The policy as it was at entry `step` of the history, from 1; needs ``keep_states=True`` of the engine."""
@@ -406,29 +398,13 @@ class Policy:
 
     def among(self, names: tuple[str, ...], **changes: Any) -> Self:
         """The policy with `names` as its views, those that it does not know with weight zero; other fields changed."""
-        known = [name for name in names if name in self.names]
-        places = [names.index(name) for name in known], [self.names.index(name) for name in known]
 
         def spread(weights: Array) -> Array:
-            values = np.zeros((*weights.shape[:-1], len(names)))
-            values[..., places[0]] = weights[..., places[1]]
-            return values
+            return _spread(weights.T, self.names, names).T
 
         optima = tuple(each._replace(weights=spread(each.weights)) for each in self.history.other_optima)
         history = History(self.history.elbo, spread(self.history.weights), optima)
         return replace(self, names=names, fitted=self.fitted or self.names, history=history, **changes)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the policy as human-readable JSON, atomically."""
-        write_json(path, _FORMAT, _VERSION, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], verify: bool = True) -> Self:
-        """Read what :meth:`save` wrote; another format, a newer version or a damaged file is refused.
-
-        With ``verify=False`` the checksum is not compared, so that a file may be edited by hand.
-        """
-        return read_json(path, _FORMAT, _VERSION, "policy", cls.from_dict, verify)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Write a folder as the Hugging Face Hub has it: the policy and a model card.
@@ -510,21 +486,20 @@ class Policy:
             prediction: Any = self.posterior.predict(inputs)
             if not _proper(prediction):
                 raise ValueError("its posterior does not predict")
-            people = self.annotators
-            if people is not None and not all(np.isfinite(part).all() for part in people[1:]):
-                raise ValueError("its annotators are damaged")
             labels, annotator = self._likely_labels(prediction)
-            if not np.isfinite(self.posterior.score(inputs, labels, annotator)).all():
-                raise ValueError("its posterior does not score labels")
             if not _proper(self.posterior.consensus(inputs, labels, annotator)):
                 raise ValueError("its posterior has no consensus")
+            numbers: dict[str, Any] = {
+                "scores of labels": [self.posterior.score(inputs, labels, annotator)],
+                "annotators": () if self.annotators is None else self.annotators[1:],
+                "cut points": self.cut_points if self.task == "ordinal" else (),
+                "draws": self.draws(2).values() if hasattr(self.posterior, "draws") else (),
+            }
             with suppress(NoIntervalsError):
-                if not np.isfinite(self.weight_interval()).all():
-                    raise ValueError("its weights have no intervals")
-            if hasattr(self.posterior, "draws"):
-                self.draws(2)
-            if self.task == "ordinal" and not all(np.isfinite(part).all() for part in self.cut_points):
-                raise ValueError("its cut points are damaged")
+                numbers["intervals of weights"] = [self.weight_interval()]
+        for name, arrays in numbers.items():
+            if not all(np.isfinite(array).all() for array in arrays):
+                raise ValueError(f"its {name} are damaged")
 
     def _likely_labels(self, prediction: Any) -> tuple[LabelSets, Array]:
         """Labels of one input as its prediction has them, of a stranger and of the last annotator; and their places."""
@@ -554,11 +529,7 @@ class Policy:
 
     def _spread(self, values: Array) -> Array:
         """Values of the fitted views (first axis), with zeros for the others."""
-        if self._fitted == self.names:
-            return values
-        spread = np.zeros((len(self.names), *values.shape[1:]))
-        spread[[self.names.index(name) for name in self._fitted]] = values
-        return spread
+        return _spread(values, self._fitted, self.names)
 
     def _views(self, predictions: ViewPredictions) -> ViewPredictions:
         """The views of positive weight, matched by name."""
@@ -753,6 +724,16 @@ def stack_policies(
         fingerprints={name: text for member in members for name, text in member.fingerprints.items()},
         steps=(),
     )
+
+
+def _spread(values: Array, names: tuple[str, ...], among: tuple[str, ...]) -> Array:
+    """Values of some views (first axis) as those of others, with zeros for views that had none."""
+    if names == among:
+        return values
+    spread = np.zeros((len(among), *values.shape[1:]))
+    places = [(among.index(name), place) for place, name in enumerate(names) if name in among]
+    spread[[to for to, _ in places]] = values[[place for _, place in places]]
+    return spread
 
 
 def _proper(prediction: Any) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, takewhile
 from typing import Any, Literal, NamedTuple, Self
 
@@ -15,7 +14,6 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from vbtta._support.checks import one_of, positive, shown, whole_number
-from vbtta._support.files import fields_from_plain, read_json, to_plain, write_json
 from vbtta.crossval import CrossValidated, check_units, compare_scores, folds_of, score_folds
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import Rows, ViewPredictions, require_views
@@ -23,10 +21,9 @@ from vbtta.distributions import CategoricalPrediction, Prediction, merge
 from vbtta.fit import fit_policy, refit
 from vbtta.inference.em import EM
 from vbtta.models.base import InMemory, Model
-from vbtta.policy import KEPT, Policy
+from vbtta.policy import KEPT, Policy, Saved
 from vbtta.select import prices
 
-FORMAT, _VERSION = "vbtta-sequential", 1
 _ALPHA = 0.05  # probability that the upper limit of the loss is too low
 _N_THRESHOLDS = 100
 _UNDECIDED_SHARE = 0.05  # of a group's rows at which it stops
@@ -63,7 +60,7 @@ class GainModel(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SequentialPolicy:
+class SequentialPolicy(Saved):
     """Policies of nested sets of views, and a rule that says after which of them an input stops.
 
     Examples
@@ -77,6 +74,8 @@ class SequentialPolicy:
     >>> sequential.loss <= sequential.tolerance, bool(sequential.predict(views).passes.mean() < 3)
     (True, True)
     """
+
+    _format = "vbtta-sequential", "sequential policy"
 
     policies: tuple[Policy, ...]  # one a stage; the last is the full policy
     cost: dict[str, float]  # of every view
@@ -166,15 +165,6 @@ class SequentialPolicy:
     def refit(self, sample: InMemory) -> Self:
         """Stages and rule as they are, with their policies fitted to other aligned data."""
         return replace(self, policies=tuple(_refit_stages(self.policies, sample)))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write stages and rule as human-readable JSON, atomically."""
-        write_json(path, FORMAT, _VERSION, to_plain(self))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], verify: bool = True) -> Self:
-        """Read what :meth:`save` wrote, as :meth:`Policy.load` does."""
-        return read_json(path, FORMAT, _VERSION, "sequential policy", partial(fields_from_plain, cls), verify)
 
     def _stopped(self, predictions: ViewPredictions) -> list[tuple[Array, Prediction]]:
         """Rows that stop after every stage, with their predictions, from the views of all stages."""
