@@ -51,14 +51,12 @@ class ConformalPolicy(Saved):
     Examples
     --------
     >>> from vbtta import ViewPredictions, conformalize, fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> truth = rng.integers(0, 3, size=600)
-    >>> views = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(600, 2, 3)))
-    >>> policy = fit_policy(views.take(slice(300)), truth[:300], task="classification")
-    >>> conformal = conformalize(policy, views.take(slice(300, 450)), truth[300:450], level=0.9)
-    >>> sets = conformal.predict_set(views.take(slice(450, 600)))
-    >>> sets.shape, bool(sets[np.arange(150), truth[450:]].mean() > 0.85)
-    ((150, 3), True)
+    >>> truth, noise = np.random.default_rng(0).normal(size=(2, 200))
+    >>> views = ViewPredictions((truth + noise)[:, None, None])
+    >>> policy = fit_policy(views, truth, task="regression", model="mixture")
+    >>> lower, upper = conformalize(policy, views, truth, level=0.9, cross=True).predict_interval(views)
+    >>> bool(np.mean((lower[:, 0] <= truth) & (truth <= upper[:, 0])) > 0.85)
+    True
     """
 
     _format = "vbtta-conformal", "conformal policy"
@@ -221,15 +219,13 @@ def conformalize(
 
     Examples
     --------
-    >>> import vbtta
-    >>> rng = np.random.default_rng(0)
-    >>> label = rng.integers(3, size=600)
-    >>> logits = 2 * np.eye(3)[label][:, None] + rng.normal(size=(600, 2, 3))
-    >>> views = ViewPredictions(logits, names=["identity", "flip"])
-    >>> policy = vbtta.fit_policy(views.take(slice(300)), label[:300], task="classification")
-    >>> conformal = conformalize(policy, views.take(slice(300, 600)), label[300:])
-    >>> conformal.predict_set(views).shape
-    (600, 3)
+    >>> from vbtta import fit_policy
+    >>> label = np.tile(np.arange(3), 100)
+    >>> logits = 2 * np.eye(3)[label][:, None] + np.random.default_rng(0).normal(size=(300, 2, 3))
+    >>> seen, new = ViewPredictions(logits[:150]), ViewPredictions(logits[150:])
+    >>> policy = fit_policy(seen, label[:150], task="classification")
+    >>> conformalize(policy, new, label[150:]).predict_set(new).shape
+    (150, 3)
     """
     levels = np.atleast_1d(np.asarray(level))
     if levels.dtype.kind != "f" or levels.ndim != 1 or not len(levels) or not np.all((levels > 0) & (levels < 1)):

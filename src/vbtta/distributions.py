@@ -296,20 +296,13 @@ class MultiLabelPrediction(_OfInputs):
 
     Examples
     --------
-    >>> binary = CategoricalPrediction(np.array([[0.9, 0.1], [0.3, 0.7]]), np.zeros(2), np.arange(2))
-    >>> MultiLabelPrediction.of(binary, np.array(["cat", "dog"])).label
+    >>> MultiLabelPrediction(np.array([[0.1, 0.7]]), np.zeros((1, 2)), np.array(["cat", "dog"])).label
     array([[False,  True]])
     """
 
     proba: Array
     mutual_information: Array
     classes: Array
-
-    @classmethod
-    def of(cls, binary: CategoricalPrediction, classes: Array, ids: Array | None = None) -> MultiLabelPrediction:
-        """From predictions of pairs of an input and a label."""
-        shape = (-1, len(classes))
-        return cls(binary.proba[:, 1].reshape(shape), binary.mutual_information.reshape(shape), classes, ids=ids)
 
     @property
     def label(self) -> Array:

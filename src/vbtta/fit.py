@@ -440,13 +440,7 @@ def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str, *, w
 
 @np.errstate(all="ignore")
 def fit_candidate(
-    candidate: Candidate,
-    engine: Engine,
-    seed: int,
-    source: InMemory,
-    *,
-    progress: bool = False,
-    intervals: bool = True,
+    candidate: Candidate, engine: Engine, seed: int, source: InMemory, *, progress: bool = False, intervals: bool = True
 ) -> Policy:
     """The policy of a candidate; without ``intervals`` of its weights it only predicts and scores."""
     model, source = candidate.model, source.select(["identity"]) if candidate.alone else source
@@ -466,10 +460,7 @@ def fit_candidate(
 def quick_fit(
     candidate: Candidate, engine: Engine, seed: int, source: InMemory, others: Sequence[Policy] = ()
 ) -> Policy:
-    """A fit for held-out scores: without intervals, and by EM at a coarser tolerance.
-
-    Without a start it starts from the nearest of other policies of the same data, where there are any.
-    """
+    """A fit for held-out scores: without intervals, at a coarser tolerance, by default from others of the same data."""
     model, quick = candidate.model, replace(engine, keep_states=False)
     if isinstance(quick, EM):
         tol = float(np.clip(_QUICK * source.labels.total, *_QUICK_RANGE)) if model.ungated is None else _GATE_TOL

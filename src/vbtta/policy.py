@@ -119,7 +119,7 @@ class Saved:
 
         With ``verify=False`` the checksum is not compared, so that a file may be edited by hand.
         """
-        return read_json(path, cls._format[0], 1, cls._format[1], partial(from_plain, cls), verify)
+        return read_json(path, cls._format[0], 1, cls._format[1], partial(from_plain, cls), verify)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ class Policy(Saved):
     >>> truth, noise = np.random.default_rng(0).normal(size=(2, 200))
     >>> views = np.stack([truth + 0.1 * noise, noise], axis=1)[:, :, None]
     >>> predictions = ViewPredictions(views, names=["identity", "noise"])
-    >>> policy = fit_policy(predictions, truth, task="regression", model="mixture")
+    >>> policy = fit_policy(predictions, truth, task="regression", model="mixture", guard=False)
     >>> policy.predict(predictions.select(["identity"])).mean.shape  # views of no weight need not be computed
     (200, 1)
     """
@@ -229,11 +229,6 @@ class Policy(Saved):
     def member_weights(self) -> Array:
         """The shares of the members; a single 1 where the policy is no stack."""
         return getattr(self.posterior, "member_weights", np.ones(1))
-
-    @property
-    def heaviest_member(self) -> Policy:
-        """The member of most weight."""
-        return self.members[int(self.member_weights.argmax())]
 
     @property
     def elbo(self) -> float:
@@ -355,9 +350,11 @@ class Policy(Saved):
 
     def _result(self, prediction: Prediction, predictions: ViewPredictions) -> Prediction:
         """The prediction with the inputs' ids and the policy's classes, in multi-label tasks of C labels at once."""
-        if self.multilabel:
+        if self.multilabel and isinstance(prediction, CategoricalPrediction):
             classes = np.arange(self.n_outputs) if self.classes is None else self.classes
-            return MultiLabelPrediction.of(prediction, classes, predictions.ids)  # type: ignore[arg-type, return-value]
+            pairs = prediction.proba[:, 1], prediction.mutual_information
+            proba, information = (values.reshape(-1, len(classes)) for values in pairs)
+            return MultiLabelPrediction(proba, information, classes, ids=predictions.ids)  # type: ignore[return-value]
         if isinstance(prediction, CategoricalPrediction) and predictions.classes is None and self.classes is not None:
             prediction = replace(prediction, classes=self.classes)
         return replace(prediction, ids=predictions.ids)

@@ -35,7 +35,7 @@ def select_views(
     *,
     budget: float,
     task: str,
-    cost: Mapping[str, float] | Sequence[float] | None = None,
+    cost: Mapping[str, float] | None = None,
     **fit_options: Any,
 ) -> Policy:
     """Fit the best policy whose views together cost no more than a budget.
@@ -56,7 +56,7 @@ def select_views(
         passes only if every view takes one.
     task : str
         As in :func:`fit_policy`.
-    cost : dict by view name or K numbers, optional
+    cost : dict by view name, optional
         What each view costs, in any unit: forward passes or milliseconds (see :func:`vbtta.collect.measure_cost`). By
         default 1 each, also for a stochastic view of M draws, which takes M forward passes: where these count, say so.
     **fit_options
@@ -142,11 +142,9 @@ class _Search:
         settled = [model.settle(sample, first)[0] for model in models]
         members = [_Member(after, after != before) for after, before in zip(settled, models, strict=True)]
         levels = self.eliminate(sample, members, alone)
-        for gate in gates:  # joins where the evidence for it is decisive, as in fit_policy
-            posterior = next(
-                of.posterior for of, model in zip(levels[0][1], models, strict=False) if model == gate.ungated
-            )
-            if n_views > 1 and gate.gate_wanted(sample, posterior):
+        for gate in gates if n_views > 1 else []:  # joins where the evidence for it is decisive, as in fit_policy
+            posterior = levels[0][1][models.index(gate.ungated or gate)].posterior
+            if gate.gate_wanted(sample, posterior):
                 members.append(_Member(gate.settle(sample, posterior)[0], False))
                 levels = self.eliminate(sample, members, alone)
         shared = [
@@ -157,22 +155,22 @@ class _Search:
         parts = [sample.take(train) for train, _ in folds]
         searches = [self.eliminate(part, shared, self.alone(part, stack.raw, first)) for part in parts]
         depth = min(len(levels), *map(len, searches))
-        # every member's policies, one a fold; the raw network's only if all folds kept the identity
-        by_level = [list(zip(*(search[place][1] for search in searches), strict=False)) for place in range(depth)]
-        of_members = iter(crossval.score_folds([fits for level in by_level for fits in level], sample, folds))
         scores = []
-        for level in by_level:
-            by_member, raw = [next(of_members) for _ in level], stack.raw if len(level) > len(members) else None
+        for place in range(depth):
+            # every member's policies, one a fold; the raw network's only if all folds kept the identity
+            by_fold = [search[place][1] for search in searches]
+            by_member = crossval.score_folds(zip(*by_fold, strict=False), sample, folds)
+            raw = stack.raw if len(by_member) > len(members) else None
             counts = crossval.prior_counts(len(members), raw is not None, stack.prior_count)
             odds = None if raw is None else crossval.even_odds(raw, sample.labels)
-            scores.append(by_member[0] if len(level) == 1 else crossval.stack_scores(by_member, counts, odds)[1])
-        points = []
-        for (views, _), score in zip(levels, scores, strict=False):
-            difference, error = compare_scores(score, scores[0])
-            points.append(SelectionPoint(views, self.cost(views), score.scores.mean(), difference, error))
-        affordable = [place for place, point in enumerate(points) if self.fits(point.views)]
-        chosen = affordable[0]
-        for place in affordable[1:]:
+            several = len(by_member) > 1
+            scores.append(crossval.stack_scores(by_member, counts, odds)[1] if several else by_member[0])
+        points = [
+            SelectionPoint(views, self.cost(views), score.scores.mean(), *compare_scores(score, scores[0]))
+            for (views, _), score in zip(levels, scores, strict=False)
+        ]
+        chosen, *smaller = (place for place, point in enumerate(points) if self.fits(point.views))
+        for place in smaller:
             lead, error = compare_scores(scores[place], scores[chosen])
             chosen = place if lead > 2 * error else chosen
         sets = combinations([set(search[chosen][0]) for search in searches], 2)
@@ -220,9 +218,8 @@ class _Search:
         """
         price = np.array([self.price[name] for name in views])
         constant = [policy for policy in policies if policy.gate is None]
-        best = policies[0]
-        if len(constant) < len(policies):
-            best = max(policies, key=lambda policy: float(policy.log_scores(part).sum()))
+        gated = len(constant) < len(policies)
+        best = max(policies, key=lambda policy: float(policy.log_scores(part).sum())) if gated else policies[0]
         if best.gate is None:
             order = np.argsort(-np.mean([policy.weights for policy in constant], axis=0) / price, kind="stable")
             return [views[k] for k in order]
@@ -232,15 +229,14 @@ class _Search:
         weights = part.labels.instance_weights  # which scores are multiplied by
         importance = np.ones(len(scores)) if weights is None else weights
         responsibility = special.softmax(np.log(shares) + scores / importance[:, None], axis=1)
-        left, needed = list(range(len(used))), [k for k in range(len(views)) if k not in used]
-        gone = np.zeros((2, len(scores), 1))  # responsibilities and weights of the views that left
-        while left:
-            rest = np.maximum(1 - gone - np.stack([responsibility[:, left], shares[:, left]]), 1e-12)
+        needless, kept = [k for k in range(len(views)) if k not in used], np.stack([responsibility, shares])
+        while len(used):
+            rest = np.maximum(kept.sum(axis=2, keepdims=True) - kept, 1e-12)  # without each of the views in turn
             loss = importance @ (np.log(rest[1]) - np.log(rest[0]))
-            place = left.pop(int(np.argmin(loss / price[used[left]])))
-            gone += np.stack([responsibility[:, [place]], shares[:, [place]]])
-            needed.append(int(used[place]))
-        return [views[k] for k in reversed(needed)]
+            place = int(np.argmin(loss / price[used]))
+            needless.append(int(used[place]))
+            used, kept = np.delete(used, place), np.delete(kept, place, axis=2)
+        return [views[k] for k in reversed(needless)]
 
     def _affordable(self, views: Views, order: Sequence[str]) -> Views:
         """The next set: what half of the cost pays for, or the budget if that is met first."""
@@ -268,10 +264,7 @@ def prices(cost: Any, names: Views) -> dict[str, float]:
     if cost is None:
         return dict.fromkeys(names, 1.0)
     if not isinstance(cost, Mapping):
-        values = list(cost) if hasattr(cost, "__iter__") and not isinstance(cost, str) else []
-        if len(values) != len(names):
-            raise ValueError(f"cost must be a dict by view name or {len(names)} numbers, one a view; got {shown(cost)}")
-        cost = dict(zip(names, values, strict=True))
+        raise ValueError(f"cost must be a dict, such as dict(zip(predictions.names, values)); got {shown(cost)}")
     if missing := [name for name in names if name not in cost]:
         raise ValueError(f"cost says nothing of the views {missing}; give every view's")
     for name in names:

@@ -66,13 +66,12 @@ class SequentialPolicy(Saved):
     Examples
     --------
     >>> from vbtta import ViewPredictions, fit_sequential
-    >>> rng = np.random.default_rng(0)
-    >>> truth = rng.integers(0, 3, size=400)
-    >>> logits = 3 * np.eye(3)[truth][:, None] + rng.normal(size=(400, 3, 3))
+    >>> truth = np.tile(np.arange(3), 100)
+    >>> logits = 3 * np.eye(3)[truth][:, None] + np.random.default_rng(0).normal(size=(300, 3, 3))
     >>> views = ViewPredictions(logits, names=["identity", "flip", "crop"])
     >>> sequential = fit_sequential(views, truth, task="classification", tolerance=0.05)
-    >>> sequential.loss <= sequential.tolerance, bool(sequential.predict(views).passes.mean() < 3)
-    (True, True)
+    >>> bool(sequential.predict(views).passes.mean() < 3)
+    True
     """
 
     _format = "vbtta-sequential", "sequential policy"
@@ -219,7 +218,7 @@ def fit_sequential(
     *,
     task: str,
     tolerance: float = 0.005,
-    cost: Mapping[str, float] | Sequence[float] | None = None,
+    cost: Mapping[str, float] | None = None,
     model: Model | Literal["auto", "mixture", "latent"] = "auto",
     engine: EM | Literal["auto", "em"] = "auto",
     stages: Sequence[Sequence[str] | str] | None = None,
@@ -253,7 +252,7 @@ def fit_sequential(
     task : {"classification", "regression"}
     tolerance : float
         Largest loss in nats an input.
-    cost : dict by view name or K numbers, optional
+    cost : dict by view name, optional
         As in :func:`select_views`; by default 1 each.
     model, engine, seed, progress
         As in :func:`fit_policy`; a closed form is needed.

@@ -202,7 +202,7 @@ def _refitted_sample(
     policy: Policy, predictions: ViewPredictions, labels: LabelSets, seed: int
 ) -> tuple[Policy, EM, ViewPredictions, LabelSets]:
     """The heaviest member, its engine, and the data of some labelled instances to refit it to."""
-    policy = policy.heaviest_member
+    policy = policy.members[int(policy.member_weights.argmax())]
     if not isinstance(policy.engine, EM):
         raise ValueError(f"only EM refits; the policy was fitted by {type(policy.engine).__name__}")
     labels = labels.align(len(predictions), predictions.ids)
