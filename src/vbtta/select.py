@@ -35,7 +35,7 @@ def select_views(
     *,
     budget: float,
     task: str,
-    cost: Mapping[str, float] | None = None,
+    cost: Mapping[str, float] | Sequence[float] | None = None,
     **fit_options: Any,
 ) -> Policy:
     """Fit the best policy whose views together cost no more than a budget.
@@ -56,7 +56,7 @@ def select_views(
         passes only if every view takes one.
     task : str
         As in :func:`fit_policy`.
-    cost : dict by view name, optional
+    cost : dict by view name or K numbers, optional
         What each view costs, in any unit: forward passes or milliseconds (see :func:`vbtta.collect.measure_cost`). By
         default 1 each, also for a stochastic view of M draws, which takes M forward passes: where these count, say so.
     **fit_options
@@ -264,7 +264,10 @@ def prices(cost: Any, names: Views) -> dict[str, float]:
     if cost is None:
         return dict.fromkeys(names, 1.0)
     if not isinstance(cost, Mapping):
-        raise ValueError(f"cost must be a dict, such as dict(zip(predictions.names, values)); got {shown(cost)}")
+        values = list(cost) if hasattr(cost, "__iter__") and not isinstance(cost, str) else []
+        if len(values) != len(names):
+            raise ValueError(f"cost must be a dict by view name or {len(names)} numbers, one a view; got {shown(cost)}")
+        cost = dict(zip(names, values, strict=True))
     if missing := [name for name in names if name not in cost]:
         raise ValueError(f"cost says nothing of the views {missing}; give every view's")
     for name in names:

@@ -218,7 +218,7 @@ def fit_sequential(
     *,
     task: str,
     tolerance: float = 0.005,
-    cost: Mapping[str, float] | None = None,
+    cost: Mapping[str, float] | Sequence[float] | None = None,
     model: Model | Literal["auto", "mixture", "latent"] = "auto",
     engine: EM | Literal["auto", "em"] = "auto",
     stages: Sequence[Sequence[str] | str] | None = None,
@@ -252,7 +252,7 @@ def fit_sequential(
     task : {"classification", "regression"}
     tolerance : float
         Largest loss in nats an input.
-    cost : dict by view name, optional
+    cost : dict by view name or K numbers, optional
         As in :func:`select_views`; by default 1 each.
     model, engine, seed, progress
         As in :func:`fit_policy`; a closed form is needed.
