@@ -535,7 +535,7 @@ def _long_labels(table: Mapping[str, Array], where: str) -> tuple[str | None, di
         ids = "instance (or id, item, task)"
         raise ValueError(f"{where} has no labels: give columns {ids} and label (or label_1, ...); it has {names}")
     cells = [table[name] for name in endings or ["label"]]
-    absent = np.stack([is_absent(column).reshape(len(column), -1).all(axis=1) for column in cells], axis=1)  # (N, M)
+    absent = np.stack([is_absent(column).all(axis=tuple(range(1, column.ndim))) for column in cells], axis=1)  # (N, M)
     rows, column = np.nonzero(~absent)
     if len({kind.dtype.kind in "iufb" for kind in cells}) > 1 or any(kind.dtype == object for kind in cells):
         cells = [column.astype(object) for column in cells]
