@@ -119,7 +119,7 @@ def test_gradient_vanishes_at_convergence(link, noise):
 @pytest.mark.parametrize("offset_scale", [0, 0.1])
 @pytest.mark.parametrize("noise", ["none", "uniform"])
 def test_many_classes_end_at_the_mode(noise, offset_scale):
-    """Above 128 classes the offsets' curvature is its diagonal."""
+    """The offsets' curvature is bounded by its diagonal."""
     rng = np.random.default_rng(6)
     logits, _, labels = draw(rng, 80, 3, 140, accuracy=(0.9,), sharp=3.0)
     engine = EM(tol=1e-12)
