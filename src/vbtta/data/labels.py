@@ -397,7 +397,11 @@ class LabelSets:
         """The labels as (J, C) floats."""
         if self.by_position:
             raise ValueError("labels of counts or rankings are no numbers; a regression takes from_array or from_table")
-        value: Array = real_array("labels", self._columns())
+        try:
+            value = self._columns().astype(np.float64)
+        except (TypeError, ValueError) as error:
+            word = str(error).partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
+            raise ValueError(f"labels must be numbers in a regression; got {word}") from None
         if not np.isfinite(value).all():
             raise ValueError("labels must be finite numbers in a regression; got text such as 'nan' or 'inf'")
         if value.shape[1] != n_outputs:
