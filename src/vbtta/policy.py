@@ -753,7 +753,7 @@ def _read_classes(data: Any, n_outputs: int) -> Array | None:
 
 
 def _read_posterior(model: Model, engine: Engine, data: dict[str, Any], sizes: dict[str, int]) -> Any:
-    """What :meth:`Policy.save` made of a posterior."""
+    """The posterior that a policy's file describes."""
     if not model.as_stack():
         return from_plain(base.posterior_type(model, engine), data, sizes)
     members = tuple(Policy.from_dict(member) for member in data["members"])
