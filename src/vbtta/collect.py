@@ -105,11 +105,6 @@ def measure_cost(
 
     Arguments are those of :func:`collect_views`; of inputs that come in batches the first is used. Views take turns,
     `repeats` times, so that a disturbance affects all alike.
-
-    Examples
-    --------
-    >>> list(measure_cost(lambda batch: batch, np.zeros((2, 1)), {"double": lambda batch: 2 * batch}))
-    ['double']
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1; got {repeats}")

@@ -56,14 +56,6 @@ class ContinuousPrediction(_OfInputs):
         Scale matrices; the covariance is dof/(dof - 2) times that.
     ids, passes : (N,) arrays, optional
         Of the inputs: the index of `to_frame`, and the number of views that an early stop took.
-
-    Examples
-    --------
-    >>> normal = ContinuousPrediction(
-    ...     np.ones((2, 1)), np.array([np.inf]), np.array([[[0.0]], [[5.0]]]), np.ones((2, 1, 1, 1))
-    ... )
-    >>> normal.mean[:, 0], normal.quantile(0.975)[:, 0].round(2)
-    (array([0., 5.]), array([1.96, 6.96]))
     """
 
     weights: Array
@@ -231,12 +223,6 @@ class CategoricalPrediction(_OfInputs):
         What the columns stand for.
     ids, passes : (N,) arrays, optional
         As in :class:`ContinuousPrediction`.
-
-    Examples
-    --------
-    >>> prediction = CategoricalPrediction(np.array([[0.5, 0.5], [0.1, 0.9]]), np.zeros(2), np.array(["cat", "dog"]))
-    >>> prediction.label, prediction.entropy.round(2)
-    (array(['cat', 'dog'], dtype='<U3'), array([0.69, 0.33]))
     """
 
     proba: Array
@@ -293,11 +279,6 @@ class MultiLabelPrediction(_OfInputs):
         Probability that the input has the label, and the disagreement of the views about it in nats.
     classes : (C,) array
     ids : (N,) array, optional
-
-    Examples
-    --------
-    >>> MultiLabelPrediction(np.array([[0.1, 0.7]]), np.zeros((1, 2)), np.array(["cat", "dog"])).label
-    array([[False,  True]])
     """
 
     proba: Array
@@ -351,13 +332,7 @@ def draw_positions(generator: np.random.Generator, proba: Array) -> Array:
 
 
 def entropy(proba: Array) -> Array:
-    """Entropy in nats along the last axis; zero probabilities contribute nothing.
-
-    Examples
-    --------
-    >>> entropy(np.array([[0.5, 0.5], [1.0, 0.0]])).round(2)
-    array([0.69, 0.  ])
-    """
+    """Entropy in nats along the last axis; zero probabilities contribute nothing."""
     log_proba = np.log(np.maximum(proba, np.finfo(np.float64).tiny))
     return np.asarray(0.0 - np.vecdot(proba, log_proba))  # far faster than SciPy's entr; never -0.0
 

@@ -173,12 +173,9 @@ def fit_policy(
 
     Examples
     --------
-    >>> rng = np.random.default_rng(0)
-    >>> truth = rng.normal(size=200)
-    >>> views = np.stack([truth + 0.1 * rng.normal(size=200), rng.normal(size=200)], axis=1)[:, :, None]
-    >>> predictions = ViewPredictions(views, names=["identity", "useless"])
-    >>> policy = fit_policy(predictions, truth, task="regression")
-    >>> policy.weights.round(1)
+    >>> truth, noise = np.random.default_rng(0).normal(size=(2, 200))
+    >>> views = np.stack([truth + 0.1 * noise, noise], axis=1)[:, :, None]
+    >>> fit_policy(ViewPredictions(views, names=["identity", "useless"]), truth, task="regression").weights.round(1)
     array([1., 0.])
     """
     options: dict[str, Any] = {"model": model, "engine": engine, "seed": seed, "progress": progress}

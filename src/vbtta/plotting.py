@@ -151,12 +151,6 @@ def to_svg(figure: Any, alt: str, prefix: str, titles: Mapping[str, str] | None 
     """A matplotlib Figure as an inline `<svg>` element in the page's text colour, with a text alternative.
 
     The prefix is put before all ids, which must differ within a page; `titles` are tooltips by the id (gid) of a mark.
-
-    Examples
-    --------
-    >>> text = to_svg(set_sizes(np.array([0.1, 0.9])), "most sets have one class", "sizes")
-    >>> text.startswith("<svg"), 'aria-label="most sets have one class"' in text
-    (True, True)
     """
     buffer = StringIO()
     with styled(), warnings.catch_warnings():

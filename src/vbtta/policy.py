@@ -35,23 +35,11 @@ _PREDICTED_ENTRIES = 1 << 21  # of rows that are predicted at once: copies of th
 
 
 class ConvergenceWarning(UserWarning):
-    """A fit stopped before its bound stood still.
-
-    Examples
-    --------
-    >>> from vbtta import ConvergenceWarning
-    >>> warnings.simplefilter("error", ConvergenceWarning)  # stop a script whose fit did not converge
-    """
+    """A fit stopped before its bound stood still."""
 
 
 class GuardWarning(UserWarning):
-    """The views were worse than the network alone on held-out inputs.
-
-    Examples
-    --------
-    >>> from vbtta import GuardWarning
-    >>> warnings.simplefilter("ignore", GuardWarning)  # in a script that reads policy.guard itself
-    """
+    """The views were worse than the network alone on held-out inputs."""
 
 
 class History(NamedTuple):
@@ -164,11 +152,9 @@ class Policy(Saved):
     Examples
     --------
     >>> from vbtta import ViewPredictions, fit_policy
-    >>> truth, noise = np.random.default_rng(0).normal(size=(2, 200))
-    >>> views = np.stack([truth + 0.1 * noise, noise], axis=1)[:, :, None]
-    >>> predictions = ViewPredictions(views, names=["identity", "noise"])
-    >>> policy = fit_policy(predictions, truth, task="regression", model="mixture", guard=False)
-    >>> policy.predict(predictions.select(["identity"])).mean.shape  # views of no weight need not be computed
+    >>> views = ViewPredictions(np.random.default_rng(0).normal(size=(200, 2, 1)), names=["identity", "noise"])
+    >>> policy = fit_policy(views, views.outputs[:, 0], task="regression", model="mixture", guard=False)
+    >>> policy.predict(views.select(["identity"])).mean.shape  # views of no weight need not be computed
     (200, 1)
     """
 

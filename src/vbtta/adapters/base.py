@@ -59,11 +59,6 @@ def as_predictor(predictor: Any, output: Output = None, *, device: Any = None) -
         "predict". Classifiers must give logits or log probabilities, which :func:`log_probability` makes.
     device : torch.device or str, optional
         Where a torch module takes its inputs; by default where its parameters are.
-
-    Examples
-    --------
-    >>> as_predictor(lambda batch: batch.sum(axis=1))(np.ones((2, 3))).shape
-    (2, 1)
     """
     is_module = is_instance(predictor, "torch.nn", "Module")
     if is_instance(predictor, "vbtta.module", "TTAModule"):

@@ -27,14 +27,6 @@ class Augmentation(Protocol):
     For maps (segmentation) a view also has ``inverse(outputs, rng=None)``: outputs (N, C, H, W) of the augmented
     inputs in the geometry of the inputs. If it does not see all positions it has ``seen(outputs, rng=None)`` too: a
     mask (1 or N, 1, H, W) of those it sees, or None for all.
-
-    Examples
-    --------
-    >>> class Negate:
-    ...     name, stochastic = "negate", False
-    ...     def __call__(self, batch, rng=None): return -batch
-    >>> isinstance(Negate(), Augmentation)
-    True
     """
 
     @property
@@ -213,12 +205,6 @@ class Chain(BuiltIn):
     """Several views applied one after the other.
 
     Stochastic ones take their numbers from the same streams in turn.
-
-    Examples
-    --------
-    >>> from vbtta.augment import Chain, HorizontalFlip, Rotate90
-    >>> Chain([HorizontalFlip(), Rotate90(1)]).name
-    'hflip+rotate90(+90)'
     """
 
     views: tuple[Augmentation, ...]

@@ -55,11 +55,6 @@ def as_view(
         For maps: a function from outputs (N, C, H, W) of the augmented inputs to the geometry of the inputs, zero where
         the view sees nothing; of a stochastic view `f(outputs, rng)` with streams as those it drew from. kornia's,
         MONAI's and ttach's transforms have their own.
-
-    Examples
-    --------
-    >>> as_view(lambda batch: 2 * batch, name="double")(np.ones((1, 2)))
-    array([[2., 2.]])
     """
     if isinstance(obj, type):
         raise TypeError(f"a view must be an object, not a class: use {obj.__name__}(...).")

@@ -51,11 +51,6 @@ def standard_images(*, mean: Sequence[float] | None = None, std: Sequence[float]
     """List 18 deterministic views for photographs, `identity` first; none changes the size of the images.
 
     `mean` and `std` tell how the images were normalised, one entry per channel, if they are not in [0, 1].
-
-    Examples
-    --------
-    >>> [view.name for view in standard_images()][:4]
-    ['identity', 'hflip', 'rotate(+10)', 'rotate(-10)']
     """
     return [
         Identity(),

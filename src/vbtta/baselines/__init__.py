@@ -97,12 +97,6 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
     predictions, labels
         Of the calibration sample; arrays of labels go through :meth:`LabelSets.from_array`.
     task : "classification" or "regression"
-
-    Examples
-    --------
-    >>> views = ViewPredictions([[[2.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 0.0]]])  # 2 inputs, 2 views, 2 classes
-    >>> fit_baseline("best_view", views, [0, 1], task="classification").predict(views).label
-    array([0, 1])
     """
     one_of("task", task, tuple(BASELINES))
     method, plus, suffix = name.partition("+")

@@ -59,14 +59,6 @@ class ViewPredictions:
         Names of the features; generated where absent.
     fingerprints : dict, optional
         By view name, what made the predictions; policies compare them.
-
-    Examples
-    --------
-    >>> views = ViewPredictions(np.zeros((5, 2, 1)), names=["identity", "flip"])
-    >>> views
-    ViewPredictions(N=5, K=2, C=1: identity, flip)
-    >>> views.select(["flip"]).outputs.shape
-    (5, 1, 1)
     """
 
     def __init__(

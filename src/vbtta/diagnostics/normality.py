@@ -57,11 +57,6 @@ def henze_zirkler(sample: ArrayLike, *, simulations: int | None = None, seed: in
 
     is the weighted distance between the empirical characteristic function and the normal one. Its null distribution is
     simulated: 999 to 3999 times, with at most 400 points. Directions without variance are left out.
-
-    Examples
-    --------
-    >>> henze_zirkler(np.random.default_rng(0).exponential(size=(200, 2))).p_value < 0.001
-    True
     """
     points = np.asarray(sample, dtype=np.float64)
     points = points[:, None] if points.ndim == 1 else points

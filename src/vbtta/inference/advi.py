@@ -49,15 +49,6 @@ class ADVI:
     Notes
     -----
     Weights always have a Dirichlet prior here; its concentration is 1 where the model states none.
-
-    Examples
-    --------
-    >>> from vbtta import ADVI, ViewPredictions, fit_policy
-    >>> views, noise = np.split(np.random.default_rng(0).normal(size=(400, 4, 1)), 2, axis=1)  # (N, K, C)
-    >>> labels = np.concatenate([views[:280, 0], views[280:, 1]]) + 0.1 * noise[:, 0]
-    >>> engine = ADVI(steps=300, particles=2, learning_rate=0.05)
-    >>> fit_policy(ViewPredictions(views), labels, task="regression", engine=engine).weights.round(1)
-    array([0.7, 0.3])
     """
 
     steps: int = 3000
@@ -112,17 +103,7 @@ P = TypeVar("P")
 
 
 class DivergenceError(RuntimeError):
-    """The bound was not finite, also with a shorter step.
-
-    Examples
-    --------
-    >>> from vbtta import ADVI, GaussianMixture, ViewPredictions, fit_policy
-    >>> engine, model = ADVI(steps=300, learning_rate=1e8), GaussianMixture()
-    >>> fit_policy(ViewPredictions(np.zeros((5, 2, 1))), np.arange(5.0), task="regression", model=model, engine=engine)
-    Traceback (most recent call last):
-        ...
-    vbtta.inference.advi.DivergenceError: the bound was not finite ...
-    """
+    """The bound was not finite, also with a shorter step."""
 
 
 class AdviAscent(NamedTuple):

@@ -38,14 +38,6 @@ class EM:
         Whether to extrapolate between steps.
     keep_states : bool
         Whether to keep every step's state for :meth:`Policy.at_step`.
-
-    Examples
-    --------
-    >>> from vbtta import EM, ViewPredictions, fit_policy
-    >>> views = np.random.default_rng(0).normal(size=(200, 3, 1))  # (N, K, C)
-    >>> policy = fit_policy(ViewPredictions(views), views[:, 0, 0], task="regression", engine=EM(keep_states=True))
-    >>> policy.weights.round(2)
-    array([1., 0., 0.])
     """
 
     max_steps: int = 1000

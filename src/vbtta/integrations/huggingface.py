@@ -32,10 +32,6 @@ class ProcessedPredictor(Adapter):
     The processor is an image processor, tokenizer or feature extractor, and `options` are its options, such as
     ``sampling_rate=16000``; tokenizers pad and truncate by default. `key` is the column of a data set that it takes, by
     default the only one that holds no numbers; `output` as in :func:`vbtta.adapters.as_predictor`.
-
-    Examples
-    --------
-    >>> collect_views(ProcessedPredictor(model, processor), dataset, views)  # doctest: +SKIP
     """
 
     def __init__(

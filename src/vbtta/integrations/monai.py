@@ -19,11 +19,6 @@ class PolicyInferer:
     The result is the logarithm of the pooled probabilities by default: a softmax or argmax after it stays as it is. Of
     an inferer such as ``SlidingWindowInferer(roi_size)`` every window is predicted under the views. `options` are those
     of :class:`vbtta.TTAModule`, such as ``output="probability"``.
-
-    Examples
-    --------
-    >>> inferer = PolicyInferer(SlidingWindowInferer(roi_size), views, policy)  # doctest: +SKIP
-    >>> log_probability = inferer(volumes, network)  # doctest: +SKIP
     """
 
     def __init__(self, inferer: Callable[..., Any], views: Any, policy: Policy, **options: Any) -> None:

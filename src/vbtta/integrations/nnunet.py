@@ -21,10 +21,6 @@ class PolicyMirroring:
 
     Windows, ensembles of folds, resampling and export stay as they are. `use_mirroring=False` turns the policy off. By
     default `views` are all mirror images, of which the policy takes its own.
-
-    Examples
-    --------
-    >>> class Predictor(PolicyMirroring): ...  # and a subclass of nnUNetPredictor
     """
 
     network: Any
@@ -51,12 +47,7 @@ class PolicyMirroring:
 
 
 def policy_predictor(policy: Policy, views: Any = None, **options: Any) -> Any:
-    """Make an nnUNetPredictor with :class:`PolicyMirroring`; options are those of nnUNetPredictor.
-
-    Examples
-    --------
-    >>> predictor = policy_predictor(policy, device=torch.device("cuda"))  # doctest: +SKIP
-    """
+    """Make an nnUNetPredictor with :class:`PolicyMirroring`; options are those of nnUNetPredictor."""
     base = _nnunet("inference.predict_from_raw_data").nnUNetPredictor
     return type("PolicyPredictor", (PolicyMirroring, base), {})(policy, views, **options)
 
@@ -71,10 +62,6 @@ def collect_cases(
     ``nnUNet_preprocessed/Dataset001/nnUNetPlans_3d_fullres``. Views are all mirror images by default, along axes that
     nnU-Net does not mirror, too. `options` are those of :func:`vbtta.collect_dense`; `positions` are drawn per case, or
     per slice for 2-D configurations.
-
-    Examples
-    --------
-    >>> predictions, labels = collect_cases(predictor, folder, splits[0]["val"])  # doctest: +SKIP
     """
     _check_labels(predictor.label_manager)
     if predictor.configuration_manager.previous_stage_name is not None:

@@ -189,17 +189,6 @@ class Stack(Model):
         many as for all the others together. The larger it is, the more instances it takes to move the weights away from
         these shares. The raw network also takes the probability that the others do not help, which begins high and
         falls with the number of instances.
-
-    Examples
-    --------
-    >>> from vbtta import CategoricalLatent, CategoricalMixture, Stack, ViewPredictions, fit_policy
-    >>> rng = np.random.default_rng(0)
-    >>> truth = rng.integers(0, 3, size=300)
-    >>> logits = np.eye(3)[truth][:, None] + rng.normal(size=(300, 4, 3))
-    >>> model = Stack(members=(CategoricalMixture(), CategoricalLatent()))
-    >>> policy = fit_policy(ViewPredictions(logits), truth, task="classification", model=model)
-    >>> [type(member.model).__name__ for member in policy.members], bool(policy.member_weights[1] > 0.9)
-    (['CategoricalMixture', 'CategoricalLatent'], True)
     """
 
     members: tuple[Model, ...]

@@ -34,10 +34,6 @@ def map_examples(
     `module` is the TTAModule of a classification, `inputs` are tensors (channels, H, W) or (channels, D, H, W) and
     `masks` their classes. They are read one after another, so generators need little memory; images without a class to
     score are left out. `ignore` and `background` as in :func:`vbtta.metrics.dice`.
-
-    Examples
-    --------
-    >>> page = render_report(policy, maps=map_examples(module, images, masks))  # doctest: +SKIP
     """
     torch = require("torch", "torch")
     kept: list[tuple[float, int, Any, Array, Array]] = []

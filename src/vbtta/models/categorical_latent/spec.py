@@ -20,19 +20,6 @@ class CategoricalLatent(ClassModel, LatentModel):
         Prior precision of every weight around the common temperature's share; by default from the evidence.
     link, noise, difficulty, kappa_scale, offset_scale, confusion_prior, accuracy_prior
         As in :class:`CategoricalMixture`.
-
-    Examples
-    --------
-    Views whose logits err independently are right together more often than each alone:
-
-    >>> import numpy as np
-    >>> from vbtta import CategoricalLatent, ViewPredictions, fit_policy
-    >>> truth, noise = np.arange(500) % 3, np.random.default_rng(0).normal(size=(500, 6, 3))
-    >>> views = ViewPredictions(np.eye(3)[truth][:, None] + noise)  # (N, K, C)
-    >>> policy = fit_policy(views, truth, task="classification", model=CategoricalLatent())
-    >>> alone, together = views.outputs[:, 0].argmax(axis=1), policy.predict(views).label
-    >>> bool((together == truth).mean() > (alone == truth).mean() + 0.2)
-    True
     """
 
     shrinkage: float | None = None

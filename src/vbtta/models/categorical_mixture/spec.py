@@ -137,20 +137,6 @@ class CategoricalMixture(ClassModel):
         where one accuracy is everybody's.
     class_concentration : float
         How strongly the class weights of ``weights="view_class"`` are drawn towards the common ones.
-
-    Examples
-    --------
-    Two annotators, of whom the second says anything in half of the cases and so is right in two out of three:
-
-    >>> import numpy as np
-    >>> from vbtta import CategoricalMixture, LabelSets, ViewPredictions, fit_policy
-    >>> rng, truth = np.random.default_rng(0), np.arange(1000) % 3
-    >>> views = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(1000, 2, 3)))  # (N, K, C)
-    >>> said = np.where(rng.random((1000, 2)) < [0.0, 0.5], rng.integers(0, 3, size=(1000, 2)), truth[:, None])
-    >>> labels = LabelSets.from_array(said, annotators=["ann", "bob"])
-    >>> model = CategoricalMixture(noise="annotator")
-    >>> fit_policy(views, labels, task="classification", model=model).annotators.accuracy.round(1)
-    array([1. , 0.7])
     """
 
     calibrate: bool = True

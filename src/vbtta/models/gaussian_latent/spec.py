@@ -24,18 +24,6 @@ class GaussianLatent(LatentModel):
     beta, nu, v, gamma
         As in :class:`GaussianMixture`; the common offset has a Student-t prior of scale sqrt(2 / beta), and v is by
         default the smaller of the residual variances around the median view and around the plain average.
-
-    Examples
-    --------
-    Where views err independently, their average errs less than each of them (here half as much):
-
-    >>> import numpy as np
-    >>> from vbtta import GaussianLatent, ViewPredictions, fit_policy
-    >>> truth, noise = np.linspace(-2, 2, 400)[:, None], 0.4 * np.random.default_rng(0).normal(size=(400, 4, 1))
-    >>> views = ViewPredictions(truth[:, None] + noise)  # (N, K, C)
-    >>> policy = fit_policy(views, truth, task="regression", model=GaussianLatent())
-    >>> print(noise.std().round(1), (policy.predict(views).mean - truth).std().round(1))
-    0.4 0.2
     """
 
     noise: ContinuousNoise | None = None

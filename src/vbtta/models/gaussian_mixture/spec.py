@@ -51,17 +51,6 @@ class GaussianMixture(Model):
         observed and of what a short preliminary fit leaves around a label's own view.
     gamma : float
         Prior precision of the annotators' biases (eq. 14), in standardised units.
-
-    Examples
-    --------
-    Where every label follows one of the views, the weights are the views' shares of the labels:
-
-    >>> import numpy as np
-    >>> from vbtta import GaussianMixture, ViewPredictions, fit_policy
-    >>> views, model = np.random.default_rng(0).normal(size=(400, 3, 1)), GaussianMixture(link="shift")  # (N, K, C)
-    >>> labels = np.concatenate([views[:280, 0], views[280:, 1]])
-    >>> fit_policy(ViewPredictions(views), labels, task="regression", model=model).weights.round(1)
-    array([0.7, 0.3, 0. ])
     """
 
     link: Literal["affine", "shift"] = "affine"

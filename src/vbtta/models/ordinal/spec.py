@@ -31,20 +31,6 @@ class OrdinalMixture(Model):
         Prior standard deviations of the common log slope, for scores of unit variance, and of the views' deviations.
     level_concentration : float
         Dirichlet concentration of the levels' frequencies, from which the cut points follow.
-
-    Examples
-    --------
-    Three levels, from scores cut at -1 and 1:
-
-    >>> import numpy as np
-    >>> from vbtta import ADVI, OrdinalMixture, ViewPredictions, fit_policy
-    >>> score, noise = np.random.default_rng(0).normal(size=(2, 500))
-    >>> levels = np.digitize(score + 0.2 * noise, [-1.0, 1.0])
-    >>> predictions = ViewPredictions(score[:, None, None], names=["identity"])  # (N, K, 1)
-    >>> engine = ADVI(steps=300, particles=2, learning_rate=0.1)
-    >>> policy = fit_policy(predictions, levels, task="ordinal", model=OrdinalMixture(), engine=engine)
-    >>> policy.predict(ViewPredictions([[[-3.0]], [[0.0]], [[3.0]]], names=["identity"])).label
-    array([0, 1, 2])
     """
 
     levels: Sequence[Any] | None = None

@@ -193,15 +193,6 @@ class Gate(NamedTuple):
         Standard deviations of the features; 0 for constants.
     limits : (2, F) array
         Range on the calibration sample, to which features are clipped.
-
-    Examples
-    --------
-    >>> from vbtta import CategoricalMixture, fit_policy
-    >>> views = ViewPredictions(np.random.default_rng(0).normal(size=(300, 2, 3)))
-    >>> model = CategoricalMixture(weights="input")
-    >>> policy = fit_policy(views, np.arange(300) % 3, task="classification", model=model)
-    >>> policy.gate.names[:2]
-    ('entropy', 'margin')
     """
 
     names: tuple[str, ...]

@@ -37,12 +37,6 @@ def log_probit(mean: ArrayLike, scale: ArrayLike = 1.0) -> Array:
     """Log-probability of each class under independent Gaussian utilities of means (..., C) and standard deviations.
 
     It is finite and at most 0, and not renormalised: how far a row's sum is from 1 shows the error.
-
-    Examples
-    --------
-    >>> np.exp(log_probit([[0.0, 0.0, 0.0], [1.0, 0.0, -1.0]])).round(4)
-    array([[0.3333, 0.3333, 0.3333],
-           [0.7288, 0.2241, 0.0472]])
     """
     mean = np.asarray(mean, dtype=np.float64)
     return _by_blocks(mean, np.broadcast_to(np.asarray(scale, dtype=np.float64), mean.shape), None)[0]

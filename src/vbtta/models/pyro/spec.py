@@ -23,28 +23,6 @@ class PyroModel(Model):
     views : GaussianMixture or CategoricalMixture, optional
         How views are calibrated and which priors they have; the task's mixture by default. Noise, component and class
         weights are modelled by the function and stay at their defaults here.
-
-    Examples
-    --------
-    Labels with Laplace noise around their view:
-
-    >>> import numpy as np
-    >>> import pyro
-    >>> import pyro.distributions as dist
-    >>> import torch
-    >>> from vbtta import ADVI, PyroModel, ViewPredictions, fit_policy
-    >>> def laplace(predictions, labels, prior):
-    ...     views = prior.sample(predictions)
-    ...     around = dist.Laplace(views.location[labels.instance], views.scale[labels.instance])  # (j, K, C)
-    ...     each = around.log_prob(labels.value[:, None]).sum(dim=-1)  # (j, K)
-    ...     pyro.factor("labels", torch.logsumexp(views.log_weights + each, dim=-1).sum())
-    >>> rng = np.random.default_rng(0)
-    >>> views = rng.normal(size=(200, 2, 1))  # (N, K, C)
-    >>> labels = views[:, 0] + 0.3 * rng.laplace(size=(200, 1))
-    >>> engine = ADVI(steps=600, particles=2, learning_rate=0.1)
-    >>> policy = fit_policy(ViewPredictions(views), labels, task="regression", model=PyroModel(laplace), engine=engine)
-    >>> policy.weights.round(1)
-    array([1., 0.])
     """
 
     function: Callable[[Any, Any, Any], None] | str

@@ -20,17 +20,6 @@ class RankingMixture(Model):
     kappa_scale, xi_scale : float
         Prior standard deviations of the common log inverse temperature, for scores whose variance within a list is
         one on average, and of the views' deviations from it.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from vbtta import ADVI, LabelSets, RankingMixture, ViewPredictions, fit_policy
-    >>> scores = np.random.default_rng(0).normal(size=(300, 2, 4))  # of two views; the first tells the order
-    >>> orders = LabelSets.from_rankings(np.argsort(-scores[:, 0], axis=1)[:, :2])  # the best two of each list
-    >>> engine = ADVI(steps=300, particles=2, learning_rate=0.1)
-    >>> model = RankingMixture()
-    >>> fit_policy(ViewPredictions(scores), orders, task="ranking", model=model, engine=engine).weights.round(1)
-    array([1., 0.])
     """
 
     concentration: float | None = None
