@@ -186,9 +186,8 @@ class Calibration:
     def fit(self, candidate: Candidate, engine: Engine, *, seed: int, progress: bool) -> Policy:
         """The policy of a candidate; the data stay where they are."""
         assert isinstance(engine, EM)
-        model, start, alone, _, weights = candidate
-        source = self.source(alone=alone)
-        fit = fit_problem(*pose(model, source, start), engine, weights=weights)
+        model, source = candidate.model, self.source(alone=candidate.alone)
+        fit = fit_problem(*pose(model, source, candidate.start), engine, weights=candidate.weights)
         return policy_of(fit, model, engine, source.views, self.labels.annotator_names)
 
     def scores(
