@@ -294,7 +294,7 @@ def inputs_in_files(folder: Path, n: int) -> np.ndarray:
     folder.mkdir()
     for number, rows in enumerate(np.array_split(np.arange(n), [n // 5, n // 2])):
         lists = pa.FixedSizeListArray.from_arrays(pa.array(inputs[rows].ravel()), 5)
-        pq.write_table(pa.table({"inputs": lists}), folder / f"in-{number}.parquet", row_group_size=90)
+        pq.write_table(pa.table({"inputs": lists}), folder / f"in-{number}.parquet", row_group_size=100)
     return inputs
 
 
@@ -324,7 +324,7 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
 
     killer = threading.Thread(target=kill_when_busy)
     killer.start()
-    options: dict[str, Any] = {"draws": 3, "seed": 7, "batch_size": 64, "rows_per_part": 100, "key": "a"}
+    options: dict[str, Any] = {"draws": 3, "seed": 7, "batch_size": 64, "key": "a"}
     found = collect_on_cluster(make, tmp_path / "inputs", views, out, workers=4, **options)
     killer.join()
     assert (found.n_instances, found.n_parts, found.n_reused) == (1500, 16, 0)
@@ -458,7 +458,7 @@ def test_a_worker_says_what_failed(tmp_path: Path, factory: Any, kind: type[Exce
     job = Job(factory, [Identity()], 1, 2, False, None, 0, None, str(tmp_path / "out"), "")
     (tmp_path / "out").mkdir()
     with pytest.raises(kind, match=message) as raised:
-        collect_piece(message, cloudpickle.dumps(job), pieces_of(tmp_path / "in.parquet", 4)[0])
+        collect_piece(message, cloudpickle.dumps(job), pieces_of(tmp_path / "in.parquet")[0])
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
     assert not list((tmp_path / "out").iterdir())
 
@@ -559,8 +559,7 @@ if dies == "collecting":
     threading.Thread(target=die_when_two_parts_are_there, daemon=True).start()
 if dies == "fitting":
     Parts.sum = mortal
-found = collect_views(make, inputs, [Identity(), GaussianNoise(0.2)], out, key="sum", draws=2, workers=2,
-                      rows_per_part=100)
+found = collect_views(make, inputs, [Identity(), GaussianNoise(0.2)], out, key="sum", draws=2, workers=2)
 policy = fit_policy(out, labels, task="regression", model="mixture", engine=EM(max_steps=12, tol=0), guard=False,
                     workers=2)
 numbers = [policy.elbo, *policy.weights, *policy.weight_interval(0.9).ravel(), found.load().outputs.sum()]
@@ -606,7 +605,7 @@ def make():
 address, inputs, labels, out = sys.argv[1:]
 ray.init(address=address, logging_level="error", log_to_driver=False)
 collected = collect_views(make, inputs, [Identity(), Identity(name="again")], out, key="sum", workers=2,
-                          batch_size=16384, rows_per_part=65536)
+                          batch_size=16384)
 policy = fit_policy(out, labels, task="regression", model=GaussianMixture(), engine=EM(max_steps=2, tol=0),
                     guard=False, workers=2)
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -815,18 +814,34 @@ def test_inputs_of_tables() -> None:
 
 
 def test_a_large_row_group_is_not_held(tmp_path: Path) -> None:
-    """Of 40 MB in one row group a reader holds little; and it is cut into eight pieces at most."""
+    """Of 40 MB in one row group, which is one piece, a reader holds little."""
     inputs = np.random.default_rng(0).normal(size=(40_000, 256)).astype(np.float32)
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"inputs": pa.FixedSizeListArray.from_arrays(pa.array(inputs.ravel()), 256)}), path)
-    pieces = pieces_of(path, 100)
-    assert [(piece.start, piece.stop) for piece in pieces] == [*pairwise(range(0, 40_001, 5_000))]
+    [piece] = pieces_of(path)
+    assert (piece.start, piece.n_rows) == (0, 40_000)
     before = pa.total_allocated_bytes()
     most = 0
-    for first, _, batch in read_batches(pieces[-1], 500):
+    for first, _, batch in read_batches(piece, 500):
         np.testing.assert_array_equal(batch, inputs[first : first + 500])
         most = max(most, pa.total_allocated_bytes() - before)
     assert most < 20e6
+
+
+def test_every_row_group_with_rows_is_a_piece(tmp_path: Path) -> None:
+    paths = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    with pq.ParquetWriter(paths[0], pa.schema({"a": pa.float64()})) as writer:
+        for n in (3, 0, 2):
+            writer.write_table(pa.table({"a": np.arange(float(n))}), row_group_size=3)
+    pq.write_table(pa.table({"a": np.arange(5.0)}), paths[1], row_group_size=4)
+    pieces = pieces_of(paths)
+    assert [(piece.file, piece.start, piece.first, piece.n_rows) for piece in pieces] == [
+        (0, 0, 0, 3), (0, 3, 3, 2), (1, 0, 5, 4), (1, 4, 9, 1),
+    ]  # fmt: skip
+    read = [batch for piece in pieces for batch in read_batches(piece, 2)]
+    assert [first for first, *_ in read] == [0, 2, 3, 5, 7, 9]
+    assert np.concatenate([ids for _, ids, _ in read]).tolist() == [*range(10)]
+    assert np.concatenate([inputs for *_, inputs in read]).ravel().tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 3, 4]
 
 
 def test_input_files_that_do_not_match(tmp_path: Path) -> None:
@@ -836,9 +851,9 @@ def test_input_files_that_do_not_match(tmp_path: Path) -> None:
         return [str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")]
 
     with pytest.raises(ValueError, match=r"1\.parquet has the columns b, a, but .*0\.parquet has a, b; give all files"):
-        pieces_of(both({"a": [1.0], "b": [1.0]}, {"b": [1.0], "a": [1.0]}), 5)
+        pieces_of(both({"a": [1.0], "b": [1.0]}, {"b": [1.0], "a": [1.0]}))
     with pytest.raises(ValueError, match=r"1\.parquet has the columns a, instance, but .*0\.parquet has a; give"):
-        pieces_of(both({"a": [1.0]}, {"a": [1.0], "instance": [7]}), 5)
+        pieces_of(both({"a": [1.0]}, {"a": [1.0], "instance": [7]}))
 
 
 def test_instances_that_two_files_hold(tmp_path: Path) -> None:
@@ -868,13 +883,13 @@ def test_errors_name_the_remedy(machines: Machines, tmp_path: Path, monkeypatch:
     inputs = tmp_path / "inputs.parquet"
     pq.write_table(pa.table({"a": [1.0]}), inputs)
     options: list[dict[str, Any]] = [
-        {"workers": "2"}, {"workers": 0}, {"seed": "x"}, {"batch_size": 0}, {"rows_per_part": 0}, {"worker_options": 1},
+        {"workers": "2"}, {"workers": 0}, {"seed": "x"}, {"batch_size": 0}, {"worker_options": 1},
         {"key": b"x"}, {"key": None},
     ]  # fmt: skip
     for option in options:
         with pytest.raises(ValueError, match=f"^{next(iter(option))} must be .*; got"):
             collect_on_cluster(sums, inputs, [Identity()], tmp_path / "out", **{"key": "a", **option})
-        if not option.keys() & {"batch_size", "rows_per_part", "key"}:
+        if not option.keys() & {"batch_size", "key"}:
             with pytest.raises(ValueError, match=f"^{next(iter(option))} must be .*; got"):
                 fit_on_cluster(tmp_path / "views", np.zeros(50), task="regression", **option)
     with pytest.raises(ValueError, match="labels must be given on a cluster"):

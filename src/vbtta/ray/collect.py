@@ -27,19 +27,19 @@ from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
 from vbtta.ray.cluster import Tasks, check_workers, connect, explained
 
-_PIECES = 8  # of a row group, at most: each is read from the group's start
 _BUFFER = 1 << 18  # bytes of a column read at once; a whole group's columns may be larger than memory
 _ROW_GROUP = 1 << 25  # bytes that are written at once; twice that while they are put together
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of one input file: what one task works on."""
+    """A row group of one input file: what one task works on."""
 
     path: str
     file: int  # its number
+    group: int
     start: int  # row of the file
-    stop: int
     first: int  # row of the whole data set
+    n_rows: int
     stamp: str  # changes with the file
 
 
@@ -70,15 +70,14 @@ def collect_views(
     seed: int = 0,
     progress: bool = False,
     classes: ArrayLike | None = None,
-    rows_per_part: int = 16_384,
     workers: int | None = None,
     worker_options: dict[str, Any] | None = None,
     address: str | None = None,
 ) -> Collected:
     """Predict every input under every view, on a cluster: :func:`vbtta.collect_views` for inputs of any number.
 
-    Every part of the input files gives one file, whole or not at all. The same call continues an earlier one that
-    stopped. Draws are keyed by the row's number: the result does not depend on parts, batches or workers.
+    Every row group of the input files gives one file, whole or not at all. The same call continues an earlier one that
+    stopped. Draws are keyed by the row's number: the result does not depend on row groups, batches or workers.
 
     Parameters
     ----------
@@ -95,8 +94,6 @@ def collect_views(
         Finished parts are used again under the same key only.
     views, draws, batch_size, variance, output, seed, progress, classes
         As in :func:`vbtta.collect_views`.
-    rows_per_part : int
-        Rows of a part; more where a file has row groups of more than eight times as many.
     workers, worker_options : optional
         How many work at a time, by default one a core of the cluster; and what each needs, as `ray.remote` takes it,
         for instance ``{"num_gpus": 1}``.
@@ -113,11 +110,10 @@ def collect_views(
     check_options(draws, 0, variance)
     seed = whole_number("seed", seed, 0)
     batch_size = whole_number("batch_size", batch_size, 1)
-    rows_per_part = whole_number("rows_per_part", rows_per_part, 1)
     workers, worker_options = check_workers(workers, worker_options)
     takes("predictor_factory", predictor_factory)
     view_list = as_views(views)
-    pieces = pieces_of(dataset, rows_per_part)
+    pieces = pieces_of(dataset)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     prints = [(view.name, view_fingerprint(view)) for view in view_list]
@@ -134,18 +130,18 @@ def collect_views(
         other = f"predictions of other inputs, views, options or another key ({strangers[0]})"
         raise ValueError(f"out: {folder} holds {other}; choose another folder, or remove them")
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda piece: _found(job.target(piece), piece.stop - piece.start), pieces))
+        found = list(pool.map(lambda piece: _found(job.target(piece), piece.n_rows), pieces))
     waiting = [piece for piece, whole in zip(pieces, found, strict=True) if not whole]
-    n_rows = pieces[-1].first + pieces[-1].stop - pieces[-1].start
+    n_rows = pieces[-1].first + pieces[-1].n_rows
     with Progress("inputs", n_rows, progress) as bar:
-        bar.advance(n_rows - sum(piece.stop - piece.start for piece in waiting))
+        bar.advance(n_rows - sum(piece.n_rows for piece in waiting))
         if waiting:
             with explained("sending predictor_factory and views", "let predictor_factory make what it needs: "):
                 packed = require("ray.cloudpickle", "ray").dumps(job)
             digest, sent = hashlib.sha256(packed).hexdigest(), connect(address).put(packed)
             calls = [(digest, sent, piece) for piece in waiting]
             for *_, piece in Tasks(workers, worker_options).finished(collect_piece, calls):
-                bar.advance(piece.stop - piece.start)
+                bar.advance(piece.n_rows)
     return Collected(folder, n_rows, len(pieces), len(pieces) - len(waiting))
 
 
@@ -183,7 +179,7 @@ class Job:
 
     def target(self, piece: Piece) -> Path:
         """File of a piece's predictions, sorted as the rows are; another key, seed or input has another name."""
-        text = f"{self.mark} {piece.stamp} {piece.first} {piece.start} {piece.stop}"
+        text = f"{self.mark} {piece.stamp} {piece.first} {piece.start} {piece.n_rows}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return Path(self.folder) / f"part-{piece.file:07d}-{piece.start:012d}-{digest}.parquet"
 
@@ -206,7 +202,7 @@ def collect_piece(digest: str, packed: bytes, piece: Piece) -> None:
         with explained("predictor_factory"):
             _made[digest] = job, as_predictor(job.factory(), job.output)
     job, predictor = _made[digest]
-    with explained("reading or writing", f"{piece.path}, rows {piece.start} to {piece.stop}: "):
+    with explained("reading or writing", f"{piece.path}, rows {piece.start} to {piece.start + piece.n_rows}: "):
         if job.target(piece).exists():
             return
         with atomic_path(job.target(piece)) as path, predictor.ready():
@@ -235,8 +231,8 @@ def _row_groups(job: Job, predictor: Predictor, piece: Piece) -> Iterator[ViewPr
 # -- inputs: images, arrays, or plain columns of numbers -------------------------------------------
 
 
-def pieces_of(dataset: Any, rows: int) -> list[Piece]:
-    """Input files cut into pieces of so many rows, or more where row groups are large; only footers are read."""
+def pieces_of(dataset: Any) -> list[Piece]:
+    """The row groups of the input files, in order; only footers are read."""
     paths = parquet_files(dataset)
     files = footers(paths, "dataset")
     names = [file.schema.to_arrow_schema().names for file in files]
@@ -246,37 +242,28 @@ def pieces_of(dataset: Any, rows: int) -> list[Piece]:
         if columns != names[0]:
             found = f"{path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}"
             raise ValueError(f"dataset: {found}; give all files the same ones in the same order")
-        largest = max((file.row_group(group).num_rows for group in range(file.num_row_groups)), default=0)
-        size = max(rows, -(-largest // _PIECES))
-        state = os.stat(path)
+        state, start = os.stat(path), 0
         stamp = f"{os.path.basename(path)} {state.st_size} {state.st_mtime_ns}"
-        pieces += [
-            Piece(path, number, start, min(start + size, file.num_rows), first + start, stamp)
-            for start in range(0, file.num_rows, size)
-        ]
-        first += file.num_rows
+        for group in range(file.num_row_groups):
+            if n_rows := file.row_group(group).num_rows:
+                pieces.append(Piece(path, number, group, start, first + start, n_rows, stamp))
+                start += n_rows
+        first += start
     if not pieces:
         raise ValueError(f"dataset: {dataset} holds no rows")
     return pieces
 
 
 def read_batches(piece: Piece, batch_size: int) -> Iterator[tuple[int, Array, Array]]:
-    """First row in the whole data set, ids and inputs of batches; row groups without rows of the piece are not read."""
+    """First row in the whole data set, ids and inputs of batches."""
     arrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
     with parquet.ParquetFile(piece.path, buffer_size=_BUFFER, pre_buffer=False) as file:
-        edges = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))])
-        groups = np.flatnonzero((edges[:-1] < piece.stop) & (edges[1:] > piece.start)).tolist()
-        start = int(edges[groups[0]])  # row of the file where a batch begins
-        for batch in file.iter_batches(batch_size=batch_size, row_groups=groups):
-            low, high = max(piece.start - start, 0), min(piece.stop - start, len(batch))
-            if high > low:
-                table = arrow.Table.from_batches([batch.slice(low, high - low)])
-                first = piece.first + start + low - piece.start
-                ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
-                yield first, ids, read_inputs(table, piece.path)
-            start += len(batch)
-            if start >= piece.stop:
-                return
+        first = piece.first
+        for batch in file.iter_batches(batch_size=batch_size, row_groups=[piece.group]):
+            table = arrow.Table.from_batches([batch])
+            ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
+            yield first, ids, read_inputs(table, piece.path)
+            first += len(table)
 
 
 def read_inputs(table: Any, where: str = "dataset") -> Array:
