@@ -27,7 +27,7 @@ from vbtta.models import base
 from vbtta.models.base import Engine, InMemory, Model, Pooling, Posterior, task_of
 from vbtta.models.ordinal.posterior import CutPoints
 from vbtta.models.parts.annotators import AnnotatorNoise
-from vbtta.models.parts.class_data import glance_at_logits
+from vbtta.models.parts.class_data import check_logits
 from vbtta.models.parts.gate import Gate
 from vbtta.models.parts.label_noise import AnnotatorAccuracy, FittedNoise
 
@@ -536,7 +536,7 @@ class Policy(Saved):
                 f"predictions have {predictions.outputs.shape[2]} outputs but the policy was fitted to {self.n_outputs}"
             )
         if self.task == "classification":
-            glance_at_logits(predictions)
+            check_logits(predictions, fitted=True)
         both = predictions.classes is not None and self.classes is not None
         if both and not np.array_equal(np.asarray(predictions.classes, str), np.asarray(self.classes, str)):
             raise ValueError("predictions have other classes than the policy was fitted to, or in another order")

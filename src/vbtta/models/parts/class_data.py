@@ -23,7 +23,7 @@ _WIDEST_SINGLE = 100.0  # range of logits up to which covariances in single prec
 _FEW_CLASSES = 48  # up to which logits are stored with instances last in memory
 _MIN_SIZE_RATIO = 8  # of a block's logits to its noise statistics, so that adding these takes no time
 _MIN_LOGIT = -1e12  # after the shift: keeps products finite
-_PROBE_ROWS = 256  # looked at before all rows are
+_PROBED_ROWS = 256  # looked at at once
 _GLANCED_ROWS = 16  # looked at where a policy predicts, up to twice as many
 _MIN_PROBABILITY_ROWS = 5  # from which rows that sum to 1 are no accident
 _PREDICTED_ENTRIES = 1 << 17  # of a block of logits to predict
@@ -225,49 +225,29 @@ def _step(n_views: int, n_classes: int) -> int:
     return max(1, _ENTRIES // (n_views * n_classes))
 
 
-def check_logits(predictions: ViewPredictions) -> None:
-    """Raise where the predictions cannot be logits of two classes or more: one output, or rows of probabilities."""
-    if predictions.outputs.shape[2] == 1:
+def check_logits(predictions: ViewPredictions, *, fitted: bool = False) -> None:
+    """Raise where predictions cannot be logits of two classes or more: one output, or a view whose rows sum to 1.
+
+    Once a policy is `fitted` some rows are looked at, as all take time, and all views must be alike.
+    """
+    outputs = predictions.outputs
+    if outputs.shape[2] == 1:
         raise ValueError(
             "predictions have one output (C = 1); a classification needs a logit for every class. For a binary "
             "logit l stack zeros and l: np.concatenate([np.zeros_like(l), l], axis=2)"
         )
-    if len(predictions.outputs) >= _MIN_PROBABILITY_ROWS:
-        refuse_suspects(predictions.names, probability_views(predictions.outputs))
-
-
-def glance_at_logits(predictions: ViewPredictions) -> None:
-    """Raise where some rows, looked at because all take time, are probabilities under every view."""
-    outputs = predictions.outputs[:: max(1, len(predictions.outputs) // _GLANCED_ROWS)]
-    if len(outputs) >= _MIN_PROBABILITY_ROWS and (suspects := _sum_to_one(outputs)).all():
-        refuse_suspects(predictions.names, suspects)
-
-
-def refuse_suspects(names: Sequence[str], suspects: Array) -> None:
-    """Raise where any of the views (K,) is suspected of being probabilities."""
-    if suspects.any():
-        name = names[int(np.argmax(suspects))]
+    rows = outputs[:: max(1, len(outputs) // _GLANCED_ROWS)] if fitted else outputs
+    suspects = np.full(outputs.shape[1], len(rows) >= _MIN_PROBABILITY_ROWS)
+    for first in range(0, len(rows), _PROBED_ROWS):
+        if suspects.any():  # sums are rounded to half precision or three digits
+            part = rows[first : first + _PROBED_ROWS]
+            suspects &= ((part >= 0).all(axis=2) & (np.abs(part.sum(axis=2) - 1) <= 5e-3)).all(axis=0)
+    if suspects.all() if fitted else suspects.any():
         raise ValueError(
-            f"predictions look like probabilities: all rows of view {name!r} are "
+            f"predictions look like probabilities: all rows of view {predictions.names[int(np.argmax(suspects))]!r} are "
             "non-negative and sum to 1. Pass logits: collect_views(..., output=torch.log) of a network with a softmax, "
             "or ViewPredictions(np.log(np.maximum(p, 1e-12)), names=...)"
         )
-
-
-def probability_views(mean: Array) -> Array:
-    """Which views' rows are all non-negative and sum to 1: (K,)."""
-    suspects = _sum_to_one(mean[:_PROBE_ROWS])
-    step = max(1, (1 << 20) // mean[0].size)
-    for first in range(0, len(mean), step):
-        if not suspects.any():
-            break
-        suspects &= _sum_to_one(mean[first : first + step])
-    return suspects
-
-
-def _sum_to_one(values: Array) -> Array:
-    """Which views' rows are non-negative and sum to 1, up to the rounding of half precision or three digits: (K,)."""
-    return np.asarray(((values >= 0).all(axis=2) & (np.abs(values.sum(axis=2) - 1) <= 5e-3)).all(axis=0))
 
 
 # class probabilities (n, C) of some rows, and a function that gives their information (n,)

@@ -29,7 +29,6 @@ _NO_LEVELS = (np.zeros(0),) * 3  # statistics without item difficulty
 _MAX_EXPONENT = 300.0  # of numbers whose products are finite
 _MIN_ROWS = 3  # of annotators or their matrices, to infer the prior that they share
 _MIN_INFORMATION = 0.05  # share of the labels that count in an accuracy's interval, at least
-_PRIOR_STEPS, _SMALL_STEP = 10, 0.03  # of the logarithms of the shared prior counts, at most, and that ends them
 _MAX_RATE, _SMALL_CHANGE = 0.995, 0.01  # of EM's convergence, and share of the wrong labels that is not extrapolated
 _FEW_ANSWERS = 12  # of all annotators, up to which a dense matrix of them is multiplied faster than a sparse one
 _MAX_ENTRIES = 1 << 27  # of all confusion matrices: a gigabyte
@@ -258,7 +257,7 @@ class FittedNoise(NamedTuple):
         return self._replace(counts=counts, levels=levels)
 
     def _shared_prior(self, given: Array) -> Array:
-        """The prior counts of a row after Newton steps in their logarithms, the rows integrated out given `given`."""
+        """The prior counts of a row after a Newton step in their logarithms, the rows integrated out given `given`."""
         model, strength = self.model, self.strength
         right, wrong = model.of_kind.split(given)  # (R,) and (R, cells)
         centre, cells, total = _strength_of(model), wrong.shape[1], right + wrong.sum(axis=1)
@@ -275,22 +274,18 @@ class FittedNoise(NamedTuple):
             return of_right.sum(), (function(b / cells + wrong) - function(b / cells)).sum(), of_both.sum()
 
         assert strength is not None
-        for _ in range(_PRIOR_STEPS):
-            (a, b), before = strength, height(*strength)
-            of_right, of_wrong, of_both = rises(special.digamma)
-            slope = np.array([of_right + of_both, of_wrong / cells + of_both]) * strength
-            of_right, of_wrong, of_both = rises(_trigamma)
-            bend = np.diag([of_right, of_wrong / cells**2]) + of_both
-            hessian = bend * np.outer(strength, strength) + np.diag(slope - _PRIOR_SCALE**-2)
-            slope -= np.log(strength / centre) / _PRIOR_SCALE**2
-            values, vectors = np.linalg.eigh(hessian)
-            step = vectors @ ((slope @ vectors) / np.maximum(np.abs(values), _PRIOR_SCALE**-2))
-            step /= max(1, np.abs(step).max())
-            candidates = (strength * np.exp(fraction * step) for fraction in (1.0, 0.5, 0.1, 0.01))
-            strength = next((candidate for candidate in candidates if height(*candidate) >= before), strength)
-            if np.abs(step).max() < _SMALL_STEP:
-                break
-        return np.asarray(strength)
+        (a, b), before = strength, height(*strength)
+        of_right, of_wrong, of_both = rises(special.digamma)
+        slope = np.array([of_right + of_both, of_wrong / cells + of_both]) * strength
+        of_right, of_wrong, of_both = rises(_trigamma)
+        bend = np.diag([of_right, of_wrong / cells**2]) + of_both
+        hessian = bend * np.outer(strength, strength) + np.diag(slope - _PRIOR_SCALE**-2)
+        slope -= np.log(strength / centre) / _PRIOR_SCALE**2
+        values, vectors = np.linalg.eigh(hessian)
+        step = vectors @ ((slope @ vectors) / np.maximum(np.abs(values), _PRIOR_SCALE**-2))
+        step /= max(1, np.abs(step).max())
+        candidates = (strength * np.exp(fraction * step) for fraction in (1.0, 0.5, 0.1, 0.01))
+        return next((candidate for candidate in candidates if height(*candidate) >= before), strength)
 
     def label_evidence(self, labels: LabelSets, position: Array, annotator: Array, outputs: Array) -> Array:
         """Log probability of an instance's labels under E[A] for every class, given the views' outputs: (N+, C).
