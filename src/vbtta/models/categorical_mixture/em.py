@@ -6,6 +6,7 @@ a noise model, the truth's posterior (docs/method, eqs. 20 to 24a).
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,15 +14,15 @@ from scipy import special
 
 from vbtta.data.labels import Array
 from vbtta.inference import laplace
-from vbtta.inference.em import Ascent, ascend, join, nodes, products, vanishing_weights
+from vbtta.inference.em import Ascent, join, nodes, products, vanishing_weights
 from vbtta.inference.laplace import WeightInformation, group_sums
 from vbtta.inference.linalg import Reader, kl_dirichlet, student_precision
-from vbtta.models.base import InMemory, Posterior, Source, of_kind
+from vbtta.models.base import InMemory, Posterior, Source
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.parts import class_data, links
 from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks, ClassProblem, Statistics
-from vbtta.models.parts.gate import PRELIMINARY, Gate, GateData, Lookup, weight_scores
+from vbtta.models.parts.gate import Gate, GateData, Lookup, weight_scores, with_gate
 from vbtta.models.parts.label_noise import FittedNoise
 from vbtta.models.parts.links import Calibration
 
@@ -511,6 +512,14 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         calibrated = Calibration(np.full(self.data.n_views, np.log(max(gain, 1e-10))), offset)
         return first._replace(calibration=calibrated, noise=noise)
 
+    def settle_gate(self, state: CategoricalState, scale: float | None) -> "CategoricalProblem":
+        """The problem with the prior scale of its gate, by the evidence at a state of constant weights if open."""
+        statistics, first = self.evaluate(state)[1], -len(state.slopes)
+        score = statistics.sums.feature_slope, statistics.sums.information[first:, first:]
+        problem = replace(self, gate=self.gate and self.gate.with_prior(scale, *score))
+        problem.remember(state, statistics)
+        return problem
+
     def _likelihood(self, state: CategoricalState) -> Likelihood:
         weights = state.weights
         if state.weight_counts is not None:
@@ -636,32 +645,11 @@ def pose(
         first = problem._scaled(first, problem.start_log_kappa(first))
     if first.class_weights is None and (start is None or len(start.weights) != problem.data.n_views):
         first = problem.coarse_start(first)
-    return (problem, first) if spec.weights != "input" else _gated(source, problem, first, start)
-
-
-def _gated(
-    source: Source, problem: CategoricalProblem, first: CategoricalState, start: Posterior | None
-) -> tuple[CategoricalProblem, CategoricalState]:
-    """The problem of a gate, whose first update is the fit with constant weights."""
-    spec, before = problem.spec, getattr(start, "gate", None)
-    own = of_kind(start, CategoricalPosterior)
-    fitted = own is not None and len(own.weights) == problem.data.n_views
-    begin = problem.evaluate(first)[1] if start is None else None
-    constant = first if fitted else ascend(problem, first, PRELIMINARY).state
-    gate = source.gate(spec.features, constant.weights, shared=problem.noise is not None, unit=None)
-    slopes = np.zeros(gate.n_features)
-    if before is not None and len(before.coefficients) == len(slopes):
-        gate = replace(gate, prior_scale=before.prior_scale)
-        first = first._replace(weights=gate.positive(before.weights), slopes=before.coefficients)
-        return replace(problem, gate=gate), first
-    constant = constant._replace(weights=gate.positive(constant.weights), slopes=slopes)
-    gated = replace(problem, gate=gate)
-    statistics = (gated if start is None else gated.quick()).evaluate(constant)[1]
-    information = statistics.sums.information[-len(slopes) :, -len(slopes) :]
-    gate = gate.with_prior(spec.gate_scale, statistics.sums.feature_slope, information)
-    first = first._replace(slopes=slopes) if begin is not None else constant
-    problem = replace(problem, gate=gate, jump=None if begin is None else (first, constant))
-    problem.remember(constant, statistics, "state" if start is None else "quick")
+    if spec.weights != "input":
+        return problem, first
+    begin = None if start is not None else problem.evaluate(first)[1]
+    features = partial(source.gate, spec.features, shared=problem.noise is not None, unit=None)
+    problem, first = with_gate(problem, first, start, CategoricalPosterior, features, spec.gate_scale)
     if begin is not None:
         problem.remember(first, begin)
     return problem, first

@@ -22,8 +22,7 @@ from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics, T
 from vbtta.models.parts.standard import SLOPE_SCALE, SMALLEST_VARIANCE, ContinuousBlocks, slope_step
 
 _SLOPE_STEPS, _PRELIMINARY_STEPS = 10, 5
-_SHRINKAGES = 10.0 ** np.arange(-1.0, 8.01, 0.25)  # candidates for lambda
-_COARSE = 4  # every so many of them are tried first
+_SHRINKAGES = (10.0 ** np.arange(-1.0, 8.01, 0.25)).tolist()  # candidates for lambda
 
 
 class Moments(NamedTuple):
@@ -113,33 +112,29 @@ def curvature(moments: Moments, precision: Array, prior: LatentPrior, offset: Ar
     return quadratic, np.concatenate([gram[:K, -1] + prior.shrinkage / K, by_offset[-1]])
 
 
-def choose_shrinkage(moments: Moments, prior: LatentPrior) -> float:
-    """Lambda of the largest Laplace evidence on a grid, precision and lambda in turn."""
-    K, best = moments.n_views, -1
+def choose_shrinkage(moments: Moments, prior: LatentPrior) -> LatentPrior:
+    """The prior with lambda of the largest Laplace evidence on a grid, precision and lambda in turn."""
+    K, before = moments.n_views, 0.0
     pool, offset = np.full(K, 1 / K), moments.mean_residual
     for _ in range(20):
-        precision, before = moments.precision_around(pool, offset, prior), best
-        if best < 0:
-            best = _best_place(range(0, len(_SHRINKAGES), _COARSE), moments, precision, prior, offset)
-        around = range(max(best - _COARSE + 1, 0), min(best + _COARSE, len(_SHRINKAGES)))
-        best = _best_place(around, moments, precision, prior, offset)
-        chosen = prior._replace(shrinkage=float(_SHRINKAGES[best]))
-        pool, offset = laplace.solve(*curvature(moments, precision, chosen, offset), K)
-        if best == before:
+        precision = moments.precision_around(pool, offset, prior)
+        candidates = [prior._replace(shrinkage=shrinkage) for shrinkage in _SHRINKAGES]
+        prior = candidates[int(np.argmax([_log_evidence(moments, precision, each, offset) for each in candidates]))]
+        pool, offset = laplace.solve(*curvature(moments, precision, prior, offset), K)
+        if prior.shrinkage == before:
             break
-    return float(_SHRINKAGES[best])
+        before = prior.shrinkage
+    return prior
 
 
-def _best_place(places: range, moments: Moments, precision: Array, prior: LatentPrior, offset: Array) -> int:
-    """The place on the grid of the largest evidence."""
-    K, evidence = moments.n_views, []  # by Laplace, up to terms free of lambda
-    for shrinkage in _SHRINKAGES[places].tolist():
-        quadratic, linear = curvature(moments, precision, prior._replace(shrinkage=shrinkage), offset)
-        u = np.concatenate(laplace.solve(quadratic, linear, K))
-        energy = 0.5 * u @ quadratic @ u - linear @ u + 0.5 * shrinkage / K
-        constant = laplace.pool_penalty(np.full(K, 1 / K), shrinkage, 1.0)  # of the prior, at its peak
-        evidence.append(laplace.log_volume(quadratic, linear, u, K) - float(energy) - constant)
-    return places[int(np.argmax(evidence))]
+def _log_evidence(moments: Moments, precision: Array, prior: LatentPrior, offset: Array) -> float:
+    """Log evidence of lambda by Laplace, up to terms free of it."""
+    K, shrinkage = moments.n_views, prior.shrinkage
+    quadratic, linear = curvature(moments, precision, prior, offset)
+    u = np.concatenate(laplace.solve(quadratic, linear, K))
+    energy = 0.5 * u @ quadratic @ u - linear @ u + 0.5 * shrinkage / K
+    constant = laplace.pool_penalty(np.full(K, 1 / K), shrinkage, 1.0)  # of the prior, at its peak
+    return laplace.log_volume(quadratic, linear, u, K) - float(energy) - constant
 
 
 class Sums(NamedTuple):
@@ -297,13 +292,13 @@ def pose(source: Source, spec: GaussianLatent, start: Posterior | None = None) -
         square = np.diagonal(moments.residual_outer(equal, np.zeros(C))) / n
         variance = np.maximum(square - mean**2, 0) + mean**2 / n  # the mean counts as one label
         scale = np.minimum(scale, reference.nu * np.diag(np.maximum(variance, SMALLEST_VARIANCE)))
-    prior = LatentPrior(1.0, math.sqrt(2 / spec.beta), reference.nu, scale)
-    prior = _with_shrinkage(prior, moments, spec)
+    prior = LatentPrior(spec.shrinkage or 1.0, math.sqrt(2 / spec.beta), reference.nu, scale)
+    prior = prior if spec.shrinkage else choose_shrinkage(moments, prior)
     scale_of = Scale(0.0, equal, np.zeros(C))
     if spec.scale != "constant":
         scale_of = choose_slope(data, moments, prior)
         moments = data.total(partial(moments_of, scale=scale_of))
-        prior = _with_shrinkage(prior, moments, spec)
+        prior = prior if spec.shrinkage else choose_shrinkage(moments, prior)
     offset = moments.mean_residual  # from a far one, shrunken to zero, EM might not return
     people_prior, people = annotators.initialise(
         spec.noise, spec.gamma, data.n_annotators, reference.residual_variance, start
@@ -311,8 +306,3 @@ def pose(source: Source, spec: GaussianLatent, start: Posterior | None = None) -
     dof, inverse_scale = prior.nu + moments.size, prior.inverse_scale + moments.residual_outer(equal, offset)
     first = LatentState(equal, offset, np.asarray(dof), inverse_scale, people, scale_of.slope)
     return LatentProblem(data, prior, people_prior, moments, scale_of), first
-
-
-def _with_shrinkage(prior: LatentPrior, moments: Moments, spec: GaussianLatent) -> LatentPrior:
-    shrinkage = choose_shrinkage(moments, prior) if spec.shrinkage is None else spec.shrinkage
-    return prior._replace(shrinkage=shrinkage)

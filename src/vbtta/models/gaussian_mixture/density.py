@@ -14,11 +14,11 @@ from vbtta.inference.unconstrained import Units, Values, tensor
 from vbtta.models.base import InMemory, Posterior
 from vbtta.models.gaussian_mixture import em
 from vbtta.models.gaussian_mixture.em import MixtureProblem
-from vbtta.models.gaussian_mixture.posterior import MixtureState, SampledMixturePosterior, laplace_nodes
+from vbtta.models.gaussian_mixture.posterior import MixtureState, SampledMixturePosterior
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.parts import tensors
 from vbtta.models.parts.standard import SMALLEST_VARIANCE, scale_covariate
-from vbtta.models.parts.tensors import LOG_2PI, GaussianDensity, Views
+from vbtta.models.parts.tensors import GaussianDensity, Views
 
 
 class MixtureDensity(GaussianDensity):
@@ -45,10 +45,8 @@ class MixtureDensity(GaussianDensity):
         self._root = None
         if settings.heteroscedastic and self.tensors.variance is not None:
             self._root = 1 / torch.sqrt(1 + self.tensors.variance / tensor(settings.residual_variance))
-        self._nodes = None
         if component == "laplace" and C > 1:
-            size, share = laplace_nodes()
-            self._nodes = tensor(size), tensor(np.log(share))
+            raise ValueError(f"component='laplace' is for one output; with {C} use 'normal' or 'student_t'")
 
     def start(self) -> dict[str, Array]:
         """Where EM starts: uniform weights, every view fitted to all labels."""
@@ -91,11 +89,7 @@ class MixtureDensity(GaussianDensity):
             constant = constant + torch.lgamma(0.5 * (dof + C)) - torch.lgamma(0.5 * dof)
             constant = constant - 0.5 * C * torch.log(math.pi * dof)
             return constant - 0.5 * (dof + C) * torch.log1p(distance / dof)
-        if self._nodes is None:  # a Laplace of unit variance: exp(-sqrt 2 |r|) / sqrt 2
-            return constant - 0.5 * math.log(2) - torch.sqrt(2 * distance + 1e-24)
-        size, log_share = self._nodes  # of several outputs: a normal whose variance is exponential
-        each = log_share - 0.5 * C * (LOG_2PI + size.log()) - 0.5 * distance[..., None] / size
-        return constant + torch.logsumexp(each, dim=-1)
+        return constant - 0.5 * math.log(2) - torch.sqrt(2 * distance + 1e-24)  # of unit variance
 
 
 def pose(source: InMemory, spec: GaussianMixture, seed: int) -> AdviTask[Posterior]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from vbtta.models.gaussian_mixture.posterior import MixturePosterior, MixturePri
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.parts import annotators
 from vbtta.models.parts.annotators import AnnotatorPrior, AnnotatorStatistics
-from vbtta.models.parts.gate import PRELIMINARY, Gate, GateData, Lookup, weight_scores
+from vbtta.models.parts.gate import Gate, GateData, Lookup, weight_scores, with_gate
 from vbtta.models.parts.standard import SLOPE_SCALE, SMALLEST_VARIANCE, ContinuousBlocks, slope_step
 
 _FIRST_TAIL, _TAILS = 4.0, np.geomspace(0.05, 200, 100) + 2  # degrees of freedom of Student-t components
@@ -391,6 +392,21 @@ class MixtureProblem(Problem[MixtureState, MixtureStatistics, MixturePosterior])
         mode = ascend(likelihood, state._replace(**changes), EM(tol=1e-5, max_steps=200)).state
         return self.posterior(state, weight_information(subsample, self.data, prior, mode, None))
 
+    def settle_gate(self, state: MixtureState, scale: float | None) -> "MixtureProblem":
+        """The problem with the prior scale of its gate, by the evidence at a state of constant weights if open."""
+        assert self.gate is not None
+        prior, weights = self.prior, state.weights
+        lookup = self.gate.lookup(weights, state.slopes)
+        density = e_step.Density.of(state, prior, state.expected_log_weights)
+
+        def block_score(block: Block) -> tuple[Array, Array]:  # gradient in b (F,), and outer products of its units
+            expected = e_step.expectation(block, density, prior, state.annotators, lookup)
+            assert expected.gate is not None
+            scores = weight_scores(expected.gate, weights, expected.share / expected.repeats)[len(weights) :]
+            return scores @ expected.repeats, products(scores * expected.repeats, scores)
+
+        return replace(self, gate=self.gate.with_prior(scale, *self.data.total(block_score)))
+
 
 def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: MixtureState) -> tuple[float, ...]:
     """Residual variance of a label around its own view, in the labels' units: (C,), the prior's v."""
@@ -421,7 +437,11 @@ def pose(source: Source, spec: GaussianMixture, start: Posterior | None = None) 
     )
     problem = MixtureProblem(data, prior, people_prior)
     factors = _resume(state, of_kind(start, MixturePosterior))._replace(annotators=people)
-    return (problem, factors) if spec.weights != "input" else _gated(source, problem, factors, spec, start)
+    if spec.weights != "input":
+        return problem, factors
+    unit = data.standard.prediction_scale
+    features = partial(source.gate, spec.features, shared=people is not None, unit=unit)
+    return with_gate(problem, factors, start, MixturePosterior, features, spec.gate_scale)
 
 
 def _resume(first: MixtureState, posterior: MixturePosterior | None) -> MixtureState:
@@ -442,31 +462,6 @@ def settled_variance(source: Source, spec: GaussianMixture, start: Posterior | N
     if before is not None and len(before.weights) == data.n_views > 1:
         return tuple(np.diagonal(before.prior.inverse_scale) / before.prior.nu * before.standard.scale**2)
     return _variance_within(data, *initialise(data, spec))
-
-
-def _gated(
-    source: Source, problem: MixtureProblem, first: MixtureState, spec: GaussianMixture, start: Posterior | None
-) -> tuple[MixtureProblem, MixtureState]:
-    """The problem of a gate, whose first update is the fit with constant weights."""
-    before: Gate | None = getattr(start, "gate", None)
-    own = of_kind(start, MixturePosterior)
-    fitted = own is not None and len(own.weights) == problem.data.n_views
-    constant: MixtureState = first if fitted else ascend(problem, first, PRELIMINARY).state
-    weights, unit = constant.weights, problem.data.standard.prediction_scale
-    gate = source.gate(spec.features, weights, shared=first.annotators is not None, unit=unit)
-    slopes = np.zeros(gate.n_features)
-    if before is not None and len(before.coefficients) == len(slopes):
-        gate = replace(gate, prior_scale=before.prior_scale)
-        first = first._replace(weights=gate.positive(before.weights), slopes=before.coefficients)
-        return replace(problem, gate=gate), first
-    density = e_step.Density.of(constant, problem.prior, constant.expected_log_weights)
-    score = gate_score(problem.data, density, problem.prior, constant, gate.lookup(weights, slopes))
-    gate = gate.with_prior(spec.gate_scale, *score)
-    second = constant._replace(weights=gate.positive(weights), slopes=slopes)
-    if start is not None:
-        return replace(problem, gate=gate), second
-    first = first._replace(slopes=slopes)
-    return replace(problem, gate=gate, jump=(first, second)), first
 
 
 def weight_information(
@@ -528,18 +523,3 @@ def _scores(expected: e_step.Expectation, density: e_step.Density, weights: Arra
     if expected.truth is not None:
         distance += np.einsum("kcd,kjcd->kj", density.residual_form[free], expected.truth.covariance[free])
     return np.concatenate([first, *calibration, share * 0.5 * (C - distance)])
-
-
-def gate_score(
-    data: ContinuousBlocks, density: e_step.Density, prior: MixturePrior, state: MixtureState, gate: Lookup
-) -> tuple[Array, Array]:
-    """Gradient (F,) of the log likelihood in a gate's coefficients, and the sum of its units' outer products (F, F)."""
-    weights = state.weights
-
-    def block_sums(block: Block) -> tuple[Array, Array]:
-        expected = e_step.expectation(block, density, prior, state.annotators, gate)
-        assert expected.gate is not None
-        scores = weight_scores(expected.gate, weights, expected.share / expected.repeats)[len(weights) :]
-        return scores @ expected.repeats, products(scores * expected.repeats, scores)
-
-    return data.total(block_sums)

@@ -36,8 +36,8 @@ class GaussianMixture(Model):
     concentration : float, optional
         Dirichlet concentration of the weights; without it they are at their maximum likelihood (eq. 7).
     component : {"normal", "student_t", "laplace"}
-        Distribution of a label around its view; Laplace for ADVI only. Tails pay where labels stray and every
-        view is needed: a view that explains nothing becomes the wide component that strays need, and a mixture of
+        Distribution of a label around its view; Laplace for ADVI and one output only. Tails pay where labels stray and
+        every view is needed: a view that explains nothing becomes the wide component that strays need, and a mixture of
         normals with such a view is heavy-tailed by itself.
     beta : float
         Prior precision of a view's calibration around the common one (eq. 3), in standardised units.

@@ -244,7 +244,7 @@ def check_logits(predictions: ViewPredictions, *, fitted: bool = False) -> None:
             suspects &= ((part >= 0).all(axis=2) & (np.abs(part.sum(axis=2) - 1) <= 5e-3)).all(axis=0)
     if suspects.all() if fitted else suspects.any():
         raise ValueError(
-            f"predictions look like probabilities: all rows of view {predictions.names[int(np.argmax(suspects))]!r} are "
+            f"predictions look like probabilities: all rows of view {predictions.names[suspects.argmax()]!r} are "
             "non-negative and sum to 1. Pass logits: collect_views(..., output=torch.log) of a network with a softmax, "
             "or ViewPredictions(np.log(np.maximum(p, 1e-12)), names=...)"
         )
@@ -382,8 +382,8 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
 
     def evaluate(self, state: StateT) -> tuple[float, Statistics[SumsT]]:
         """Bound and statistics at a state: one pass, unless it is the last evaluated state or one to remember."""
-        for name, (known, statistics) in self._last.items():
-            if known is state and not name.startswith("quick"):
+        for known, statistics in self._last.values():
+            if known is state:
                 return statistics.bound, statistics
         block_pass, read = self._block_pass(state), label_reader(state.noise)
 
@@ -399,10 +399,10 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
         self._last["evaluation"] = state, statistics
         return bound, statistics
 
-    def remember(self, state: StateT, statistics: Statistics[SumsT], kind: str = "state") -> None:
-        """Spare the pass at a state that another prior's problem has evaluated; the "quick" one's is for quick()."""
+    def remember(self, state: StateT, statistics: Statistics[SumsT]) -> None:
+        """Spare the pass at a state that another prior's problem has evaluated."""
         bound = float(statistics.sums.log_evidence) - sum(self._penalties(state).values())
-        self._last[f"{kind} {id(state)}"] = state, statistics._replace(bound=bound)
+        self._last[f"state {id(state)}"] = state, statistics._replace(bound=bound)
 
     def bound_terms(self, state: StateT, statistics: Statistics[SumsT]) -> dict[str, float]:
         """The bound, term by term: J_S minus the rest."""
@@ -419,8 +419,7 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
     def quick(self) -> Self:
         """The same in single precision: exact enough for held-out scores and first guesses."""
         problem = replace(self, data=self.data.single())
-        known = {name.replace("quick", "state"): each for name, each in self._last.items() if name != "evaluation"}
-        problem._last.update(known)
+        problem._last.update(self._last)
         return problem
 
     def start_log_kappa(self, first: StateT) -> Array:

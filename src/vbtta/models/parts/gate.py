@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import ModuleType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from scipy import special
 
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.inference.em import EM, total, vanishing_weights
+from vbtta.inference.em import EM, ascend, total, vanishing_weights
 from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, check_level, inverse_information, reach_of
 from vbtta.inference.linalg import check_covariance, inverse
 from vbtta.models.parts.links import log_normal, working_precision
 
-PRELIMINARY = EM(max_steps=200, tol=1e-4, accelerate=False)  # with constant weights: a start
+_PRELIMINARY = EM(max_steps=200, tol=1e-4, accelerate=False)  # with constant weights: a start
 FeatureChoice = Literal["auto", "all", "own", "pooled", "none"] | Callable[[Array], Array] | str
 _CHOICES = ("auto", "all", "own", "pooled", "none")
 _NAMES = {
@@ -35,6 +35,8 @@ _MAX_STEP = 3.0  # of b
 _SCALES, _SCALE_RATE = np.geomspace(0.01, 1, 41), 2.0  # candidates for t, and the rate of its exponential prior
 _DECISIVE = 5.0  # log evidence against b = 0 from which t = 1
 _AVERAGED_DRAWS = 200  # of ADVI whose weights are averaged over the sample
+ProblemT = TypeVar("ProblemT", bound=Any)  # of a mixture, with `gate`, `jump` and `settle_gate`
+StateT = TypeVar("StateT", bound=Any)  # of such a problem, with `weights` and `slopes`
 
 
 class FeatureSet(NamedTuple):
@@ -450,6 +452,33 @@ class GateData:
         covariance = np.atleast_2d(np.cov(averages.T))
         known = inverse_information(self.average(centre, slope), covariance, np.zeros((K, len(PROFILE_GRID))))
         return self.gate(centre, slope)._replace(centre=slope, covariance=np.atleast_2d(np.cov(slopes.T))), known
+
+
+def with_gate(
+    problem: ProblemT,
+    first: StateT,
+    start: Any,
+    kind: type[Any],
+    features: Callable[[Array], GateData],
+    scale: float | None,
+) -> tuple[ProblemT, StateT]:
+    """The problem with a gate, whose first update is the fit with constant weights, and its first state.
+
+    `features` are those given constant weights; a start may be a posterior of the mixture's `kind`, or of another.
+    """
+    own = start if isinstance(start, kind) else None
+    fitted = own is not None and len(own.weights) == problem.data.n_views
+    constant = first if fitted else ascend(problem, first, _PRELIMINARY).state
+    gate, before = features(constant.weights), None if own is None else own.gate
+    slopes = np.zeros(gate.n_features)
+    if before is not None and len(before.coefficients) == len(slopes):
+        gate = replace(gate, prior_scale=before.prior_scale)
+        first = first._replace(weights=gate.positive(before.weights), slopes=before.coefficients)
+        return replace(problem, gate=gate), first
+    constant = constant._replace(weights=gate.positive(constant.weights), slopes=slopes)
+    first = first._replace(slopes=slopes)
+    gated = replace(problem, gate=gate, jump=None if start is not None else (first, constant))
+    return gated.settle_gate(constant, scale), first if start is None else constant
 
 
 def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:

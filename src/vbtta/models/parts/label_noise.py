@@ -14,7 +14,7 @@ from scipy import sparse, special
 
 from vbtta.data.labels import Array, LabelSets, frame_of
 from vbtta.data.predictions import ViewPredictions
-from vbtta.distributions import CategoricalPrediction
+from vbtta.distributions import CategoricalPrediction, draw_positions
 from vbtta.inference.linalg import Reader, kl_dirichlet
 from vbtta.models.parts.annotators import LabelFacts, brief
 
@@ -303,21 +303,27 @@ class FittedNoise(NamedTuple):
         return LabelReading(self.model.of_kind, log_mean(counts), log_levels, self.model.n_classes, table).log_evidence
 
     def label_sampler(self, annotator: Array, instance: Array, outputs: Array) -> Sampler:
-        """Draws labels of instances (J,) with outputs (N, K, C).
+        """Draws labels of instances (J,) with outputs (N, K, C); error rates are drawn from Q every time.
 
         `annotator` (J,) is one past the last for unknown ones, who have the average counts.
         """
-        if self.levels is None:
-            return self.model.of_kind.sampler(self, annotator)
-        draw_own = self.model.of_kind.sampler(self._replace(tally=None), annotator)
-        above = apparent_proba(outputs).cumsum(axis=1)[:, :-1]  # (N, C - 1)
-        levels = self.levels
+        prior, model, levels = self.prior, self.model, self.levels
+        if self.counts.ndim == 3:
+            # A row of the prior stands for a dozen labels of a class, which few annotators have given: labels simulated
+            # through it would be noisier than those that the matrices come from. It counts as one label.
+            prior = prior / prior.sum(axis=1, keepdims=True)
+        counts = _with_average(np.maximum(self.counts - self.prior, 0) + prior)
+        looks = None if levels is None else apparent_proba(outputs)  # (N, C)
 
         def draw(generator: np.random.Generator, truth: Array) -> Array:
-            share = generator.choice([0.0, _COPIED], size=len(above), p=generator.dirichlet(levels))  # (N,)
-            apparent = (generator.random((len(above), 1)) > above).sum(axis=1)
+            rows = np.maximum(generator.standard_gamma(counts), 1e-300)
+            matrices = model.of_kind.matrices(rows / rows.sum(axis=-1, keepdims=True), model.n_classes)
+            own = draw_positions(generator, matrices[annotator, truth])
+            if levels is None or looks is None:
+                return own
+            share = generator.choice([0.0, _COPIED], size=len(looks), p=generator.dirichlet(levels))  # (N,)
             same = generator.random(len(truth)) < share[instance]
-            return np.where(same, apparent[instance], draw_own(generator, truth))
+            return np.where(same, draw_positions(generator, looks)[instance], own)
 
         return draw
 
@@ -416,17 +422,6 @@ class _Accuracy:
         confusion[:, diagonal, diagonal] = mean[:, :1]
         return confusion
 
-    def sampler(self, noise: FittedNoise, annotator: Array) -> Sampler:
-        """As :meth:`FittedNoise.label_sampler`; error rates are drawn from Q every time."""
-        (right, wrong), C = _with_average(noise.counts).T, noise.model.n_classes
-
-        def draw(generator: np.random.Generator, truth: Array) -> Array:
-            accuracy = generator.beta(right, wrong)[annotator]
-            other = (truth + generator.integers(1, C, len(truth))) % C
-            return np.where(generator.random(len(truth)) < accuracy, truth, other)
-
-        return draw
-
 
 class _Confusion:
     """A confusion matrix: counts (U, C, C), true class by label."""
@@ -461,25 +456,6 @@ class _Confusion:
 
     def matrices(self, mean: Array, n_classes: int) -> Array:
         return mean
-
-    def sampler(self, noise: FittedNoise, annotator: Array) -> Sampler:
-        """With the expected counts and one label a row of the prior.
-
-        The whole prior stands for a dozen labels of every class, which few annotators have given: labels simulated
-        through it would be noisier than those that the matrices come from.
-        """
-        prior, C = noise.prior, noise.model.n_classes
-        counts = noise.given + prior / prior.sum(axis=1, keepdims=True)
-        counts = _with_average(counts).reshape(-1, C)  # annotator and true class by label
-
-        def draw(generator: np.random.Generator, truth: Array) -> Array:
-            needed, place = np.unique(annotator * C + truth, return_inverse=True)
-            rows = np.maximum(generator.standard_gamma(counts[needed]), 1e-300)
-            cumulative = np.cumsum((rows / rows.sum(axis=1, keepdims=True))[place], axis=1)
-            above = generator.random(len(truth))[:, None] > cumulative
-            return np.asarray(np.minimum(above.sum(axis=1), C - 1))
-
-        return draw
 
 
 NoiseKind = _Accuracy | _Confusion

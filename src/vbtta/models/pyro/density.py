@@ -80,20 +80,15 @@ class PyroDensity(Density):
         self.n_units, self.width = len(base.tensors.first) - 1, base.width
         with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
             torch.manual_seed(seed)
-            sites, sites_of_two = (
-                _sites(_trace(function, self._arguments(slice(0, size)))) for size in (1, min(2, self.n_units))
-            )
-        latent = {name: site["fn"] for name, site in sites.items() if not site["is_observed"]}
-        self.priors = {name: prior.mask(False) for name, prior in latent.items()}  # the trace has their densities
-        shapes = [{name: site["value"].shape for name, site in table.items()} for table in (sites, sites_of_two)]
-        changing = [name for name in self.priors if shapes[0][name] != shapes[1].get(name)]
+            traces = [_sites(_trace(function, self._arguments(slice(0, size)))) for size in (1, min(2, self.n_units))]
+        free = [{name: site for name, site in sites.items() if not site["is_observed"]} for sites in traces]
+        self.priors = {name: site["fn"].mask(False) for name, site in free[0].items()}  # the trace has their densities
+        shapes = [{name: site["value"].shape for name, site in sites.items()} for sites in free]
         problems = {
             "does not draw the views' weights; call prior.sample(predictions) in it": "weights" not in self.priors,
             "draws 'class_weights', which is a name of the views' model; rename it": "class_weights" in self.priors,
-            "says nothing about the labels; end it with pyro.factor or obs=...": len(sites) == len(self.priors),
-            f"gives {', '.join(map(repr, changing))} another shape where there are more inputs; sum it out": bool(
-                changing
-            ),
+            "says nothing about the labels; end it with pyro.factor or obs=...": len(traces[0]) == len(self.priors),
+            "draws sites whose shapes depend on the number of inputs; sum them out": shapes[0] != shapes[1],
         }
         for problem, occurs in problems.items():
             if occurs:
