@@ -167,8 +167,7 @@ def from_plain(kind: Any, data: Any, sizes: dict[str, int] | None = None) -> Any
             raise ValueError(f"expected a list, found {data!r:.80}")
         return tuple(from_plain(get_args(kind)[0], entry, sizes) for entry in data)
     if kind in (float, int, bool, str):
-        fitting = (int, float) if kind is float else kind
-        if not isinstance(data, fitting) or isinstance(data, bool) != (kind is bool):
+        if not fits(kind, data):
             raise ValueError(f"expected {kind.__name__}, found {data!r:.80}")
         return kind(data)
     return data

@@ -1,7 +1,6 @@
 """Files of predictions (npz, parquet) and labels (CSV, parquet), for library, command line and Ray."""
 
 import csv
-import io
 import json
 import math
 import os
@@ -26,8 +25,7 @@ _REMEDIES = {  # for files that are not parquet
     "labels": ". Write one, as pyarrow.parquet.write_table(pyarrow.csv.read_csv(path), ...), or give LabelSets",
     "dataset": ". Predictions of other files: ViewPredictions.load(path).save('views.parquet')",
 }
-_FORMULA = r"(?:\s*[=+\-@]|[\t\r\n])"  # the beginning of a cell that a spreadsheet might compute
-_QUOTED = re.compile(r'(?:(?<=[,\t\r\n])|\A)"([^"]*+(?:""[^"]*+)*+)"')  # a cell of a CSV file
+_FORMULA = re.compile(r"'*[=+\-@]")  # the beginning of a cell that a spreadsheet might compute
 _MAX_INFLATION = 200  # times that a compressed array may be larger than its bytes in the file
 
 # -- predictions ----------------------------------------------------------------------------------
@@ -296,10 +294,7 @@ def write_labels(path: str | os.PathLike[str], labels: LabelSets) -> None:
 
 
 def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """Columns of a CSV or parquet file; blank cells of a CSV are None, numbers are numbers.
-
-    White space around a cell is not part of it, unless it is quoted text.
-    """
+    """Columns of a CSV or parquet file; of a CSV blank cells are None, and white space around cells is left out."""
     path = Path(path)
     if not os.path.exists(path):
         raise FileNotFoundError(f"no table at {path}; give the path of a .csv or .parquet file")
@@ -309,22 +304,18 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
         _schema(path, "")
         with reading(path):
             return columns_of(require("pyarrow.parquet", "data").read_table(path, page_checksum_verification=True))
-    if path.suffix not in (".csv", ".tsv", ".txt"):
+    if path.suffix != ".csv":
         raise ValueError(f"{path}: tables are read from .csv or .parquet files")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            text = file.read()
-        if "\x00" in text:
-            raise csv.Error("it holds a NUL character")
-        text = _QUOTED.sub(_protected, text) if '"' in text else text
-        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ","))
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a CSV file in UTF-8: {error}; save it as one") from None
     if not rows:
         raise ValueError(f"{path} is empty; its first line must name the columns")
-    header = [_without_quote(name.replace("\x00", "").strip()) for name in rows[0]]
+    header = [_without_quote(name) for name in rows[0]]
     if len(header) == 1 and (mark := re.search("[;\t]", header[0])):
-        raise ValueError(f"{path} has {mark[0]!r} between its columns; write commas (in .tsv files tabs)")
+        raise ValueError(f"{path} has {mark[0]!r} between its columns; write commas")
     if len(set(header)) < len(header):
         raise ValueError(f"{path} names a column twice: {', '.join(header)}")
     body = [row for row in rows[1:] if row]
@@ -332,10 +323,7 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
         if len(row) != len(header):
             raise ValueError(f"{path}, line {line}: {len(row)} cells, but the first line names {len(header)} columns")
     cells = list(zip(*body, strict=True)) if body else [()] * len(header)
-    return {
-        name: _typed([cell.strip().replace("\x00", "") for cell in column])
-        for name, column in zip(header, cells, strict=True)
-    }
+    return {name: _typed(list(column)) for name, column in zip(header, cells, strict=True)}
 
 
 def write_table(path: str | os.PathLike[str], columns: Mapping[str, Array]) -> None:
@@ -345,8 +333,10 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Array]) -> N
             write_arrow(require("pyarrow", "data").table(dict(columns)), temporary)
             return
         with open(temporary, "w", newline="", encoding="utf-8") as file:
-            file.write(_csv_row(columns))
-            file.writelines(map(_csv_row, zip(*(column.tolist() for column in columns.values()), strict=True)))
+            writer = csv.writer(file)
+            writer.writerow(map(plain_text, columns))
+            rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+            writer.writerows([plain_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
 
 
 def write_arrow(table: Any, path: Path) -> None:
@@ -354,33 +344,15 @@ def write_arrow(table: Any, path: Path) -> None:
     require("pyarrow.parquet", "data").write_table(table, path, write_page_checksum=True)
 
 
-def _csv_row(cells: Iterable[Any]) -> str:
-    return (",".join(map(_csv_cell, cells)) or '""') + "\n"
-
-
-def _csv_cell(cell: Any) -> str:
-    """A cell of a CSV file; the csv module would leave carriage returns and outer white space unquoted."""
-    if cell is None or isinstance(cell, int | float):
-        return "" if cell is None else str(cell)
-    text = plain_text(str(cell))
-    if text == text.strip() and not re.search('[",\r\n]', text):
-        return text
-    return '"{}"'.format(text.replace('"', '""'))
-
-
 def plain_text(cell: str) -> str:
     """Text that a spreadsheet does not take for a formula: with a leading apostrophe where it might."""
-    return f"'{cell}" if re.match(rf"'*{_FORMULA}", cell) else cell
+    if cell != cell.strip():
+        raise ValueError(f"{cell!r} has white space around it, which CSV files do not keep; write a .parquet file")
+    return f"'{cell}" if _FORMULA.match(cell) else cell
 
 
 def _without_quote(cell: str) -> str:
-    return cell[1:] if re.match(rf"'+{_FORMULA}", cell) else cell
-
-
-def _protected(cell: re.Match[str]) -> str:
-    """A quoted cell of a CSV file, outer white space between NUL characters."""
-    text = cell[1]
-    return cell[0] if text == text.strip() else f'"\x00{text}\x00"'
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def columns_of(table: Any, names: Iterable[str] | None = None) -> dict[str, Array]:
@@ -438,14 +410,13 @@ def _typed(cells: list[str]) -> Array:
 
     "007", "1_000", "٣" and "1e999", which no float can hold, are text.
     """
-    numbers = [cell.strip() for cell in cells]
-    given = [cell for cell in numbers if cell]
+    given = [cell for cell in cells if cell]
     whole = all(re.fullmatch(r"0|-?[1-9][0-9]*", cell) for cell in given)
     plain = all(cell.isascii() and "_" not in cell for cell in given) and not all(map(str.isdigit, given))
     if given and (whole or plain):
         with suppress(ValueError):
-            return _from_list([(int if whole else _float)(cell) if cell else None for cell in numbers])
-    return _from_list([_without_quote(cell) if cell.strip() else None for cell in cells])
+            return _from_list([(int if whole else _float)(cell) if cell else None for cell in cells])
+    return _from_list([_without_quote(cell) or None for cell in cells])
 
 
 def _float(cell: str) -> float:

@@ -2,7 +2,7 @@
 
 import gzip
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,10 @@ def decode_images(
     `size` is the side length to which the central square is resized; without it all images must have one size.
     `where` names the source in errors.
     """
-    pillow = require("PIL.Image", "data")
     arrays: list[NDArray[np.uint8]] = []
     for row, file in enumerate(files):
-        try:
-            with pillow.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
-                pixels = np.asarray(_square(image.convert(mode), size), dtype=np.uint8)
-        except (OSError, TypeError) as error:
-            name = f"{where}, row {row}" if isinstance(file, bytes) else str(file)
-            raise ValueError(f"{name} is not an image that can be read: {error}.") from error
+        name = f"{where}, row {row}" if isinstance(file, bytes) else str(file)
+        pixels = _pixels(file, name, lambda image: _square(image.convert(mode), size))
         if arrays and pixels.shape != arrays[0].shape:
             raise ValueError(
                 f"{where}, row {row}: the image is {pixels.shape[1]} x {pixels.shape[0]} pixels, "
@@ -51,10 +46,8 @@ def _square(image: Any, size: int | None) -> Any:
         return image
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    if side != max(image.size):
-        image = image.crop((left, top, left + side, top + side))
-    resampling = require("PIL.Image", "data").Resampling.LANCZOS
-    return image if side == size else image.resize((size, size), resampling)
+    square = image.crop((left, top, left + side, top + side))
+    return square.resize((size, size), require("PIL.Image", "data").Resampling.LANCZOS)
 
 
 def map_files(folder: Path) -> dict[str, Path]:
@@ -76,7 +69,8 @@ def read_image(path: Path) -> NDArray[np.float32]:
     if ".nii" in suffix_of(path):
         volume = np.asarray(_nibabel(path).load(path).dataobj, dtype=np.float32)
         return volume[None] if volume.ndim == 3 else np.moveaxis(volume, -1, 0)
-    pixels = _pixels(path, {"P": "RGB", "RGBA": "RGB", "CMYK": "RGB", "LA": "L", "1": "L"})
+    modes = {"P": "RGB", "RGBA": "RGB", "CMYK": "RGB", "LA": "L", "1": "L"}
+    pixels = _pixels(path, str(path), lambda image: _single(image).convert(modes.get(image.mode, image.mode)))
     scale = float(np.iinfo(pixels.dtype).max) if pixels.dtype in (np.uint8, np.uint16) else 1.0
     channels = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
     return np.ascontiguousarray(channels, dtype=np.float32) / np.float32(scale)
@@ -87,7 +81,7 @@ def read_mask(path: Path) -> NDArray[Any]:
     if ".nii" in suffix_of(path):
         values = np.asarray(_nibabel(path).load(path).dataobj)
     else:
-        values = _pixels(path, {})
+        values = _pixels(path, str(path), _single)
         if values.ndim > 2:
             raise ValueError(f"{path} is a colour image; a mask has one channel of class numbers")
     whole = values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.rint(values)).all()
@@ -108,15 +102,20 @@ def write_map(path: Path, values: NDArray[Any], source: Path) -> None:
             image.save(temporary, format="PNG" if path.suffix == ".png" else "TIFF")
 
 
-def _pixels(path: Path, modes: dict[str, str]) -> NDArray[Any]:
-    """Pixels of an image file, converted to other modes where they are listed."""
+def _pixels(file: bytes | Path, name: str, change: Callable[[Any], Any]) -> NDArray[Any]:
+    """Pixels of an image file, after a change of the Pillow image; `name` is the file in errors."""
     try:
-        with require("PIL.Image", "data").open(path) as image:
-            if getattr(image, "n_frames", 1) > 1:
-                raise TypeError(f"it has {image.n_frames} pages; save each as a file, or volumes as NIfTI")
-            return np.asarray(image.convert(modes[image.mode]) if image.mode in modes else image)
+        with require("PIL.Image", "data").open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+            return np.asarray(change(image))
     except (OSError, TypeError) as error:
-        raise ValueError(f"{path} is not an image that can be read: {error}") from error
+        raise ValueError(f"{name} is not an image that can be read: {error}") from error
+
+
+def _single(image: Any) -> Any:
+    """The image of a file with one page."""
+    if getattr(image, "n_frames", 1) > 1:
+        raise TypeError(f"it has {image.n_frames} pages; save each as a file, or volumes as NIfTI")
+    return image
 
 
 def _nibabel(path: Path) -> Any:
