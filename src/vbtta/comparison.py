@@ -36,8 +36,9 @@ METRICS = {
     "regression": ("mse", "mae", "nll", "crps", "coverage"),
 }
 BY_IMAGE = ("dice", "iou")  # further metrics of classification, where instances have groups
-# models of fit_policy
-POLICIES: dict[str, Any] = {"vbtta": "auto", "vbtta-mixture": "mixture", "vbtta-latent": "latent"}
+_MODELS: dict[str, Any] = {"vbtta": "auto", "vbtta-mixture": "mixture", "vbtta-latent": "latent"}
+_POLICIES: dict[str, Any] = {name: partial(fit_policy, model=model) for name, model in _MODELS.items()}
+_POLICIES["vbtta-sequential"] = fit_sequential
 COVERAGE_LEVEL = 0.9
 _LARGER = ("accuracy", *BY_IMAGE)  # is better
 _WITH_TEMPERATURE = ("original", "uniform", "greedy")
@@ -80,9 +81,7 @@ class Comparison:
     def __str__(self) -> str:
         """The values as a plain table, the best likelihood first, with the difference from no augmentation."""
         reference = None if self.against_original is None else self.against_original.reference
-        titles = [metric_title(metric) for metric in self.metrics]
-        header, rows = table_cells(self.to_records(), self.metrics, titles, reference)
-        return "\n".join([repr(self), *aligned([header, *rows])])
+        return "\n".join([repr(self), *aligned(table_cells(self.to_records(), self.metrics, reference))])
 
     def __getitem__(self, key: tuple[str, str]) -> float:
         """One value by method and metric: ``comparison["uniform", "nll"]``."""
@@ -99,14 +98,15 @@ class Comparison:
         return {name: difference for name, difference in pairs if difference is not None}
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One dictionary of plain values a method, for JSON."""
+        """One dictionary of plain values a method, the best likelihood first, for JSON."""
         tables = {"": self.values}
         for name, difference in self.references.items():
             tables |= dict(zip([f"_minus_{name}{end}" for end in ("", "_low", "_high")], difference[1:], strict=True))
         fields = {f"{metric}{end}": tables[end][:, s] for s, metric in enumerate(self.metrics) for end in tables}
         fields |= {name: getattr(self, name) for name in ("fit_seconds", "views_used", "forward_passes")}
         columns = [self.methods, *(values.tolist() for values in fields.values())]
-        return [dict(zip(["method", *fields], row, strict=True)) for row in zip(*columns, strict=True)]
+        records = [dict(zip(["method", *fields], row, strict=True)) for row in zip(*columns, strict=True)]
+        return sorted(records, key=lambda record: (np.isnan(record["nll"]), record["nll"]))
 
     def to_frame(self) -> Any:
         """A pandas DataFrame, one row a method, columns as in :meth:`to_records`."""
@@ -114,24 +114,17 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """The values, best in bold, then the differences with their intervals."""
-        records, titles = self.to_records(), [metric_title(metric) for metric in self.metrics]
-        best = {metric: best_methods(records, metric) for metric in self.metrics}
-        rows = [["method", *titles, "views", "passes", "fit (s)"]]
-        for record in records:
-            marks = ["**" if record["method"] in best[metric] else "" for metric in self.metrics]
-            values = [f"{mark}{record[metric]:.4f}{mark}" for mark, metric in zip(marks, self.metrics, strict=True)]
-            cost = str(record["views_used"]), f"{record['forward_passes']:.4g}", f"{record['fit_seconds']:.2f}"
-            rows.append([record["method"], *values, *cost])
-        parts = [_markdown_table(rows)]
+        records = self.to_records()
+        parts = [_markdown_table(table_cells(records, self.metrics, bold=True))]
         for name, difference in self.references.items():
             intervals = f"{100 * self.level:g} % paired bootstrap intervals (bold where they exclude 0)"
-            rows = [["method", *titles]]
-            for record, clear in zip(records, (difference.low > 0) | (difference.high < 0), strict=True):
-                if record["method"] != difference.reference:
-                    changes = [change_text(record, metric, name) for metric in self.metrics]
-                    changes = [f"**{text}**" if sure else text for text, sure in zip(changes, clear, strict=True)]
-                    rows.append([record["method"], *changes])
-            parts += [f"Minus `{difference.reference}`, with {intervals}:", _markdown_table(rows)]
+            rows = [
+                [record["method"], *(change_text(record, metric, name, bold=True) for metric in self.metrics)]
+                for record in records
+                if record["method"] != difference.reference
+            ]
+            table = _markdown_table([["method", *map(metric_title, self.metrics)], *rows])
+            parts += [f"Minus `{difference.reference}`, with {intervals}:", table]
         return "\n\n".join([*parts, " ".join(closing_sentences(self.n_labels, self.n_instances, self.notes))]) + "\n"
 
     def plot(self, metric: str = "nll", against: str = "best") -> Any:
@@ -329,7 +322,7 @@ def _set_columns(
 def default_methods(task: str) -> list[str]:
     """Every baseline of a task, temperature-scaled ones where calibration alone may be the gain, and the policies."""
     scaled = [f"{name}+t" for name in _WITH_TEMPERATURE] if task == "classification" else []
-    return [*BASELINES[task], *scaled, *POLICIES]
+    return [*BASELINES[task], *scaled, *_MODELS]
 
 
 def entries(methods: Sequence[Any] | Mapping[str, Any] | None, task: str, seed: int) -> list[Entry]:
@@ -393,13 +386,11 @@ def views_used(fitted: Any, predictions: ViewPredictions) -> tuple[str, ...]:
 def _entry(name: Any, method: Any, task: str, seed: int) -> Entry:
     if isinstance(method, str):
         label = method if name is None else str(name)
-        policies: dict[str, Any] = {key: partial(fit_policy, model=model) for key, model in POLICIES.items()}
-        policies["vbtta-sequential"] = fit_sequential
-        if method in policies:
-            return Entry(label, partial(policies[method], task=task, seed=seed), None)
+        if method in _POLICIES:
+            return Entry(label, partial(_POLICIES[method], task=task, seed=seed), None)
         if (method.removesuffix("+t") if task == "classification" else method) in BASELINES[task]:
             return Entry(label, partial(fit_baseline, method, task=task), method)
-        known = ", ".join([*BASELINES[task], *policies])
+        known = ", ".join([*BASELINES[task], *_POLICIES])
         raise ValueError(f"there is no {task} method {method!r}; there are {known}")
     kind = type(method).__name__
     if not hasattr(method, "predict") and not callable(method):
@@ -512,24 +503,32 @@ def best_methods(records: Sequence[Mapping[str, Any]], metric: str) -> list[str]
     return [record["method"] for record, value in zip(known, loss, strict=True) if value == loss.min()]
 
 
-def change_text(record: Mapping[str, Any], metric: str, reference: str) -> str:
+def change_text(record: Mapping[str, Any], metric: str, reference: str, *, bold: bool = False) -> str:
     """Difference of a method from "original" or "best" with its interval; empty where it is unknown."""
-    value, low, high = (record.get(f"{metric}_minus_{reference}{end}") for end in ("", "_low", "_high"))
-    return "" if value is None else f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
+    key = f"{metric}_minus_{reference}"
+    if record.get(key) is None:
+        return ""
+    value, low, high = (record[f"{key}{end}"] for end in ("", "_low", "_high"))
+    mark = "**" if bold and (low > 0 or high < 0) else ""
+    return f"{mark}{value:+.4f} [{low:+.4f}, {high:+.4f}]{mark}"
 
 
 def table_cells(
-    records: Sequence[Mapping[str, Any]], names: Sequence[str], titles: Sequence[str], original: str | None
-) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a table of metrics, the best likelihood first, with the difference from `original`."""
-    header = ["method", *titles, *(["NLL minus original"] if original else []), "views", "fit (s)"]
-    rows = []
-    for record in sorted(records, key=lambda record: (record["nll"] is None, record["nll"])):
+    records: Sequence[Mapping[str, Any]], names: Sequence[str], original: str | None = None, *, bold: bool = False
+) -> list[list[str]]:
+    """Lines of a table of metrics under its titles, with the difference from `original` or the best values in bold."""
+    best = {metric: best_methods(records, metric) if bold else [] for metric in names}
+    change = ["NLL minus original"] if original else []
+    lines = [["method", *map(metric_title, names), *change, "views", "passes", "fit (s)"]]
+    for record in records:
+        method = record["method"]
         values = ["-" if record[metric] is None else f"{record[metric]:.4f}" for metric in names]
-        change = "" if record["method"] == original else change_text(record, "nll", "original")
-        cost = [str(record["views_used"]), f"{record['fit_seconds']:.2f}"]
-        rows.append([record["method"], *values, *([change] if original else []), *cost])
-    return header, rows
+        values = [f"**{text}**" if method in best[metric] else text for metric, text in zip(names, values, strict=True)]
+        if original:
+            values.append("" if method == original else change_text(record, "nll", "original"))
+        cost = str(record["views_used"]), f"{record['forward_passes']:.4g}", f"{record['fit_seconds']:.2f}"
+        lines.append([method, *values, *cost])
+    return lines
 
 
 def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:

@@ -273,7 +273,7 @@ def _show(talk: Talk, policy: Any, out: Path, report: Path | None, consensus: Pa
         sentences.append(documents.guarantee_in_words(conformal))
     views = sorted(document["views"], key=lambda view: -view["weight"])[:_SHOWN]
     rows = [[view["name"], *(f"{view[key]:.3f}" for key in ("weight", "low", "high"))] for view in views]
-    head, line, *lines = talk.table(["view", "weight", "5 %", "95 %"], rows).splitlines()
+    head, line, *lines = talk.table([["view", "weight", "5 %", "95 %"], *rows]).splitlines()
     bars = [f"{row}   {'█' * round(_BAR * view['weight'])}".rstrip() for row, view in zip(lines, views, strict=True)]
     targets = {"policy": out, "report": report, "consensus": consensus}
     document["written"] = {name: path if path is None else str(path) for name, path in targets.items()}

@@ -180,8 +180,7 @@ def load_predictor(where: str, weights: Path | None, folder: str | None = None) 
 
 def comparison_table(document: dict[str, Any], talk: Talk) -> str:
     """The comparison as a table, the best log-likelihood first."""
-    metrics = document["metrics"]
-    return talk.table(*table_cells(document["methods"], metrics, metrics, document["references"].get("original")))
+    return talk.table(table_cells(document["methods"], document["metrics"], document["references"].get("original")))
 
 
 def write_run_report(folder: Path, target: Path, talk: Talk, *, replaces: bool = True, **parts: Any) -> list[str]:

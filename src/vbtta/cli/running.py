@@ -85,11 +85,11 @@ class Talk:
                 yield item
                 bar.advance(1)
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-        """A table for the terminal; the first column is text, the others are numbers."""
+    def table(self, rows: Sequence[Sequence[str]]) -> str:
+        """A table for the terminal, its titles first; the first column is text, the others are numbers."""
         from vbtta.comparison import aligned
 
-        first, *rest = aligned([[printable(cell) for cell in row] for row in (header, *rows)], gap="   ")
+        first, *rest = aligned([[printable(cell) for cell in row] for row in rows], gap="   ")
         return "\n".join([first, "─" * len(first), *rest])
 
 

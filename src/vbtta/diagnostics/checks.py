@@ -168,7 +168,6 @@ def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
     """How often two views explain the same labels: cosines of the posterior probabilities that a view made them."""
     names = policy.fitted or policy.names
     used = np.flatnonzero(policy.posterior.weights > 0)
-    labels = labels.align(len(predictions), predictions.ids)
     places = [policy.names.index(names[k]) for k in used]
     weights = policy.weights_for(predictions)[labels.labelled][:, places]
     scores = [policy.restrict([k]).score(predictions, labels) for k in used.tolist()]
@@ -203,9 +202,7 @@ def _refitted_sample(
 ) -> tuple[Policy, EM, ViewPredictions, LabelSets]:
     """The heaviest member, its engine, and the data of some labelled instances to refit it to."""
     policy = policy.members[int(policy.member_weights.argmax())]
-    if not isinstance(policy.engine, EM):
-        raise ValueError(f"only EM refits; the policy was fitted by {type(policy.engine).__name__}")
-    labels = labels.align(len(predictions), predictions.ids)
+    assert isinstance(policy.engine, EM)  # ADVI takes too long to fit again
     rows = np.sort(np.random.default_rng(seed).permutation(labels.labelled)[:_MAX_REFITTED])
     views = predictions.select(policy.names).take(rows)
     return policy, replace(policy.engine, keep_states=False), views, labels.take(rows)
@@ -252,7 +249,6 @@ def predictive_checks(
     policy: Policy, predictions: ViewPredictions, labels: LabelSets, *, simulations: int = 200, seed: int = 0
 ) -> tuple[PredictiveCheck, ...]:
     """Compare the label sets with simulated ones of the same inputs and annotators, one instance of a group."""
-    labels = labels.align(len(predictions), predictions.ids)
     rows = np.random.default_rng(seed).permutation(labels.labelled)
     if predictions.groups is not None:
         rows = rows[np.unique(predictions.groups[rows], return_index=True)[1]]
@@ -324,7 +320,6 @@ def copying_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
     people = policy.annotators
     if people is None or labels.annotator is None or len(labels.annotator_names) < 3:
         return ()
-    labels = labels.align(len(predictions), predictions.ids)
     agreement = (_same_classes if isinstance(people, AnnotatorAccuracy) else _same_numbers)(policy, predictions, labels)
     rows_of = [np.flatnonzero(labels.annotator == person) for person in range(len(labels.annotator_names))]
     pairs = []

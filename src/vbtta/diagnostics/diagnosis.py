@@ -125,7 +125,7 @@ def diagnose(
     policy, predictions = checks.two_class(policy, predictions)
     findings: dict[str, Any] = {}
     if sets is not None:
-        data = predictions, sets
+        data = predictions, predictions.align(sets)
         findings["copying"] = checks.copying_of(policy, *data)
         findings["overlap"] = checks.overlap_of(policy, *data)
         findings["predictive"] = checks.predictive_checks(policy, *data, seed=seed)

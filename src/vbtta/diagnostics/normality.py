@@ -41,7 +41,6 @@ class Normality(NamedTuple):
     anderson_darling: Array  # (K,): output by output, Holm-corrected
     shapiro_wilk: Array  # (K,)
     tested: Array  # (K,) int: instances with draws that vary
-    n_draws: int
     level: float
     qq_normal: Array  # (Q,): quantiles of the standard normal
     qq_draws: Array  # (K, Q): those of the standardised draws
@@ -116,7 +115,7 @@ def normality_of(
     values = np.asarray(draws, dtype=np.float64)
     if values.ndim != 4 or values.shape[2] < 8:
         raise ValueError(f"draws must be (n, K, M, C), M at least 8 draws of K views; got shape {values.shape}")
-    values, (_, K, M, _) = values[:_MAX_INSTANCES], values.shape
+    values, K = values[:_MAX_INSTANCES], values.shape[1]
     views = tuple(f"view_{k}" for k in range(K)) if names is None else tuple(names)
     if len(views) != K:
         raise ValueError(f"names must be {K} strings, one a view; got {len(views)}")
@@ -128,8 +127,7 @@ def normality_of(
         if samples:
             rejected[:, k] = np.mean([_rejections(sample, level, seed) for sample in samples], axis=0)
             quantiles[k] = np.quantile(np.concatenate([qq_points(sample).ravel() for sample in samples]), _QQ_LEVELS)
-    shares = rejected[0], rejected[1], rejected[2]
-    return Normality(views, *shares, tested, M, level, special.ndtri(_QQ_LEVELS), quantiles)
+    return Normality(views, rejected[0], rejected[1], rejected[2], tested, level, special.ndtri(_QQ_LEVELS), quantiles)
 
 
 def qq_points(sample: Array) -> Array:

@@ -158,14 +158,13 @@ def views_in_words(policy: Policy) -> list[str]:
     return sentences
 
 
-def gain_in_words(comparison: Mapping[str, Any], method: str = "vbtta") -> list[str]:
+def gain_in_words(comparison: Mapping[str, Any]) -> list[str]:
     """The policy's gain over no augmentation, and over the plain average of all views."""
     records = {record["method"]: record for record in comparison["methods"]}
-    sentences: list[str] = []
+    record, sentences = records.get("vbtta", {}), []
     for metric in ("accuracy" if comparison["task"] == "classification" else "mse", "nll"):
         known = {name: records[name][metric] for name in _REFERENCES if name in records}
-        record = records.get(method)
-        if not known or record is None or record[metric] is None:
+        if not known or record.get(metric) is None:
             continue
         against = ", ".join(f"{_value(metric, value)} {_REFERENCES[name]}" for name, value in known.items())
         title = _METRICS.get(metric, metric)

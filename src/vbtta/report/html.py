@@ -67,10 +67,11 @@ def render_report(
     if test is not None:
         views, given, where = test[0], of_test, "test labels"
     policy, views = two_class(inner, views)
+    given = None if views is None or given is None else views.align(given)
     drawings = weight_figures(policy) | curve_figures(policy, sequential, views, given) | annotator_figures(policy)
     if comparison is not None:
         drawings |= comparison_figures(comparison)
-    if views is not None and given is not None:
+    if given is not None:
         drawings |= quality_figures(policy, views, given, where)
     if policy.gate is not None and views is not None:
         drawings |= gate_figures(policy, views)
@@ -121,14 +122,9 @@ def write_report(
 
 
 def _table(comparison: Mapping[str, Any]) -> dict[str, Any]:
-    """The sortable table: the best likelihood first, with changes from no augmentation, else from the best baseline."""
-    records, references = comparison["methods"], comparison["references"]
-    return {
-        **comparison,
-        "methods": sorted(records, key=lambda record: (record["nll"] is None, record["nll"])),
-        "best": {metric: best_methods(records, metric) for metric in comparison["metrics"]},
-        "against": next((name for name in ("original", "best") if name in references), ""),
-    }
+    """The sortable table, with changes from no augmentation, else from the best baseline."""
+    best = {metric: best_methods(comparison["methods"], metric) for metric in comparison["metrics"]}
+    return {**comparison, "best": best, "against": next(iter(comparison["references"]), "")}
 
 
 def _raters(policy: Policy, labels: LabelSets | None) -> dict[str, Any] | None:
@@ -149,7 +145,7 @@ def _examples(
     """Inputs that the views disagree about: name, the policy's prediction, picture, and the outputs of every view."""
     rows = _disputed(policy, views)
     part = views.take(rows)
-    given = None if labels is None else labels.align(len(views), views.ids).take(rows)
+    given = None if labels is None else labels.take(rows)
     prediction, by_input = policy.predict(part), policy.weights_for(part)
     known = [k for k, name in enumerate(policy.names) if name in views.names]
     examples = []
@@ -256,7 +252,6 @@ def curve_figures(
 
 def _heaviest_scores(policy: Policy, views: ViewPredictions, labels: LabelSets, n_used: Any) -> Array:
     """Number, mean log score and standard error of its difference from all views, of the 1, 2, 4, ... heaviest."""
-    labels = labels.align(len(views), views.ids)
     rows = labels.labelled[:: -(-len(labels.labelled) // _MAX_SCORED) or 1]
     sample, order = InMemory(views.take(rows), labels.take(rows)), np.argsort(-policy.posterior.weights, kind="stable")
     sizes = [*(2**power for power in range(6) if 2**power < n_used), n_used]
@@ -279,7 +274,7 @@ def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: Labe
     """Sizes of the sets at the first level, or coverage of the intervals at all levels; strata but classes are lost."""
     if conformal.strata is not None and not conformal.by_class:
         return {}
-    conformal, labels = replace(conformal, one_level=False), views.align(labels)
+    conformal = replace(conformal, one_level=False)
     level = f"{100 * conformal.levels[0]:g} %"
     if unwrapped(conformal)[0].task == "classification":
         sets = conformal.predict_set(views)[:, :, 0]
@@ -305,12 +300,9 @@ def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: Labe
 
 def comparison_figures(comparison: Mapping[str, Any]) -> dict[str, Drawing]:
     """Differences in log-likelihood from no augmentation, else from the best baseline."""
-    against = next((name for name in ("original", "best") if name in comparison["references"]), None)
-    if against is None:
-        return {}
-    reference, key = comparison["references"][against], f"nll_minus_{against}"
-    known = [record for record in comparison["methods"] if record[key] is not None and record["method"] != reference]
-    records = sorted(known, key=lambda record: record["nll"])
+    against, reference = next(iter(comparison["references"].items()), ("", ""))
+    key, methods = f"nll_minus_{against}", comparison["methods"]
+    records = [record for record in methods if record.get(key) is not None and record["method"] != reference]
     if not records:
         return {}
     names = [record["method"] for record in records]
@@ -345,7 +337,6 @@ def _expected_labels(policy: Policy, truth: Prediction, labels: LabelSets) -> Pr
 
 def quality_figures(policy: Policy, views: ViewPredictions, labels: LabelSets, where: str) -> dict[str, Drawing]:
     """Reliability of class probabilities, or interval coverage of numbers; test labels without annotators are truth."""
-    labels = labels.align(len(views), views.ids)
     rows = labels.labelled
     if not len(rows):
         return {}
