@@ -253,6 +253,7 @@ def _ascend(
     moves, gradient = change.numpy(), change.grad.numpy()  # share their memory
     adam = torch.optim.Adam([change], betas=_BETAS, maximize=True, fused=True)
     below, diagonal = np.tril(np.ones((D, D)), -1), np.arange(D)
+    in_batches = engine.batch_size is not None and engine.batch_size < density.n_units
     bounds, factors = np.empty(engine.steps), []
     means, pulls = np.empty((2, engine.steps, D))  # of Q; gradients of the bound in e's mean, L^T g
     with np.errstate(all="ignore"), Progress("steps of ADVI", engine.steps, progress) as report:
@@ -261,7 +262,8 @@ def _ascend(
             if engine.keep_states:
                 factors.append(factor.copy())
             noise = rng.standard_normal((engine.particles, D))
-            log_ratio, slope = _log_ratio(density, mean, factor, noise, _batch(density, engine, rng))
+            units = rng.integers(density.n_units, size=engine.batch_size) if in_batches else None
+            log_ratio, slope = _log_ratio(density, mean, factor, noise, units)
             bounds[step] = bound_of(log_ratio, engine.order)
             if not (np.isfinite(bounds[step]) and np.isfinite(slope).all()):
                 raise _diverged(f"in step {step + 1}", engine)
@@ -293,13 +295,6 @@ def _log_ratio(
     value, slope = density.value_and_gradient(mean + noise @ factor.T, units)
     slope_of_q, _ = linalg.lapack.dtrtrs(factor.T, noise.T)  # L^-T e; if L is singular, ln Q is infinite
     return value - _log_q(noise, factor), slope + slope_of_q.T
-
-
-def _batch(density: "UnconstrainedDensity", engine: ADVI, rng: np.random.Generator) -> Array | None:
-    """Units of a step; None for all of them."""
-    if engine.batch_size is None or engine.batch_size >= density.n_units:
-        return None
-    return rng.integers(density.n_units, size=engine.batch_size)
 
 
 def bound_of(log_ratio: Array, order: float) -> float:
@@ -449,9 +444,8 @@ class WeightDraws:
         n_views = {site.name: site.shape[-1] for site in self.guide.sites if site.name in _WEIGHT_SITES and site.shape}
         if not n_views:
             raise ValueError("no site decides the weights")
-        if not np.isin(self.kept, np.arange(n_views[_weight_site(n_views)])).all() or len(set(self.kept)) < len(
-            self.kept
-        ):
+        known = np.isin(self.kept, np.arange(n_views[_weight_site(n_views)])).all()
+        if not known or len(set(self.kept)) < len(self.kept):
             raise ValueError("kept: positions are not those of views")
 
     def draws(self, size: int = N_DRAWS, seed: int = 0) -> dict[str, Array]:

@@ -15,7 +15,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import pairwise
 from time import thread_time
-from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -80,15 +80,10 @@ BlockT = TypeVar("BlockT")
 ResultT = TypeVar("ResultT")
 
 
-class _Labels(Protocol):
-    @property
-    def n_labels(self) -> float: ...
-
-
 class Problem(ABC, Generic[S, T, P_co]):
     """A model with its data, as an ascent sees it."""
 
-    data: _Labels
+    data: Any  # with `n_labels` and, where labels have units, `unit_change`
     newton: ClassVar[bool] = False  # whether updates are Newton steps: one that gains next to nothing is the last
 
     @property
@@ -174,7 +169,6 @@ class Ascent(NamedTuple, Generic[S, T]):
     weights: list[Array]
     states: list[S]  # as many, or empty
     converged: bool
-    passes: int  # evaluations of the bound, rejected ones included
 
 
 def fit_problem(
@@ -254,16 +248,16 @@ def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent[S, T]:
     bounds, weights, states = map(list, zip(*ascender.history, strict=True))
     end = ascender.state, ascender.statistics
     kept = states if engine.keep_states else []
-    return Ascent(*end, bounds, weights, kept, converged or engine.tol == 0, ascender.passes)
+    return Ascent(*end, bounds, weights, kept, converged or engine.tol == 0)
 
 
 class _Ascender(Generic[S, T]):
     """The current state of an ascent and its moves."""
 
     def __init__(self, problem: Problem[S, T, Any], start: S, engine: EM) -> None:
-        self.problem, self.engine, self.passes = problem, engine, 0
+        self.problem, self.engine = problem, engine
         self.history: list[tuple[float, Array, Any]] = []
-        self._accept(start, *self._evaluate(start))
+        self._accept(start, *self.problem.evaluate(start))
 
     @property
     def full(self) -> bool:
@@ -287,7 +281,7 @@ class _Ascender(Generic[S, T]):
                 continue
             with np.errstate(all="ignore"):  # an extrapolation may overflow; then it is rejected
                 state = problem.unpack(first_vector + 2 * stretch * r + stretch**2 * u, second)
-                value, sums = self._evaluate(state)
+                value, sums = problem.evaluate(state)
             if np.isfinite(value) and value >= self.bound:
                 return self._accept(state, value, sums)
         return self._take(plain, second)
@@ -295,7 +289,7 @@ class _Ascender(Generic[S, T]):
     def trim(self) -> bool:
         """Put vanishing weights to zero where that does not lower the bound; whether it did."""
         for state in self.problem.trimmed(self.state, self.statistics):
-            value, sums = self._evaluate(state)
+            value, sums = self.problem.evaluate(state)
             if value >= self.bound:
                 self._accept(state, value, sums)
                 return True
@@ -308,14 +302,10 @@ class _Ascender(Generic[S, T]):
 
     def _take(self, plain: S, state: S) -> None:
         """Accept a state if its bound is not lower, else the plain update, whose bound never is."""
-        value, sums = self._evaluate(state)
+        value, sums = self.problem.evaluate(state)
         if state is not plain and not value >= self.bound:
-            state, (value, sums) = plain, self._evaluate(plain)
+            state, (value, sums) = plain, self.problem.evaluate(plain)
         self._accept(state, value, sums)
-
-    def _evaluate(self, state: S) -> tuple[float, T]:
-        self.passes += 1
-        return self.problem.evaluate(state)
 
     def _accept(self, state: S, bound: float, statistics: T) -> None:
         self.state, self.bound, self.statistics = state, bound, statistics

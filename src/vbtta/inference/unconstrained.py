@@ -108,10 +108,7 @@ class UnconstrainedDensity:
             return values[name]
 
         self.density.prior(look_up)
-        total = torch.zeros(len(u), dtype=torch.float64)
-        for part in parts:
-            total = total + part.reshape(len(u), -1).sum(dim=1)
-        return values, total
+        return values, torch.cat([part.reshape(len(u), -1) for part in parts], dim=1).sum(dim=1)
 
     def _chunks(self, particles: int, units: Array | None) -> list[Units]:
         size = max(1, CHUNK_ENTRIES // (particles * self.density.width))

@@ -21,6 +21,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import Prediction
 from vbtta.inference.advi import ADVI, AdviTask
 from vbtta.inference.em import EM, Problem
+from vbtta.inference.laplace import PoolUncertainty, WeightInformation, pool_intervals, pool_weights, weight_intervals
 from vbtta.models.parts.annotators import AnnotatorNoise, LabelFacts
 from vbtta.models.parts.class_data import CategoricalBlocks, categorical_data
 from vbtta.models.parts.gate import FeatureChoice, Gate, GateData
@@ -50,12 +51,7 @@ MODELS = {
     "PyroModel": Entry("", "", "pyro", ""),  # task and posterior are those of its `views`
     "Stack": Entry("", "", "", ""),  # task and posteriors are those of its members
 }
-PosteriorT = TypeVar("PosteriorT", bound="Posterior")
 LayoutT = TypeVar("LayoutT")
-
-
-class Opaque:
-    """A state or statistics of some problem: optimisers pass it on unread."""
 
 
 class Model:
@@ -325,6 +321,7 @@ class Posterior(ABC):
     every label the annotator's position in the fit, or -1 for an unknown one.
     """
 
+    information: WeightInformation | None  # of mixtures
     if TYPE_CHECKING:  # a field of some models
 
         @property
@@ -336,9 +333,9 @@ class Posterior(ABC):
         """Factor of the weighted average; a mixture, whose views are calibrated one by one, has none."""
         return 1.0
 
-    @abstractmethod
     def weight_interval(self, level: float) -> Array:
         """Intervals (K, 2) of the weights."""
+        return weight_intervals(self.weights, self.information, level)
 
     @abstractmethod
     def predict(self, predictions: ViewPredictions) -> Prediction:
@@ -367,6 +364,36 @@ class Posterior(ABC):
         )
 
 
+class PoolPosterior(Posterior):
+    """A fitted pool, whose weights are those of one sum of the views."""
+
+    uncertainty: PoolUncertainty | None
+    if TYPE_CHECKING:  # a field of some models
+
+        @property
+        def pool(self) -> Array:
+            """The factors v of the views: (K,)."""
+
+    @property
+    def weights(self) -> Array:
+        """The weights of the views: (K,)."""
+        return pool_weights(self.pool)
+
+    @property
+    def gain(self) -> float:
+        """Factor of the weighted average: the sum of v."""
+        return float(self.pool.sum())
+
+    def weight_interval(self, level: float) -> Array:
+        """Intervals (K, 2) of the weights by Laplace: normal where free, the half-line's quantile at zero."""
+        return pool_intervals(self.weights, self.uncertainty, level)
+
+    def kept_pool(self, views: Array) -> Array:
+        """The factors of some of the views, which take over the gain of the others."""
+        pool = self.pool[views]
+        return pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
+
+
 def task_of(model: Model) -> str:
     """The task that a model is for."""
     return MODELS[type(model.views_model).__name__].task
@@ -381,18 +408,11 @@ def models_of(task: str) -> dict[str, type[Model]]:
     return models
 
 
-def pose(
-    model: Model, source: Source, start: Posterior | None = None
-) -> tuple[Problem[Opaque, Opaque, Posterior], Opaque]:
+def pose(model: Model, source: Source, start: Posterior | None = None) -> tuple[Problem[Any, Any, Posterior], Any]:
     """The problem that EM climbs, and the state it starts from: near a posterior of similar data or models if given."""
     if model.obstacle:
         raise ValueError(f"{model.obstacle} has no closed form; use engine='advi'")
     return load(model, "em").pose(source, model, start)  # type: ignore[no-any-return]
-
-
-def of_kind(posterior: Posterior | None, kind: type[PosteriorT]) -> PosteriorT | None:
-    """A posterior to start from if it is of a kind, else None."""
-    return posterior if isinstance(posterior, kind) else None
 
 
 def nearest(model: Model, engine: Engine, posteriors: Sequence[Posterior], n_views: int) -> Posterior | None:

@@ -35,10 +35,6 @@ class PoolCurvature(NamedTuple):
     cross: Array  # (C, K)
     offset: Array  # (C,): a diagonal that bounds it
 
-    def minus(self, other: "PoolCurvature") -> "PoolCurvature":
-        """The difference of two curvatures."""
-        return PoolCurvature(*(first - second for first, second in zip(self, other, strict=True)))
-
 
 class PoolSums(NamedTuple):
     """Additive statistics; derivatives are with respect to (v, o)."""
@@ -137,10 +133,6 @@ class PoolExpansion(NamedTuple):
     response: Array  # (C, K): minus their derivative in v
     log_det: float  # of their curvature
 
-    def offset(self, pool: Array) -> Array:
-        """The offsets (C,) given a pool."""
-        return np.asarray(self.anchor - self.response @ pool)
-
 
 @dataclass(frozen=True, eq=False)
 class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
@@ -148,7 +140,6 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
 
     spec: CategoricalLatent
     shrinkage: float
-    common_start = True
 
     def update(self, state: LatentClassState, statistics: Statistics[PoolSums]) -> LatentClassState:
         """The noise's closed form and a Newton step of the pool, halved until the bound does not fall."""
@@ -158,7 +149,7 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         plain = state._replace(noise=after)
         expansion = self._expansion(state, statistics.sums, following=True)
         pool = laplace.solve(expansion.quadratic, expansion.linear, self.data.n_views)[0]
-        offset = expansion.offset(pool)
+        offset = expansion.anchor - expansion.response @ pool
 
         def moved(fraction: float) -> LatentClassState:
             new = pool if fraction == 1 else state.pool + fraction * (pool - state.pool)
@@ -256,7 +247,7 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
             pull = self.shrinkage * (state.pool - state.pool.mean()) + self._centre_slope()(state.centre)
         least = prior if weak is None else weak * np.eye(K)
         by_offset = sums.gradient[K:] - of_offset * state.offset
-        for curvature in (sums.complete.minus(sums.missing), sums.complete):
+        for curvature in (PoolCurvature(*map(np.subtract, sums.complete, sums.missing)), sums.complete):
             right = np.column_stack([curvature.cross, by_offset])
             solved = right / (curvature.offset + of_offset)[:, None]
             response, step = solved[:, :-1], solved[:, -1]

@@ -10,8 +10,8 @@ from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import view_information
 from vbtta.inference.advi import WeightDraws
-from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
-from vbtta.models.base import Pooling
+from vbtta.inference.laplace import PoolUncertainty
+from vbtta.models.base import Pooling, PoolPosterior
 from vbtta.models.categorical_mixture.posterior import ClassPosterior
 from vbtta.models.parts.class_data import BlockReader, SoftmaxViews, link_arguments
 from vbtta.models.parts.label_noise import FittedNoise
@@ -19,7 +19,7 @@ from vbtta.models.parts.links import LINKS, Calibration, contract, view_proba
 
 
 @dataclass(frozen=True)
-class LatentClassPosterior(ClassPosterior):
+class LatentClassPosterior(ClassPosterior, PoolPosterior):
     """A fitted pool: one calibrated sum of the views' logits and, where modelled, the label noise."""
 
     link: str  # a name in LINKS
@@ -28,30 +28,10 @@ class LatentClassPosterior(ClassPosterior):
     noise: FittedNoise | None
     uncertainty: PoolUncertainty | None  # of the fitted v; intervals of the weights do not depend on its scale
 
-    @property
-    def weights(self) -> Array:
-        """The weights of the views: (K,)."""
-        return pool_weights(self.pool)
-
-    @property
-    def class_weights(self) -> None:
-        """The pool has one weight a view."""
-        return None
-
-    @property
-    def gain(self) -> float:
-        """Factor of the weighted average: the sum of v."""
-        return float(self.pool.sum())
-
-    def weight_interval(self, level: float) -> Array:
-        """Intervals (K, 2) of the weights by Laplace: normal where free, the half-line's quantile at zero."""
-        return pool_intervals(self.weights, self.uncertainty, level)
-
     def keep(self, views: Array) -> "LatentClassPosterior":
         """The same with only some of the views, scaled to the gain of all."""
-        pool = self.pool[views]
-        pool = pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
-        return replace(self, pool=pool, uncertainty=None if self.uncertainty is None else self.uncertainty.take(views))
+        uncertainty = None if self.uncertainty is None else self.uncertainty.take(views)
+        return replace(self, pool=self.kept_pool(views), uncertainty=uncertainty)
 
     def pooling(self) -> Pooling:
         """The link of the weighted sum of the views' logits."""

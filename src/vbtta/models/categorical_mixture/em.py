@@ -232,7 +232,7 @@ def _calibration_sums(
     kappa = (curved * (square - views.mean**2)).sum(axis=1)
     if not offsets:
         C, K = views.proba.shape[:2]
-        return links.CalibrationSums(by_kappa, np.zeros(C), kappa, np.zeros((C, K)), np.zeros(C))
+        return links.CalibrationSums.zeros(K, C)._replace(kappa=by_kappa, kappa_curvature=kappa)
     per_view = curved * views.inverse
     mixed = information * views.expected(share)  # (C, n): sum_k share P_k
     cross = links.contract("ckn,kn->ck", views.weighted, per_view)

@@ -11,7 +11,7 @@ from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction, view_information
 from vbtta.inference.advi import WeightDraws
-from vbtta.inference.laplace import WeightInformation, weight_intervals
+from vbtta.inference.laplace import WeightInformation
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.parts.class_data import BlockReader, SoftmaxViews, class_prediction, link_arguments
 from vbtta.models.parts.gate import Gate
@@ -63,10 +63,6 @@ class CategoricalPosterior(ClassPosterior):
     def kappa(self) -> Array:
         """The inverse temperatures of the views: (K,)."""
         return np.exp(self.calibration.log_kappa)
-
-    def weight_interval(self, level: float) -> Array:
-        """Intervals (K, 2) of the weights."""
-        return weight_intervals(self.weights, self.information, level)
 
     def keep(self, views: Array) -> "CategoricalPosterior":
         """The same with only some of the views."""

@@ -9,9 +9,9 @@ from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction
 from vbtta.inference.advi import WeightDraws
-from vbtta.inference.laplace import PoolUncertainty, pool_intervals, pool_weights
+from vbtta.inference.laplace import PoolUncertainty
 from vbtta.inference.linalg import check_covariance, check_positive, inverse_and_log_det
-from vbtta.models.base import Pooling, Posterior
+from vbtta.models.base import Pooling, PoolPosterior
 from vbtta.models.parts.annotators import AnnotatorState, LabelPooling
 from vbtta.models.parts.standard import Standard, scale_covariate
 
@@ -58,7 +58,7 @@ class Scale(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LatentPosterior(LabelPooling, Posterior):
+class LatentPosterior(LabelPooling, PoolPosterior):
     """A fitted pool: one calibrated average of the views and, where modelled, the annotators."""
 
     state: LatentState
@@ -73,18 +73,9 @@ class LatentPosterior(LabelPooling, Posterior):
             raise ValueError(f"covariance: {len(self.covariance)} rows; weights and offset have {size} entries")
 
     @property
-    def weights(self) -> Array:
-        """The weights of the views: (K,)."""
-        return pool_weights(self.state.pool)
-
-    @property
-    def gain(self) -> float:
-        """What the weighted average is multiplied by: the sum of v."""
-        return float(self.state.pool.sum())
-
-    def weight_interval(self, level: float) -> Array:
-        """Intervals (K, 2) of the weights."""
-        return pool_intervals(self.weights, self.uncertainty, level)
+    def pool(self) -> Array:
+        """The factors v of the views: (K,)."""
+        return self.state.pool
 
     def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
         """The predictive distribution for inputs whose views are those of positive weight, in order: one Student-t."""
@@ -111,12 +102,10 @@ class LatentPosterior(LabelPooling, Posterior):
 
     def keep(self, views: Array) -> "LatentPosterior":
         """The same with only some of the views; they take over the gain of the others."""
-        pool = self.state.pool[views]
-        pool = pool * (self.gain / pool.sum()) if pool.sum() > 0 else pool
         inside = np.concatenate([views, len(self.state.pool) + np.arange(len(self.state.offset))])
         return replace(
             self,
-            state=self.state._replace(pool=pool),
+            state=self.state._replace(pool=self.kept_pool(views)),
             uncertainty=None if self.uncertainty is None else self.uncertainty.take(views),
             covariance=self.covariance[np.ix_(inside, inside)],
         )

@@ -14,7 +14,7 @@ from vbtta.inference import laplace, linalg
 from vbtta.inference.em import EM, Ascent, Block, Problem, ascend, extrapolated_weights, products, vanishing_weights
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
-from vbtta.models.base import Posterior, Source, of_kind
+from vbtta.models.base import Posterior, Source
 from vbtta.models.gaussian_mixture import posterior as e_step
 from vbtta.models.gaussian_mixture.posterior import MixturePosterior, MixturePrior, MixtureState
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
@@ -436,7 +436,7 @@ def pose(source: Source, spec: GaussianMixture, start: Posterior | None = None) 
         spec.noise, spec.gamma, data.n_annotators, prior.residual_variance, start
     )
     problem = MixtureProblem(data, prior, people_prior)
-    factors = _resume(state, of_kind(start, MixturePosterior))._replace(annotators=people)
+    factors = _resume(state, start)._replace(annotators=people)
     if spec.weights != "input":
         return problem, factors
     unit = data.standard.prediction_scale
@@ -444,9 +444,9 @@ def pose(source: Source, spec: GaussianMixture, start: Posterior | None = None) 
     return with_gate(problem, factors, start, MixturePosterior, features, spec.gate_scale)
 
 
-def _resume(first: MixtureState, posterior: MixturePosterior | None) -> MixtureState:
+def _resume(first: MixtureState, start: Posterior | None) -> MixtureState:
     """What another fit inferred about the views if it is of the same form, else the first state."""
-    before = first if posterior is None else posterior.state
+    before = start.state if isinstance(start, MixturePosterior) else first
     alike = (before.weight_counts is None) == (first.weight_counts is None)
     if before is first or not alike or before.theta_mean.shape != first.theta_mean.shape:
         return first
@@ -458,9 +458,9 @@ def _resume(first: MixtureState, posterior: MixturePosterior | None) -> MixtureS
 
 def settled_variance(source: Source, spec: GaussianMixture, start: Posterior | None) -> tuple[float, ...]:
     """The prior's v where it is left open, (C,): that of a fit to start from if it has the same views."""
-    data, before = source.continuous(with_variance=spec.heteroscedastic), of_kind(start, MixturePosterior)
-    if before is not None and len(before.weights) == data.n_views > 1:
-        return tuple(np.diagonal(before.prior.inverse_scale) / before.prior.nu * before.standard.scale**2)
+    data = source.continuous(with_variance=spec.heteroscedastic)
+    if isinstance(start, MixturePosterior) and len(start.weights) == data.n_views > 1:
+        return tuple(np.diagonal(start.prior.inverse_scale) / start.prior.nu * start.standard.scale**2)
     return _variance_within(data, *initialise(data, spec))
 
 

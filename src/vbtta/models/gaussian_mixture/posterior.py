@@ -12,7 +12,7 @@ from vbtta.distributions import ContinuousPrediction, variance_factor
 from vbtta.inference import linalg
 from vbtta.inference.advi import WeightDraws
 from vbtta.inference.em import Block
-from vbtta.inference.laplace import WeightInformation, weight_intervals
+from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import check_covariance, check_not_negative, check_positive
 from vbtta.models.base import Pooling, Posterior
 from vbtta.models.parts.annotators import AnnotatorState, LabelPooling, Truth, infer_truth
@@ -59,9 +59,7 @@ class MixtureState(NamedTuple):
     inverse_scale: Annotated[Array, "K C C", check_covariance]  # V_k
     scale_slope: Annotated[Array, ""]  # b, at its mode
     slopes: Annotated[Array, "0|F"] = np.zeros(0)  # coefficients of the gate
-    tail: Annotated[Array, "", check_not_negative] = np.zeros(
-        ()
-    )  # degrees of freedom of Student-t components; 0 where they are normal
+    tail: Annotated[Array, "", check_not_negative] = np.zeros(())  # degrees of freedom, of Student-t components; else 0
     annotators: AnnotatorState | None = None
 
     def take(self, views: Array) -> "MixtureState":
@@ -260,10 +258,6 @@ class MixturePosterior(LabelPooling, Posterior):
         labels = counts - (1.0 if self.prior.concentration is None else self.prior.concentration)
         supported = labels >= min(1.0, MIN_RELATIVE_SHARE * labels.max(), labels.max())
         return np.asarray(np.where(supported, self.weights, 0.0) / self.weights[supported].sum())
-
-    def weight_interval(self, level: float) -> Array:
-        """Intervals (K, 2) of the weights."""
-        return weight_intervals(self.weights, self.information, level)
 
     def predict(self, predictions: ViewPredictions) -> ContinuousPrediction:
         """The predictive mixture for inputs whose views are the policy's views of positive weight, in order."""

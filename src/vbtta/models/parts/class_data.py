@@ -87,14 +87,12 @@ class CategoricalBlock:
 
     def split(self, size: int) -> list["CategoricalBlock"]:
         """The same in blocks of so many instances."""
-        blocks, kept = [], ("top", "ranges", "rows", "mass", "group")
+        names = ("top", "ranges", "rows", "mass", "group", *(("mean", "variance") if self.rows is None else ()))
+        blocks = []
         for first in range(0, self.n_instances, size):
             inside = slice(first, min(first + size, self.n_instances))
             labels = slice(*np.searchsorted(self.table.instance, [inside.start, inside.stop]))
-            fields: dict[str, Any] = {name: getattr(self, name) for name in kept}
-            if self.rows is None:
-                fields |= {"mean": self.mean, "variance": self.variance}
-            fields = {name: None if value is None else value[inside] for name, value in fields.items()}
+            fields = {name: value[inside] for name in names if (value := getattr(self, name)) is not None}
             stored = None if self.stored is None else self.stored[:, :, inside]
             table = self.table.part(labels, first, inside.stop)
             blocks.append(replace(self, **fields, stored=stored, table=table, first=first))
@@ -115,11 +113,7 @@ class CategoricalBlocks(ABC):
     n_rows: int  # labels without their counts
     n_annotators: int  # that the noise model tells apart
     widest: Array  # (K,): largest range of every view's logits
-
-    @property
-    def n_groups(self) -> int:
-        """Number of groups of instances; 0 where instances are independent."""
-        return 0
+    n_groups = 0  # of instances; 0 where they are independent
 
     @abstractmethod
     def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
@@ -142,11 +136,7 @@ class CategoricalData(CategoricalBlocks):
     blocks: Sequence[CategoricalBlock]
     source: tuple[ViewPredictions, LabelSets]
     double: bool  # whether the link needs double precision
-
-    @property
-    def n_groups(self) -> int:
-        """Number of groups of instances; 0 where instances are independent."""
-        return 0 if self.whole.group is None else int(self.whole.group.max()) + 1
+    n_groups: int = 0
 
     def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
         """The sum of a function over every n-th block, on several threads."""
@@ -180,10 +170,11 @@ def categorical_data(
     rows = labels.labelled
     variance = predictions.variance if with_variance else None
     whole = categorical_block(predictions.outputs, variance, rows, table, noise, classes_last=classes_last)
-    whole = replace(whole, group=predictions.group_numbers(rows))
+    group = predictions.group_numbers(rows)
+    whole, n_groups = replace(whole, group=group), 0 if group is None else 1 + int(group.max())
     blocks = whole.split(block_rows(K, C, label_noise.n_entries(noise, C, table.n_annotators)))
-    size = (K, C, len(rows), labels.total, len(table.label), table.n_annotators)
-    return CategoricalData(*size, whole.ranges.max(axis=0), whole, blocks, (predictions, labels), classes_last)
+    facts = (K, C, len(rows), labels.total, len(table.label), table.n_annotators, whole.ranges.max(axis=0))
+    return CategoricalData(*facts, whole, blocks, (predictions, labels), classes_last, n_groups)
 
 
 def categorical_block(
@@ -377,7 +368,6 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
     data: CategoricalBlocks
     noise: NoiseModel | None
     newton: ClassVar[bool] = True
-    common_start: ClassVar[bool] = False  # whether all ln kappa_k start from one value
     _last: dict[str, tuple[StateT, Statistics[SumsT]]] = field(default_factory=dict, init=False, repr=False)
 
     def evaluate(self, state: StateT) -> tuple[float, Statistics[SumsT]]:
@@ -431,7 +421,7 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
             places = np.linspace(0, data.n_instances - 1, min(MAX_START_INSTANCES, data.n_instances)).astype(int)
             subsample, state = self._on_subsample(places)
             return subsample.start_log_kappa(state)
-        candidates = links.start_candidates(np.median(data.whole.ranges, axis=0), common=self.common_start)
+        candidates = links.start_candidates(np.median(data.whole.ranges, axis=0))
         if len(candidates) == 1:
             return candidates[0]
         return max(candidates, key=lambda log_kappa: self.evaluate(self._scaled(first, log_kappa))[0])

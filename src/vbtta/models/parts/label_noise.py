@@ -287,8 +287,8 @@ class FittedNoise(NamedTuple):
         candidates = (strength * np.exp(fraction * step) for fraction in (1.0, 0.5, 0.1, 0.01))
         return next((candidate for candidate in candidates if height(*candidate) >= before), strength)
 
-    def label_evidence(self, labels: LabelSets, position: Array, annotator: Array, outputs: Array) -> Array:
-        """Log probability of an instance's labels under E[A] for every class, given the views' outputs: (N+, C).
+    def label_evidence(self, labels: LabelSets, annotator: Array, predictions: ViewPredictions) -> Array:
+        """Log probability of an instance's labels under E[A] for every class, given the views: (N+, C).
 
         Unknown annotators (-1) are the average of the known; where annotators are not named, one matrix is everybody's.
         """
@@ -296,9 +296,10 @@ class FittedNoise(NamedTuple):
         if self.model.named:
             counts = _with_average(counts)
             who = np.where(annotator < 0, len(counts) - 1, annotator)
+        position = labels.categorical(self.model.n_classes, predictions.classes)
         table, log_levels = _table(labels, position, who, len(counts)), None
         if self.levels is not None:
-            looks = apparent_proba(outputs[labels.labelled])
+            looks = apparent_proba(predictions.outputs[labels.labelled])
             table, log_levels = replace(table, looks=looks), log_mean(self.levels)
         return LabelReading(self.model.of_kind, log_mean(counts), log_levels, self.model.n_classes, table).log_evidence
 
@@ -561,13 +562,13 @@ def class_factors(
     instance taken at random is right: the share of the labels that name the class.
     """
     n_classes = predictions.outputs.shape[2]
-    position = labels.categorical(n_classes, predictions.classes)
     factors = np.ones((labels.n_instances, n_classes))
     if noise is None:
+        position = labels.categorical(n_classes, predictions.classes)
         tally = np.bincount(labels.instance * n_classes + position, labels.count, factors.size).reshape(factors.shape)
         factors[labels.labelled] = tally[labels.labelled] / tally.max(axis=1, keepdims=True)[labels.labelled]
     else:
-        log_evidence = noise.label_evidence(labels, position, annotator, predictions.outputs)
+        log_evidence = noise.label_evidence(labels, annotator, predictions)
         factors[labels.labelled] = np.exp(log_evidence - log_evidence.max(axis=1, keepdims=True))
     return factors
 
@@ -580,13 +581,12 @@ def score_labels(
     annotator: Array,
 ) -> Array:
     """Log probability of every labelled input's labels under class probabilities and a noise model: (N+,)."""
-    position = labels.categorical(prediction.proba.shape[1], predictions.classes)
-    rows = labels.labelled
-    tiny = np.finfo(np.float64).tiny
+    rows, tiny = labels.labelled, np.finfo(np.float64).tiny
     if noise is None:
+        position = labels.categorical(prediction.proba.shape[1], predictions.classes)
         each = np.log(np.maximum(prediction.proba[labels.instance, position], tiny))
         return np.asarray(np.bincount(labels.instance, labels.count * each, labels.n_instances)[rows])
-    evidence = noise.label_evidence(labels, position, annotator, predictions.outputs)
+    evidence = noise.label_evidence(labels, annotator, predictions)
     top = evidence.max(axis=1)
     likelihood = (np.exp(evidence - top[:, None]) * prediction.proba[rows]).sum(axis=1)
     return np.asarray((top + np.log(np.maximum(likelihood, tiny))) * _importance(labels, rows))

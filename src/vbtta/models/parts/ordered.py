@@ -12,6 +12,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import CategoricalPrediction
 from vbtta.inference.advi import N_DRAWS, Guide, WeightDraws
 from vbtta.models.base import Posterior
+from vbtta.models.parts.class_data import class_names
 from vbtta.models.parts.standard import Standard
 
 _PREDICTION_DRAWS = 50  # that predictions are averaged over
@@ -84,9 +85,9 @@ class OrderedPosterior(WeightDraws, Posterior):
     def log_labels(self, predictions: ViewPredictions, labels: LabelSets) -> Array:
         """Log probability of every label: (J,)."""
 
-    @abstractmethod
     def class_names(self, predictions: ViewPredictions) -> Array:
-        """The levels or items: (L,)."""
+        """The items, or levels: (L,)."""
+        return class_names(predictions)
 
     def _prediction(self, predictions: ViewPredictions, joint: Array) -> CategoricalPrediction:
         """The prediction of P(class, view), (L, K, n), with the mutual information of the two."""

@@ -217,14 +217,13 @@ def fitted_noise(draws: dict[str, Array], noise: NoiseModel | None) -> FittedNoi
 def _class_tensors(data: CategoricalData) -> LabelTensors:
     whole, table = data.whole, data.whole.table
     variances = [whole.variances(part) for part in whole.parts]
-    order = np.argsort(table.instance, kind="stable")
     return LabelTensors(
         mean=_views_first([whole.logits(part) for part in whole.parts]),
         variance=None if whole.variance is None else _views_first([part for part in variances if part is not None]),
-        value=tensor(table.label[order]),
-        annotator=tensor(table.annotator[order]),
-        count=tensor(table.repeats[order]),
-        instance=tensor(table.instance[order]),
+        value=tensor(table.label),
+        annotator=tensor(table.annotator),
+        count=tensor(table.repeats),
+        instance=tensor(table.instance),
         n_annotators=table.n_annotators,
     )
 
@@ -290,19 +289,16 @@ class GaussianDensity(ViewsDensity):
         if views.root is not None:
             residual = residual * views.root
             half_log_det = half_log_det + views.root.log().sum(dim=-1)
-        if value.shape[-1] == 1:
-            return half_log_det, (residual[..., 0] * views.factor[..., 0]) ** 2
         return half_log_det, ((residual @ views.factor) ** 2).sum(dim=-1)
 
     def precision_factor(self, values: Values) -> Tensor:
         """T = V^-1/2 A: (..., K, C, C)."""
         root = values["chi_squared"].sqrt()
         C = root.shape[-1]
-        if C == 1:
-            return (self.inverse_root * root)[..., None]
         lower = torch.zeros(*root.shape, C, dtype=torch.float64)
         rows, columns = torch.tril_indices(C, C, -1)
-        lower[..., rows, columns] = values["lower"]
+        if C > 1:
+            lower[..., rows, columns] = values["lower"]
         return self.inverse_root[:, None] * (torch.diag_embed(root) + lower)
 
     def match_precision(self, draws: dict[str, Array]) -> tuple[Array, Array]:

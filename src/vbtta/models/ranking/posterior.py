@@ -7,7 +7,6 @@ from scipy import special
 
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions
-from vbtta.models.parts.class_data import class_names
 from vbtta.models.parts.ordered import OrderedPosterior
 
 
@@ -35,10 +34,6 @@ class RankingPosterior(OrderedPosterior):
     def log_labels(self, predictions: ViewPredictions, labels: LabelSets) -> Array:
         """Log probability of every ranking: (J,)."""
         return np.asarray(special.logsumexp(self.log_views(predictions, labels) + np.log(self.weights), axis=1))
-
-    def class_names(self, predictions: ViewPredictions) -> Array:
-        """The items: (L,)."""
-        return class_names(predictions)
 
 
 def in_order(score: Array, orders: Array) -> tuple[Array, Array]:
