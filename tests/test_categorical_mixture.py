@@ -640,5 +640,6 @@ def test_offsets_of_scale_zero_stay_at_zero():
 
 
 def test_temperatures_start_at_one_unless_logits_are_wide():
-    np.testing.assert_array_equal(start_candidates(np.array([6.0, 9.0])), [[0, 0]])
-    assert len(start_candidates(np.array([8.0, 1e4]))) == 7
+    np.testing.assert_array_equal(start_candidates(np.array([6.0, 9.0]), common=False), [[0, 0]])
+    assert len(start_candidates(np.array([8.0, 1e4]), common=False)) == 7
+    assert len(start_candidates(np.array([8.0, 1e4]), common=True)) == 4

@@ -140,6 +140,7 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
 
     spec: CategoricalLatent
     shrinkage: float
+    common_start = True
 
     def update(self, state: LatentClassState, statistics: Statistics[PoolSums]) -> LatentClassState:
         """The noise's closed form and a Newton step of the pool, halved until the bound does not fall."""

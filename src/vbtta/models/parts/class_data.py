@@ -368,6 +368,7 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
     data: CategoricalBlocks
     noise: NoiseModel | None
     newton: ClassVar[bool] = True
+    common_start: ClassVar[bool] = False  # whether all ln kappa_k start from one value
     _last: dict[str, tuple[StateT, Statistics[SumsT]]] = field(default_factory=dict, init=False, repr=False)
 
     def evaluate(self, state: StateT) -> tuple[float, Statistics[SumsT]]:
@@ -421,7 +422,7 @@ class ClassProblem(Problem[StateT, Statistics[SumsT], "Posterior"], Generic[Stat
             places = np.linspace(0, data.n_instances - 1, min(MAX_START_INSTANCES, data.n_instances)).astype(int)
             subsample, state = self._on_subsample(places)
             return subsample.start_log_kappa(state)
-        candidates = links.start_candidates(np.median(data.whole.ranges, axis=0))
+        candidates = links.start_candidates(np.median(data.whole.ranges, axis=0), common=self.common_start)
         if len(candidates) == 1:
             return candidates[0]
         return max(candidates, key=lambda log_kappa: self.evaluate(self._scaled(first, log_kappa))[0])

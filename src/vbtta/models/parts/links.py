@@ -121,13 +121,16 @@ def _common(mean: float, inner: float, scale: float) -> float:
     return float(min(roots[np.isreal(roots)].real, key=lambda root: abs(root - mean)))
 
 
-def start_candidates(ranges: Array) -> list[Array]:
+def start_candidates(ranges: Array, *, common: bool) -> list[Array]:
     """Candidates for ln kappa_k to start from, given the ranges of the views' logits (K,): 0 unless one is wide."""
-    # Under logits in the hundreds wrong labels have hardly any probability: the likelihood is flat.
+    # Under logits in the hundreds wrong labels have hardly any probability: the likelihood is flat. With `common`, all
+    # ln kappa_k of a candidate are equal.
     plain = np.zeros(len(ranges))
     if ranges.max() <= WIDE:
         return [plain]
     equal = [plain + np.log(aim / (np.median(ranges) or 1.0)) for aim in _START_RANGES]
+    if common:
+        return [plain, *equal]
     wide = ranges > WIDE
     return [plain, *equal, *(np.where(wide, np.log(aim / np.where(wide, ranges, 1)), 0) for aim in _START_RANGES)]
 
