@@ -183,3 +183,11 @@ def test_lists_of_arrays_are_not_guessed_to_be_rows_or_batches() -> None:
     with pytest.raises(TypeError, match=r"rows or batches: stack rows, as np\.stack\(inputs\)"):
         collect_views(lambda batch: np.asarray(batch), rows, [Identity()])
     assert collect_views(lambda batch: np.asarray(batch), np.stack(rows), [Identity()]).outputs.shape == (6, 1, 4)
+
+
+def test_a_list_of_dicts_of_arrays_has_one_input_a_dict() -> None:
+    rows = [{"x": np.full(4, float(n)), "mask": np.ones(4)} for n in range(6)]
+    found = collect_views(lambda batch: batch["x"] * batch["mask"], rows, [Identity()], batch_size=4)
+    assert found.outputs[:, 0].tolist() == [row["x"].tolist() for row in rows]
+    with pytest.raises(TypeError, match="rows or batches"):
+        collect_views(lambda batch: batch["x"], [*rows, {"x": np.ones(4)}], [Identity()])

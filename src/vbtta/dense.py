@@ -82,7 +82,9 @@ def collect_dense(
         batches = map(_alone, inputs)
     if n_inputs not in (None, len(truth)):
         raise ValueError(f"there are {n_inputs} inputs and {len(truth)} targets; every input needs its target")
-    sample, start = _Sample(len(truth) * positions), 0
+    moments: list[tuple[Array, Array | None]] = []
+    everything: list[_Drawn] = []
+    start = 0
     with Progress("inputs", len(truth), progress) as bar, adapted.ready():
         for raw in batches:
             batch = adapted.prepare(raw)
@@ -103,12 +105,14 @@ def collect_dense(
                 mean, variance, _ = collector.collect(batch, start)
                 for row, chosen in enumerate(drawn):
                     _check_labels(chosen, truth.name(start + row), mean.shape[2], classes, stratify)
-                sample.add(mean, variance, names[start : start + n_rows], drawn)
+                moments.append((mean, variance))
+            everything += drawn
             start += n_rows
             bar.advance(n_rows)
     if start != len(truth):
         raise ValueError(f"there are {start} inputs and {len(truth)} targets; every input needs its target")
-    return sample.finish(truth.people if truth.told_apart else [], **collector.description(classes))
+    people = truth.people if truth.told_apart else []
+    return _joined(moments, everything, names, people, **collector.description(classes))
 
 
 def _alone(entry: Any) -> Batch:
@@ -256,44 +260,25 @@ def _draw(
     return _Drawn(position.astype(np.int32), weight, instance.astype(np.int32), value, people[rater], kinds)
 
 
-@dataclass
-class _Sample:
-    """The result, filled batch by batch; the outputs are allocated once."""
-
-    size: int
-    filled: int = 0
-    moments: list[Array] = field(default_factory=list)
-    drawn: list[tuple[Any, _Drawn]] = field(default_factory=list)  # with the inputs' names
-
-    def add(self, mean: Array, variance: Array | None, names: Array, drawn: list[_Drawn]) -> None:
-        """Append the places of a batch."""
-        parts = [mean] if variance is None else [mean, variance]
-        if not self.moments:
-            self.moments = [np.empty((self.size, *part.shape[1:]), part.dtype) for part in parts]
-        for whole, part in zip(self.moments, parts, strict=True):
-            whole[self.filled : self.filled + len(part)] = part
-        self.filled += len(mean)
-        self.drawn += zip(names, drawn, strict=True)
-
-    def finish(self, people: list[str], **rest: Any) -> tuple[ViewPredictions, LabelSets]:
-        """Predictions and labels of all places; labels are anonymous without people."""
-        if not self.filled:
-            raise ValueError("no position of the targets is labelled; check ignore and the values of the targets")
-        names, drawn = zip(*self.drawn, strict=True)
-        sizes = [len(part.position) for part in drawn]
-        starts = np.cumsum([0, *sizes[:-1]])
-        labels = LabelSets.from_table(
-            np.concatenate([start + part.instance for start, part in zip(starts, drawn, strict=True)]),
-            np.concatenate([part.value for part in drawn]),
-            np.array(people)[np.concatenate([part.rater for part in drawn])] if people else None,
-            n_instances=self.filled,
-        )
-        weights = [part.weight for part in drawn if part.weight is not None]
-        ids = np.array([f"{name}:{place}" for name, part in self.drawn for place in part.position])
-        predictions = ViewPredictions(
-            *(whole[: self.filled] for whole in self.moments), ids=ids, groups=np.repeat(np.array(names), sizes), **rest
-        )
-        return predictions, labels.with_weights(np.concatenate(weights)) if weights else labels
+def _joined(
+    moments: list[tuple[Array, Array | None]], drawn: list[_Drawn], names: Array, people: list[str], **rest: Any
+) -> tuple[ViewPredictions, LabelSets]:
+    """Predictions and labels of all places; labels are anonymous without people."""
+    if not moments:
+        raise ValueError("no position of the targets is labelled; check ignore and the values of the targets")
+    sizes = [len(part.position) for part in drawn]
+    starts = np.cumsum([0, *sizes[:-1]])
+    labels = LabelSets.from_table(
+        np.concatenate([start + part.instance for start, part in zip(starts, drawn, strict=True)]),
+        np.concatenate([part.value for part in drawn]),
+        np.array(people)[np.concatenate([part.rater for part in drawn])] if people else None,
+        n_instances=sum(sizes),
+    )
+    weights = [part.weight for part in drawn if part.weight is not None]
+    ids = np.array([f"{name}:{place}" for name, part in zip(names, drawn, strict=True) for place in part.position])
+    mean, variance = (None if parts[0] is None else np.concatenate(parts) for parts in zip(*moments, strict=True))
+    predictions = ViewPredictions(mean, variance, ids=ids, groups=np.repeat(names, sizes), **rest)
+    return predictions, labels.with_weights(np.concatenate(weights)) if weights else labels
 
 
 def _check_labels(drawn: _Drawn, name: str, n_outputs: int, classes: ArrayLike | None, stratify: bool) -> None:

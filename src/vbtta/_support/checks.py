@@ -99,8 +99,8 @@ def _plain(value: Any) -> Any:
     return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
-def require(module: str, extra: str) -> ModuleType:
-    """Import an optional module, or fail with the command that installs the extra of vbtta that brings it."""
+def require(module: str, extra: str | None = None) -> ModuleType:
+    """Import an optional module, or fail with the command that installs it, by the extra of vbtta that brings it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -109,7 +109,8 @@ def require(module: str, extra: str) -> ModuleType:
         raise missing_extra(module, extra) from error
 
 
-def missing_extra(module: str, extra: str) -> ImportError:
+def missing_extra(module: str, extra: str | None) -> ImportError:
     """Make the error for an optional module that is not installed."""
     package = module.split(".")[0]
-    return ImportError(f'{package} is needed for this and is not installed: pip install "vbtta[{extra}]"', name=package)
+    command = f'pip install "vbtta[{extra}]"' if extra else f"pip install {package}"
+    return ImportError(f"{package} is needed for this and is not installed: {command}", name=package)

@@ -65,15 +65,10 @@ def describe(value: Any) -> Any:
     if isinstance(value, partial):
         return describe([getattr(value.func, "__qualname__", None), list(value.args), value.keywords])
     if is_dataclass(value) and not isinstance(value, type):
-        return describe_fields(value, type(value).__qualname__)
+        given = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "name"}
+        described = {name: describe(part) for name, part in given.items() if part is not None}
+        return None if None in described.values() else [type(value).__qualname__, described]
     return _complete_repr(value)
-
-
-def describe_fields(value: Any, kind: str, *, skip_none: bool = False) -> Any:
-    """A dataclass by its class and fields, without its name; None if a field cannot be read."""
-    values = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "name"}
-    parts = {name: describe(part) for name, part in values.items() if not (skip_none and part is None)}
-    return None if None in parts.values() else [kind, parts]
 
 
 def array_digest(values: Any) -> list[Any]:

@@ -55,7 +55,8 @@ class RowStreams:
         if row_numbers.size and row_numbers.min() < 0:
             raise ValueError(f"rows must not be negative; got {row_numbers.min()}. Count from the first row.")
         self.rows: WordArray = row_numbers.astype(np.uint64)
-        self._key = _key(seed, view, draw)
+        text = json.dumps(["vbtta row stream", int(seed), str(view), int(draw)])
+        self._key = np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], "<u8").astype(np.uint64)
         self._iterations = 0
         self._next_block = 1  # NumPy's Philox uses counter 1 for its first block
 
@@ -65,10 +66,9 @@ class RowStreams:
     def __iter__(self) -> Iterator[np.random.Generator]:
         """One generator a row, new ones every time."""
         self._iterations += 1  # the second word of the counter, which is 0 for numbers of all rows together
-        key = np.array(self._key, dtype=np.uint64)  # NumPy rounds lists of large whole numbers to floats
         for row in self.rows:
             counter = np.array([0, self._iterations, row, 0], dtype=np.uint64)
-            yield np.random.Generator(np.random.Philox(key=key, counter=counter))
+            yield np.random.Generator(np.random.Philox(key=self._key, counter=counter))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Other methods of NumPy's generators, called with the same parameters for every row."""
@@ -156,7 +156,7 @@ class RowStreams:
         """Take the next 64-bit words of every row, (N, n_words); a call always starts a new block."""
         generator = np.random.Philox(key=0)
         state: Any = generator.state
-        state["state"]["key"] = np.array(self._key, dtype=np.uint64)
+        state["state"]["key"] = self._key
         counter = state["state"]["counter"]  # raised before a block is made
         counter[0] = self._next_block - 1
         state["buffer_pos"] = _WORDS_PER_BLOCK  # the buffer is used up
@@ -167,10 +167,3 @@ class RowStreams:
             generator.state = state
             words[i] = generator.random_raw(n_words)
         return words
-
-
-def _key(seed: int, view: str, draw: int) -> tuple[int, int]:
-    """128 bits that identify (seed, view, draw)."""
-    text = json.dumps(["vbtta row stream", int(seed), str(view), int(draw)])
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")

@@ -159,6 +159,8 @@ def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]
     """
     batch_size = whole_number("batch_size", batch_size, 1)
     given, inputs = inputs, as_batch(inputs)
+    if type(inputs) is list and all(isinstance(row, Mapping) and row.keys() == inputs[0].keys() for row in inputs):
+        inputs = {key: _stacked([row[key] for row in inputs]) for key in (inputs[0] if inputs else ())}
     if isinstance(given, list) and hasattr(inputs, "shape"):
         raise TypeError("inputs is a list of numbers; make an array of it, as np.asarray(inputs)")
     if is_instance(inputs, "datasets", "IterableDataset"):

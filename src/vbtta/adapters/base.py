@@ -20,10 +20,7 @@ Output = str | int | Callable[[Any], Any] | None
 _MIN_PROBABILITY = 1e-7
 _UNSEEN = 0.05  # that classes of probability 0 share: trees and neighbours did not see them, which is not certainty
 _KINDS = {"predict_proba": "log_probability", "decision_function": "decision", "predict": "raw"}  # by method
-_TYPES = {
-    "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(uint8)": np.uint8, "tensor(bool)": np.bool_,
-}  # fmt: skip
+_TYPES = {"float": "float32", "double": "float64", "string": "object"}  # of ONNX whose names NumPy does not know
 
 
 @runtime_checkable
@@ -239,7 +236,8 @@ class OnnxPredictor(Adapter):
         absent = [name for name in names if name not in batch]
         if absent:
             raise ValueError(f"the ONNX model takes a dict of arrays with the keys {names}; the batch lacks {absent}")
-        types = {name: _TYPES.get(entry.type) for name, entry in self.inputs.items()}
+        kinds = {name: entry.type.removeprefix("tensor(").rstrip(")") for name, entry in self.inputs.items()}
+        types = {name: _TYPES.get(kind, kind) for name, kind in kinds.items()}
         parts = {name: np.ascontiguousarray(to_array(batch[name]), dtype=types[name]) for name in names}
         return parts if len(names) > 1 else parts[names[0]]
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Protocol, dataclass_transform, runt
 
 import numpy as np
 
-from vbtta._support.fingerprints import describe_fields
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, RowList, as_batch, copy_of, is_floating, is_tensor, resized, to_tensor
 from vbtta.data.labels import Array
@@ -157,10 +156,6 @@ class BuiltIn:
     def restore_rows(self, outputs: Batch) -> Batch:
         """Outputs (N, C) for the augmented inputs as outputs for the inputs."""
         return _exchange(self, outputs)
-
-    def fingerprint_data(self) -> Any:
-        """Class and parameters, for the fingerprint of the view."""
-        return describe_fields(self, type(self).__name__, skip_none=True)
 
     def _default_name(self) -> str:
         """The name made from label and parameters."""

@@ -77,7 +77,9 @@ def as_view(
         return MonaiView(view_name, obj, _draws(obj) if stochastic is None else stochastic, inverse)
     if any(_is_from(obj, package) for package in ("kornia.augmentation", "torchvision", "timm")):
         draws = _draws(obj) if stochastic is None else stochastic
-        return SeededView(view_name, obj, True, inverse) if draws else TensorView(view_name, obj, False, inverse)
+        if not draws:
+            return FunctionView(view_name, obj, False, inverse, tensors=True)
+        return SeededView(view_name, obj, True, inverse)
     takes_rng = _takes_rng(obj)
     draws = stochastic is None and _is_from(obj, "torch.nn") and any(map(_is_random, obj.modules()))
     if draws or (stochastic and not takes_rng and _is_from(obj, "torch")):
@@ -147,19 +149,14 @@ class FunctionView(ForeignView):
     """A function of the batch, and of the streams if it takes them."""
 
     takes_rng: bool = False
+    tensors: bool = False  # whether it takes tensors alone; torchvision would return arrays and lists as they are
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
+        if self.tensors and isinstance(batch, RowList):
+            return RowList(map(self.function, batch))
+        if self.tensors and not is_tensor(batch):
+            return to_array(self.function(to_tensor(batch)))
         return self.function(batch, rng) if self.takes_rng else self.function(batch)
-
-
-@dataclass(frozen=True)
-class TensorView(ForeignView):
-    """A transform of tensors that draws nothing; torchvision would return arrays and lists as they are."""
-
-    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        if isinstance(batch, RowList):
-            return RowList(self.function(row) for row in batch)
-        return self.function(batch) if is_tensor(batch) else to_array(self.function(to_tensor(batch)))
 
 
 @dataclass(frozen=True)
@@ -306,18 +303,12 @@ def _corners(obj: Any) -> list[Augmentation]:
     corners = ("top_left", "top_right", "bottom_left", "bottom_right", "center")
     names = [f"crop({corner})" for corner in corners] + [f"mirrored crop({corner})" for corner in corners]
     kind, draws = (SeededView, True) if _draws(obj) else (FunctionView, False)
-    return [kind(names[i], _Part(obj, i), draws) for i in range(_crops(obj))]
+    return [kind(names[i], partial(_part, obj, i), draws) for i in range(_crops(obj))]
 
 
-@dataclass(frozen=True)
-class _Part:
+def _part(function: Callable[[Batch], Any], place: int, batch: Batch) -> Batch:
     """One of the results of a function."""
-
-    function: Callable[[Batch], Any]
-    place: int
-
-    def __call__(self, batch: Batch) -> Batch:
-        return self.function(batch)[self.place]
+    return function(batch)[place]
 
 
 def _ttach_name(transform: Any, value: Any) -> str:

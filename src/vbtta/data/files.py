@@ -9,16 +9,16 @@ import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from vbtta._support.checks import require, shown
+from vbtta._support.checks import require
 from vbtta._support.files import atomic_path
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import ViewPredictions, pivot
 
 _METADATA = b"vbtta"  # key of a parquet file's metadata
 _REMEDIES = {  # for files that are not parquet
@@ -234,16 +234,7 @@ def one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
             f"{path}: instance {ids[where // len(names)]} has {times[where]} rows of view "
             f"{str(names[where % len(names)])!r}; every instance needs one row of every view"
         )
-
-    def by_view(columns: list[str]) -> Array:
-        values = np.empty((len(ids), len(names), len(columns)))
-        for c, name in enumerate(columns):
-            try:
-                values[row, view, c] = table[name].astype(np.float64)
-            except (TypeError, ValueError):
-                raise ValueError(f"{path}: column {name!r} must be numbers; it has {shown(table[name][0])}") from None
-        return values
-
+    by_view = partial(pivot, table, row=row, view=view, shape=(len(ids), len(names)), where=path)
     spread = [f"variance_{name.partition('_')[2]}" if "_" in name else "variance" for name in columns]
     features = [name for name in table if name.startswith("feature_")]
     groups = None
@@ -408,22 +399,17 @@ def _first_seen(values: Array) -> tuple[Array, Array]:
 def _typed(cells: list[str]) -> Array:
     """Cells of a CSV column: whole numbers, numbers or text; empty ones are None.
 
-    "007", "1_000", "٣" and "1e999", which no float can hold, are text.
+    "007", "1_000", "٣", "inf" and "1e999", which no float can hold, are text.
     """
     given = [cell for cell in cells if cell]
     whole = all(re.fullmatch(r"0|-?[1-9][0-9]*", cell) for cell in given)
     plain = all(cell.isascii() and "_" not in cell for cell in given) and not all(map(str.isdigit, given))
     if given and (whole or plain):
         with suppress(ValueError):
-            return _from_list([(int if whole else _float)(cell) if cell else None for cell in cells])
+            numbers = [(int if whole else float)(cell) if cell else None for cell in cells]
+            if whole or not any(map(math.isinf, filter(None, numbers))):
+                return _from_list(numbers)
     return _from_list([_without_quote(cell) or None for cell in cells])
-
-
-def _float(cell: str) -> float:
-    """A number; those too large for a float are refused, not read as infinity."""
-    if math.isinf(number := float(cell)) and any(map(str.isdigit, cell)):
-        raise ValueError
-    return number
 
 
 def _from_list(cells: list[Any]) -> Array:

@@ -3,7 +3,6 @@
 import gzip
 import io
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ def suffix_of(path: Path) -> str:
 def read_image(path: Path) -> NDArray[np.float32]:
     """An image (channels, H, W) with pixels from 0 to 1, or a volume (channels, X, Y, Z) with its own values."""
     if ".nii" in suffix_of(path):
-        volume = np.asarray(_nibabel(path).load(path).dataobj, dtype=np.float32)
+        volume = np.asarray(require("nibabel").load(path).dataobj, dtype=np.float32)
         return volume[None] if volume.ndim == 3 else np.moveaxis(volume, -1, 0)
     modes = {"P": "RGB", "RGBA": "RGB", "CMYK": "RGB", "LA": "L", "1": "L"}
     pixels = _pixels(path, str(path), lambda image: _single(image).convert(modes.get(image.mode, image.mode)))
@@ -79,7 +78,7 @@ def read_image(path: Path) -> NDArray[np.float32]:
 def read_mask(path: Path) -> NDArray[Any]:
     """A map of whole numbers (H, W) or (X, Y, Z); floating-point numbers of a regression stay as they are."""
     if ".nii" in suffix_of(path):
-        values = np.asarray(_nibabel(path).load(path).dataobj)
+        values = np.asarray(require("nibabel").load(path).dataobj)
     else:
         values = _pixels(path, str(path), _single)
         if values.ndim > 2:
@@ -94,7 +93,7 @@ def write_map(path: Path, values: NDArray[Any], source: Path) -> None:
         values = values.astype(np.uint8 if values.max(initial=0) < 256 else np.uint16)
     with atomic_path(path) as temporary:
         if ".nii" in suffix_of(path):
-            nibabel = _nibabel(path)
+            nibabel = require("nibabel")
             volume = nibabel.Nifti1Image(values, nibabel.load(source).affine)
             temporary.write_bytes(gzip.compress(volume.to_bytes()) if path.suffix == ".gz" else volume.to_bytes())
         else:
@@ -116,10 +115,3 @@ def _single(image: Any) -> Any:
     if getattr(image, "n_frames", 1) > 1:
         raise TypeError(f"it has {image.n_frames} pages; save each as a file, or volumes as NIfTI")
     return image
-
-
-def _nibabel(path: Path) -> Any:
-    try:
-        return import_module("nibabel")
-    except ModuleNotFoundError as error:
-        raise ImportError(f"nibabel is needed for {path.name} and is not installed: pip install nibabel") from error

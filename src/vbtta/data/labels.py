@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -106,8 +107,8 @@ class LabelSets:
             absent = np.asarray(absent.any(axis=2))
         rows, column = np.nonzero(~absent)
         people = () if annotators is None else _names_of_columns(annotators, table.shape[1])
-        options: dict[str, Any] = {"annotator": column if people else None, "annotator_names": people}
-        return cls._of_rows(given, rows, len(table), table[rows, column], columns=table.shape[1], **options)
+        value, person = table[rows, column], column if people else None
+        return cls._build(given, rows, len(table), value, None, person, people, table.shape[1])
 
     @classmethod
     def from_table(
@@ -159,8 +160,10 @@ class LabelSets:
         n_instances = len(next(iter(columns.values()))) if unnamed else n_instances
         annotator, names = (None, ()) if table["annotator"] is None else _annotator_codes(table["annotator"])
         count = None if table["count"] is None else _checked_counts(table["count"])
-        if instance.dtype.kind in "iu" and (n_instances is not None or key not in _NEVER_ROWS):
-            ids, rows, size = None, instance.astype(np.int64), int(instance.max()) + 1 if instance.size else 0
+        by_row = instance.dtype.kind in "iu" and (n_instances is not None or key not in _NEVER_ROWS)
+        ids, rows, size = None if by_row else instance, np.arange(len(instance)), len(instance)
+        if by_row:
+            rows, size = instance.astype(np.int64), int(instance.max()) + 1 if instance.size else 0
             if instance.size and instance.min() < 0:
                 raise ValueError(f"instance must not be negative; got {int(instance.min())}")
             if size > (2**62 if weight is None else _MOST_WEIGHTS):
@@ -170,20 +173,16 @@ class LabelSets:
             size = size if n_instances is None else int(n_instances)
         elif n_instances is not None:
             raise ValueError(f"instance must be row numbers where n_instances is given; got {instance.dtype}")
-        else:
-            ids, rows = np.unique(instance, return_inverse=True)
-            size = len(ids)
         keep = slice(None) if count is None else count > 0
         count, annotator = (None if part is None else part[keep] for part in (count, annotator))
-        labels = cls._build(
-            rows[keep], value[keep], count, annotator, names, n_instances=size, ids=ids,
-            open_ended=ids is None and n_instances is None, unnamed_rows=unnamed,
-        )  # fmt: skip
+        given, open_ended = TableRows(value, ids, None, unnamed), by_row and n_instances is None
+        labels = cls._build(given, rows[keep], size, value[keep], count, annotator, names, open_ended=open_ended)
         if weight is None:
             return labels
-        weights, given = np.ones(size), real_array("instance_weight", weight)
-        weights[rows] = given
-        if (weights[rows] != given).any():
+        rows = rows if labels.ids is None else np.searchsorted(labels.ids, instance)
+        weights, stated = np.ones(labels.n_instances), real_array("instance_weight", weight)
+        weights[rows] = stated
+        if (weights[rows] != stated).any():
             raise ValueError("instance_weight differs between labels of an instance; give every instance one weight")
         return labels.with_weights(weights)
 
@@ -202,9 +201,9 @@ class LabelSets:
     def _from_counts(cls, table: Array, given: TableRows, *, soft: bool = False) -> Self:
         rows, classes = np.nonzero(table)
         value = classes if given.names is None else np.asarray(given.names)[classes]
-        columns = table.shape[1] if given.names is None else None
-        options: dict[str, Any] = {"by_position": given.names is None, "soft": soft, "columns": columns}
-        return cls._of_rows(given, rows, len(table), value, table[rows, classes], **options)
+        by_position, columns = (True, table.shape[1]) if given.names is None else (False, None)
+        count = table[rows, classes]
+        return cls._build(given, rows, len(table), value, count, columns=columns, by_position=by_position, soft=soft)
 
     @classmethod
     def from_probabilities(cls, proba: Any) -> Self:
@@ -236,7 +235,7 @@ class LabelSets:
         if given.names is not None and (given.ids is not None or given.names != list(range(len(given.names)))):
             inputs = np.arange(len(values)) if given.ids is None else given.ids
             given = given._replace(ids=pair_ids(inputs, given.names), unnamed=False)
-        return cls._of_rows(given, rows, flat.size, flat[rows].astype(np.int64))
+        return cls._build(given, rows, flat.size, flat[rows].astype(np.int64))
 
     @classmethod
     def from_rankings(cls, orders: Sequence[ArrayLike | None], instance: ArrayLike | None = None) -> Self:
@@ -263,36 +262,29 @@ class LabelSets:
         key = np.arange(len(rows)) if instance is None else _as_array(instance, "instance")
         if key.shape != (len(rows),) or (key.size and (key.dtype.kind not in "iu" or key.min() < 0)):
             raise ValueError(f"instance must be {len(rows)} row numbers, one a ranking; got shape {key.shape}")
-        kept = np.array([place for place, row in enumerate(rows) if row.size], dtype=np.intp)
-        value = np.full((len(kept), max((len(rows[place]) for place in kept), default=1)), -1, dtype=np.int64)
-        for line, place in enumerate(kept):
-            value[line, : len(rows[place])] = rows[place]
+        kept = np.flatnonzero([row.size for row in rows])
+        items = list(zip_longest(*(rows[place] for place in kept), fillvalue=-1)) or np.zeros((1, 0))
+        value = np.array(items, dtype=np.int64).T  # (J, L)
         ids = None if instance is not None else index_of(orders, "orders")
         unnamed = instance is None and ids is None and hasattr(orders, "to_numpy")
         given, size = TableRows(value, ids, None, unnamed), int(key.max()) + 1 if key.size else 0
-        return cls._of_rows(given, key[kept], size, value, by_position=True, open_ended=instance is not None)
-
-    @classmethod
-    def _of_rows(
-        cls, given: TableRows, rows: Array, n_rows: int, value: Array, count: Array | None = None, **rest: Any
-    ) -> Self:
-        """Labels of rows of a table; rows of one id are one instance."""
-        if given.ids is None:
-            return cls._build(rows, value, count, n_instances=n_rows, unnamed_rows=given.unnamed, **rest)
-        ids, instance = np.unique(given.ids, return_inverse=True)
-        rest |= {"columns": rest.get("columns") if len(ids) == n_rows else None}
-        return cls._build(instance[rows], value, count, n_instances=len(ids), ids=ids, **rest)
+        return cls._build(given, key[kept], size, value, by_position=True, open_ended=instance is not None)
 
     @classmethod
     def _build(
-        cls, instance: Array, value: Array, count: Array | None = None, annotator: Array | None = None,
-        annotator_names: tuple[str, ...] = (), **rest: Any,
+        cls, given: TableRows, rows: Array, n_rows: int, value: Array, count: Array | None = None,
+        annotator: Array | None = None, annotator_names: tuple[str, ...] = (), columns: int | None = None, **rest: Any,
     ) -> Self:  # fmt: skip
-        order = np.argsort(instance, kind="stable")
-        instance, value = instance[order].astype(np.intp), value[order]
+        """Labels of rows of a table, one after the other; rows of one id are one instance."""
+        ids = given.ids
+        if ids is not None:
+            ids, place = np.unique(ids, return_inverse=True)
+            rows, n_rows, columns = place[rows], len(ids), columns if len(ids) == n_rows else None
+        order = np.argsort(rows, kind="stable")
+        instance, value = rows[order].astype(np.intp), value[order]
         annotator = None if annotator is None else annotator[order].astype(np.intp)
         if annotator is not None and count is None:
-            _warn_repeats(instance, annotator, annotator_names, rest.get("ids"))
+            _warn_repeats(instance, annotator, annotator_names, ids)
         count = np.ones(len(instance)) if count is None else count[order]
         if value.dtype == object:
             value = _plain_values(value)
@@ -303,7 +295,8 @@ class LabelSets:
             raise ValueError(f"labels must be finite; instance {row} has an infinite one; NaN means no label")
         if len(count) and count.max() > _LARGEST_TOTAL / len(count):
             raise ValueError(f"counts are too large ({count.max():.3g}); divide them by a common factor")
-        return cls(instance, value, count, annotator, annotator_names, **rest)
+        rest |= {"ids": ids, "columns": columns, "unnamed_rows": given.unnamed}
+        return cls(instance, value, count, annotator, annotator_names, n_rows, **rest)
 
     def with_weights(self, weights: ArrayLike) -> Self:
         """The same labels with weights of the instances, in place of earlier ones.
@@ -477,14 +470,13 @@ class LabelSets:
 
     def take(self, rows: Array) -> Self:
         """The labels of some instances; the k-th of `rows` becomes instance k."""
-        start = np.searchsorted(self.instance, rows, side="left")
-        length = np.searchsorted(self.instance, rows, side="right") - start
+        end = np.searchsorted(self.instance, rows, side="right")
+        length = end - np.searchsorted(self.instance, rows, side="left")
         instance = np.repeat(np.arange(len(rows)), length)
-        offset = np.arange(len(instance)) - np.repeat(np.cumsum(length) - length, length)
-        entries = self._entries(np.repeat(start, length) + offset)
-        for name in ("ids", "instance_weights"):
-            entries[name] = None if getattr(self, name) is None else getattr(self, name)[rows]
-        return replace(self, **entries, instance=instance, n_instances=len(rows), columns=None)
+        order = np.repeat(end - np.cumsum(length), length) + np.arange(len(instance))
+        ids, weights = (None if values is None else values[rows] for values in (self.ids, self.instance_weights))
+        changes: dict[str, Any] = {"n_instances": len(rows), "ids": ids, "instance_weights": weights, "columns": None}
+        return replace(self, **self._entries(order), instance=instance, **changes)
 
     def _entries(self, order: Array) -> dict[str, Any]:
         """What labels have besides their instances, in an order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Rows", "ViewPredictions", "conflict", "draws_of", "require_views", "row_hashes"]
+__all__ = ["Rows", "ViewPredictions", "conflict", "draws_of", "pivot", "require_views", "row_hashes"]
 
 import copy
 import hashlib
@@ -309,10 +309,19 @@ def _by_view(table: Any, ids: Array | None, names: tuple[str, ...]) -> tuple[Arr
     kept = ~(unknown | strange)
     if len(np.unique(rows[kept] * len(names) + views[kept])) < kept.sum():
         raise ValueError("features have several rows of one instance and view; give one of each")
-    values = np.full((int(rows.max()) + 1 if ids is None else len(ids), len(names), len(columns)), np.nan)
+    shape = (int(rows.max()) + 1 if ids is None else len(ids), len(names))
+    given = {str(name): np.asarray(table[name])[kept] for name in columns}
+    return pivot(given, list(given), rows[kept], views[kept], shape, "features"), list(given)
+
+
+def pivot(
+    table: Mapping[str, Array], columns: Sequence[str], row: Array, view: Array, shape: tuple[int, int], where: Any
+) -> Array:
+    """Columns of a table with one row an instance and view, as (N, K, F); NaN where there is none."""
+    values = np.full((*shape, len(columns)), np.nan)
     for place, name in enumerate(columns):
-        values[rows[kept], views[kept], place] = real_array(f"features: column {name!r}", table[name])[kept]
-    return values, [str(name) for name in columns]
+        values[row, view, place] = real_array(f"{where}: column {name!r}", table[name])
+    return values
 
 
 def _features(

@@ -3,7 +3,6 @@
 __all__ = ["PolicyMirroring", "collect_cases", "policy_predictor"]
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ class PolicyMirroring:
 
 def policy_predictor(policy: Policy, views: Any = None, **options: Any) -> Any:
     """Make an nnUNetPredictor with :class:`PolicyMirroring`; options are those of nnUNetPredictor."""
-    base = _nnunet("inference.predict_from_raw_data").nnUNetPredictor
+    base = require("nnunetv2.inference.predict_from_raw_data").nnUNetPredictor
     return type("PolicyPredictor", (PolicyMirroring, base), {})(policy, views, **options)
 
 
@@ -66,7 +65,7 @@ def collect_cases(
     _check_labels(predictor.label_manager)
     if predictor.configuration_manager.previous_stage_name is not None:
         raise ValueError("collect_cases takes single networks; the predictor's is the second stage of a cascade")
-    reader = _nnunet("training.dataloading.nnunet_dataset").infer_dataset_class
+    reader = require("nnunetv2.training.dataloading.nnunet_dataset").infer_dataset_class
     data_set, torch = reader(folder)(folder, list(cases)), require("torch", "torch")
     sliced = len(predictor.configuration_manager.patch_size) == 2
     items = [(case, s) for case in cases for s in range(data_set.load_case(case)[1].shape[1] if sliced else 1)]
@@ -96,12 +95,3 @@ def _check_labels(label_manager: Any) -> None:
     """Refuse regions, whose probabilities do not add up to one."""
     if label_manager.has_regions:
         raise ValueError("the network was trained on regions (sigmoid outputs); train it on classes instead")
-
-
-def _nnunet(module: str) -> Any:
-    try:
-        return import_module(f"nnunetv2.{module}")
-    except ModuleNotFoundError as error:
-        if error.name != "nnunetv2":
-            raise
-        raise ImportError("nnU-Net is not installed; pip install nnunetv2") from error
