@@ -111,7 +111,8 @@ def collect_dense(
             bar.advance(n_rows)
     if start != len(truth):
         raise ValueError(f"there are {start} inputs and {len(truth)} targets; every input needs its target")
-    people = truth.people if truth.told_apart else []
+    told_apart = raters is not None or (len(truth.n_raters) == 1 and truth.n_raters != {1})  # by name or column
+    people = truth.people if told_apart else []
     return _joined(moments, everything, names, people, **collector.description(classes))
 
 
@@ -174,7 +175,7 @@ class _Targets:
     raters: Sequence[Any] | None
     ids: ArrayLike | None
     people: list[str] = field(default_factory=list)  # names of all raters met
-    _n_raters: set[int] = field(default_factory=set)
+    n_raters: set[int] = field(default_factory=set)  # of the inputs met
 
     def __post_init__(self) -> None:
         if not hasattr(self.maps, "__len__") or isinstance(self.maps, str | dict) or len(self.maps) == 0:
@@ -191,11 +192,6 @@ class _Targets:
         """An input's targets in errors."""
         return f"targets[{row}]" if self.ids is None else f"targets[{row}] ({np.asarray(self.ids)[row]})"
 
-    @property
-    def told_apart(self) -> bool:
-        """Whether raters are told apart by name or column."""
-        return self.raters is not None or (len(self._n_raters) == 1 and self._n_raters != {1})
-
     def of(self, row: int, size: tuple[int, ...]) -> tuple[Array, Array, Array]:
         """Values (R, P) of an input's raters, where they are labels, and the raters among `people`."""
         values, name = to_array(self.maps[row]), self.name(row)
@@ -211,7 +207,7 @@ class _Targets:
             raise ValueError(f"raters names {len(given)} raters for {name}, which has {len(values)}")
         if given is None and len(values) > 1 and np.isin(values, (0, 1)).all() and (values.sum(axis=0) == 1).all():
             raise ValueError(f"{name} is one-hot: give class numbers, targets.argmax(1), or raters=[...] for raters")
-        self._n_raters.add(len(values))
+        self.n_raters.add(len(values))
         names = [f"rater_{r}" for r in range(len(values))] if given is None else [str(name) for name in given]
         self.people += [name for name in names if name not in self.people]
         labelled = np.ones(values.shape, dtype=bool) if values.dtype.kind != "f" else np.isfinite(values)

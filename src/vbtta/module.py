@@ -44,7 +44,7 @@ _POSITIONS_OF_A_PASS = 1 << 20  # before it is known whether the network returns
 _POSITIONS_AT_ONCE = 1 << 15  # of `TTAModule.maps`
 _NUMBERS_ON_CPU, _NUMBERS_ELSEWHERE = 1 << 17, 1 << 24  # of maps, pooled at once: temporary arrays stay in the cache
 
-ViewOutputs = tuple[int, Tensor, Tensor | None]  # see `TTAModule._outputs`
+ViewOutputs = tuple[list[int], Tensor, Tensor | None]  # see `TTAModule._outputs`
 _UNSEEN = -1e9  # logarithm of a weight, for positions that a view does not see
 
 
@@ -181,11 +181,11 @@ class TTAModule(nn.Module):
             batch = self._in_precision(batch)
         with self._evaluating(exporting):
             sums: list[Any] = [None] * len(self._pools)
-            for view, outputs, seen in self._outputs(batch, exporting):
+            for views, outputs, seen in self._outputs(batch, exporting):
                 if self.policy.multilabel:  # two classes a label, as positions of a map have them
-                    outputs = torch.stack([torch.zeros_like(outputs), outputs], dim=1)
+                    outputs = torch.stack([torch.zeros_like(outputs), outputs], dim=2)
                 for place, pool in enumerate(self._pools):
-                    sums[place] = pool.add(sums[place], view, outputs, seen)
+                    sums[place] = pool.add(sums[place], views, outputs, seen)
                 del outputs, seen  # before the next view is computed
         result = self._finish(sums)
         result = result[:, 1] if self.policy.multilabel else result
@@ -217,15 +217,15 @@ class TTAModule(nn.Module):
         n_views, n_positions = len(self.views), int(np.prod(part_of(single, self.key).shape[2:]))
         held = np.empty((n_positions, n_views, self.n_outputs), dtype=np.float32)
         seen = np.zeros((n_positions, n_views), dtype=bool)
-        for view, outputs, mask in self._outputs(single, False, row):
-            if outputs.ndim == 2:
+        for views, outputs, mask in self._outputs(single, False, row):
+            if outputs.ndim == 3:
                 raise ValueError("the network returns rows (B, C), not maps; use Policy.predict for their uncertainty")
             if not outputs.isfinite().all():
-                name = self.view_names[view]
+                name = self.view_names[views[0]]
                 raise ValueError(f"the network gave NaN or infinity for input {row} under view {name}; leave one out")
             positions = slice(None) if mask is None else mask.reshape(-1).cpu().numpy()
-            held[positions, view] = outputs.reshape(-1, n_positions).T.cpu().numpy()[positions]
-            seen[positions, view] = True
+            held[positions, views[0]] = outputs.reshape(-1, n_positions).T.cpu().numpy()[positions]
+            seen[positions, views[0]] = True
         fitted = self.policy.fitted or self.policy.names
         pooled = any(pool.gate is not None and pool.gate.pooled for pool in self._pools)
         if pooled and not seen.all():
@@ -290,22 +290,23 @@ class TTAModule(nn.Module):
         return self
 
     def _outputs(self, batch: Batch, exporting: bool, first: int | Array = 0) -> Iterator[ViewOutputs]:
-        """Indices of the views, the outputs (B, C, ...) for each, and the mask (1 or B, 1, ...) of what it sees.
+        """Indices of some views, the outputs (V, B, C, ...) for them, and the mask (1 or B, 1, ...) of what they see.
 
-        Maps are in the geometry of the batch. At positions that none of the views sees, the outputs for the batch
-        itself stand in for those of every view. `first` is the number of the first row, or of every row less its place.
+        Maps come view by view, in the geometry of the batch. At positions that none of the views sees, the outputs for
+        the batch itself stand in for those of every view. `first` is the number of the first row, or of every row less
+        its place.
         """
         n_rows = batch.shape[0] if isinstance(batch, Tensor) else n_rows_of(batch)  # a symbol while exporting
         unseen: Any = True
-        for view, outputs, seen in self._outputs_of_views(batch, n_rows, exporting, first):
+        for views, outputs, seen in self._outputs_of_views(batch, n_rows, exporting, first):
             if unseen is not False:
                 unseen = False if seen is None else ~seen & unseen
-            yield view, outputs, seen
+            yield views, outputs, seen
             del outputs, seen
         if unseen is not False and (torch.compiler.is_compiling() or unseen.any()):
             outputs, _ = self._restored(Identity(), self._call(copy_of(batch), n_rows), batch, batch)
             for k in range(len(self.views)):
-                yield k, outputs, unseen
+                yield [k], outputs[None], unseen
 
     def _outputs_of_views(
         self, batch: Batch, n_rows: int, exporting: bool, first: int | Array
@@ -321,7 +322,8 @@ class TTAModule(nn.Module):
             if augmented is batch and not exporting:
                 augmented = copy_of(batch)  # a network may work in place
             if not isinstance(augmented, Tensor):
-                yield k, *self._restored(view, self._call(augmented, n_rows), augmented, batch)
+                outputs, seen = self._restored(view, self._call(augmented, n_rows), augmented, batch)
+                yield [k], outputs[None], seen
                 continue
             if not exporting and augmented.shape[0] != n_rows:
                 raise ValueError(f"view {view.name} turned a batch of {n_rows} rows into {augmented.shape[0]}")
@@ -336,7 +338,7 @@ class TTAModule(nn.Module):
             yield from self._call_jointly(indices, tensors, batch, n_rows)
 
     def _drawn(self, k: int, batch: Batch, n_rows: int, first: int | Array) -> ViewOutputs:
-        """Mean outputs (B, C, ...) of a stochastic view, and the mask of what all draws see."""
+        """Mean outputs (1, B, C, ...) of a stochastic view, and the mask of what all draws see."""
         view, total, seen = self.views[k], None, None
         for m in range(self.draws):
             augmented = _draw(view, batch, self.seed, m, first, self.key)
@@ -347,7 +349,7 @@ class TTAModule(nn.Module):
             if mask is not None:
                 seen = mask if seen is None else seen & mask
         assert total is not None
-        return k, total / self.draws, seen
+        return [k], (total / self.draws)[None], seen
 
     def _restored(
         self, view: Augmentation, outputs: Tensor, augmented: Batch, batch: Batch, rng: RowStreams | None = None
@@ -378,10 +380,16 @@ class TTAModule(nn.Module):
         """Outputs of several views of one shape from one forward pass, as in `_outputs`."""
         joint = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         outputs = self._call(joint, len(tensors) * n_rows)
+        if outputs.ndim == 2:
+            rows = zip(views, outputs.reshape(len(tensors), n_rows, outputs.shape[1]), strict=True)
+            yield views, torch.stack([reorder_classes(self.views[k], part) for k, part in rows]), None
+            return
         parts = [outputs[place * n_rows : (place + 1) * n_rows] for place in range(len(views))]
         del joint, outputs  # of maps only those in use are kept
         for k in views:
-            yield k, *self._restored(self.views[k], parts.pop(0), tensors.pop(0), batch)
+            maps, seen = invert_view(self.views[k], parts.pop(0), tensors.pop(0), batch)
+            yield [k], maps[None], seen
+            del maps, seen
 
     def _call(self, inputs: Batch, n_rows: int) -> Tensor:
         """Outputs of the network: (B, C), or maps (B, C, H, W) or (B, C, D, H, W)."""
@@ -469,32 +477,40 @@ class _Pool(nn.Module):
             self.register_buffer(name, torch.as_tensor(getattr(pooling, name), dtype=torch.float32))
         self.gate = None if pooling.gate is None else _Gate(pooling.gate, policy.used_names)
 
-    def add(self, sums: Any, view: int, outputs: Tensor, seen: Tensor | None) -> Any:
-        """The sums with a view's outputs (B, C, ...) added where they are seen, (1 or B, 1, ...).
+    def add(self, sums: Any, views: list[int], outputs: Tensor, seen: Tensor | None) -> Any:
+        """The sums with some views' outputs (V, B, C, ...) added where they are seen, (1 or B, 1, ...).
 
         A gate that compares all views has their outputs instead, by row of the tables.
         """
-        row = self.row_of[view]
-        if row < 0:
+        used = [place for place, view in enumerate(views) if self.row_of[view] >= 0]
+        if not used:
             return sums
+        rows = [self.row_of[views[place]] for place in used]
+        outputs = outputs if len(used) == len(views) else _rows_of(outputs, used)
         if self.gate is not None and self.gate.compares_all:
             if seen is not None:
                 raise ValueError("features='all' needs views that see all of a map; fit with features='own'")
-            return (sums or {}) | {row: outputs}
+            return (sums or {}) | dict(zip(rows, outputs, strict=True))
         if sums is None:
-            sums = _Sums(torch.zeros_like(outputs))
+            sums = _Sums(torch.zeros_like(outputs[0]))
             if self.gate is not None:
-                never = torch.full_like(outputs[:, :1], _UNSEEN)
-                sums = sums._replace(log_weight=never, identity=outputs if self.gate.places else None)
+                never = torch.full_like(outputs[0, :, :1], _UNSEEN)
+                sums = sums._replace(log_weight=never, identity=outputs[0] if self.gate.places else None)
         sums = sums._replace(masked=sums.masked or seen is not None)
         if self.gate is not None:
-            return self._add_gated(sums, self.gate, row, outputs, seen)
-        scale, offset, weights = self._tables(row, outputs)
-        for block in _blocks(outputs):
+            for row, maps in zip(rows, outputs, strict=True):
+                sums = self._add_gated(sums, self.gate, row, maps, seen)
+            return sums
+        scale, offset, weights = self._tables(rows, outputs)
+        for block in _blocks(outputs[0]):
+            terms = self._terms(outputs[(slice(None), *block)], scale, offset)
             shares = weights if seen is None else weights * seen[block]
-            sums.total[block].addcmul_(self._terms(outputs[block], scale, offset), shares)
-        shares = weights if self.by_class else weights[:, :1]
-        return sums._replace(weight=sums.weight + (shares if seen is None else shares * seen))
+            if len(rows) == 1:
+                sums.total[block].addcmul_(terms[0], shares[0])
+            else:
+                sums.total.add_((terms * shares).sum(0))
+        shares = weights if self.by_class else weights[:, :, :1]
+        return sums._replace(weight=sums.weight + (shares if seen is None else shares * seen).sum(0))
 
     def _add_gated(self, sums: _Sums, gate: "_Gate", row: int, outputs: Tensor, seen: Tensor | None) -> _Sums:
         """The sums with one view's outputs (B, C, ...), whose weight depends on them and on the identity's.
@@ -502,12 +518,12 @@ class _Pool(nn.Module):
         The average moves towards the view by its share of the weights so far.
         """
         identity = outputs if sums.identity is None else sums.identity
-        blocks, (scale, offset, _) = _blocks(outputs), self._tables(row, outputs)
+        blocks, (scale, offset, _) = _blocks(outputs), self._tables([row], outputs[None])
         if gate.pooled:
             mean = gate.mean_features(outputs, identity, seen)
         for block in blocks:
             total, weight = sums.total[block], sums.log_weight[block]
-            terms = self._terms(outputs[block], scale, offset)
+            terms = self._terms(outputs[block][None], scale, offset)[0]
             score = gate.score(row, mean if gate.pooled else gate.features(outputs[block], identity[block]))
             score = score.to(terms.dtype) if seen is None else torch.where(seen[block], score, _UNSEEN).to(terms.dtype)
             average = torch.lerp(total, terms, torch.sigmoid(score - weight))
@@ -518,32 +534,33 @@ class _Pool(nn.Module):
             weight.copy_(log_weight)
         return sums
 
-    def _tables(self, row: int, outputs: Tensor) -> tuple[Tensor, ...]:
-        """Scale, offset and weights (1, C, ...) of a view, for its outputs (B, C, ...)."""
-        shape = (1, outputs.shape[1], *[1] * (outputs.ndim - 2))
-        return tuple(table[row].reshape(shape).to(outputs.dtype) for table in (self.scale, self.offset, self.weights))
+    def _tables(self, rows: list[int], outputs: Tensor) -> tuple[Tensor, ...]:
+        """Scale, offset and weights (V, 1, C, ...) of some views, for their outputs (V, B, C, ...)."""
+        shape = (len(rows), 1, outputs.shape[2], *[1] * (outputs.ndim - 3))
+        tables = (self.scale, self.offset, self.weights)
+        return tuple(_rows_of(table, rows).reshape(shape).to(outputs.dtype) for table in tables)
 
     def _terms(self, outputs: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-        """What a view contributes to the sums before it is weighted: (B, C, ...)."""
+        """What views contribute to the sums before they are weighted: (V, B, C, ...)."""
         terms = (_by_rows(outputs) * scale).add_(offset)
-        return self._probabilities(terms) if self.kind == "mixture" else terms
+        return self._probabilities(terms, 2) if self.kind == "mixture" else terms
 
-    def _probabilities(self, utility: Tensor) -> Tensor:
-        """Class probabilities (B, C, ...) of utilities."""
+    def _probabilities(self, utility: Tensor, axis: int) -> Tensor:
+        """Class probabilities of utilities with the classes along an axis."""
         if self.link == "softmax":
-            return torch.softmax(utility, 1)
-        return class_probabilities(self.link, utility.movedim(1, -1)).movedim(-1, 1)
+            return torch.softmax(utility, axis)
+        return class_probabilities(self.link, utility.movedim(axis, -1)).movedim(-1, axis)
 
     def finish(self, sums: Any) -> tuple[Tensor, Tensor | None]:
         """Means or probabilities (B, C, ...) over the views that see a position; where any does (None: everywhere)."""
         if not isinstance(sums, _Sums):
             assert self.gate is not None
-            views = [sums[row] for row in range(len(self.scale))]  # (B, C, ...) each
-            positions = torch.stack(views).movedim(2, -1)
+            outputs = torch.stack([sums[row] for row in range(len(self.scale))])  # (K, B, C, ...)
+            positions = outputs.movedim(2, -1)
             gates: Tensor = self.gate(positions.flatten(1, -2).transpose(0, 1)).T  # (K, positions)
-            shares = gates.reshape(positions.shape[:-1]).unsqueeze(2)
-            terms = [self._terms(maps, *self._tables(row, maps)[:2]) for row, maps in enumerate(views)]
-            return (torch.stack(terms) * shares).sum(0), None
+            scale, offset, _ = self._tables(list(range(len(self.scale))), outputs)
+            terms = self._terms(outputs, scale, offset)
+            return (terms * gates.reshape(positions.shape[:-1]).unsqueeze(2)).sum(0), None
         total, visible = sums.total, None
         if sums.masked and self.gate is not None:
             visible = (sums.log_weight > _UNSEEN / 2).to(total.dtype)
@@ -551,7 +568,7 @@ class _Pool(nn.Module):
             total = total / torch.where(sums.weight > 0, sums.weight, 1.0)
             visible = (sums.weight[:, :1] > 0).to(total.dtype)
         if self.kind == "latent":
-            total = self._probabilities(total)
+            total = self._probabilities(total, 1)
         return total / total.sum(1, keepdim=True) if self.by_class else total, visible
 
 
@@ -619,11 +636,12 @@ class Stage(TTAModule):
             self._check_exportable()
         first = 0 if row_numbers is None else row_numbers - np.arange(len(row_numbers))
         with self._evaluating(exporting) if row_numbers is None else nullcontext():  # else the whole module's
-            parts = {view: outputs for view, outputs, _ in self._outputs(batch, exporting, first)}
-        outputs = torch.stack([parts[view] for view in range(len(self.views))], dim=1)  # (B, V, C, ...)
+            parts = list(self._outputs(batch, exporting, first))
+        outputs = torch.cat([part[1] for part in parts])
         if outputs.ndim > 3 and any(map(is_partial, self.views)):
             raise ValueError("stages of maps need views that see all of an input; leave out those that do not")
-        return outputs.movedim(2, -1)
+        order = np.argsort([view for part in parts for view in part[0]]).tolist()
+        return _rows_of(outputs, order).transpose(0, 1).movedim(2, -1)
 
     @property
     def _device(self) -> torch.device:
@@ -680,3 +698,10 @@ def _by_rows(maps: Tensor) -> Tensor:
     for target, source in zip(copy.flatten(0, -3), maps.flatten(0, -3), strict=True):
         target.copy_(source)
     return copy
+
+
+def _rows_of(table: Tensor, rows: list[int]) -> Tensor:
+    """Rows of a table, without copying the row numbers to a device."""
+    if rows == list(range(rows[0], rows[-1] + 1)):
+        return table[rows[0] : rows[-1] + 1]
+    return torch.stack([table[row] for row in rows])
