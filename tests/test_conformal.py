@@ -325,6 +325,13 @@ def test_files(rng, tmp_path):
     path.write_text(json.dumps({**data, "levels": [0.5]}))
     with pytest.raises(ValueError, match="damaged conformal policy"):
         ConformalPolicy.load(path)
+    wrong = {"method": "foo", "covers": "foo", "levels": [0.5, 5.0], "strata": ["b", "a"], "n_units": [-1.0, 2.0]}
+    for key, value in wrong.items():
+        path.write_text(json.dumps({**data, key: value}))
+        with pytest.raises(ValueError, match="damaged conformal policy"):
+            ConformalPolicy.load(path, verify=False)
+    with pytest.raises(ValueError, match="rows that the policy was fitted to"):
+        conformalize(conformal, views, truth)
 
 
 # -- references -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """fit_sequential stops where more views would change little, within its tolerance, and survives files."""
 
+import json
 import warnings
 from dataclasses import replace
 
@@ -276,6 +277,69 @@ def test_files_and_pruning(sequential, tmp_path):
     assert len(lighter.names) <= len(sequential.names)
     proba = lighter.predict(test.select(lighter.names)).proba
     np.testing.assert_allclose(lighter.score(test, label), np.log(proba[np.arange(200), label]), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("gains", 0, "scale"), -1.0, "its expected gains are damaged"),
+        (("gains", 0, "coefficients"), 1e300, "its expected gains are damaged"),
+        (("gains", 0, "center"), [0.0, 0.0, 0.0], "F|shape|expected"),
+        (("cost",), {}, "its cost of a view is missing"),
+        (("policies", 0, "classes"), ["a", "b", "c"], "differ in task, outputs or classes"),
+    ],
+)
+def test_damaged_files_are_refused(sequential, tmp_path, place, value, message):
+    path = tmp_path / "sequential.json"
+    sequential.save(path)
+    data = json.loads(path.read_text())
+    part = data
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = [value] * len(part[place[-1]]) if isinstance(value, float) else value
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=message):
+        SequentialPolicy.load(path, verify=False)
+
+
+def test_a_run_checks_its_rows_and_groups(sequential):
+    def compute(stage, rows):
+        return np.zeros((len(rows), len(sequential.stages[stage]), 3))
+
+    with pytest.raises(ValueError, match="n_rows must be"):
+        sequential.run(compute, -5)
+    with pytest.raises(ValueError, match="groups must be 5, one a row; got 3"):
+        sequential.run(compute, 5, groups=np.zeros(3))
+    with pytest.warns(UserWarning, match="rows of a group stop together"):
+        replace(sequential, by_group=True).run(compute, 5)
+
+
+def test_stages_of_a_gate_come_in_their_own_order():
+    """A gate has the identity first in a module; a stage has its views in the order of the policy."""
+    torch = pytest.importorskip("torch")
+    from vbtta import TTAModule, collect_views
+    from vbtta.augment import HorizontalFlip, Identity, Shift
+
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)).eval()
+    images = 2 * torch.randn(300, 3, 4, 4)
+    views = [HorizontalFlip(), Identity(), Shift(0.25, 0.0)]
+    predictions = collect_views(network, images, views)
+    labels = predictions.outputs.mean(axis=1).argmax(axis=1)
+    fitted = fit_sequential(
+        predictions,
+        labels,
+        task="classification",
+        model=CategoricalMixture(weights="input", features="own", noise="none"),
+        stages=[[view.name for view in views[:2]], [views[2].name]],
+        tolerance=0.5,
+    )
+    sequential = replace(fitted, threshold=0.0)  # all views of all inputs
+    module = TTAModule(network, views, sequential)
+    np.testing.assert_allclose(module(images).numpy(), sequential.predict(predictions).proba, atol=1e-5)
+    assert module(images[:0]).shape == (0, 3)
+    half = TTAModule(network.bfloat16(), views, sequential)
+    assert half(images).dtype == torch.float32
 
 
 def test_conformal_sets_of_a_sequential_policy(sequential, sample, tmp_path):

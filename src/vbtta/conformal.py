@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,10 +52,10 @@ class ConformalPolicy(Saved):
 
     policy: Any  # Policy, SequentialPolicy or another predictor
     method: Method
-    levels: Array  # (L,): probabilities of coverage
+    levels: Annotated[Array, "L"]  # probabilities of coverage
     covers: str  # the next "label", or the "truth" behind noisy labels
-    thresholds: Array  # (S, T, L): largest score inside, by stratum (or one), output (one in classification) and level
-    n_units: Array  # (S,): calibration inputs of every stratum, or groups; weights of the truth may make them fractions
+    thresholds: Annotated[Array, "S T L"]  # largest score inside, by stratum (or one), output (one in classification) and level
+    n_units: Annotated[Array, "S"]  # calibration inputs of every stratum, or groups; weights of the truth may make them fractions
     strata: tuple[str, ...] | None = None  # their names; the classes where `by_class`
     by_class: bool = False
     one_level: bool = False
@@ -64,10 +64,24 @@ class ConformalPolicy(Saved):
     def __post_init__(self) -> None:
         if self.thresholds.ndim != 3 or self.thresholds.shape[2] != len(self.levels) or not len(self.levels):
             raise ValueError("its thresholds do not match its levels")
+        names = self.strata or ("",)
+        ordered = len(set(names)) == len(names) if self.by_class else list(names) == sorted(set(names))
+        if not len(self.thresholds) == len(self.n_units) == len(names) or not ordered:
+            raise ValueError("its thresholds do not match its strata")
+        one_of("method", self.method, METHODS)
+        one_of("covers", self.covers, ("label", "truth"))
+        inside = np.all((self.levels > 0) & (self.levels < 1)) and (len(self.levels) == 1 or not self.one_level)
+        if not inside or self.penalty.strength < 0 or np.any(self.n_units < 0):
+            raise ValueError("its levels, penalty or numbers of inputs are damaged")
 
     def __repr__(self) -> str:
         levels = ", ".join(f"{level:g}" for level in self.levels)
         return f"ConformalPolicy({self.method}, covers the {self.covers} at {levels}, {self.policy!r})"
+
+    @property
+    def rows(self) -> Rows:
+        """Hashes of the rows of the policy's fit."""
+        return getattr(self.policy, "rows", Rows())
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution of the policy itself."""

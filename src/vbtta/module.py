@@ -265,7 +265,7 @@ class TTAModule(nn.Module):
             inputs = rows[::n_positions] // n_positions
             left = batch if len(inputs) == n_rows else rows_of(batch, torch.from_numpy(inputs))
             outputs = first if stage == 0 else to_array(self.stages[stage](left, inputs))
-            return np.moveaxis(outputs, 1, -2).reshape(len(rows), outputs.shape[1], -1)
+            return np.moveaxis(outputs, 1, -2).reshape(len(rows), outputs.shape[1], outputs.shape[-1])
 
         with evaluating(self.network), torch.no_grad():
             first = to_array(self.stages[0](batch, np.arange(n_rows)))  # (B, V, C), or maps (B, V, ..., C)
@@ -277,8 +277,9 @@ class TTAModule(nn.Module):
             prediction = sequential.run(by_position, n_rows * n_positions, groups)
         values = prediction.mean if isinstance(prediction, ContinuousPrediction) else prediction.proba
         if size:
-            values = np.moveaxis(values.reshape(n_rows, *size, -1), -1, 1)
-        result = torch.from_numpy(values).to(device=self._device, dtype=dtype_of(self.network) or torch.float32)
+            values = np.moveaxis(values.reshape(n_rows, *size, values.shape[-1]), -1, 1)
+        precision = torch.float64 if dtype_of(self.network) == torch.float64 else torch.float32
+        result = torch.from_numpy(values).to(device=self._device, dtype=precision)
         return _log(result) if self.output_kind == "log_probability" else result
 
     def train(self, mode: bool = True) -> Self:
@@ -627,7 +628,8 @@ class Stage(TTAModule):
 
     def __init__(self, network: Any, views: Any, policy: Policy, names: tuple[str, ...], **options: Any) -> None:
         super().__init__(network, views, policy, **options)
-        self.views = [view for view in self.views if view.name in names]
+        by_name = {view.name: view for view in self.views}
+        self.views = [by_name[name] for name in names]  # not the identity first, as a gate has it
 
     def forward(self, batch: Any, row_numbers: Array | None = None) -> Tensor:
         """Outputs of the stage's views, in the order of `SequentialPolicy.stages`."""

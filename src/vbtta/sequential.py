@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, takewhile
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,6 +30,7 @@ _UNDECIDED_SHARE = 0.05  # of a group's rows at which it stops
 _EXCESS_SCALE = 2.0  # prior standard deviation of the realised loss, relative to that which the full policy expects
 _DRAWS = 16  # of an input's predictive distribution
 _SMALL = 1e-6
+_LARGEST_COEFFICIENT = 1e6  # of an expected gain's logarithm
 
 Views = tuple[str, ...]
 
@@ -49,9 +50,9 @@ class SequentialPoint(NamedTuple):
 class GainModel(NamedTuple):
     """Log-linear regression of the expected gain in log score on standardised features and their squares."""
 
-    center: Array  # (F,)
-    scale: Array  # (F,)
-    coefficients: Array  # (1 + 2F,)
+    center: Annotated[Array, "F"]
+    scale: Annotated[Array, "F"]
+    coefficients: Annotated[Array, "P"]  # 1 + 2F
 
     def expected(self, features: Array) -> Array:
         """Expected gains (n,) at features (n, F)."""
@@ -78,6 +79,14 @@ class SequentialPolicy(Saved):
     def __post_init__(self) -> None:
         if not self.policies or len(self.gains) < len(self.policies) - 1:
             raise ValueError(f"it has {len(self.policies)} stages and {len(self.gains)} expected gains")
+        if len({(policy.task, policy.n_outputs, str(policy.classes)) for policy in self.policies}) > 1:
+            raise ValueError("its stages differ in task, outputs or classes")
+        for center, scale, coefficients in self.gains:
+            shapes = {center.shape, scale.shape, ((len(coefficients) - 1) / 2,)}
+            if len(shapes) > 1 or not np.all(scale > 0) or np.abs(coefficients).max() > _LARGEST_COEFFICIENT:
+                raise ValueError("its expected gains are damaged")
+        if any(self.cost.get(name, 0) <= 0 for name in self.names):
+            raise ValueError("its cost of a view is missing or not positive")
 
     def __repr__(self) -> str:
         sizes = ", ".join(str(len(stage)) for stage in self.stages)
@@ -123,6 +132,10 @@ class SequentialPolicy(Saved):
         `stages[stage]` for these rows. `groups` (n_rows,) are rows that stop together, such as an image's positions.
         """
 
+        n_rows = whole_number("n_rows", n_rows, 0)
+        if groups is not None and len(groups) != n_rows:
+            raise ValueError(f"groups must be {n_rows}, one a row; got {len(groups)}")
+
         def collect(stage: int, rows: Array) -> ViewPredictions:
             outputs, (n, views) = np.asarray(compute(stage, rows)), (len(rows), len(self.stages[stage]))
             if outputs.ndim != 3 or outputs.shape[:2] != (n, views):
@@ -157,12 +170,6 @@ class SequentialPolicy(Saved):
     def _stopped(self, predictions: ViewPredictions) -> list[tuple[Array, Prediction]]:
         """Rows that stop after every stage, with their predictions, from the views of all stages."""
         require_views(predictions)
-        if self.by_group and predictions.groups is None and len(self.stages) > 1:
-            warnings.warn(
-                "rows of a group stop together, and the predictions have no groups: rows stop one by one, for which "
-                "the limit of the loss does not hold; give ViewPredictions(groups=...)",
-                stacklevel=3,
-            )
         for place, stage in enumerate(self.stages):
             missing = [name for name in stage if name not in predictions.names]
             if missing:
@@ -177,6 +184,12 @@ class SequentialPolicy(Saved):
         self, collect: Callable[[int, Array], ViewPredictions], n_rows: int, groups: Array | None
     ) -> list[tuple[Array, Prediction]]:
         """Stage after stage, of the rows that are left: those that stop after it, with their predictions."""
+        if self.by_group and groups is None and len(self.stages) > 1:
+            warnings.warn(
+                "rows of a group stop together, and the predictions have no groups: rows stop one by one, for which "
+                "the limit of the loss does not hold; give ViewPredictions(groups=...), or run(groups=...)",
+                stacklevel=4,
+            )
         rows, parts = np.arange(n_rows), list[tuple[Array, Prediction]]()
         views = collect(0, rows)
         for m, (policy, stage) in enumerate(zip(self.policies, self.stages, strict=True)):

@@ -321,8 +321,8 @@ class Posterior(ABC):
     every label the annotator's position in the fit, or -1 for an unknown one.
     """
 
-    information: WeightInformation | None  # of mixtures
-    if TYPE_CHECKING:  # a field of some models
+    if TYPE_CHECKING:  # fields of some models
+        information: WeightInformation | None  # of mixtures
 
         @property
         def weights(self) -> Array:
@@ -367,8 +367,8 @@ class Posterior(ABC):
 class PoolPosterior(Posterior):
     """A fitted pool, whose weights are those of one sum of the views."""
 
-    uncertainty: PoolUncertainty | None
-    if TYPE_CHECKING:  # a field of some models
+    if TYPE_CHECKING:  # fields of the models
+        uncertainty: PoolUncertainty | None
 
         @property
         def pool(self) -> Array:

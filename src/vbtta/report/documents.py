@@ -121,7 +121,7 @@ def guarantee_in_words(conformal: ConformalPolicy) -> str:
     kind = "Intervals" if conformal.method == "distributional" else "Sets of classes"
     levels = " and ".join(f"{level:g}" for level in conformal.levels)
     sample = f"on average over inputs like the {conformal.n_units.sum():,.0f} of the calibration"
-    return f"{kind} ({conformal.method}) hold the {conformal.covers} with probability {levels} or more, {sample}."
+    return f"{kind} ({conformal.method}) hold the {conformal.covers} with probability {levels}, {sample}."
 
 
 def advice(policy: Policy, comparison: Mapping[str, Any] | None = None) -> list[str]:
