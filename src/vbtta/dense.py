@@ -257,7 +257,7 @@ def _draw(
 
 
 def _joined(
-    moments: list[tuple[Array, Array | None]], drawn: list[_Drawn], names: Array, people: list[str], **rest: Any
+    moments: list[tuple[Array, Array | None]], drawn: list[_Drawn], inputs: Array, people: list[str], **rest: Any
 ) -> tuple[ViewPredictions, LabelSets]:
     """Predictions and labels of all places; labels are anonymous without people."""
     if not moments:
@@ -271,9 +271,9 @@ def _joined(
         n_instances=sum(sizes),
     )
     weights = [part.weight for part in drawn if part.weight is not None]
-    ids = np.array([f"{name}:{place}" for name, part in zip(names, drawn, strict=True) for place in part.position])
+    ids = np.array([f"{name}:{place}" for name, part in zip(inputs, drawn, strict=True) for place in part.position])
     mean, variance = (None if parts[0] is None else np.concatenate(parts) for parts in zip(*moments, strict=True))
-    predictions = ViewPredictions(mean, variance, ids=ids, groups=np.repeat(names, sizes), **rest)
+    predictions = ViewPredictions(mean, variance, ids=ids, groups=np.repeat(inputs, sizes), **rest)
     return predictions, labels.with_weights(np.concatenate(weights)) if weights else labels
 
 
