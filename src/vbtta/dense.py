@@ -272,7 +272,9 @@ def _joined(
     )
     weights = [part.weight for part in drawn if part.weight is not None]
     ids = np.array([f"{name}:{place}" for name, part in zip(inputs, drawn, strict=True) for place in part.position])
-    mean, variance = (None if parts[0] is None else np.concatenate(parts) for parts in zip(*moments, strict=True))
+    mean = np.concatenate([part for part, _ in moments])
+    variances = [part for _, part in moments if part is not None]
+    variance = np.concatenate(variances) if variances else None
     predictions = ViewPredictions(mean, variance, ids=ids, groups=np.repeat(inputs, sizes), **rest)
     return predictions, labels.with_weights(np.concatenate(weights)) if weights else labels
 
