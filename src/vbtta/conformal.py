@@ -54,8 +54,10 @@ class ConformalPolicy(Saved):
     method: Method
     levels: Annotated[Array, "L"]  # probabilities of coverage
     covers: str  # the next "label", or the "truth" behind noisy labels
-    thresholds: Annotated[Array, "S T L"]  # largest score inside, by stratum (or one), output (one in classification) and level
-    n_units: Annotated[Array, "S"]  # calibration inputs of every stratum, or groups; weights of the truth may make them fractions
+    thresholds: Annotated[Array, "S T L"]  # largest score inside, by stratum, output (one of classes) and level
+    n_units: Annotated[
+        Array, "S"
+    ]  # calibration inputs, or groups, of every stratum; fractions where labels have shares
     strata: tuple[str, ...] | None = None  # their names; the classes where `by_class`
     by_class: bool = False
     one_level: bool = False

@@ -131,7 +131,6 @@ class SequentialPolicy(Saved):
         `compute`, of a stage and the positions of the rows that are left, returns the outputs (n, V, C) of the V views
         `stages[stage]` for these rows. `groups` (n_rows,) are rows that stop together, such as an image's positions.
         """
-
         n_rows = whole_number("n_rows", n_rows, 0)
         if groups is not None and len(groups) != n_rows:
             raise ValueError(f"groups must be {n_rows}, one a row; got {len(groups)}")
