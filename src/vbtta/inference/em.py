@@ -169,6 +169,7 @@ class Ascent(NamedTuple, Generic[S, T]):
     weights: list[Array]
     states: list[S]  # as many, or empty
     converged: bool
+    passes: int  # evaluations of the bound, rejected ones included
 
 
 def fit_problem(
@@ -248,16 +249,16 @@ def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent[S, T]:
     bounds, weights, states = map(list, zip(*ascender.history, strict=True))
     end = ascender.state, ascender.statistics
     kept = states if engine.keep_states else []
-    return Ascent(*end, bounds, weights, kept, converged or engine.tol == 0)
+    return Ascent(*end, bounds, weights, kept, converged or engine.tol == 0, ascender.passes)
 
 
 class _Ascender(Generic[S, T]):
     """The current state of an ascent and its moves."""
 
     def __init__(self, problem: Problem[S, T, Any], start: S, engine: EM) -> None:
-        self.problem, self.engine = problem, engine
+        self.problem, self.engine, self.passes = problem, engine, 0
         self.history: list[tuple[float, Array, Any]] = []
-        self._accept(start, *self.problem.evaluate(start))
+        self._accept(start, *self._evaluate(start))
 
     @property
     def full(self) -> bool:
@@ -281,7 +282,7 @@ class _Ascender(Generic[S, T]):
                 continue
             with np.errstate(all="ignore"):  # an extrapolation may overflow; then it is rejected
                 state = problem.unpack(first_vector + 2 * stretch * r + stretch**2 * u, second)
-                value, sums = problem.evaluate(state)
+                value, sums = self._evaluate(state)
             if np.isfinite(value) and value >= self.bound:
                 return self._accept(state, value, sums)
         return self._take(plain, second)
@@ -289,7 +290,7 @@ class _Ascender(Generic[S, T]):
     def trim(self) -> bool:
         """Put vanishing weights to zero where that does not lower the bound; whether it did."""
         for state in self.problem.trimmed(self.state, self.statistics):
-            value, sums = self.problem.evaluate(state)
+            value, sums = self._evaluate(state)
             if value >= self.bound:
                 self._accept(state, value, sums)
                 return True
@@ -302,10 +303,14 @@ class _Ascender(Generic[S, T]):
 
     def _take(self, plain: S, state: S) -> None:
         """Accept a state if its bound is not lower, else the plain update, whose bound never is."""
-        value, sums = self.problem.evaluate(state)
+        value, sums = self._evaluate(state)
         if state is not plain and not value >= self.bound:
-            state, (value, sums) = plain, self.problem.evaluate(plain)
+            state, (value, sums) = plain, self._evaluate(plain)
         self._accept(state, value, sums)
+
+    def _evaluate(self, state: S) -> tuple[float, T]:
+        self.passes += 1
+        return self.problem.evaluate(state)
 
     def _accept(self, state: S, bound: float, statistics: T) -> None:
         self.state, self.bound, self.statistics = state, bound, statistics
