@@ -189,13 +189,6 @@ def compare(
         already are calibrated on all of it, which must be new to them.
     seed, progress : int, bool
         For the bootstrap and the policies' folds; whether to count the methods that are done.
-
-    Examples
-    --------
-    >>> y, other = np.random.default_rng(0).normal(size=(2, 200))
-    >>> fitted, test = (ViewPredictions(values[:, None, None] + [[1.0], [-1.0]]) for values in (y, other))
-    >>> compare(fitted, y, test, other, task="regression", methods=["uniform", "nnls"])["uniform", "mse"] < 1e-9
-    True
     """
     one_of("task", task, tuple(METRICS))
     between("level", level, 0.01, 0.99)

@@ -221,14 +221,6 @@ def conformalize(
         (`policy.consensus`): sets cover the truth behind noisy labels as far as that consensus is calibrated.
     seed : int
         Decides the folds, and the part that tunes "raps".
-
-    Examples
-    --------
-    >>> from vbtta import fit_policy
-    >>> truth, noise = np.random.default_rng(0).normal(size=(2, 300))
-    >>> seen, new = (ViewPredictions((truth + noise)[rows, None, None]) for rows in (slice(150), slice(150, 300)))
-    >>> conformalize(fit_policy(seen, truth[:150], task="regression"), new, truth[150:]).predict_interval(new)[0].shape
-    (150, 1)
     """
     levels = np.atleast_1d(np.asarray(level))
     if levels.dtype.kind != "f" or levels.ndim != 1 or not len(levels) or not np.all((levels > 0) & (levels < 1)):

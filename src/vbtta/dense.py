@@ -59,13 +59,6 @@ def collect_dense(
     ids : (N,) array, optional
         Identifiers of the inputs: the groups of the result, whose own ids are ``"<input>:<position>"``, the position
         counted row by row. Row numbers by default.
-
-    Examples
-    --------
-    >>> from vbtta.augment import Identity
-    >>> images, masks = np.zeros((3, 2, 8, 8)), np.zeros((3, 8, 8), dtype=int)
-    >>> collect_dense(lambda batch: batch, images, [Identity()], masks, positions=20)
-    (ViewPredictions(N=60, K=1, C=2: identity), LabelSets(60 labels of 60 instances))
     """
     check_options(draws, 0, None)
     positions, seed = whole_number("positions", positions, 1), whole_number("seed", seed, 0)

@@ -265,14 +265,6 @@ class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
     classes_ : (C,) array
         Classes of the outputs: those of the estimator, or 0..C-1; the sorted labels if they are words and the
         estimator (a torch module) has no names.
-
-    Examples
-    --------
-    >>> from sklearn.linear_model import LogisticRegression
-    >>> from vbtta.augment import GaussianNoise, Identity
-    >>> X, y = np.linspace(-1, 1, 90)[:, None], np.arange(90) // 30
-    >>> VBTTAClassifier(LogisticRegression(), [Identity(), GaussianNoise(0.1)], cv=3).fit(X, y).predict(X[:2])
-    array([0, 0])
     """
 
     _task = "classification"

@@ -148,14 +148,6 @@ class Policy(Saved):
         By view name, what made the predictions of the fit; predictions made otherwise are refused.
     rows : Rows
         Hashes of the rows of the fit, of 2,048 at most, by which :func:`vbtta.conformalize` recognises them.
-
-    Examples
-    --------
-    >>> from vbtta import ViewPredictions, fit_policy
-    >>> views = ViewPredictions(np.random.default_rng(0).normal(size=(200, 2, 1)), names=["identity", "noise"])
-    >>> policy = fit_policy(views, views.outputs[:, 0], task="regression", model="mixture", guard=False)
-    >>> policy.predict(views.select(["identity"])).mean.shape  # views of no weight need not be computed
-    (200, 1)
     """
 
     _format = "vbtta-policy", "policy"

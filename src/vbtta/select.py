@@ -66,14 +66,6 @@ def select_views(
     -------
     Policy
         With weight zero for the views left out, and the cost-quality curve as `policy.selection`.
-
-    Examples
-    --------
-    >>> truth, *noise = np.random.default_rng(0).normal(size=(4, 100))
-    >>> views = (truth + np.array([[0.2], [0.2], [2.0]]) * noise).T[:, :, None]
-    >>> predictions = ViewPredictions(views, names=["identity", "flip", "noise"])
-    >>> select_views(predictions, truth, budget=2, task="regression", model="latent").selection.chosen.views
-    ('identity', 'flip')
     """
     if unknown := sorted(set(fit_options) - {"model", "engine", "guard", "seed", "progress"}):
         raise TypeError(f"select_views() got an unexpected keyword argument {unknown[0]!r}")

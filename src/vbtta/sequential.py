@@ -264,14 +264,6 @@ def fit_sequential(
     -------
     SequentialPolicy
         Where the tolerance cannot be met, a warning says so and the full policy is the only stage.
-
-    Examples
-    --------
-    >>> truth, *noise = np.random.default_rng(0).normal(size=(4, 300))
-    >>> views = ViewPredictions((truth + noise).T[:, :, None], names=["identity", *"ab"])
-    >>> sequential = fit_sequential(views, truth, task="regression", model="latent", tolerance=1.0)
-    >>> sequential.passes(views).max() <= 3
-    np.True_
     """
     positive(tolerance=np.nan if tolerance is None else tolerance)
     seed = whole_number("seed", seed, 0)

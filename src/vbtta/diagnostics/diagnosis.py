@@ -112,13 +112,6 @@ def diagnose(
         Views of new inputs, without labels, to be compared with those of calibration time.
     refit : bool
         Whether to fit again without each view and under other priors (some dozens of fits).
-
-    Examples
-    --------
-    >>> from vbtta.fit import fit_policy
-    >>> views = ViewPredictions(np.random.default_rng(0).normal(size=(300, 2, 1)), names=["identity", "flip"])
-    >>> diagnose(fit_policy(views, views.outputs.mean(axis=1), task="regression"), views)
-    Diagnosis(regression: 2 views, 2.0 effective)
     """
     drawn = predictions.draws if draws is None else np.asarray(draws)
     sets, incoming = checks.label_sets(labels, policy), checks.two_class(policy, incoming)[1]
