@@ -530,3 +530,17 @@ def test_a_column_named_like_ids_is_no_annotator(name):
     table = pd.DataFrame({name: [10.0, 20.0, 30.0], "bo": [1.0, 2.0, 3.0]})
     with pytest.raises(ValueError, match=f"{name}.*looks like ids"):
         LabelSets.from_array(table)
+
+
+@pytest.mark.parametrize("name", ["patient", "subject", "nr", "sample", "row", "case"])
+def test_a_column_that_differs_in_every_row_is_no_annotator(name):
+    predictions, age = ViewPredictions(LOGITS[:, :, :1]), LOGITS[:, 0, 0]
+    for ids in (1000 + np.arange(N), [f"p{i}" for i in range(N)]):
+        with pytest.raises(
+            ValueError,
+            match=rf"Y has a column '{name}', .*differs in every row: make it the index, as Y\.set_index\('{name}'",
+        ):
+            fit_policy(predictions, pd.DataFrame({name: ids, "age": age}), task="regression")
+    labels = LabelSets.from_array(pd.DataFrame({"ann": age, "bob": age + 1}))
+    assert labels.annotator_names == ("ann", "bob")
+    assert LabelSets.from_array(pd.DataFrame({"ann": np.arange(20), "bob": 1})).annotator_names == ("ann", "bob")

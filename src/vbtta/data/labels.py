@@ -609,10 +609,14 @@ def rows_of_table(values: Any, name: str) -> TableRows:
         if not names:
             raise ValueError(f"{name} is a table of ids alone; add a column with what belongs to them")
         unused = id_like(names)
+        for column in names if len(names) > 1 else ():
+            entries = np.asarray(values[column]).tolist()
+            if all(isinstance(entry, int | str) for entry in entries) and len(set(entries)) == len(entries) > 20:
+                unused.append(column)
         if unused and (key is None or len(names) > 1):  # beside ids, one column alone is what belongs to them
             raise ValueError(
-                f"{name} has a column {unused[0]!r}, which looks like ids: make it the index, as "
-                f"{name}.set_index({unused[0]!r}), or give it another name"
+                f"{name} has a column {unused[0]!r}, which looks like ids, by its name or as it differs in every row: "
+                f"make it the index, as {name}.set_index({unused[0]!r}), or give {name}.to_numpy() if it holds labels"
             )
         values = values[names]
     return TableRows(_as_array(values.to_numpy(), name), ids, names, ids is None)
