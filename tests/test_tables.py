@@ -544,3 +544,17 @@ def test_a_column_that_differs_in_every_row_is_no_annotator(name):
     labels = LabelSets.from_array(pd.DataFrame({"ann": age, "bob": age + 1}))
     assert labels.annotator_names == ("ann", "bob")
     assert LabelSets.from_array(pd.DataFrame({"ann": np.arange(20), "bob": 1})).annotator_names == ("ann", "bob")
+
+
+def test_numbers_of_annotators_name_them():
+    frame = pd.DataFrame({"item": np.repeat(IDS, 2), "worker": np.tile([11, 22], N), "label": np.repeat(TRUTH, 2)})
+    wide = LabelSets.from_array(frame.pivot_table(index="item", columns="worker", values="label"))
+    assert wide.annotator_names == ("11", "22")
+    assert np.array_equal(PREDICTIONS.align(wide).value, np.repeat(TRUTH, 2))
+    assert LabelSets.from_array(pd.DataFrame({11: TRUTH, 22: TRUTH})).annotator is None
+    for reader in (frame.worker // 11, (frame.worker // 11).astype("Int64")):
+        with pytest.raises(
+            ValueError, match="column 'reader' is not used; rename it to 'annotator' if it says who gave"
+        ):
+            LabelSets.from_table(frame.drop(columns="worker").assign(reader=reader))
+    assert len(LabelSets.from_table(frame.drop(columns="worker").assign(milliseconds=np.arange(2 * N)))) == 2 * N

@@ -557,7 +557,8 @@ def _check_unused(
     known = ("label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS)
     near = {name: get_close_matches(name.lower(), known, 1, 0.8) for name in unused if len(name) > 4}
     misspelt = {name: matches[0] for name, matches in near.items() if matches}
-    people = [name for name in unused if unused[name].dtype.kind in "OSU" or id_like([name])]
+    people = [name for name, column in unused.items() if column.dtype.kind in "OSU" or id_like([name])
+              or (column.dtype.kind in "iu" and 2 * len(np.unique(column)) <= len(column))]  # fmt: skip
     if misspelt:
         name, meant = next(iter(misspelt.items()))
         meant = "annotator" if meant == "label" and "label" in table else meant  # a labeler gives the labels
@@ -619,6 +620,8 @@ def rows_of_table(values: Any, name: str) -> TableRows:
                 f"make it the index, as {name}.set_index({unused[0]!r}), or give {name}.to_numpy() if it holds labels"
             )
         values = values[names]
+        if str(getattr(values.columns, "name", "")).lower() in _ANNOTATOR_COLUMNS:  # as pivot_table makes them
+            names = [str(column) for column in names]
     return TableRows(_as_array(values.to_numpy(), name), ids, names, ids is None)
 
 
