@@ -458,3 +458,11 @@ def test_columns_of_classes_must_be_those_of_the_predictions():
 def test_blank_ids_are_refused():
     with pytest.raises(ValueError, match="instance has a blank id"):
         LabelSets.from_table({"instance": ["a", " "], "label": [0, 1]})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_soft_labels_are_not_written_as_counts(suffix: str, tmp_path: Path) -> None:
+    soft = LabelSets.from_probabilities(pd.DataFrame({"cat": [0.8, 0.0], "dog": [0.2, 1.0]}, index=["a", "b"]))
+    with pytest.raises(ValueError, match="probabilities, rankings and vectors are not written; keep the arrays or tab"):
+        soft.save(tmp_path / f"labels{suffix}")
+    assert not list(tmp_path.iterdir())

@@ -271,8 +271,9 @@ def read_labels(path: str | os.PathLike[str]) -> LabelSets:
 
 def write_labels(path: str | os.PathLike[str], labels: LabelSets) -> None:
     """Write labels in the long layout to a CSV or parquet file."""
-    if labels.by_position or labels.value.ndim > 1:
-        raise ValueError("labels of counts, rankings and vectors are not written; keep the arrays they were made of")
+    if labels.by_position or labels.value.ndim > 1 or labels.soft:
+        kinds = "counts, probabilities, rankings and vectors"
+        raise ValueError(f"labels of {kinds} are not written; keep the arrays or tables they were made of")
     columns, weights = labels.table(), np.ones(len(labels))
     if labels.instance_weights is not None:
         weights = columns["instance_weight"] = labels.instance_weights[labels.instance]

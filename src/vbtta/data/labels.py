@@ -332,7 +332,10 @@ class LabelSets:
         return read_labels(path)
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with a row a label: instance, label, annotator and count, as :meth:`from_table` reads."""
+        """A pandas DataFrame with a row a label: instance, label, annotator and count, as :meth:`from_table` reads.
+
+        Soft labels read back as counts; labels of vectors, rankings and of counts without names do not read back.
+        """
         return frame_of(self.table() | {"count": self.count})
 
     def table(self) -> dict[str, Array]:
