@@ -558,3 +558,12 @@ def test_numbers_of_annotators_name_them():
         ):
             LabelSets.from_table(frame.drop(columns="worker").assign(reader=reader))
     assert len(LabelSets.from_table(frame.drop(columns="worker").assign(milliseconds=np.arange(2 * N)))) == 2 * N
+
+
+def test_a_one_hot_table_is_no_table_of_annotators():
+    one_hot = pd.get_dummies(pd.Series(np.array(["cat", "dog", "fox"])[TRUTH]))
+    for labels in (one_hot, one_hot.astype(int), one_hot.to_numpy()):
+        with pytest.raises(ValueError, match="labels look one-hot: 3 columns, one 1 a row; use"):
+            fit_policy(NAMELESS, labels, task="classification")
+    people = LabelSets.from_array(pd.DataFrame({"ann": TRUTH, "bob": TRUTH, "cy": TRUTH}))
+    assert np.array_equal(people.categorical(C), np.repeat(TRUTH, 3))

@@ -490,11 +490,13 @@ class LabelSets:
         """Refuse a column a class: probabilities, or tables of 0 and 1 that are too large for that to be chance."""
         people = set(self.annotator_names) - set([] if classes is None else classes.astype(str).tolist())
         full = self.columns == n_classes > 1 and len(self) == self.n_instances * n_classes
-        if not full or people or self.by_position or self.value.dtype.kind not in "iufb":
+        if not full or self.by_position or self.value.dtype.kind not in "iufb":
             return
         table = self.value.reshape(self.n_instances, -1)
         binary = np.isin(table, (0, 1)).all()
         shares = (table >= 0).all() and np.all(np.abs(table.sum(axis=1, dtype=np.float64) - 1) < 1e-3)
+        if people and not (shares and binary and n_classes > 2):
+            return
         if shares and not binary:
             raise ValueError("labels look like probabilities of the classes; use LabelSets.from_probabilities(Y)")
         if shares and self.n_instances >= (20 if n_classes == 2 else 5):  # two annotators may disagree
