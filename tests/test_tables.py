@@ -567,3 +567,12 @@ def test_a_one_hot_table_is_no_table_of_annotators():
             fit_policy(NAMELESS, labels, task="classification")
     people = LabelSets.from_array(pd.DataFrame({"ann": TRUTH, "bob": TRUTH, "cy": TRUTH}))
     assert np.array_equal(people.categorical(C), np.repeat(TRUTH, 3))
+
+
+@pytest.mark.parametrize(
+    "values", [pd.array(TRUTH, dtype="Int64"), pd.Categorical(TRUTH), pd.array(TRUTH.astype(str), dtype="string")]
+)
+def test_the_array_of_a_pandas_column_is_an_array(values):
+    aligned = PREDICTIONS.align(values)
+    assert np.array_equal(aligned.value.astype(int), TRUTH)
+    assert np.array_equal(PREDICTIONS.with_groups(values).groups.astype(int), TRUTH)

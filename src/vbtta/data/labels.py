@@ -663,10 +663,10 @@ def as_table(values: Any) -> Any:
     if isinstance(values, list | tuple) and values and hasattr(values[0], "iloc"):
         raise ValueError("a list of pandas objects has several indices; join them first, as pd.concat(..., axis=1)")
     values = values.to_native() if hasattr(values, "to_native") else values  # narwhals hides the index
-    foreign = not hasattr(values, "to_numpy") and any(
-        hasattr(values, protocol) for protocol in ("__dataframe__", "__arrow_c_stream__")
-    )
-    return require("narwhals", "data").from_native(values, eager_only=True, allow_series=True) if foreign else values
+    values = np.asarray(values) if hasattr(values, "_from_sequence") else values  # a pandas column without its index
+    if hasattr(values, "to_numpy") or not (hasattr(values, "__dataframe__") or hasattr(values, "__arrow_c_stream__")):
+        return values
+    return require("narwhals", "data").from_native(values, eager_only=True, allow_series=True)
 
 
 def frame_of(columns: Mapping[str, Any], index: Any = None) -> Any:
