@@ -602,3 +602,9 @@ def test_members_and_wrapped_policies_are_checked_too(tmp_path: Path) -> None:
     edit(path, posterior__covariance__0__0=-1.0)
     with pytest.raises(ValueError, match="the covariance of its members' weights is none"):
         Policy.load(path, verify=False)
+
+
+def test_a_csv_that_is_cut_within_quotes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text('id,label\n1,"a\n2,b\n3,c\n')
+    with pytest.raises(ValueError, match=r"labels\.csv is not a CSV file in UTF-8: unexpected end of data"):
+        LabelSets.load(tmp_path / "labels.csv")

@@ -300,7 +300,7 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
         raise ValueError(f"{path}: tables are read from .csv or .parquet files")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file, strict=True)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a CSV file in UTF-8: {error}; save it as one") from None
     if not rows:
