@@ -290,6 +290,24 @@ def test_a_bomb_is_not_inflated(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16  # kilobytes
 
 
+def test_many_small_members_are_no_way_round_the_limit(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "views.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for member in range(3):
+            archive.writestr(f"extra_{member}.npy", bytes(1 << 25))
+    with pytest.raises(ValueError, match=rf"views.npz: \d+ bytes would inflate to {3 << 25}; save uncompressed"):
+        read_npz(tmp_path / "views.npz")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_array_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    for second in ("outputs.npy", "outputs"):
+        np.savez(tmp_path / "views.npz", outputs=np.ones((3, 1, 2)))
+        with zipfile.ZipFile(tmp_path / "views.npz", "a") as archive:
+            archive.writestr(second, archive.read("outputs.npy"))
+        with pytest.raises(ValueError, match="some of its arrays are missing or there twice; write it again"):
+            ViewPredictions.load(tmp_path / "views.npz")
+
+
 def test_a_lost_member_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "views.npz"
     ViewPredictions(np.ones((3, 1, 2)), np.ones((3, 1, 2))).save(path)

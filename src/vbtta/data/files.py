@@ -26,7 +26,7 @@ _REMEDIES = {  # for files that are not parquet
     "dataset": ". Predictions of other files: ViewPredictions.load(path).save('views.parquet')",
 }
 _FORMULA = re.compile(r"'*[=+\-@]")  # the beginning of a cell that a spreadsheet might compute
-_MAX_INFLATION = 200  # times that a compressed array may be larger than its bytes in the file
+_MAX_INFLATION = 200  # times that the arrays of a file may be larger than the file
 
 # -- predictions ----------------------------------------------------------------------------------
 
@@ -435,15 +435,15 @@ def read_npz(path: str | os.PathLike[str], mapped: Collection[str] = ()) -> dict
         raise FileNotFoundError(f"no file at {path}; write one with ViewPredictions.save or numpy.savez")
     try:
         with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
-            end = max(0, os.fstat(file.fileno()).st_size - (1 << 16) - 22)
-            file.seek(end)
+            size = os.fstat(file.fileno()).st_size
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            file.seek(max(0, size - (1 << 16) - 22))
             n_members = file.read().rpartition(b"PK\x05\x06")[2][6:8]  # as its directory's end says
-            if int.from_bytes(n_members, "little") != len(archive.infolist()):
-                raise _MemberError(f"{path} is damaged: some of its arrays are missing; write it again")
-            return {
-                info.filename.removesuffix(".npy"): _read_member(archive, file, info, str(path), mapped)
-                for info in archive.infolist()
-            }
+            if int.from_bytes(n_members, "little") != len(members):
+                raise _MemberError(f"{path} is damaged: some of its arrays are missing or there twice; write it again")
+            if (total := sum(info.file_size for info in members.values())) > max(_MAX_INFLATION * size, 1 << 26):
+                raise _MemberError(f"{path}: {size} bytes would inflate to {total}; save uncompressed (numpy.savez)")
+            return {name: _read_member(archive, file, info, str(path), mapped) for name, info in members.items()}
     except _MemberError as error:
         raise ValueError(str(error)) from None
     except Exception:  # zipfile raises many kinds
@@ -463,10 +463,6 @@ def _read_member(
         size = os.fstat(file.fileno()).st_size
         if info.compress_size > size or (stored and info.file_size != info.compress_size):
             raise ValueError(f"it claims {info.compress_size} of the file's {size} bytes; the file is cut or damaged")
-        if info.file_size > max(_MAX_INFLATION * info.compress_size, 1 << 26):
-            raise ValueError(
-                f"{info.compress_size} bytes would inflate to {info.file_size}; save uncompressed (numpy.savez)"
-            )
         with archive.open(info) as member:
             version = np.lib.format.read_magic(member)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
