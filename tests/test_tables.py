@@ -576,3 +576,12 @@ def test_the_array_of_a_pandas_column_is_an_array(values):
     aligned = PREDICTIONS.align(values)
     assert np.array_equal(aligned.value.astype(int), TRUTH)
     assert np.array_equal(PREDICTIONS.with_groups(values).groups.astype(int), TRUTH)
+
+
+def test_features_may_have_their_ids_in_the_index():
+    quality = RNG.normal(size=(N, K))
+    long = pd.DataFrame({"id": np.repeat(IDS, K), "view": PREDICTIONS.names * N, "quality": quality.ravel()})
+    for table in (long.set_index("id"), long.set_index(["id", "view"]), long.rename_axis("row")):
+        known = ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=IDS, features=table)
+        assert known.feature_names == ("quality",)
+        assert np.array_equal(known.features[:, :, 0], quality)

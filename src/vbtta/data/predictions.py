@@ -298,6 +298,8 @@ def _same_table(ids: Any, values: Any) -> bool:
 
 def _by_view(table: Any, ids: Array | None, names: tuple[str, ...]) -> tuple[Array, list[str]]:
     """Columns (N, K, F) of a long table with one row an instance and view, and their names."""
+    if tables.id_column(table.columns, "features") is None and any(getattr(getattr(table, "index", None), "names", [])):
+        table = table.reset_index()
     present, key = list(table.columns), tables.id_column(table.columns, "features")
     if key is None or "view" not in present:
         raise ValueError(f"features need the columns instance (or id) and view; the table has {shown(present)}")
