@@ -585,3 +585,9 @@ def test_features_may_have_their_ids_in_the_index():
         known = ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=IDS, features=table)
         assert known.feature_names == ("quality",)
         assert np.array_equal(known.features[:, :, 0], quality)
+
+
+@pytest.mark.parametrize("name", ["weight", "Weights", "sample_weight"])
+def test_weights_of_another_name_are_not_passed_over(name):
+    with pytest.raises(ValueError, match=f"its column '{name}' is not used; rename it to 'instance_weight', or leave"):
+        LabelSets.from_table(shuffled(label=TRUTH, **{name: 2.0}))

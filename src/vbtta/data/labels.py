@@ -562,6 +562,7 @@ def _check_unused(
     known = ("label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS)
     near = {name: get_close_matches(name.lower(), known, 1, 0.8) for name in unused if len(name) > 4}
     misspelt = {name: matches[0] for name, matches in near.items() if matches}
+    misspelt |= {name: "instance_weight" for name in unused if re.fullmatch("(sample_?)?weights?", name.lower())}
     people = [name for name, column in unused.items() if column.dtype.kind in "OSU" or id_like([name])
               or (column.dtype.kind in "iu" and 2 * len(np.unique(column)) <= len(column))]  # fmt: skip
     if misspelt:
