@@ -591,3 +591,11 @@ def test_features_may_have_their_ids_in_the_index():
 def test_weights_of_another_name_are_not_passed_over(name):
     with pytest.raises(ValueError, match=f"its column '{name}' is not used; rename it to 'instance_weight', or leave"):
         LabelSets.from_table(shuffled(label=TRUTH, **{name: 2.0}))
+
+
+def test_a_blank_name_of_an_annotator_is_no_name():
+    frame = pd.DataFrame({"id": ["a", "a", "b"], "label": [0, 1, 1], "worker": ["ann", "", None]})
+    for table in (frame, frame.fillna("")):
+        labels = LabelSets.from_table(table)
+        assert labels.annotator_names == ("ann", "unknown")
+        assert labels.annotator.tolist() == [0, 1, 1]

@@ -859,7 +859,7 @@ def _warn_repeats(instance: Array, annotator: Array, names: tuple[str, ...], ids
 
 def _annotator_codes(values: Array) -> tuple[Array, tuple[str, ...]]:
     """Every label's annotator as a position among the names, which are sorted."""
-    unnamed = is_absent(values)
+    unnamed = is_absent(values, missing="")
     if unnamed.size and unnamed.all():
         raise ValueError("annotator has only gaps; name the annotators, or leave the argument out")
     if unnamed.any():
