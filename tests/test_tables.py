@@ -595,7 +595,7 @@ def test_weights_of_another_name_are_not_passed_over(name):
 
 def test_a_blank_name_of_an_annotator_is_no_name():
     frame = pd.DataFrame({"id": ["a", "a", "b"], "label": [0, 1, 1], "worker": ["ann", "", None]})
-    for table in (frame, frame.fillna("")):
+    for table in (frame, frame.fillna(""), frame.fillna(" ")):
         labels = LabelSets.from_table(table)
         assert labels.annotator_names == ("ann", "unknown")
         assert labels.annotator.tolist() == [0, 1, 1]

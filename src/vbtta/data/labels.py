@@ -85,8 +85,8 @@ class LabelSets:
         missing : optional
             One more value that means "no label", for instance -1 or "".
         annotators : "columns" or M names, optional
-            Whether column m is always the same annotator. By default the names of a DataFrame's columns, where they
-            are strings; columns of arrays are anonymous labels.
+            Whether column m is always the same annotator. By default the names of a DataFrame's columns, where they are
+            strings or `Y.columns.name` is `worker` or the like; columns of arrays are anonymous labels.
         """
         if isinstance(Y, Mapping) or (missing is None and annotators is None and _names_its_columns(as_table(Y))):
             return cls.from_table(Y)
@@ -859,7 +859,7 @@ def _warn_repeats(instance: Array, annotator: Array, names: tuple[str, ...], ids
 
 def _annotator_codes(values: Array) -> tuple[Array, tuple[str, ...]]:
     """Every label's annotator as a position among the names, which are sorted."""
-    unnamed = is_absent(values, missing="")
+    unnamed = is_absent(values) | (np.char.strip(values.astype(str)) == "")
     if unnamed.size and unnamed.all():
         raise ValueError("annotator has only gaps; name the annotators, or leave the argument out")
     if unnamed.any():
