@@ -1,9 +1,6 @@
 """Weighted test-time augmentation by variational Bayes.
 
-Views in, weights out: a model's predictions under K augmentations and the label sets of a
-calibration sample go in; a policy comes out, which turns the same views of a new input into one
-predictive distribution. Public names load on first use, so that importing the package needs NumPy
-and SciPy only.
+Public names load on first use, so that importing the package needs NumPy and SciPy only.
 """
 
 from importlib import import_module

@@ -1,8 +1,6 @@
 """Does it help? Methods x metrics on a test set, with paired bootstrap intervals.
 
-Every metric is a function of sums over instances, so a resample of instances is a matrix product: a mean over labels
-is one column of sums divided by the resampled number of labels, the calibration error one column a bin, and a mean
-over images a column of their scores and one that counts them.
+Every metric is a function of sums over instances, so a resample of instances is a matrix product.
 """
 
 from __future__ import annotations

@@ -127,9 +127,7 @@ def even_odds(raw: Model, labels: LabelFacts) -> float:
 def trust(n_instances: float, even_odds: float, gain: float = 0.0) -> float:
     """Log odds that a stack is better than the raw network, whose held-out scores it exceeds by a gain in all.
 
-    Weights of views from few instances are worse than their own few held-out scores can tell: at N instances the prior
-    odds are N / 20, and N / 80 where single labels of unknown accuracy hide which view is right. The gain, most of
-    which is noise where instances are few, counts a fifth.
+    The prior odds, and why the gain counts a fifth: docs/method, "Stacking".
     """
     return float(np.log(n_instances / even_odds) + gain / _TEMPERATURE)
 

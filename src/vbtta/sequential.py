@@ -234,14 +234,7 @@ def fit_sequential(
     the Kullback-Leibler divergence of the stage's prediction from the full one, regressed on entropy and margin (in
     regression on variance, disagreement of the views so far, and mean). First stage and threshold are those of the
     lowest cost whose loss in log score against the full policy is at most `tolerance`, as an upper 95 % confidence
-    limit.
-
-    The loss is the mean divergence, which needs no labels, plus what held-out labels show beyond the divergence of
-    policies fitted without them. That excess has a normal prior, with twice the expected loss as its standard
-    deviation; it can only raise the limit, since the views were weighed by the same labels. Losses too rare to be seen
-    are taken to be as large as the 99 % quantile of a stage's. For every first stage thresholds are tried in
-    ascending order until the limit exceeds the tolerance, which needs no correction for their number; for that of
-    the first stages the confidence is Bonferroni's.
+    limit (docs/method, "Early stops").
 
     Parameters
     ----------

@@ -122,12 +122,9 @@ class RowStreams:
         return numbers
 
     def beta(self, a: float, b: float, size: Any = None) -> FloatArray:
-        """Draw Beta(a, b) numbers.
+        """Draw Beta(a, b) numbers: where a = b from Student's t (Devroye, "Random variate generation in one line", 1996).
 
-        For a = b: if U, V are uniform and c = (U^(-1/a) - 1) cos^2(2 pi V), then sqrt(2 a c), with the sign
-        of the cosine, has Student's t distribution with 2a degrees of freedom, and
-        1/2 + sign/2 sqrt(c / (1 + c)) is Beta(a, a) (L. Devroye, "Random variate generation in one line of
-        code", 1996). Otherwise the distribution function is inverted, which is slower.
+        Otherwise the distribution function is inverted, which is slower.
         """
         positive(a=a, b=b)
         shape = self._row_shape(size)

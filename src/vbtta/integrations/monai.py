@@ -1,8 +1,7 @@
 """MONAI: an inferer that applies a policy.
 
-MONAI's invertible transforms are views by :func:`vbtta.augment.as_view`, and :func:`vbtta.integrations.collect_items`
-collects from its data sets. A :class:`vbtta.TTAModule` is the `network` of any inferer; :class:`PolicyInferer` makes it
-of the network that an evaluator or a bundle passes on.
+A :class:`vbtta.TTAModule` is the `network` of any inferer; :class:`PolicyInferer` makes it of the network that an
+evaluator or a bundle passes on.
 """
 
 __all__ = ["PolicyInferer"]

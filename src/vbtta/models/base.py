@@ -1,8 +1,6 @@
 """What every statistical model has in common: the typed bases and the one registry; and stacks of models.
 
-A model is a folder: `spec.py` (the record that users write), `em.py` (a problem for the EM ascent, where there is a
-closed form, and the intervals of the weights), `posterior.py` (what remains when the data are gone) and `density.py`
-(the log density for ADVI, which needs torch and loads on use).
+docs/contribute/architecture.md says what is in the files of a model's folder.
 """
 
 from abc import ABC, abstractmethod
