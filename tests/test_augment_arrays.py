@@ -395,3 +395,16 @@ def test_what_is_no_view_is_refused_in_one_line(make, error, what):
     with pytest.raises(error, match=what) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_a_view_that_makes_several_rows_of_each_is_refused():
+    batch = np.random.default_rng(0).uniform(size=(3, 1, 4, 4))
+    several = as_view(lambda batch, rng: np.stack([batch for _ in rng]), "several")
+    with pytest.raises(ValueError, match=r"view several turned rows \(1, 4, 4\) into \(3, 1, 4, 4\)"):
+        apply_view(several, batch, RowStreams(0, "several", 0, range(3)))
+    shot_noise = as_view(lambda batch, rng: rng.poisson(batch * 255) / 255, "shot noise")
+    assert apply_view(shot_noise, batch, RowStreams(0, "shot noise", 0, range(3))).shape == batch.shape
+    parts = {"image": batch, "mask": batch[:, 0]}  # rows of the mask are shaped as those of one channel
+    assert apply_view(as_view(lambda batch: batch, "same"), parts).keys() == parts.keys()
+    spectrogram = as_view(lambda batch: np.abs(np.fft.rfft(batch.reshape(len(batch), 4, 4))), "spectrogram")
+    assert apply_view(spectrogram, batch.reshape(3, 16)).shape == (3, 4, 3)

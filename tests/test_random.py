@@ -120,6 +120,43 @@ def test_no_rows_and_no_numbers():
     assert len(RowStreams(0, "view", 0, range(4))) == 4
 
 
+@pytest.mark.parametrize("shape", [(3,), (3, 2, 4)])
+def test_array_parameters_give_each_row_its_part(shape):
+    """Shot noise on a batch: as many numbers as the batch has, and those of a row whatever batch it is in."""
+    mean = np.random.default_rng(0).uniform(50, 200, shape)
+    draws = {
+        "poisson": lambda streams, part: streams.poisson(part),
+        "gamma": lambda streams, part: streams.gamma(part, 2.0, size=part.shape),
+        "scale": lambda streams, part: streams.gamma(5.0, scale=part),
+        "binomial": lambda streams, part: streams.binomial(part.astype(int), 0.5),
+        "beta": lambda streams, part: streams.beta(part, 2.0),
+        "beta symmetric": lambda streams, part: streams.beta(part, part),
+        "integers": lambda streams, part: streams.integers(part.astype(int), 300),
+    }
+    for name, draw in draws.items():
+        whole = draw(RowStreams(0, "v", 0, range(3)), mean)
+        parts = [draw(RowStreams(0, "v", 0, [row]), mean[row : row + 1]) for row in range(3)]
+        assert whole.shape == shape, name
+        np.testing.assert_array_equal(whole, np.concatenate(parts), name)
+    whole = RowStreams(0, "v", 0, range(2000)).poisson(np.repeat([10.0, 1000.0], 1000))
+    np.testing.assert_allclose([whole[:1000].mean(), whole[1000:].mean()], [10, 1000], rtol=0.05)
+
+
+def test_vector_parameters_are_the_same_for_every_row():
+    streams = RowStreams(0, "v", 0, range(3))
+    assert streams.multinomial(5, [0.2, 0.3, 0.5]).shape == (3, 3)
+    assert streams.multivariate_normal(np.zeros(3), np.eye(3), size=(3, 4)).shape == (3, 4, 3)
+    assert set(streams.choice([1, 2, 3], size=(3, 99)).ravel()) == {1, 2, 3}
+
+
+def test_integers_take_the_arguments_of_numpy():
+    streams = RowStreams(0, "v", 0, range(3))
+    numbers = streams.integers(0, 255, (3, 900), np.uint8, True)
+    assert (numbers.dtype, numbers.min(), numbers.max()) == (np.uint8, 0, 255)
+    low = np.array([0, 10, 20])
+    np.testing.assert_array_equal(streams.integers(low, low + 1), low)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -127,6 +164,8 @@ def test_no_rows_and_no_numbers():
         (lambda: RowStreams(0, "v", 0, np.array([0.5])), "rows must be a one-dimensional array of whole numbers"),
         (lambda: RowStreams(0, "v", 0, np.zeros((2, 2), int)), "rows must be a one-dimensional"),
         (lambda: RowStreams(0, "v", 0, [0]).integers(0), "high must be between 1 and"),
+        (lambda: RowStreams(0, "v", 0, [0, 1]).integers([1, 3], 3), r"high must be between \[2 4\] and"),
+        (lambda: RowStreams(0, "v", 0, [0, 1]).poisson(np.ones(3)), r"the number of rows, 2; got \(3,\)"),
         (lambda: RowStreams(0, "v", 0, [0]).beta(0.0, 1.0), "a must be a positive number; got 0.0"),
         (lambda: RowStreams(0, "v", 0, [0]).beta(1.0, math.inf), "b must be a positive number"),
     ],

@@ -20,6 +20,14 @@ WordArray = npt.NDArray[np.uint64]
 
 _WORDS_PER_BLOCK = 4  # of Philox4x64-10
 _NOT_BY_ROW = ("bit_generator", "bytes", "permuted", "shuffle", "spawn")  # methods that have no meaning row by row
+_OF_VECTORS = (
+    "choice",
+    "dirichlet",
+    "multinomial",
+    "multivariate_hypergeometric",
+    "multivariate_normal",
+    "permutation",
+)
 
 
 class RowStreams:
@@ -71,17 +79,20 @@ class RowStreams:
             yield np.random.Generator(np.random.Philox(key=self._key, counter=counter))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Other methods of NumPy's generators, called with the same parameters for every row."""
+        """Other methods of NumPy's generators; of array parameters a row gets its part, but for _OF_VECTORS."""
         method = None if name in _NOT_BY_ROW or name.startswith("_") else getattr(np.random.Generator, name, None)
         if method is None:
             raise AttributeError(f"RowStreams has no {name!r}; iterate over it for one NumPy generator a row")
         signature = inspect.signature(method)
 
         def draw(*args: Any, **options: Any) -> npt.NDArray[Any]:
-            call = signature.bind(None, *args, **options)
-            if call.arguments.get("size") is not None:
-                call.arguments["size"] = self._row_shape(call.arguments["size"])
-            return np.stack([np.asarray(method(generator, *call.args[1:], **call.kwargs)) for generator in self])
+            given = dict(list(signature.bind(None, *args, **options).arguments.items())[1:])
+            arrays = [key for key in given if key != "size" and np.ndim(given[key]) and name not in _OF_VECTORS]
+            if arrays or given.get("size") is not None:
+                given["size"] = self._row_shape(given.get("size"), *(given[key] for key in arrays))
+            parts = [np.broadcast_to(given[key], (len(self), *given["size"])) for key in arrays]
+            rows = zip(self, *parts, strict=True)
+            return np.stack([method(each, **given | dict(zip(arrays, part, strict=True))) for each, *part in rows])
 
         return draw
 
@@ -121,14 +132,14 @@ class RowStreams:
         numbers += loc
         return numbers
 
-    def beta(self, a: float, b: float, size: Any = None) -> FloatArray:
-        """Draw Beta(a, b) numbers: where a = b from Student's t (Devroye, "Random variate generation in one line", 1996).
+    def beta(self, a: Any, b: Any, size: Any = None) -> FloatArray:
+        """Draw Beta(a, b) numbers: where a = b from Student's t (Devroye, "Random variate generation in one line").
 
         Otherwise the distribution function is inverted, which is slower.
         """
-        positive(a=a, b=b)
-        shape = self._row_shape(size)
-        if a != b:
+        positive(a=np.min(a), b=np.min(b))
+        shape = self._row_shape(size, a, b)
+        if np.any(np.not_equal(a, b)):
             return np.asarray(special.betaincinv(a, b, self._uniform(shape)), dtype=np.float64)
         radius, angle = np.moveaxis(self._uniform((2, *shape)), 1, 0)
         cosine = np.cos(2.0 * math.pi * angle)
@@ -139,15 +150,16 @@ class RowStreams:
         return np.asarray(np.where(cosine > 0, 1.0 - nearer_end, nearer_end))
 
     def integers(
-        self, low: int, high: int | None = None, size: Any = None, *, endpoint: bool = False
-    ) -> npt.NDArray[np.int64]:
+        self, low: Any, high: Any = None, size: Any = None, dtype: npt.DTypeLike = np.int64, endpoint: bool = False
+    ) -> npt.NDArray[Any]:
         """Draw whole numbers from `low` to `high` - 1, or from 0 to `low` - 1, equally likely to 1 part in 2^52 / n."""
-        low, high = (0, low + endpoint) if high is None else (low, high + endpoint)
-        if not 1 <= high - low <= 2**32:
+        low, high = (0, low) if high is None else (low, high)
+        low, high = np.asarray(low, np.int64), np.asarray(high, np.int64) + endpoint
+        if np.any(high - low < 1) or np.any(high - low > 2**32):
             raise ValueError(f"high must be between {low + 1} and {low} + 2**32; got {high}.")
-        numbers = self._uniform(self._row_shape(size))
+        numbers = self._uniform(self._row_shape(size, low, high))
         numbers *= high - low
-        return numbers.astype(np.int64) + low
+        return (numbers.astype(np.int64) + low).astype(dtype)
 
     def _words(self, n_words: int) -> WordArray:
         """Take the next 64-bit words of every row, (N, n_words); a call always starts a new block."""
