@@ -41,8 +41,17 @@ def test_texts_in_dicts_and_loaders():
         np.testing.assert_array_equal(found.outputs[:, 0, 0], LENGTHS + 1)
     labelled = ([part, np.zeros(2)] for part in (TEXTS[:2], TEXTS[2:]))  # as a DataLoader of pairs gives them
     np.testing.assert_array_equal(collect_views(lengths, labelled, [Identity()]).outputs[:, 0, 0], LENGTHS)
-    with pytest.raises(ValueError, match="view upper takes texts; got a int"):
+    with pytest.raises(ValueError, match="view upper takes texts; row 0 is 1: make it a text, or drop it"):
         Case("upper")([1])
+    with pytest.raises(ValueError, match="view upper takes texts; row 1 is None"):
+        collect_views(lengths, ["a", None, "b"], [Case("upper")])
+    pairs = {"question": ["a", "b"], "answer": ["c", "d"]}
+    with pytest.raises(ValueError, match="got a dict of 'question', 'answer': pass key="):
+        collect_views(lambda batch: lengths(batch["answer"]), pairs, [Identity(), Case("upper")])
+    with pytest.raises(
+        ValueError, match="one returned a str; a view of texts gets the list of texts and returns a list"
+    ):
+        collect_views(lengths, ["a", "b"], [Identity(), as_view(lambda texts: "ab", "one")])
 
 
 def test_pictures_and_signals_of_different_sizes_are_rows():

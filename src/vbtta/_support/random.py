@@ -20,14 +20,7 @@ WordArray = npt.NDArray[np.uint64]
 
 _WORDS_PER_BLOCK = 4  # of Philox4x64-10
 _NOT_BY_ROW = ("bit_generator", "bytes", "permuted", "shuffle", "spawn")  # methods that have no meaning row by row
-_OF_VECTORS = (
-    "choice",
-    "dirichlet",
-    "multinomial",
-    "multivariate_hypergeometric",
-    "multivariate_normal",
-    "permutation",
-)
+_OF_VECTORS = ("choice", "dirichlet", "multi", "permutation")  # beginnings of methods whose parameters are vectors
 
 
 class RowStreams:
@@ -79,7 +72,7 @@ class RowStreams:
             yield np.random.Generator(np.random.Philox(key=self._key, counter=counter))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Other methods of NumPy's generators; of array parameters a row gets its part, but for _OF_VECTORS."""
+        """Other methods of NumPy's generators; of array parameters a row gets its part, but not of vectors."""
         method = None if name in _NOT_BY_ROW or name.startswith("_") else getattr(np.random.Generator, name, None)
         if method is None:
             raise AttributeError(f"RowStreams has no {name!r}; iterate over it for one NumPy generator a row")
@@ -87,7 +80,9 @@ class RowStreams:
 
         def draw(*args: Any, **options: Any) -> npt.NDArray[Any]:
             given = dict(list(signature.bind(None, *args, **options).arguments.items())[1:])
-            arrays = [key for key in given if key != "size" and np.ndim(given[key]) and name not in _OF_VECTORS]
+            arrays = [
+                key for key in given if key != "size" and np.ndim(given[key]) and not name.startswith(_OF_VECTORS)
+            ]
             if arrays or given.get("size") is not None:
                 given["size"] = self._row_shape(given.get("size"), *(given[key] for key in arrays))
             parts = [np.broadcast_to(given[key], (len(self), *given["size"])) for key in arrays]
@@ -159,7 +154,7 @@ class RowStreams:
             raise ValueError(f"high must be between {low + 1} and {low} + 2**32; got {high}.")
         numbers = self._uniform(self._row_shape(size, low, high))
         numbers *= high - low
-        return (numbers.astype(np.int64) + low).astype(dtype)
+        return np.asarray(numbers.astype(np.int64) + low, dtype=dtype)
 
     def _words(self, n_words: int) -> WordArray:
         """Take the next 64-bit words of every row, (N, n_words); a call always starts a new block."""

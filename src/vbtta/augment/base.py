@@ -310,13 +310,15 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None, 
         if isinstance(batch, RowList):
             kind, remedy = f"list of {type(batch[0]).__name__}", "make one array of it, or use as_view(f) of such lists"
         raise TypeError(f"view {view.name} takes arrays; the batch is a {kind}: {remedy}.") from None
-    n_rows, shapes = {len(leaf) for leaf in _leaves(batch)}, {_row_shape(leaf) for leaf in _leaves(batch)} - {()}
+    n_rows = {len(leaf) for leaf in _leaves(batch)}
+    shapes = {getattr(leaf, "shape", ())[1:] for leaf in _leaves(batch)} - {()}  # of the rows
     for leaf in _leaves(result):
-        if not hasattr(leaf, "__len__"):
-            raise ValueError(f"view {view.name} returned a {type(leaf).__name__} where an array of rows is needed.")
+        if isinstance(leaf, str) or not hasattr(leaf, "__len__"):
+            need = "of texts gets the list of texts and returns a list" if isinstance(leaf, str) else "returns rows"
+            raise ValueError(f"view {view.name} returned a {type(leaf).__name__}; a view {need}.")
         if len(leaf) not in n_rows:
             raise ValueError(f"view {view.name} turned a batch of {max(n_rows)} rows into {len(leaf)}; keep them all.")
-        if (row := _row_shape(leaf)) not in shapes and row[1:] in shapes:
+        if (row := tuple(getattr(leaf, "shape", ())[1:])) not in shapes and row[1:] in shapes:
             raise ValueError(f"view {view.name} turned rows {row[1:]} into {row}; return one row for each.")
     if not _is_finite(result) and _is_finite(batch):  # NaN of the inputs themselves is left to the predictor
         raise ValueError(f"view {view.name} returned NaN or infinity for a finite batch; check its parameters.")
@@ -506,10 +508,6 @@ def _leaves(batch: Batch) -> Iterator[Any]:
             yield from _leaves(part)
     else:
         yield batch
-
-
-def _row_shape(batch: Batch) -> tuple[int, ...]:
-    return tuple(getattr(batch, "shape", ()))[1:]
 
 
 def _is_finite(batch: Batch) -> bool:

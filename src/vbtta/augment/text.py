@@ -22,9 +22,13 @@ class TextView(BuiltIn):
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         texts = list(batch)
-        wrong = next((text for text in texts if not isinstance(text, str)), None)
-        if wrong is not None:
-            raise ValueError(f"view {self.name} takes texts; got a {type(wrong).__name__}.")
+        if isinstance(batch, Mapping):
+            raise ValueError(f"view {self.name} takes texts; got a dict of {', '.join(map(repr, batch))}: pass key=...")
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"view {self.name} takes texts; row {row} is {text!r:.60}: make it a text, or drop it."
+                )
         streams = check_streams(self, texts, rng) if self.stochastic else [None] * len(texts)
         return RowList(map(self._change, texts, streams))
 
