@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 import ttach
+from PIL import Image
 
+from vbtta import collect_views
 from vbtta.augment import (
     Blur,
     Brightness,
@@ -20,6 +22,7 @@ from vbtta.augment import (
     Gamma,
     GaussianNoise,
     HorizontalFlip,
+    Identity,
     Mixup,
     Rotate,
     Rotate90,
@@ -242,6 +245,24 @@ def test_albumentations_transforms_become_views(images):
     check_rows_are_seeded(view, images.numpy())
     mirror = as_view(albumentations.HorizontalFlip(p=1.0), "mirror", stochastic=False)
     torch.testing.assert_close(mirror(images), images.flip(-1))
+    with pytest.raises(ValueError, match=r"view mirror takes images \(N, C, H, W\)"):
+        mirror(images[:, 0])
+
+
+def test_albumentations_transforms_take_lists_of_images():
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 255, (8 + i, 6, 3), dtype=np.uint8) for i in range(3)]
+    pictures = [Image.fromarray(array) for array in arrays]
+    mirror = as_view(albumentations.HorizontalFlip(p=1.0), "mirror")
+
+    def left(batch):
+        return [float(np.asarray(picture)[:, 0].sum()) for picture in batch]
+
+    found = collect_views(left, pictures, [Identity(), mirror])
+    np.testing.assert_array_equal(found.outputs[:, 1, 0], [array[:, -1].sum() for array in arrays])
+    by_channel = [np.moveaxis(array, -1, 0).astype(np.float32) for array in arrays]  # (C, H, W)
+    found = collect_views(lambda batch: [float(image[:, :, 0].sum()) for image in batch], by_channel, [mirror])
+    np.testing.assert_array_equal(found.outputs[:, 0, 0], [array[:, -1].sum() for array in arrays])
 
 
 def check_rows_are_seeded(view, images):

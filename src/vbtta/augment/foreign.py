@@ -179,9 +179,10 @@ class RowByRowView(ForeignView):
         with _DRAWING:
             for row, seed in zip(batch, seeds.tolist(), strict=True):
                 self._seed(seed, row)
-                results.append(function(row))
+                result = function(row)
+                results.append(to_array(result) if isinstance(row, np.ndarray) else result)
         if not is_tensor(batch):
-            return np.stack([to_array(result) for result in results])
+            return RowList(results) if isinstance(batch, RowList) else np.stack(results)
         torch = require("torch", "torch")
         return torch.stack([torch.as_tensor(result, device=batch.device) for result in results])
 
@@ -225,16 +226,15 @@ class SeededView(RowByRowView):
 
 @dataclass(frozen=True)
 class AlbumentationsView(RowByRowView):
-    """An albumentations transform, applied to each image as (H, W, C)."""
-
-    def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        check_images(self, batch)
-        return super().__call__(batch, rng)
+    """An albumentations transform, applied to each image, of PIL or (C, H, W), as (H, W, C)."""
 
     def _seed(self, seed: int, row: Batch) -> None:
         self.function.set_random_seed(seed)  # type: ignore[attr-defined]
 
     def _apply(self, row: Batch) -> Batch:
+        if not hasattr(row, "shape"):
+            return require("PIL.Image", "data").fromarray(self.function(image=np.asarray(row))["image"])
+        check_images(self, row[None])
         last = np.ascontiguousarray(np.moveaxis(to_array(row), 0, -1))  # (H, W, C)
         return np.ascontiguousarray(np.moveaxis(self.function(image=last)["image"], -1, 0))
 
