@@ -1,8 +1,11 @@
 """Inputs with one entry a row: texts, pictures, ragged rows, columns of tables; and views of texts."""
 
+from collections import UserDict
+
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from sklearn.compose import make_column_transformer
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -41,7 +44,7 @@ def test_texts_in_dicts_and_loaders():
         np.testing.assert_array_equal(found.outputs[:, 0, 0], LENGTHS + 1)
     labelled = ([part, np.zeros(2)] for part in (TEXTS[:2], TEXTS[2:]))  # as a DataLoader of pairs gives them
     np.testing.assert_array_equal(collect_views(lengths, labelled, [Identity()]).outputs[:, 0, 0], LENGTHS)
-    with pytest.raises(ValueError, match="view upper takes texts; row 0 is 1: make it a text, or drop it"):
+    with pytest.raises(ValueError, match="view upper takes texts; row 0 is 1: make it a text or drop it"):
         Case("upper")([1])
     with pytest.raises(ValueError, match="view upper takes texts; row 1 is None"):
         collect_views(lengths, ["a", None, "b"], [Case("upper")])
@@ -49,7 +52,7 @@ def test_texts_in_dicts_and_loaders():
     with pytest.raises(ValueError, match="got a dict of 'question', 'answer': pass key="):
         collect_views(lambda batch: lengths(batch["answer"]), pairs, [Identity(), Case("upper")])
     with pytest.raises(
-        ValueError, match="one returned a str; a view of texts gets the list of texts and returns a list"
+        ValueError, match="view one returned a str; a view of texts gets the list of texts and returns a list"
     ):
         collect_views(lengths, ["a", "b"], [Identity(), as_view(lambda texts: "ab", "one")])
 
@@ -67,6 +70,23 @@ def test_pictures_and_signals_of_different_sizes_are_rows():
     for batch_size in (1, 3):
         found = collect_views(lambda batch: [s.sum() for s in batch], signals, [Identity()], batch_size=batch_size)
         np.testing.assert_allclose(found.outputs[:, 0, 0], [signal.sum() for signal in signals])
+    images = [rng.normal(size=(3, 5 + i, 6)) for i in range(4)]
+    found = collect_views(lambda batch: [i.mean() for i in batch], images, [Identity()], batch_size=3)
+    np.testing.assert_allclose(found.outputs[:, 0, 0], [image.mean() for image in images])
+    with pytest.raises(TypeError, match="list of arrays, which may be rows or batches"):
+        collect_views(lambda batch: batch.mean(axis=(1, 2)), [np.ones((4, 2, 2)), np.ones((3, 2, 2))], [Identity()])
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])  # BatchFeature of transformers is a UserDict
+def test_lists_of_arrays_in_a_dict_are_stacked(kind):
+    rng = np.random.default_rng(0)
+    images = [rng.normal(size=(3, 5, 6)) for _ in range(4)]
+    for part in (images, [torch.as_tensor(image) for image in images]):
+        found = collect_views(lambda b: b["pixel_values"].mean((1, 2, 3)), kind(pixel_values=part), [Identity()])
+        np.testing.assert_allclose(found.outputs[:, 0, 0], [image.mean() for image in images])
+    unequal = kind(pixel_values=[rng.normal(size=(3, 5 + i, 6)) for i in range(4)])
+    found = collect_views(lambda b: [i.mean() for i in b["pixel_values"]], unequal, [Identity()], batch_size=3)
+    np.testing.assert_allclose(found.outputs[:, 0, 0], [image.mean() for image in unequal["pixel_values"]])
 
 
 SIZED = {

@@ -26,9 +26,7 @@ class TextView(BuiltIn):
             raise ValueError(f"view {self.name} takes texts; got a dict of {', '.join(map(repr, batch))}: pass key=...")
         for row, text in enumerate(texts):
             if not isinstance(text, str):
-                raise ValueError(
-                    f"view {self.name} takes texts; row {row} is {text!r:.60}: make it a text, or drop it."
-                )
+                raise ValueError(f"view {self.name} takes texts; row {row} is {text!r:.50}: make it a text or drop it.")
         streams = check_streams(self, texts, rng) if self.stochastic else [None] * len(texts)
         return RowList(map(self._change, texts, streams))
 
