@@ -51,9 +51,7 @@ def test_texts_in_dicts_and_loaders():
     pairs = {"question": ["a", "b"], "answer": ["c", "d"]}
     with pytest.raises(ValueError, match="got a dict of 'question', 'answer': pass key="):
         collect_views(lambda batch: lengths(batch["answer"]), pairs, [Identity(), Case("upper")])
-    with pytest.raises(
-        ValueError, match="view one returned a str; a view of texts gets the list of texts and returns a list"
-    ):
+    with pytest.raises(ValueError, match="view one returned a str; return an array, or a list of texts"):
         collect_views(lengths, ["a", "b"], [Identity(), as_view(lambda texts: "ab", "one")])
 
 

@@ -210,7 +210,7 @@ def test_tables_pipelines_and_searches(regression):
     assert nested.fit(X, y).best_params_["estimator__alpha"] in (0.1, 10.0)
 
 
-@pytest.mark.parametrize("name", ["id", "patient_id", "item"])
+@pytest.mark.parametrize("name", ["id", "patient_id", "item", "ID", "Item"])
 def test_ids_in_a_column_are_no_feature(regression, name):
     X, y, X_new, y_new = regression
     ids, plain = np.arange(len(X_new))[::-1] + 1000, pd.DataFrame(X_new, columns=list("abcde"))

@@ -6,8 +6,18 @@ import pytest
 import torch
 from scipy import special
 
-from vbtta import CategoricalMixture, LabelSets, Policy, TTAModule, ViewPredictions, collect_views, fit_policy
+from vbtta import (
+    CategoricalMixture,
+    LabelSets,
+    Policy,
+    TTAModule,
+    ViewPredictions,
+    collect_views,
+    fit_policy,
+    select_views,
+)
 from vbtta.augment import Identity, as_view
+from vbtta.distributions import MultiLabelPrediction
 from vbtta.metrics import accuracy, nll, top_k_accuracy
 
 N, K, C = 150, 3, 4
@@ -129,3 +139,14 @@ def test_labels_that_the_network_knows_raise_a_question(task):
     assert asked.endswith("were these training data?")
     other = np.where(np.arange(120) % 10 == 0, 0, labels) if task == "classification" else labels + rng.normal(size=120)
     assert "training data" not in fit_policy(views, other, task=task, model="mixture").guard.reason
+
+
+def test_views_of_several_labels_are_not_selected_by_fits():
+    predictions = ViewPredictions(np.random.default_rng(0).normal(size=(50, 2, C)))
+    with pytest.raises(ValueError, match=r"or 'multilabel' in fit_policy \(then .prune\(\)\); got 'multilabel'"):
+        select_views(predictions, np.ones((50, C), int), budget=1, task="multilabel")
+
+
+def test_predictions_are_shown_in_one_line():
+    prediction = MultiLabelPrediction(np.full((500, C), 0.5), np.zeros((500, C)), np.arange(C))
+    assert repr(prediction) == f"MultiLabelPrediction(N=500, C={C})"

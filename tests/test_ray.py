@@ -50,6 +50,7 @@ from vbtta.ray import predict as predict_on_cluster
 from vbtta.ray.cluster import Tasks, WorkerError
 from vbtta.ray.collect import Job, collect_piece, pieces_of, read_batches, read_inputs
 from vbtta.ray.fit import Calibration, Parts
+from vbtta.ray.predict import Worker
 
 pytestmark = [
     pytest.mark.slow,
@@ -902,3 +903,23 @@ def test_errors_name_the_remedy(machines: Machines, tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'pip install "vbtta\[ray\]"'):
         fit_on_cluster(tmp_path, [1.0], task="regression")
+
+
+def test_workers_replace_columns_and_refuse_gaps_in_ids() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3))
+
+    def linear_model() -> Callable[[Any], Any]:
+        return lambda batch: batch.sum(axis=1)
+
+    predictions = collect_views(linear_model(), x, [Identity()])
+    policy = fit_policy(predictions, predictions.outputs.mean(axis=1), task="regression", guard=False)
+    worker = Worker(Job(linear_model, [Identity()], 1, 40, False, None, 0, None, "", ""), policy, 0.9)
+    table = pa.table({"inputs": x.tolist(), "mean": np.zeros(40), "instance": np.arange(40)})
+    found = worker(table)
+    expected = policy.predict(predictions).columns(0.9)
+    assert found.column_names == ["instance", *expected]
+    np.testing.assert_allclose(found["mean"].to_numpy(), expected["mean"])
+    assert len(worker(table.slice(0, 0))) == 0
+    gaps = table.set_column(2, "instance", pa.array([None, *range(39)]))
+    with pytest.raises(ValueError, match="column 'instance' of dataset has gaps"):
+        worker(gaps)

@@ -27,6 +27,10 @@ class _OfInputs:
     ids: Array | None = None
     passes: Array | None = None
 
+    def __repr__(self) -> str:
+        shape = getattr(self, "location" if hasattr(self, "location") else "proba").shape
+        return f"{type(self).__name__}(N={shape[0]}, C={shape[-1]})"
+
     def take(self, rows: Array | slice) -> Self:
         """The prediction of some inputs, which may repeat."""
         arrays = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("dof", "classes")}
@@ -42,7 +46,7 @@ class _OfInputs:
         return frame_of(self.columns(level) | passes, self.ids if index is None else index)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ContinuousPrediction(_OfInputs):
     """A predictive distribution for every input: a mixture of Student-t, one component a view.
 
@@ -72,9 +76,6 @@ class ContinuousPrediction(_OfInputs):
             np.concatenate([part.location for part in parts], axis=1),
             np.concatenate([part.scale for part in parts], axis=1),
         )
-
-    def __repr__(self) -> str:
-        return f"ContinuousPrediction(N={self.location.shape[0]}, C={self.location.shape[2]})"
 
     @property
     def mean(self) -> Array:
@@ -209,7 +210,7 @@ class ContinuousPrediction(_OfInputs):
         return targets
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CategoricalPrediction(_OfInputs):
     """Class probabilities of every input.
 
@@ -241,9 +242,6 @@ class CategoricalPrediction(_OfInputs):
             left_open += share * (part.entropy - part.mutual_information)
         return cls(proba, np.maximum(entropy(proba) - left_open, 0), parts[0].classes)
 
-    def __repr__(self) -> str:
-        return f"CategoricalPrediction(N={self.proba.shape[0]}, C={self.proba.shape[1]})"
-
     @property
     def label(self) -> Array:
         """The most probable class of every input: (N,)."""
@@ -265,11 +263,10 @@ class CategoricalPrediction(_OfInputs):
         if value.shape != self.proba.shape[:1]:
             raise ValueError(f"y must be ({len(self.proba)},), one class an input; got shape {value.shape}")
         position = class_positions(value, self.proba.shape[1], self.classes)
-        smallest = np.finfo(np.float64).tiny
-        return np.log(np.maximum(self.proba[np.arange(len(value)), position], smallest))
+        return np.log(np.maximum(self.proba[np.arange(len(value)), position], np.finfo(np.float64).tiny))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MultiLabelPrediction(_OfInputs):
     """Probabilities of C labels of which an input may have any number.
 

@@ -158,7 +158,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """Refuse a column of ids, a different one in every row, as a feature."""
         known = getattr(self.estimator, "feature_names_in_", ()) if self._is_frozen() else ()
         columns = [name for name in getattr(X, "columns", ()) if isinstance(name, str) and name not in known]
-        for name in (name for name in columns if name in ID_COLUMNS or id_like([name])):
+        for name in (name for name in columns if name.lower() in ID_COLUMNS or id_like([name])):
             values = np.asarray(X[name])
             if values.dtype.kind != "f" and len(np.unique(values.astype(str))) == len(values) > 1:
                 remedy = f"make it the index, as X.set_index({name!r}), leave it out, or rename it if it is a feature"

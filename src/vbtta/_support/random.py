@@ -76,17 +76,15 @@ class RowStreams:
         method = None if name in _NOT_BY_ROW or name.startswith("_") else getattr(np.random.Generator, name, None)
         if method is None:
             raise AttributeError(f"RowStreams has no {name!r}; iterate over it for one NumPy generator a row")
-        signature = inspect.signature(method)
 
         def draw(*args: Any, **options: Any) -> npt.NDArray[Any]:
-            given = dict(list(signature.bind(None, *args, **options).arguments.items())[1:])
+            given = dict(list(inspect.signature(method).bind(None, *args, **options).arguments.items())[1:])
             arrays = [
                 key for key in given if key != "size" and np.ndim(given[key]) and not name.startswith(_OF_VECTORS)
             ]
             if arrays or given.get("size") is not None:
                 given["size"] = self._row_shape(given.get("size"), *(given[key] for key in arrays))
-            parts = [np.broadcast_to(given[key], (len(self), *given["size"])) for key in arrays]
-            rows = zip(self, *parts, strict=True)
+            rows = zip(self, *(np.broadcast_to(given[key], (len(self), *given["size"])) for key in arrays), strict=True)
             return np.stack([method(each, **given | dict(zip(arrays, part, strict=True))) for each, *part in rows])
 
         return draw
@@ -97,8 +95,7 @@ class RowStreams:
         if size is not None:
             shape = tuple(np.atleast_1d(np.asarray(size, dtype=np.intp)).tolist())
         if shape[:1] != (len(self),):
-            given = shape if size is None else size
-            raise ValueError(f"size must begin with the number of rows, {len(self)}; got {given}")
+            raise ValueError(f"size must begin with the number of rows, {len(self)}; got {shape}")
         return shape[1:]
 
     def random(self, size: Any = None) -> FloatArray:
@@ -152,8 +149,7 @@ class RowStreams:
         low, high = np.asarray(low, np.int64), np.asarray(high, np.int64) + endpoint
         if np.any(high - low < 1) or np.any(high - low > 2**32):
             raise ValueError(f"high must be between {low + 1} and {low} + 2**32; got {high}.")
-        numbers = self._uniform(self._row_shape(size, low, high))
-        numbers *= high - low
+        numbers = self._uniform(self._row_shape(size, low, high)) * (high - low)
         return np.asarray(numbers.astype(np.int64) + low, dtype=dtype)
 
     def _words(self, n_words: int) -> WordArray:

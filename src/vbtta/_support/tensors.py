@@ -27,8 +27,7 @@ class RowList(list[Any]):
 def as_batch(batch: Any) -> Batch:
     """A batch whose lists of rows are marked as RowList; a list of arrays holds parts, such as inputs and labels."""
     if isinstance(batch, Mapping):
-        arrays = {key for key, part in batch.items() if type(part) is list and part and hasattr(part[0], "shape")}
-        return {key: _stacked(part) if key in arrays else as_batch(part) for key, part in batch.items()}
+        return {key: _stacked(part) if type(part) is list and part else as_batch(part) for key, part in batch.items()}
     if isinstance(batch, np.ndarray):
         return RowList(batch.tolist()) if batch.ndim == 1 and batch.dtype.kind in "OUST" else batch
     if type(batch) not in (list, tuple) or not len(batch):
@@ -160,7 +159,7 @@ def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]
     """
     batch_size = whole_number("batch_size", batch_size, 1)
     given, inputs = inputs, as_batch(inputs)
-    shapes = {getattr(row, "shape", None) for row in given} if type(given) is list else {None}
+    shapes: set[Any] = {getattr(row, "shape", None) for row in given} if type(given) is list else {None}
     if None not in shapes and len(set(map(len, shapes))) == 1 and len({shape[1:] for shape in shapes}) > 1:
         inputs = RowList(given)  # images of different sizes; batches have rows of one shape
     if type(inputs) is list and all(isinstance(row, Mapping) and row.keys() == inputs[0].keys() for row in inputs):

@@ -314,8 +314,7 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None, 
     shapes = {getattr(leaf, "shape", ())[1:] for leaf in _leaves(batch)} - {()}  # of the rows
     for leaf in _leaves(result):
         if isinstance(leaf, str) or not hasattr(leaf, "__len__"):
-            need = "a view of texts gets the list of texts and returns a list, one of arrays returns an array"
-            raise ValueError(f"view {view.name} returned a {type(leaf).__name__}; {need}.")
+            raise ValueError(f"view {view.name} returned a {type(leaf).__name__}; return an array, or a list of texts.")
         if len(leaf) not in n_rows:
             raise ValueError(f"view {view.name} turned a batch of {max(n_rows)} rows into {len(leaf)}; keep them all.")
         if (row := tuple(getattr(leaf, "shape", ())[1:])) not in shapes and row[1:] in shapes:

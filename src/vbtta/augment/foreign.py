@@ -76,10 +76,9 @@ def as_view(
     if _is_from(obj, "monai.transforms"):
         return MonaiView(view_name, obj, _draws(obj) if stochastic is None else stochastic, inverse)
     if any(_is_from(obj, package) for package in ("kornia.augmentation", "torchvision", "timm")):
-        draws = _draws(obj) if stochastic is None else stochastic
-        if not draws:
-            return FunctionView(view_name, obj, False, inverse, tensors=True)
-        return SeededView(view_name, obj, True, inverse)
+        if _draws(obj) if stochastic is None else stochastic:
+            return SeededView(view_name, obj, True, inverse)
+        return FunctionView(view_name, obj, False, inverse, tensors=True)
     takes_rng = _takes_rng(obj)
     draws = stochastic is None and _is_from(obj, "torch.nn") and any(map(_is_random, obj.modules()))
     if draws or (stochastic and not takes_rng and _is_from(obj, "torch")):

@@ -401,8 +401,8 @@ def models_of(task: str) -> dict[str, type[Model]]:
     """The models of a task by their short names."""
     models = {entry.short_name: _type(name) for name, entry in MODELS.items() if entry.task == task}
     if not models:
-        known = sorted({entry.task for entry in MODELS.values() if entry.task} | {"multilabel"})
-        raise ValueError(f"task must be one of {known}; got {task!r}")
+        known = sorted({entry.task for entry in MODELS.values() if entry.task})
+        raise ValueError(f"task must be one of {known}, or 'multilabel' in fit_policy (then .prune()); got {task!r}")
     return models
 
 

@@ -80,7 +80,11 @@ class Worker:
         self.predictor = as_predictor(job.factory(), job.output)
 
     def __call__(self, table: Any) -> Any:
-        """The rows of a batch with the policy's prediction."""
+        """The rows of a batch with the policy's prediction, instead of columns of the same names."""
+        if not len(table):
+            return table
+        if "instance" in table.column_names and table["instance"].null_count:
+            raise ValueError("column 'instance' of dataset has gaps, and ids are needed to draw; number the rows")
         ids = columns_of(table, ["instance"]).get("instance", np.arange(len(table)))
         if ids.dtype.kind not in "iu" or ids.min(initial=0) < 0:  # rows draw by digests of their ids
             digests = [hashlib.sha256(str(name).encode()).digest()[:7] for name in ids.tolist()]
@@ -88,7 +92,8 @@ class Worker:
         with self.predictor.ready():
             predictions = self.job.collect(self.predictor, read_inputs(table), ids.astype(np.int64))
         arrow = require("pyarrow", "ray")
-        table = table.drop_columns([name for name in ("image", "inputs") if name in table.column_names])
-        for name, values in self.policy.predict(predictions).columns(self.level).items():
+        columns = self.policy.predict(predictions).columns(self.level)
+        table = table.drop_columns([name for name in table.column_names if name in ("image", "inputs", *columns)])
+        for name, values in columns.items():
             table = table.append_column(name, arrow.array(values))
         return table
