@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from fastapi import HTTPException
 from fastapi.testclient import TestClient
 from torch import nn
 
@@ -99,6 +100,49 @@ def test_requests_that_come_meanwhile_share_a_batch(parts):
     expected = policy.predict(collect_views(network, images, views)).proba[:, 0]
     np.testing.assert_allclose(answers, expected, atol=1e-5)
     assert set(sizes) == {1, 7}
+
+
+def test_a_batch_that_fails_or_a_request_that_is_cancelled_leaves_the_others_alone(parts):
+    network, views, policy, calibration = parts
+    begun, go, calls = threading.Event(), threading.Event(), []
+
+    def failing(batch):
+        calls.append(len(batch))
+        begun.set()
+        assert go.wait(60)
+        if len(batch) == 3:
+            raise RuntimeError("out of memory")
+        with torch.no_grad():
+            return network(torch.as_tensor(batch)).numpy()
+
+    app = serve.make_app(failing, views, policy, calibration, shape=SHAPE)
+    predict, drift = (next(r.endpoint for r in app.routes if r.path == path) for path in ("/predict", "/drift"))
+    images = np.random.default_rng(0).normal(size=(4, *SHAPE)).astype(np.float32)
+
+    async def ask():
+        with pytest.raises(HTTPException, match="no inputs yet"):
+            await drift()
+        first = asyncio.create_task(predict(images[0].tolist()))
+        assert await asyncio.to_thread(begun.wait, 60)
+        others = [asyncio.create_task(predict(image.tolist())) for image in images[1:]]
+        while not all_waiting(app, 3):
+            await asyncio.sleep(0)
+        first.cancel()
+        others[1].cancel()
+        go.set()
+        results = await asyncio.gather(first, *others, return_exceptions=True)
+        assert all_waiting(app, 0)
+        return results, await predict(images[0].tolist())
+
+    (first, second, third, fourth), later = asyncio.run(ask())
+    assert isinstance(first, asyncio.CancelledError)
+    assert isinstance(third, asyncio.CancelledError)
+    assert isinstance(second, RuntimeError)
+    assert isinstance(fourth, HTTPException)
+    assert fourth.status_code == 503
+    assert later["proba_ant"] == pytest.approx(
+        policy.predict(collect_views(network, images, views)).proba[0, 0], abs=1e-5
+    )
 
 
 def all_waiting(app, count):
