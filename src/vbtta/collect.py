@@ -63,12 +63,6 @@ def collect_views(
     ids, classes, groups : arrays, optional
         Identifiers of the N inputs (by default the index of a pandas table), the classes of the C outputs (estimators
         and networks of transformers know theirs), and which inputs belong together.
-
-    Examples
-    --------
-    >>> from vbtta.augment import GaussianNoise, Identity
-    >>> collect_views(lambda batch: batch.sum(axis=1), np.ones((3, 2)), [Identity(), GaussianNoise(0.1)], draws=4)
-    ViewPredictions(N=3, K=2, C=1: identity, noise(0.1))
     """
     check_options(draws, keep_draws, variance)
     seed = whole_number("seed", seed, 0)

@@ -4,9 +4,8 @@ The plural functions give one number a label, the singular ones their weighted m
 mean over labels. Errors, CRPS and coverage are averaged over outputs, where there are several.
 
 Of maps (segmentation), Dice, intersection over union and average precision are computed by image: the plural functions
-give one row an image. For the other metrics :func:`map_rows` makes rows of maps.
-
-Pandas objects that are compared must have one index, in one order.
+give one row an image. For the other metrics :func:`map_rows` makes rows of maps. Pandas objects that are compared must
+have one index, in one order.
 """
 
 __all__ = [

@@ -1,7 +1,6 @@
 """Figures in one style: every figure is a function of arrays and returns a matplotlib Figure.
 
-The colours are safe for colour-blind readers. Text and axes are drawn in a placeholder colour, which :func:`to_svg`
-replaces by the page's text colour, so the same figure works on light and dark pages.
+Text and axes have a placeholder colour, which :func:`to_svg` replaces by the page's, so that pages may be dark.
 """
 
 __all__ = [

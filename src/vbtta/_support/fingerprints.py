@@ -1,7 +1,6 @@
 """Fingerprints of views and their predictions: equal for equal parameters, on any machine.
 
-A prediction's fingerprint is `<hash of the view>/<kind of output>[/<draws>]`. Policies store it and compare it with
-that of the predictions they are given.
+A prediction's is `<hash of the view>/<kind of output>[/<draws>]`; policies compare theirs with those they are given.
 """
 
 __all__ = ["prediction_fingerprint", "view_fingerprint"]
@@ -25,9 +24,7 @@ _PRINTING_PACKAGES = ("torch.", "kornia.", "torchvision.")  # modules whose repr
 def view_fingerprint(view: object) -> str:
     """Twelve hexadecimal digits for a view's class and parameters, without its name.
 
-    A pool counts by its rows, a dataclass by its fields, another library's transform by its repr and its tensors if
-    these show its parameters, a `functools.partial` by its function's name and arguments. A function or a module of
-    your own has the fingerprint "-", which matches any other.
+    A function or a module of your own has the fingerprint "-", which matches any other.
     """
     text = json.dumps(described := describe(view), sort_keys=True)
     return UNKNOWN if described is None else hashlib.sha256(text.encode()).hexdigest()[:12]

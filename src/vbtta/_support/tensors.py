@@ -151,12 +151,7 @@ def rows_of(batch: Batch, rows: Any) -> Batch:
 
 
 def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]:
-    """Batches of the inputs, and the number of rows where it is known beforehand.
-
-    Arrays, tensors, tables, lists of texts, images or other rows, data sets of Hugging Face, and dicts and tuples of
-    them are cut into batches of `batch_size` rows, and so are iterators of texts or other single objects; DataLoaders
-    and iterators of arrays, lists or dicts give batches of their own.
-    """
+    """Batches of the inputs that `collect_views` takes, and the number of rows where it is known beforehand."""
     batch_size = whole_number("batch_size", batch_size, 1)
     given, inputs = inputs, as_batch(inputs)
     shapes: set[Any] = {getattr(row, "shape", None) for row in given} if type(given) is list else {None}

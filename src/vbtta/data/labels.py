@@ -49,11 +49,6 @@ class LabelSets:
     strings; `count` (J,) how often each was given, times the weight of its instance; `annotator` (J,) indices into
     `annotator_names`, or None. `n_instances` counts labelled and unlabelled instances; `ids` and `instance_weights`
     (n_instances,) are theirs, where given.
-
-    Examples
-    --------
-    >>> LabelSets.from_array([[1.0, 1.2], [3.0, float("nan")]])
-    LabelSets(3 labels of 2 instances)
     """
 
     instance: Array

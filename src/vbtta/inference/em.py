@@ -1,8 +1,7 @@
 """The EM engine: plain steps, and SQUAREM extrapolation that is kept only where it does not lower the bound.
 
 R. Varadhan and C. Roland, "Simple and globally convergent methods for accelerating the convergence of any EM
-algorithm" (2008). A pass is a sum in pairs over blocks, in an order that depends on their number alone: whoever holds
-some of the blocks (a thread, another machine) can add what belongs together, equal to the last bit.
+algorithm" (2008). A pass is a sum in pairs over blocks, in an order that depends on their number alone.
 """
 
 import math

@@ -1,8 +1,4 @@
-"""Hugging Face: processors in front of a model, and policies in folders and repositories of the Hub.
-
-Models of transformers, their outputs, dict batches and data sets need nothing of this: :func:`vbtta.collect_views` and
-:class:`vbtta.TTAModule` take them as they are.
-"""
+"""Hugging Face: processors in front of a model, and policies in folders and repositories of the Hub."""
 
 __all__ = ["ProcessedPredictor", "calibration", "hub_policy", "model_card"]
 

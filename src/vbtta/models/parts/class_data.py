@@ -276,9 +276,7 @@ def link_arguments(predictions: ViewPredictions, rows: slice, link: links.Link) 
 class SoftmaxViews:
     """A block of views with softmax probabilities P_k(c) of kappa_k f_k + o, their mixture and its information.
 
-    The offsets, common to all views, are factors exp(o) of sums over classes: the array of all logits (n, K, C) is
-    scaled, exponentiated and multiplied by vectors. Many logits in single precision are worked on in that. A block is
-    valid until the thread's next one.
+    The offsets, common to all views, are factors exp(o) of sums over classes. A block is valid until the thread's next.
     """
 
     def __init__(self, logits: Array, kappa: Array, offset: Array, weights: Array) -> None:

@@ -471,9 +471,7 @@ NOISES: dict[str, NoiseKind | None] = {
 def default_noise(labels: LabelFacts) -> str:
     """One accuracy for all where labels hardly overlap; else confusion matrices, if there are labels enough.
 
-    Ten labels for every row of a matrix are enough; with fewer every annotator has one accuracy. From single labels a
-    confusion matrix would be charged with the views' errors; one accuracy is identified by the labels that confident
-    and otherwise reliable predictions contradict.
+    Ten labels for every row of a matrix are enough; with fewer every annotator has one accuracy (docs/method, eq. 22).
     """
     if not labels.overlap:
         return "uniform"

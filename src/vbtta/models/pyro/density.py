@@ -1,10 +1,7 @@
 """A user's own Pyro model in place of the likelihood: a function ``(predictions, labels, prior) -> None``.
 
-It gets tensors of doubles in standard units, as the classes below name them, and draws weights and calibration under
-the priors of the views' model with ``prior.sample(predictions)``. Everything else is Pyro: further parameters from
-distributions that are real, positive, in the unit interval or on a simplex; the probability of the labels with
-``pyro.factor`` or observed sites. Latent variables of single labels must be summed out. The function may get a batch of
-the inputs; the log probability of its labels is then scaled up.
+It gets tensors of doubles in standard units, as the classes below name them (docs/guides/own-model.md says what else it
+may do). It may get a batch of the inputs; the log probability of its labels is then scaled up.
 """
 
 from collections.abc import Callable
