@@ -584,6 +584,7 @@ def test_features_may_have_their_ids_in_the_index():
     for table in (long.set_index("id"), long.set_index(["id", "view"]), long.rename_axis("row")):
         known = ViewPredictions(LOGITS, names=PREDICTIONS.names, ids=IDS, features=table)
         assert known.feature_names == ("quality",)
+        assert known.features is not None
         assert np.array_equal(known.features[:, :, 0], quality)
 
 
