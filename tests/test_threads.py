@@ -57,7 +57,8 @@ def test_a_module_in_training_mode_is_in_evaluation_mode_for_all_threads() -> No
     single = collect_views(_copy(network), inputs, VIEWS, draws=2)
     found = in_threads(16, lambda n: collect_views(network, inputs[: 10 + 2 * n], VIEWS, draws=2))
     for n, part in enumerate(found):
-        np.testing.assert_array_equal(part.outputs, single.outputs[: 10 + 2 * n])
+        # kernels of torch round by the size of the batch on some processors; dropout would double or remove outputs
+        np.testing.assert_allclose(part.outputs, single.outputs[: 10 + 2 * n], atol=1e-6)
     assert network.training
     assert network.dropout.training
 

@@ -96,15 +96,14 @@ class Comparison:
         return {name: difference for name, difference in pairs if difference is not None}
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One dictionary of plain values a method, the best likelihood first, for JSON."""
+        """One dictionary of plain values a method, for JSON."""
         tables = {"": self.values}
         for name, difference in self.references.items():
             tables |= dict(zip([f"_minus_{name}{end}" for end in ("", "_low", "_high")], difference[1:], strict=True))
         fields = {f"{metric}{end}": tables[end][:, s] for s, metric in enumerate(self.metrics) for end in tables}
         fields |= {name: getattr(self, name) for name in ("fit_seconds", "views_used", "forward_passes")}
         columns = [self.methods, *(values.tolist() for values in fields.values())]
-        records = [dict(zip(["method", *fields], row, strict=True)) for row in zip(*columns, strict=True)]
-        return sorted(records, key=lambda record: (np.isnan(record["nll"]), record["nll"]))
+        return [dict(zip(["method", *fields], row, strict=True)) for row in zip(*columns, strict=True)]
 
     def to_frame(self) -> Any:
         """A pandas DataFrame, one row a method, columns as in :meth:`to_records`."""
@@ -511,7 +510,7 @@ def table_cells(
     best = {metric: best_methods(records, metric) if bold else [] for metric in names}
     change = ["NLL minus original"] if original else []
     lines = [["method", *map(metric_title, names), *change, "views", "passes", "fit (s)"]]
-    for record in records:
+    for record in sorted(records, key=lambda record: (record["nll"] is None, record["nll"])):
         method = record["method"]
         values = ["-" if record[metric] is None else f"{record[metric]:.4f}" for metric in names]
         values = [f"**{text}**" if method in best[metric] else text for metric, text in zip(names, values, strict=True)]

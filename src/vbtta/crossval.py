@@ -95,9 +95,8 @@ def stack_scores(
 ) -> tuple[tuple[Array, Array], CrossValidated]:
     """Stacking weights from held-out scores, and the stack's own held-out scores; prior counts are (M,).
 
-    An instance is scored with the weights that the other folds give, so that the score is out of sample. With
-    `even_odds` the last member is the raw network, and takes the probability that the others do not help
-    (:func:`trust`).
+    An instance is scored with the weights that the other folds give. With `even_odds` the last member is the raw
+    network, and takes the probability that the others do not help (:func:`trust`).
     """
     first = members[0]
     scores = np.stack([member.scores for member in members], axis=1) / first.importance[:, None]  # (n, M)
@@ -125,10 +124,7 @@ def even_odds(raw: Model, labels: LabelFacts) -> float:
 
 
 def trust(n_instances: float, even_odds: float, gain: float = 0.0) -> float:
-    """Log odds that a stack is better than the raw network, whose held-out scores it exceeds by a gain in all.
-
-    The prior odds, and why the gain counts a fifth: docs/method, "Stacking".
-    """
+    """Log odds that a stack is better than the raw network, by its gain in held-out scores (docs/method, "Stacking")."""
     return float(np.log(n_instances / even_odds) + gain / _TEMPERATURE)
 
 

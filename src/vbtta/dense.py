@@ -75,9 +75,9 @@ def collect_dense(
         batches = map(_alone, inputs)
     if n_inputs not in (None, len(truth)):
         raise ValueError(f"there are {n_inputs} inputs and {len(truth)} targets; every input needs its target")
-    moments: list[tuple[Array, Array | None]] = []
+    moments: list[Array] = []  # mean and variance, allocated once
     everything: list[_Drawn] = []
-    start = 0
+    start = filled = 0
     with Progress("inputs", len(truth), progress) as bar, adapted.ready():
         for raw in batches:
             batch = adapted.prepare(raw)
@@ -98,7 +98,12 @@ def collect_dense(
                 mean, variance, _ = collector.collect(batch, start)
                 for row, chosen in enumerate(drawn):
                     _check_labels(chosen, truth.name(start + row), mean.shape[2], classes, stratify)
-                moments.append((mean, variance))
+                parts = [mean] if variance is None else [mean, variance]
+                if not moments:
+                    moments = [np.empty((len(truth) * positions, *part.shape[1:]), part.dtype) for part in parts]
+                for whole, part in zip(moments, parts, strict=True):
+                    whole[filled : filled + len(part)] = part
+                filled += len(mean)
             everything += drawn
             start += n_rows
             bar.advance(n_rows)
@@ -106,6 +111,7 @@ def collect_dense(
         raise ValueError(f"there are {start} inputs and {len(truth)} targets; every input needs its target")
     told_apart = raters is not None or (len(truth.n_raters) == 1 and truth.n_raters != {1})  # by name or column
     people = truth.people if told_apart else []
+    moments = [whole[:filled] for whole in moments]
     return _joined(moments, everything, names, people, **collector.description(classes))
 
 
@@ -250,7 +256,7 @@ def _draw(
 
 
 def _joined(
-    moments: list[tuple[Array, Array | None]], drawn: list[_Drawn], inputs: Array, people: list[str], **rest: Any
+    moments: list[Array], drawn: list[_Drawn], inputs: Array, people: list[str], **rest: Any
 ) -> tuple[ViewPredictions, LabelSets]:
     """Predictions and labels of all places; labels are anonymous without people."""
     if not moments:
@@ -265,10 +271,7 @@ def _joined(
     )
     weights = [part.weight for part in drawn if part.weight is not None]
     ids = np.array([f"{name}:{place}" for name, part in zip(inputs, drawn, strict=True) for place in part.position])
-    mean = np.concatenate([part for part, _ in moments])
-    variances = [part for _, part in moments if part is not None]
-    variance = np.concatenate(variances) if variances else None
-    predictions = ViewPredictions(mean, variance, ids=ids, groups=np.repeat(inputs, sizes), **rest)
+    predictions = ViewPredictions(*moments, ids=ids, groups=np.repeat(inputs, sizes), **rest)
     return predictions, labels.with_weights(np.concatenate(weights)) if weights else labels
 
 

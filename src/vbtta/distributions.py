@@ -337,9 +337,8 @@ def entropy(proba: Array) -> Array:
 def view_information(proba: Array, shares: Array) -> Array:
     """Mutual information of class and view in nats, between 0 and the entropy of the class: (N,).
 
-    The class has the predicted probabilities, proba (N, C). Given the class, a view has its part in what a mixture of
-    the views says of that class: shares (N, K, C) are weight times probability, w_k p_k(c). Of a mixture that is its
-    own mutual information; of any other pool the views' disagreement about what the pool leaves open.
+    The class has probabilities (N, C); given the class, a view has its share (N, K, C) in a mixture, w_k p_k(c). Of any
+    other pool than a mixture this is the views' disagreement about what the pool leaves open.
     """
     tiny = np.finfo(np.float64).tiny
     joint = shares * (proba / np.maximum(shares.sum(axis=1), tiny))[:, None]

@@ -76,6 +76,8 @@ def inverse_and_log_det(matrix: Array) -> tuple[Array, Array]:
 
 def log_cholesky(matrix: Array) -> Array:
     """Cholesky factors with logarithms on the diagonal, the lower triangle in a row: (..., C(C+1)/2)."""
+    if matrix.shape[-1] == 1:
+        return np.asarray(0.5 * np.log(matrix[..., 0]))
     rows, columns, diagonal = _lower_triangle(matrix.shape[-1])
     vector = cholesky(matrix)[..., rows, columns]
     vector[..., diagonal] = np.log(vector[..., diagonal])
@@ -84,6 +86,8 @@ def log_cholesky(matrix: Array) -> Array:
 
 def from_log_cholesky(vector: Array, size: int) -> Array:
     """The positive definite matrices (..., C, C) of :func:`log_cholesky`'s vectors."""
+    if size == 1:
+        return np.asarray(np.exp(2 * np.clip(vector, -300, 300))[..., None])
     rows, columns, diagonal = _lower_triangle(size)
     entries = vector.copy()
     entries[..., diagonal] = np.exp(np.clip(vector[..., diagonal], -300, 300))
