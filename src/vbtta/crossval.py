@@ -124,7 +124,7 @@ def even_odds(raw: Model, labels: LabelFacts) -> float:
 
 
 def trust(n_instances: float, even_odds: float, gain: float = 0.0) -> float:
-    """Log odds that a stack is better than the raw network, by its gain in held-out scores (docs/method, "Stacking")."""
+    """Log odds that a stack is better than the raw network, given its gain (docs/method, "Stacking")."""
     return float(np.log(n_instances / even_odds) + gain / _TEMPERATURE)
 
 

@@ -79,8 +79,7 @@ class UnsupervisedDensity(Density):
 
         ln P(w) = ln Dirichlet(w) - sum_i [ H(p_i) + KL(m_i || p_i) ],   p_i = sum_k w_k P_k(. | x_i)
 
-    H is the entropy of the weighted average, as in MEMO (Zhang, Levine and Finn 2022). Alone it would select the most
-    confident view; the second term penalises disagreement with the plain average m_i.
+    H is the entropy, as in MEMO (Zhang, Levine and Finn 2022); the second term penalises distance from the average m_i.
     """
 
     def __init__(self, logits: Array, concentration: float | None) -> None:
