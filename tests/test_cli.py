@@ -629,7 +629,7 @@ def test_results_and_remarks_go_separate_ways(here: Path, tmp_path: Path) -> Non
     same = run("compare", "preds.npz", "labels.csv", "--test", "preds.npz", "labels.csv", "--methods", "uniform")
     assert "vbtta: warning: test_predictions hold rows that the methods are fitted to (at least 60 of 60)" in same.err
     document = json.loads(quiet.out)
-    assert [record["method"] for record in document["methods"]] == ["vbtta", "original"]
+    assert [record["method"] for record in document["methods"]] == ["original", "vbtta"]
 
 
 def test_what_a_predictor_prints_is_no_result(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
