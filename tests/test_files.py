@@ -357,11 +357,40 @@ def test_carriage_returns_of_text_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", [" before", "after ", "\u2003wide", "\n=1", "\t"])
 def test_text_with_white_space_around_it_is_not_written_to_a_csv(cell: str, tmp_path: Path) -> None:
     labels = LabelSets.from_table(np.array(["a", f"{cell}b" if cell == "\t" else cell]), [0, 1])
-    with pytest.raises(ValueError, match=r"has white space around it, which CSV files do not keep; write a .parquet"):
+    with pytest.raises(ValueError, match=r"/labels.csv: '.*' has white space around it, which CSV files do not keep"):
         labels.save(tmp_path / "labels.csv")
     assert not (tmp_path / "labels.csv").exists()
     labels.save(tmp_path / "labels.parquet")
     assert LabelSets.load(tmp_path / "labels.parquet").ids.tolist() == labels.ids.tolist()  # type: ignore[union-attr]
+
+
+def test_blank_labels_are_not_written_to_a_csv(tmp_path: Path) -> None:
+    labels = LabelSets.from_array(["", "a"])
+    with pytest.raises(ValueError, match=r"/labels.csv: a label is blank, which stands for none in CSV files; write a"):
+        labels.save(tmp_path / "labels.csv")
+    labels.save(tmp_path / "labels.parquet")
+    assert LabelSets.load(tmp_path / "labels.parquet").value.tolist() == ["", "a"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_texts_that_end_with_nul_are_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"labels{suffix}"
+    cells = ["a\0", "a", "b\0c"]
+    if suffix == ".csv":
+        path.write_text("\n".join(["label", *cells]), encoding="utf-8")
+    else:
+        write_table(path, {"label": np.array(cells, dtype=object)})
+    with pytest.raises(ValueError, match=rf"^{path} cannot be read: a text ends with the character NUL"):
+        LabelSets.load(path)
+
+
+def test_names_of_columns_are_escaped_in_errors(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text('"a\nb","a\nb"\n1,2\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"names a column twice: a\\nb, a\\nb$"):
+        LabelSets.load(path)
+    with pytest.raises(ValueError, match=r"^\\n has rows of different lengths"):
+        LabelSets.from_table({"\n": [[1], [1, 2]], "label": [0, 1]})
 
 
 def test_white_space_around_cells_is_left_out(tmp_path: Path) -> None:

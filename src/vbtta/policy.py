@@ -543,12 +543,11 @@ class Policy(Saved):
                 f"predictions have {len(predictions.names)} unnamed views but the policy was fitted to "
                 f"{len(self.names)}; name the views so that they can be matched"
             )
-        needed = self.used_names
-        missing = [name for name in needed if name not in predictions.names]
+        missing = [name for name in self.used_names if name not in predictions.names]
         if missing:
             raise ValueError(f"the policy needs the views {missing}, which the predictions lack")
         redrawn = None
-        for name in needed:
+        for name in self.used_names:
             ours, theirs = self.fingerprints.get(name, ""), predictions.fingerprints.get(name, "")
             if (difference := conflict(ours, theirs)) is not None:
                 raise ValueError(

@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from vbtta._support.checks import require
+from vbtta._support.checks import printable, require
 from vbtta._support.files import atomic_path
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import ViewPredictions, pivot
@@ -231,7 +232,7 @@ def one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
     if (times != 1).any():
         where = int(np.argmax(times != 1))
         raise ValueError(
-            f"{path}: instance {ids[where // len(names)]} has {times[where]} rows of view "
+            f"{path}: instance {printable(ids[where // len(names)])} has {times[where]} rows of view "
             f"{str(names[where % len(names)])!r}; every instance needs one row of every view"
         )
     by_view = partial(pivot, table, row=row, view=view, shape=(len(ids), len(names)), where=path)
@@ -272,8 +273,9 @@ def read_labels(path: str | os.PathLike[str]) -> LabelSets:
 def write_labels(path: str | os.PathLike[str], labels: LabelSets) -> None:
     """Write labels in the long layout to a CSV or parquet file."""
     if labels.by_position or labels.value.ndim > 1 or labels.soft:
-        kinds = "counts, probabilities, rankings and vectors"
-        raise ValueError(f"labels of {kinds} are not written; keep the arrays or tables they were made of")
+        raise ValueError("counts, probabilities, rankings and vectors are not written; keep the arrays or tables")
+    if Path(path).suffix == ".csv" and "" in labels.value.astype(str):
+        raise ValueError(f"{path}: a label is blank, which stands for none in CSV files; write a .parquet")
     columns, weights = labels.table(), np.ones(len(labels))
     if labels.instance_weights is not None:
         weights = columns["instance_weight"] = labels.instance_weights[labels.instance]
@@ -309,13 +311,14 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
     if len(header) == 1 and (mark := re.search("[;\t]", header[0])):
         raise ValueError(f"{path} has {mark[0]!r} between its columns; write commas")
     if len(set(header)) < len(header):
-        raise ValueError(f"{path} names a column twice: {', '.join(header)}")
+        raise ValueError(f"{path} names a column twice: {printable(', '.join(header))}")
     body = [row for row in rows[1:] if row]
     for line, row in enumerate(body, start=2):
         if len(row) != len(header):
             raise ValueError(f"{path}, line {line}: {len(row)} cells, but the first line names {len(header)} columns")
     cells = list(zip(*body, strict=True)) if body else [()] * len(header)
-    return {name: _typed(list(column)) for name, column in zip(header, cells, strict=True)}
+    with reading(path):
+        return {name: _typed(list(column)) for name, column in zip(header, cells, strict=True)}
 
 
 def write_table(path: str | os.PathLike[str], columns: Mapping[str, Array]) -> None:
@@ -325,10 +328,8 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Array]) -> N
             write_arrow(require("pyarrow", "data").table(dict(columns)), temporary)
             return
         with open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(map(plain_text, columns))
-            rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-            writer.writerows([plain_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+            rows = chain([columns], zip(*(column.tolist() for column in columns.values()), strict=True))
+            csv.writer(file).writerows([_plain(cell, path) for cell in row] for row in rows)
 
 
 def write_arrow(table: Any, path: Path) -> None:
@@ -336,11 +337,11 @@ def write_arrow(table: Any, path: Path) -> None:
     require("pyarrow.parquet", "data").write_table(table, path, write_page_checksum=True)
 
 
-def plain_text(cell: str) -> str:
-    """Text that a spreadsheet does not take for a formula: with a leading apostrophe where it might."""
-    if cell != cell.strip():
-        raise ValueError(f"{cell!r} has white space around it, which CSV files do not keep; write a .parquet file")
-    return f"'{cell}" if _FORMULA.match(cell) else cell
+def _plain(cell: Any, path: Any) -> Any:
+    """A cell; text that a spreadsheet might take for a formula gets a leading apostrophe."""
+    if isinstance(cell, str) and cell != cell.strip():
+        raise ValueError(f"{path}: {cell!r} has white space around it, which CSV files do not keep; write a .parquet")
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
 def _without_quote(cell: str) -> str:
@@ -392,9 +393,7 @@ def _first_seen(values: Array) -> tuple[Array, Array]:
     """Distinct values in the order of their first row, and every row's place among them."""
     distinct, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
-    place = np.empty(len(order), dtype=np.intp)
-    place[order] = np.arange(len(order))
-    return distinct[order], place[inverse]
+    return distinct[order], np.argsort(order)[inverse]
 
 
 def _typed(cells: list[str]) -> Array:
@@ -415,6 +414,8 @@ def _typed(cells: list[str]) -> Array:
 
 def _from_list(cells: list[Any]) -> Array:
     """An array of plain values; with gaps an array of objects."""
+    if any(isinstance(cell, str) and cell.endswith("\0") for cell in cells):
+        raise ValueError("a text ends with the character NUL, which arrays of NumPy do not keep")
     if any(cell is None for cell in cells):
         array = np.empty(len(cells), dtype=object)
         array[:] = cells

@@ -143,7 +143,7 @@ class LabelSets:
         if id_column(names, "the table") is None and not id_like(columns):
             index = next((index_of(column, "table") for column in columns.values() if hasattr(column, "iloc")), None)
             columns |= {} if index is None else {"id": index}
-        arrays = {name: _as_array(column, name) for name, column in columns.items()}
+        arrays = {name: _as_array(column, printable(name)) for name, column in columns.items()}
         return cls.from_columns(arrays, "the table", n_instances)
 
     @classmethod
@@ -630,7 +630,7 @@ def id_column(names: Iterable[Any], where: str) -> Any:
     """The one column that has a name for ids, in any case; None where there is none."""
     names = list(names)
     if len(set(map(str, names))) < len(names):
-        raise ValueError(f"{where} names a column twice: {', '.join(map(str, names))}")
+        raise ValueError(f"{where} names a column twice: {printable(', '.join(map(str, names)))}")
     if any(isinstance(name, tuple) for name in names):
         raise ValueError(f"{where} has columns of several levels; join their names, as '_'.join")
     return _one_column([name for name in names if str(name).lower() in ID_COLUMNS], where)
