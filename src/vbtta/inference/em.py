@@ -197,7 +197,8 @@ def _best_ascent(
 ) -> tuple[Ascent[S, T], list[Ascent[S, T]]]:
     """The ascent to the highest optimum, and those to others that are about as high, highest first."""
     # A short ascent shows which optimum a start leads to. It is continued if that optimum is new and about as high.
-    ends, coarse = [first], EM(tol=max(engine.tol, _COARSE_GAIN / problem.data.n_labels), max_steps=engine.max_steps)
+    ends, gain = [first], _COARSE_GAIN / max(problem.data.n_labels, 1)
+    coarse = EM(tol=max(engine.tol, gain), max_steps=engine.max_steps)
     starts = [problem.started_at(start, each) for each in weights] if first.converged and engine.tol > 0 else []
     for state in starts:
         if state is None:

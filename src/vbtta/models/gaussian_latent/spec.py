@@ -23,7 +23,7 @@ class GaussianLatent(LatentModel):
         As in :class:`GaussianMixture`; the prediction is that of the pool.
     beta, nu, v, gamma
         As in :class:`GaussianMixture`; the common offset has a Student-t prior of scale sqrt(2 / beta), and v is by
-        default the smaller of the residual variances around the median view and around the plain average.
+        default the smaller of the residual variances around a typical view and around the plain average.
     """
 
     noise: ContinuousNoise | None = None

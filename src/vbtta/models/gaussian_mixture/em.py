@@ -27,7 +27,7 @@ _FIRST_TAIL, _TAILS = 4.0, np.geomspace(0.05, 200, 100) + 2  # degrees of freedo
 _START_SCALE = 10.0  # of the common calibration's prior at the start, at least
 _MIN_START_WEIGHT = 1e-3  # shared by all views, at a start from another fit: EM does not move weights away from zero
 _INTERVAL_LABELS = 100_000  # labels from which intervals are estimated, at most
-_COMMON_LABELS = 20  # that the median view's residual variance counts for in that of all views
+_COMMON_LABELS = 20  # that a typical view's residual variance counts for in that of all views
 _SCREENING_ROUNDS = 3  # of a few steps each
 _SCREENING_LABELS = 20_000  # labels from which the prior's scale is estimated, at most
 
@@ -51,8 +51,7 @@ def statistics(expected: e_step.Expectation) -> MixtureStatistics:
     share, x, u = expected.share, expected.covariate, expected.precision
     shares = [share if u is None else share * u]
     if x is not None:
-        shares.append(shares[0] * x)
-        shares.append(shares[1] * x)
+        shares += [shares[0] * x, shares[0] * x**2]
     every = max(1, len(share) // 16)  # with many views the overlap is that of some labels: time stays linear in K
     some, repeats = share[:, ::every], expected.repeats[::every]
     return MixtureStatistics(
@@ -196,7 +195,9 @@ def initialise(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePr
     variance = _residual_variance(total.moments[0], C, prior.affine, data.n_labels)  # (K, C)
     if spec.v is not None and np.asarray(spec.v).size not in (1, C):
         raise ValueError(f"v must be one number, or one for each of the {C} output(s); got {spec.v!r}")
-    typical = np.median(variance, axis=0) if spec.v is None else np.asarray(spec.v) / data.standard.scale**2
+    best = variance.min(axis=0) * (1 + math.sqrt(8 / data.n_labels))  # two standard errors above
+    typical = np.minimum(best, np.median(variance, axis=0))
+    typical = typical if spec.v is None else np.asarray(spec.v) / data.standard.scale**2
     typical = np.maximum(np.broadcast_to(typical, (C,)), SMALLEST_VARIANCE)
     prior = prior._replace(inverse_scale=prior.nu * np.diag(typical), residual_variance=typical)
     size = 2 * C if prior.affine else C
@@ -263,8 +264,7 @@ class MixtureProblem(Problem[MixtureState, MixtureStatistics, MixturePosterior])
         after = update(state, statistics, self.prior, self.plug_in)._replace(annotators=people)
         if self.gate is None:
             return after
-        sums = statistics.mass, statistics.feature_mass
-        weights, slopes = self.gate.update(state.weights, after.slopes, *sums)
+        weights, slopes = self.gate.update(state.weights, after.slopes, statistics.mass, statistics.feature_mass)
         return after._replace(weights=weights, slopes=slopes)
 
     def extrapolate(self, before: MixtureState, after: MixtureState, statistics: MixtureStatistics) -> MixtureState:
@@ -314,8 +314,8 @@ class MixtureProblem(Problem[MixtureState, MixtureStatistics, MixturePosterior])
 
     def bound_terms(self, state: MixtureState, statistics: MixtureStatistics) -> dict[str, float]:
         """The paper's seven terms, repaired, in the labels' units: J minus the others is the bound (method, eq. 11)."""
-        prior, C, moments = self.prior, self.data.n_outputs, statistics.moments[0]
-        density, mass = e_step.Density.of(state, prior, np.zeros(len(state.weights))), statistics.mass
+        prior, C, moments, mass = self.prior, self.data.n_outputs, statistics.moments[0], statistics.mass
+        density = e_step.Density.of(state, prior, np.zeros(len(state.weights)))
         error = np.vdot(density.residual_form, moments[:, 2 * C :, 2 * C :])
         error += np.vdot(density.regressor_form, moments[:, prior.regressors, prior.regressors])
         log_prior, entropy = _calibration_terms(state, prior)
@@ -408,17 +408,17 @@ class MixtureProblem(Problem[MixtureState, MixtureStatistics, MixturePosterior])
         return replace(self, gate=self.gate.with_prior(scale, *self.data.total(block_score)))
 
 
-def _variance_within(data: ContinuousBlocks, prior: MixturePrior, first: MixtureState) -> tuple[float, ...]:
+def _variance_within(data: ContinuousBlocks, prior: MixturePrior, state: MixtureState) -> tuple[float, ...]:
     """Residual variance of a label around its own view, in the labels' units: (C,), the prior's v."""
     # A view's residuals include those of labels that other views explain, and of all labels before calibration; their
     # variance is far too large a guess where views differ much. A short fit separates them.
     subsample = data.subsample(_SCREENING_LABELS)
-    state = first
     for _ in range(_SCREENING_ROUNDS):
         state = ascend(MixtureProblem(subsample, prior, None), state, EM(max_steps=10, tol=1e-4)).state
         squares = np.diagonal(state.inverse_scale - prior.inverse_scale, axis1=1, axis2=2).sum(axis=0)
         n_labels = (state.dof - prior.nu).sum()
         within = (squares + _COMMON_LABELS * prior.residual_variance) / (n_labels + _COMMON_LABELS)
+        within = np.where(np.isfinite(within), within, prior.residual_variance)
         prior = prior._replace(inverse_scale=prior.nu * np.diag(within))
     return tuple(np.diagonal(prior.inverse_scale) / prior.nu * data.standard.scale**2)
 
@@ -439,8 +439,7 @@ def pose(source: Source, spec: GaussianMixture, start: Posterior | None = None) 
     factors = _resume(state, start)._replace(annotators=people)
     if spec.weights != "input":
         return problem, factors
-    unit = data.standard.prediction_scale
-    features = partial(source.gate, spec.features, shared=people is not None, unit=unit)
+    features = partial(source.gate, spec.features, shared=people is not None, unit=data.standard.prediction_scale)
     return with_gate(problem, factors, start, MixturePosterior, features, spec.gate_scale)
 
 

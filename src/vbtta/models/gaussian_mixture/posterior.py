@@ -29,7 +29,7 @@ class MixturePrior(NamedTuple):
     common_scale: float  # of the common calibration's Student-t
     nu: float
     inverse_scale: Annotated[Array, "C C", check_covariance]  # V
-    residual_variance: Annotated[Array, "C"]  # sigma_0^2, of the median view
+    residual_variance: Annotated[Array, "C"]  # sigma_0^2, of a typical view
     concentration: float | None
     affine: bool
     heteroscedastic: bool

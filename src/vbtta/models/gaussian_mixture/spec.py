@@ -47,8 +47,8 @@ class GaussianMixture(Model):
     nu : float, optional
         Prior degrees of freedom of the precision (eq. 3); C + 9 by default, less with fewer than 8 labels.
     v : float or C floats, optional
-        Prior residual variance in the labels' units; by default the smaller of the median over views of what is
-        observed and of what a short preliminary fit leaves around a label's own view.
+        Prior residual variance in the labels' units; by default from what a typical view leaves (the median
+        one, or the best where most are useless) and what a short preliminary fit leaves around a label's own view.
     gamma : float
         Prior precision of the annotators' biases (eq. 14), in standardised units.
     """
