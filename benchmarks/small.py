@@ -31,7 +31,7 @@ from vbtta.policy import ConvergenceWarning, Policy
 
 SIZES = (10, 25, 50, 100, 200, 500)
 _SCORED = 5_000  # test inputs
-_FRESH = 21  # part of the samples' seeds: defaults were chosen with other samples
+_FRESH = 22  # part of the samples' seeds: defaults were chosen with other samples
 _ALLOWED = {"classification": 0.2, "regression": 0.05}  # upper limits of the loss in error
 _ERROR = {"classification": "error rate (%)", "regression": "absolute error (years)"}
 
