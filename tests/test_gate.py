@@ -153,6 +153,35 @@ def test_built_in_features_are_those_of_the_method(task: str, choice: str) -> No
     np.testing.assert_allclose(gate.limits[1], raw.max(axis=(0, 1)), atol=1e-9)
 
 
+@pytest.mark.parametrize("n_classes", [2, 10, 60])
+@pytest.mark.parametrize("weights", ["view", "input"])
+def test_single_precision_gives_the_same_predictions(n_classes: int, weights: str) -> None:
+    rng = np.random.default_rng(0)
+    label = rng.integers(n_classes, size=80)
+    outputs = 3 * np.eye(n_classes)[label][:, None] + rng.normal(size=(80, 4, n_classes))
+    single = ViewPredictions(outputs.astype(np.float32), names=["identity", "a", "b", "c"])
+    double = ViewPredictions(single.outputs.astype(np.float64), names=single.names)
+    policy = fit("classification", double, label, weights=weights)
+    for some in (slice(None), slice(3, 4)):
+        expected, found = policy.predict(double.take(some)), policy.predict(single.take(some))
+        np.testing.assert_allclose(found.proba, expected.proba, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found.mutual_information, expected.mutual_information, atol=2e-5)
+        np.testing.assert_allclose(
+            policy.weights_for(single.take(some)), policy.weights_for(double.take(some)), rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("weights", ["view", "input"])
+def test_huge_logits_of_single_precision_stay_finite(weights: str) -> None:
+    predictions, labels = class_data(seed=0, n=60)
+    policy = fit("classification", predictions, labels, weights=weights)
+    for size in (100.0, 1e6, 3e38):
+        outputs = (predictions.outputs / np.abs(predictions.outputs).max() * size).astype(np.float32)
+        found: Any = policy.predict(ViewPredictions(outputs, names=predictions.names))
+        np.testing.assert_allclose(found.proba.sum(axis=1), 1)
+        assert np.isfinite(found.mutual_information).all()
+
+
 def test_extrapolation_is_bounded() -> None:
     """Features beyond the calibration sample's range count as those at its end."""
     predictions, labels = gated_data("regression", 5, 400)

@@ -276,3 +276,8 @@ def test_other_byte_orders_are_saved(tmp_path: Path) -> None:
     loaded = ViewPredictions.load(tmp_path / "p.parquet")
     np.testing.assert_array_equal(loaded.outputs, outputs)
     np.testing.assert_array_equal(loaded.groups, np.arange(3))
+
+
+def test_selected_views_are_side_by_side_in_memory() -> None:
+    predictions = ViewPredictions(np.zeros((5, 4, 3)), names=list("abcd"))
+    assert predictions.select(["a", "c"]).outputs.flags.c_contiguous  # a transposed layout makes predictions slow

@@ -341,9 +341,7 @@ class Policy(Saved):
         """The policy as it was at entry `step` of the history, from 1; needs ``keep_states=True`` of the engine."""
         self._refuse_stack("at_step")
         if not self.steps:
-            raise ValueError(
-                "states were not kept (or not saved); fit with keep_states=True, as in EM(keep_states=True)"
-            )
+            raise ValueError("states were not kept (or not saved); fit with keep_states=True, as EM(keep_states=True)")
         if step not in range(1, len(self.steps) + 1):
             raise ValueError(f"step must be a whole number between 1 and {len(self.steps)}; got {step!r}")
         step = int(step)
@@ -523,10 +521,8 @@ class Policy(Saved):
     def _check(self, predictions: ViewPredictions) -> None:
         """Refuse predictions that do not have the views of positive weight, as they were fitted."""
         require_views(predictions)
-        if predictions.outputs.shape[2] != self.n_outputs:
-            raise ValueError(
-                f"predictions have {predictions.outputs.shape[2]} outputs but the policy was fitted to {self.n_outputs}"
-            )
+        if (n_outputs := predictions.outputs.shape[2]) != self.n_outputs:
+            raise ValueError(f"predictions have {n_outputs} outputs but the policy was fitted to {self.n_outputs}")
         if self.task == "classification":
             check_logits(predictions, fitted=True)
         both = predictions.classes is not None and self.classes is not None

@@ -177,8 +177,7 @@ def fields_from_plain(kind: type[T], data: Any, sizes: dict[str, int] | None = N
     """A dataclass or NamedTuple from the plain data of its fields, by its `validate` if any; errors name the field."""
     if not isinstance(data, dict):
         raise ValueError(f"{kind.__name__} is missing or damaged")
-    hints = get_type_hints(kind, include_extras=True)
-    hints = {name: hint for name, hint in hints.items() if not name.startswith("_")}
+    hints = {name: hint for name, hint in get_type_hints(kind, include_extras=True).items() if name[0] != "_"}
     absent = [name for name in hints if name not in data and name not in getattr(kind, "_field_defaults", {})]
     if absent:
         raise ValueError(f"{kind.__name__} lacks {absent[0]!r}")

@@ -79,9 +79,8 @@ class RowStreams:
 
         def draw(*args: Any, **options: Any) -> npt.NDArray[Any]:
             given = dict(list(inspect.signature(method).bind(None, *args, **options).arguments.items())[1:])
-            arrays = [
-                key for key in given if key != "size" and np.ndim(given[key]) and not name.startswith(_OF_VECTORS)
-            ]
+            by_row = () if name.startswith(_OF_VECTORS) else given.keys() - {"size"}
+            arrays = [key for key in given if key in by_row and np.ndim(given[key])]
             if arrays or given.get("size") is not None:
                 given["size"] = self._row_shape(given.get("size"), *(given[key] for key in arrays))
             rows = zip(self, *(np.broadcast_to(given[key], (len(self), *given["size"])) for key in arrays), strict=True)

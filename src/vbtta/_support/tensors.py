@@ -106,16 +106,14 @@ def to_tensor(array: NDArray[Any]) -> Any:
 def like(values: NDArray[Any], batch: Any) -> Any:
     """Bring NumPy values to the type, precision and device of the batch."""
     if is_tensor(batch):
-        torch = sys.modules["torch"]
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device=batch.device, dtype=batch.dtype)
+        return to_tensor(values).to(device=batch.device, dtype=batch.dtype)
     return values.astype(batch.dtype, copy=False)
 
 
 def where(mask: NDArray[np.bool_], chosen: Any, other: Any) -> Any:
     """Entries of `chosen` where the mask is true, of `other` elsewhere."""
     if is_tensor(chosen):
-        torch = sys.modules["torch"]
-        return torch.where(torch.from_numpy(np.ascontiguousarray(mask)).to(chosen.device), chosen, other)
+        return sys.modules["torch"].where(to_tensor(mask).to(chosen.device), chosen, other)
     return np.where(mask, chosen, other)
 
 
@@ -167,9 +165,8 @@ def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]
     if n_rows is not None:
         if n_rows == 0:
             raise ValueError("inputs are empty; there must be at least one row")
-        return (
-            as_batch(rows_of(inputs, slice(start, start + batch_size))) for start in range(0, n_rows, batch_size)
-        ), n_rows
+        parts = (slice(start, start + batch_size) for start in range(0, n_rows, batch_size))
+        return (as_batch(rows_of(inputs, part)) for part in parts), n_rows
     if isinstance(inputs, str | bytes) or not hasattr(inputs, "__iter__"):
         raise TypeError(
             "inputs must be an array, a tensor, a list of rows, a dict or tuple of them, a DataLoader (of a data set) "

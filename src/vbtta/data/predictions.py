@@ -143,7 +143,9 @@ class ViewPredictions:
             return self._part(generated_names=False) if self.generated_names else self
         columns = [self.names.index(name) for name in _names(wanted, len(wanted))]
         parts = {name: getattr(self, name) for name in ("outputs", "variance", "draws", "features")}
-        kept = {name: None if values is None else values[:, columns] for name, values in parts.items()}
+        kept = {
+            name: None if values is None else np.take(np.asarray(values), columns, 1) for name, values in parts.items()
+        }
         prints = {name: text for name, text in self.fingerprints.items() if name in wanted}
         return self._part(**kept, names=tuple(wanted), generated_names=False, fingerprints=prints)
 

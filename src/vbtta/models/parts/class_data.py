@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _ENTRIES = 1 << 18  # of an array of logits in work: it and a few like it fit a core's share of the cache
 _WIDEST_SINGLE = 100.0  # range of logits up to which covariances in single precision are exact enough
 _FEW_CLASSES = 48  # up to which logits are stored with instances last in memory
+_SINGLE_LOGITS = 1 << 9  # of an instance, given in single precision or less, from which a fit works in it
 _MIN_SIZE_RATIO = 8  # of a block's logits to its noise statistics, so that adding these takes no time
 _MIN_LOGIT = -1e12  # after the shift: keeps products finite
 _PROBED_ROWS = 256  # looked at at once
 _GLANCED_ROWS = 16  # looked at where a policy predicts, up to twice as many
 _MIN_PROBABILITY_ROWS = 5  # from which rows that sum to 1 are no accident
 _PREDICTED_ENTRIES = 1 << 17  # of a block of logits to predict
-_SAFE_LOGIT, _MIN_PROBA = 60.0, 1e-35  # of which exponentials are finite, and a probability, in single precision
 MAX_START_INSTANCES = 2_000  # on which the first temperatures are chosen
 _COARSE_INSTANCES, _COARSE = 4_000, EM(tol=1e-5, max_steps=100)  # on which a fit to many more is prepared
 ResultT = TypeVar("ResultT")
@@ -186,7 +186,8 @@ def categorical_block(
     mass = None
     if noise == "none":
         mass = np.bincount(table.instance * C + table.label, table.repeats, size * C).reshape(size, C)
-    precision = np.float64 if classes_last else links.working_precision(mean)
+    single = mean.itemsize <= 4 and K * C >= _SINGLE_LOGITS and not classes_last
+    precision = np.float32 if single else np.float64
     stored = None
     if C <= _FEW_CLASSES and not classes_last:
         stored = np.empty((C, K, size), dtype=np.result_type(mean, precision))
@@ -258,9 +259,9 @@ def class_prediction(
         rows = slice(first, first + step)
         each, information_of = block(rows)
         each = each if factors is None else np.maximum(each, np.finfo(np.float64).tiny) * factors[rows]
-        proba[rows] = each / each.sum(axis=1, keepdims=True)
+        each[...] = proba[rows] = each / (each @ np.ones(C))[:, None]
         if informed and K > 1:
-            information[rows] = information_of(proba[rows])
+            information[rows] = information_of(each)
     return CategoricalPrediction(proba, information, class_names(predictions))
 
 
@@ -280,39 +281,47 @@ class SoftmaxViews:
     """
 
     def __init__(self, logits: Array, kappa: Array, offset: Array, weights: Array) -> None:
-        self._type = links.working_precision(logits)
-        utility, power = (buffer(name, logits.shape, self._type) for name in ("logits", "power"))
-        scale = np.repeat(kappa.astype(self._type), logits.shape[2]).reshape(logits.shape[1:])  # no broadcast: faster
-        self._utility = np.multiply(logits, scale, out=utility)
-        if max(self._utility.max(), -self._utility.min()) > _SAFE_LOGIT:
-            self._utility -= self._utility.max(axis=2, keepdims=True)
-        self._power = np.exp(self._utility, out=power)
-        self._factor = np.exp(offset - offset.max())  # (C,)
-        self._rate = weights / (self._power @ self._factor.astype(self._type))  # (n, K): w_k / Z_k
-        each = (self._rate.astype(self._type)[:, None] @ self._power)[:, 0]
-        self.mixture = np.maximum(
-            each * self._factor, _MIN_PROBA if self._type is np.float32 else np.finfo(np.float64).tiny
-        )  # (n, C)
+        kind = np.float32 if logits.itemsize <= 4 else np.float64
+        self._tiny = np.finfo(kind).tiny
+        self._factor, self._weights = np.exp(offset - offset.max()), weights.astype(kind, order="C")  # (C,)
+        scale = np.repeat(kappa.astype(kind), logits.shape[2]).reshape(logits.shape[1:])  # no broadcast: faster
+        self._utility = buffer("logits", logits.shape, kind)
+        np.multiply(logits, scale if np.ptp(kappa) else scale[0, 0], out=self._utility)
+        self._power, self._total = self._exponentials()
+        if not (self._utility.min() > _MIN_LOGIT and self._total.min() > 1e-10 and self._total.max() < 1e26):
+            shifted = np.subtract(logits, logits.max(axis=2, keepdims=True), dtype=np.float64)
+            self._utility[...] = np.maximum(shifted, _MIN_LOGIT) * kappa[:, None]
+            self._power, self._total = self._exponentials()
+        self._rate = self._weights / self._total  # (n, K): w_k / Z_k
+        self.mixture = np.maximum((self._rate[:, None] @ self._power)[:, 0] * self._factor, 1e3 * self._tiny)  # (n, C)
+
+    def _exponentials(self) -> tuple[Array, Array]:
+        """Exponentials (n, K, C) of the utilities, and their sums Z_k times the factors (n, K)."""
+        with np.errstate(over="ignore"):
+            power = np.exp(self._utility, out=buffer("power", self._utility.shape, self._utility.dtype))
+            factor = self._factor.astype(power.dtype)
+            return power, (power.reshape(-1, len(factor)) @ factor).reshape(power.shape[:2])
 
     def pooled(self, weights: Array, offset: Array) -> Array:
         """Class probabilities of the weighted sum of the utilities: (n, C)."""
-        utility: Any = weights.astype(self._type) @ self._utility + offset
-        utility -= utility.max(axis=1, keepdims=True)
-        np.exp(utility, out=utility)
-        return np.asarray(utility / utility.sum(axis=1, keepdims=True))
+        utility = np.ascontiguousarray((weights.astype(self._rate.dtype) @ self._utility).T) + offset[:, None]
+        power = np.exp(utility - utility.max(axis=0))  # (C, n)
+        return np.ascontiguousarray((power / power.sum(axis=0)).T)
 
     def information(self, proba: Array) -> Array:
-        """Mutual information of class and view, given class probabilities (n, C): (n,)."""
+        """Mutual information of class and view, given class probabilities (n, C): (n,). The utilities are lost."""
         # ln P(c, k) = ln rate_k + u_kc + ln tilt_c: what depends on class and view enters by its expectation alone
-        tiny, tilt = np.finfo(np.float64).tiny, self._factor * np.minimum(proba / self.mixture, 1e30)
-        lean = tilt.astype(self._type)[:, :, None]
-        by_view = self._rate * (self._power @ lean)[:, :, 0]
-        product = np.multiply(self._power, self._utility, out=buffer("product", self._power.shape, self._type))
-        utility = self._rate * (product @ lean)[:, :, 0]
-        of_view = np.log(np.maximum(by_view, tiny) / np.maximum(self._rate, tiny))
-        left_open = np.vecdot(by_view, of_view) - utility.sum(axis=1) - np.vecdot(proba, np.log(np.maximum(tilt, tiny)))
+        by_view, of_view, tilt = self._weights, np.log(self._total), self._factor
+        if proba is not self.mixture:  # else the views have their weights
+            tilt = tilt * np.minimum(proba / self.mixture, 1e30)
+            by_view = self._rate * (self._power @ tilt.astype(self._rate.dtype)[:, :, None])[:, :, 0]
+            of_view = np.log(np.maximum(by_view, self._tiny) / np.maximum(self._rate, self._tiny))
+        self._utility *= self._power
+        utility = (self._rate[:, None] @ self._utility)[:, 0]  # (n, C)
+        left_open = np.vecdot(by_view, of_view, dtype=np.float64) - np.vecdot(utility, tilt)
         entire = entropy(proba)
-        return np.asarray(np.clip(entire - left_open, 0, entire))
+        of_class = np.vecdot(proba, np.log(np.maximum(tilt, self._tiny)))
+        return np.asarray(np.clip(entire - left_open + of_class, 0, entire))
 
 
 def class_names(predictions: ViewPredictions) -> Array:

@@ -7,6 +7,7 @@ positive weight, so that they are computed.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from operator import attrgetter
 from types import ModuleType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.inference.em import EM, ascend, total, vanishing_weights
 from vbtta.inference.laplace import PROFILE_GRID, WeightInformation, check_level, inverse_information, reach_of
 from vbtta.inference.linalg import check_covariance, inverse
-from vbtta.models.parts.links import log_normal, working_precision
+from vbtta.models.parts.links import class_sum, contract, log_normal
 
 _PRELIMINARY = EM(max_steps=200, tol=1e-4, accelerate=False)  # with constant weights: a start
 FeatureChoice = Literal["auto", "all", "own", "pooled", "none"] | Callable[[Array], Array] | str
@@ -80,10 +81,13 @@ class FeatureSet(NamedTuple):
         outputs, parts = predictions.outputs, []
         if self.choice != "none":
             places, step = self.places(predictions.names), max(1, 4 * _ENTRIES // max(outputs[:1].size, 1))
-            precision = working_precision(outputs) if self.task == "classification" else np.float64
-            features = np.empty((*outputs.shape[:2], len(_NAMES[self.task])), precision)
+            classes = self.task == "classification"
+            single = classes and outputs.itemsize <= 4 and max(outputs.max(initial=0), -outputs.min(initial=0)) < 1e30
+            precision = np.float32 if single else np.float64
+            order: Any = "F" if classes and outputs.shape[2] <= _FEW_CLASSES else "C"  # inner loops over instances
+            features = np.empty((*outputs.shape[:2], len(_NAMES[self.task])), order="F")
             for first in range(0, len(outputs), step):
-                block = outputs[first : first + step].astype(precision)
+                block = np.array(outputs[first : first + step], precision, order=order)
                 features[first : first + step] = built_in(np, self.task, block, self.unit, places)
             parts.append(features)
         if self.spread:
@@ -100,9 +104,7 @@ class FeatureSet(NamedTuple):
             parts.append(values)
         missing = [name for name in self.given if name not in predictions.feature_names]
         if missing:
-            raise ValueError(
-                f"the policy needs the features {missing}; give ViewPredictions(features=...) as to the fit"
-            )
+            raise ValueError(f"the policy needs the features {missing}: ViewPredictions(features=...), as in the fit")
         if self.given and predictions.features is not None:
             parts.append(predictions.features[:, :, [predictions.feature_names.index(name) for name in self.given]])
         raw = parts[0] if len(parts) == 1 else np.concatenate(parts or [outputs[:, :, :0]], axis=2)
@@ -133,11 +135,13 @@ def built_in(xp: ModuleType, task: str, outputs: Any, unit: Any, places: list[in
     largest, second = _two_largest(xp, outputs)
     logits = outputs - largest[..., None]
     power = xp.exp(logits)
-    total = power @ np.ones(power.shape[-1], power.dtype) if xp is np else power.sum(-1)
+    total = class_sum(power.T).T if xp is np else power.sum(-1)
     log_total, reference = xp.log(total), power / total[..., None] if not places else None
     if reference is None:
         used = power if len(places) == power.shape[1] else power[:, places]
-        reference = (1 / total[:, places])[:, None] @ used / len(places)  # (n, 1, C)
+        share = 1 / (total[:, places] * len(places))
+        reference = contract("ckn,kn->cn", used.T, share.T).T.astype(power.dtype) if xp is np else share[:, None] @ used
+        reference = reference.reshape(-1, 1, power.shape[2])
     entropy = log_total - _dot(xp, power, logits) / total
     features = [
         entropy,
@@ -146,7 +150,7 @@ def built_in(xp: ModuleType, task: str, outputs: Any, unit: Any, places: list[in
         _dot(xp, power, reference) / total,
         np.add(largest, log_total, dtype=np.float64) if xp is np else largest + log_total,  # may be large
     ]
-    return xp.stack(features, -1)
+    return np.stack([values.T for values in features]).T if xp is np else xp.stack(features, -1)
 
 
 def _two_largest(xp: ModuleType, outputs: Any) -> Any:
@@ -154,7 +158,7 @@ def _two_largest(xp: ModuleType, outputs: Any) -> Any:
     if xp is not np:
         return outputs.topk(2, -1).values.unbind(-1)
     if outputs.shape[2] <= _FEW_CLASSES:  # reductions over a short last axis are slow
-        largest, *others = np.ascontiguousarray(outputs.transpose(2, 0, 1))
+        largest, *others = outputs.transpose(2, 0, 1)
         second = np.full_like(largest, -np.inf)
         for values in others:
             second, largest = np.maximum(second, np.minimum(largest, values)), np.maximum(largest, values)
@@ -167,12 +171,15 @@ def _two_largest(xp: ModuleType, outputs: Any) -> Any:
 
 def _dot(xp: ModuleType, left: Any, right: Any) -> Any:
     """Sums (n, K) over classes of products, without the array of products where NumPy can."""
+    if xp is np and left.strides[0] < left.strides[2]:
+        return np.einsum("nkc,nkc->nk", left, right)
     return np.vecdot(left, right) if xp is np else (left * right).sum(-1)
 
 
 def gated(xp: ModuleType, raw: Any, limits: Any, slopes: Any, log_weights: Any) -> Any:
     """Weights (n, K) of raw features (n, K, F) from the tables of a gate."""
-    score = log_weights + (xp.minimum(xp.maximum(raw, limits[0]), limits[1]) - limits[0]) @ slopes
+    clipped = xp.minimum(xp.maximum(raw, limits[0]), limits[1]) - limits[0]
+    score = log_weights + (np.tensordot(slopes, clipped.T, 1).T if xp is np else clipped @ slopes)
     score = xp.exp(score - xp.amax(score, -1)[:, None])
     return score / score.sum(-1)[:, None]
 
@@ -301,9 +308,8 @@ class GateData:
             count = importance if unit is None else np.ones(len(rows))
         task, unit = ("classification", np.ones(1)) if unit is None else ("regression", unit)
         features = FeatureSet.of(choice, predictions, task, unit, weights)
-        raw = features.raw(predictions if len(rows) == len(predictions) else predictions.take(rows))
-        values = np.array(raw.transpose(2, 1, 0), order="C")  # (F, K, n)
-        del raw
+        labelled = predictions if len(rows) == len(predictions) else predictions.take(rows)
+        values = np.array(features.raw(labelled).transpose(2, 1, 0), order="C")  # (F, K, n)
         limits = np.stack([values.min(axis=(1, 2)), values.max(axis=(1, 2))])
         centred = values - values.mean(axis=1, keepdims=True)
         share = importance / importance.sum()
@@ -525,9 +531,6 @@ def _load(name: str) -> Callable[[Array], Array]:
     """The function of a "package.module:name"."""
     module, _, attribute = name.partition(":")
     try:
-        value: Any = import_module(module)
-        for part in attribute.split("."):
-            value = getattr(value, part)
+        return attrgetter(attribute)(import_module(module))  # type: ignore[no-any-return]
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"features={name!r} cannot be imported ({error}); put its module on Python's path") from error
-    return value  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -21,7 +21,6 @@ from vbtta.inference.linalg import TAIL_DOF, student_log_density, student_precis
 from vbtta.models.parts.probit import log_probit, log_probit_vjp
 
 WIDE = 10.0  # range of logits above which several kappa are tried: at 1 label noise may explain the network's errors
-_SINGLE_LOGITS = 1 << 9  # of an instance, given in single precision or less, from which work is in single precision
 _START_RANGES = (30.0, 10.0, 3.0)  # of calibrated logits, where wide ones start
 _MAX_STEP = 2.0  # of ln kappa
 _MIN_LOG_PROBA = -600.0  # no product of a few probabilities underflows
@@ -269,11 +268,6 @@ class Probit(Link):
 
 
 LINKS: dict[str, Link] = {"softmax": Softmax(), "probit": Probit()}
-
-
-def working_precision(logits: Array) -> type[np.floating[Any]]:
-    """In which logits (n, K, C) are worked on: single where they are given in it and many, else double."""
-    return np.float32 if logits.itemsize <= 4 and math.prod(logits.shape[1:]) >= _SINGLE_LOGITS else np.float64
 
 
 def contract(subscripts: str, views: Array, weights: Array) -> Array:
