@@ -300,7 +300,7 @@ def test_frames_that_are_no_matrix_of_labels(rng: np.random.Generator) -> None:
     gappy = pd.DataFrame({"id": [7, None, 5], "label": [1, None, 2], "count": [0.5, None, 2.5], "worker": [3, None, 4]})
     for table in (gappy, gappy.astype(object)):
         labels = LabelSets.from_table(table)
-        assert (labels.ids.tolist(), labels.value.tolist(), labels.count.tolist()) == ([5, 7], [2, 1], [2.5, 0.5])
+        assert (labels.ids.tolist(), labels.value.tolist(), labels.count.tolist()) == ([7, 5], [1, 2], [0.5, 2.5])
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -320,7 +320,7 @@ def test_files_in_another_order_are_paired_by_id(rng: np.random.Generator, suffi
     np.testing.assert_allclose(LabelSets.load(path).align(40).value, truth)  # `instance` may hold row numbers
     shifted = frame.assign(id=order + 1)
     shifted.to_csv(path, index=False) if suffix == "csv" else shifted.to_parquet(path)
-    with pytest.raises(ValueError, match=r"by id \(such as '1'\) but the predictions have no ids.*a column 'instance'"):
+    with pytest.raises(ValueError, match=r"such as '\d+'\) but the predictions have no ids.*a column 'instance'"):
         LabelSets.load(path).align(40)
     np.testing.assert_allclose(LabelSets.load(path).align(40, 1 + np.arange(40)).value, truth)
 

@@ -335,7 +335,7 @@ MULTILABEL = {
     "array": (lambda: ONE_HOT, CLASSED, None),
     "ids and names": (lambda: shuffled(**COLUMNS)[["c2", "id", "c0", "c1"]], CLASSED, None),
     "index and names": (lambda: shuffled(**COLUMNS).set_index("id")[["c2", "c0", "c1"]], CLASSED, None),
-    "names alone": (lambda: pd.DataFrame(COLUMNS)[["c2", "c0", "c1"]], CLASSED, "instance '0/c0', which is not among"),
+    "names alone": (lambda: pd.DataFrame(COLUMNS)[["c2", "c0", "c1"]], CLASSED, "instance '0/c2', which is not among"),
     "names, no ids": (
         lambda: pd.DataFrame(COLUMNS)[["c2", "c0", "c1"]], ViewPredictions(LOGITS, classes=list(COLUMNS)), None
     ),
@@ -600,3 +600,64 @@ def test_a_blank_name_of_an_annotator_is_no_name():
         labels = LabelSets.from_table(table)
         assert labels.annotator_names == ("ann", "unknown")
         assert labels.annotator.tolist() == [0, 1, 1]
+
+
+def test_weights_in_an_array_are_in_the_order_of_the_table():
+    weights = np.arange(1.0, N + 1)
+    table = pd.DataFrame({"id": IDS, "label": TRUTH}).iloc[ORDER]
+    for labels in (LabelSets.from_table(table), LabelSets.from_array(table.set_index("id").label)):
+        assert labels.ids.tolist() == IDS[ORDER].tolist()
+        aligned = PREDICTIONS.align(labels.with_weights(weights[ORDER]))
+        np.testing.assert_array_equal(aligned.instance_weights, weights)
+    twice = pd.concat([table, table.iloc[::-1]])
+    assert LabelSets.from_table(twice).with_weights(weights[ORDER]).ids.tolist() == IDS[ORDER].tolist()
+    weighted = LabelSets.from_table(twice.assign(instance_weight=np.r_[weights[ORDER], weights[ORDER][::-1]]))
+    np.testing.assert_array_equal(PREDICTIONS.align(weighted).instance_weights, weights)
+
+
+def test_an_index_of_one_level_and_ids_of_another_width_are_ids():
+    assert paired(pd.Series(TRUTH, index=pd.MultiIndex.from_arrays([IDS])).iloc[ORDER])
+    large = 2**60 + np.arange(N)
+    predictions = ViewPredictions(LOGITS, ids=large.astype(np.uint64))
+    aligned = predictions.align(pd.Series(TRUTH, index=large).iloc[ORDER])
+    np.testing.assert_array_equal(aligned.value, TRUTH)
+
+
+def test_tables_that_must_be_made_first_say_how():
+    polars = pytest.importorskip("polars")
+    with pytest.raises(ValueError, match=r"the table is lazy; give it as \.collect\(\)"):
+        PREDICTIONS.align(polars.LazyFrame({"id": IDS, "label": TRUTH}))
+
+
+def test_a_dict_of_ids_says_how_it_becomes_a_table():
+    by_id = dict(zip(IDS.tolist(), TRUTH.tolist(), strict=True))
+    assert paired(pd.Series(by_id))
+    with pytest.raises(ValueError, match=r"'image-00' has shape \(\); a dict of ids goes in as pandas\.Series"):
+        PREDICTIONS.align(by_id)
+    with pytest.raises(ValueError, match=r"groups is a dict; give it as pandas\.Series\(groups\), or a table"):
+        PREDICTIONS.with_groups(by_id)
+
+
+@pytest.mark.parametrize("shape", [(C, N), (N // 2, 2 * C), (2 * N, C)])
+def test_several_labels_of_another_shape_are_not_paired(shape):
+    several = ViewPredictions(LOGITS)
+    with pytest.raises(ValueError, match=r"labels .*(columns|instance)"):
+        fit_policy(several, np.resize(TRUTH % 2, shape), task="multilabel")
+    policy = fit_policy(several, (LOGITS[:, 0] > 0).astype(int), task="multilabel", guard=False)
+    with pytest.raises(ValueError, match=r"labels .*(columns|instance)"):
+        policy.score(several, np.resize(TRUTH % 2, shape))
+
+
+def test_a_label_of_another_kind_is_the_one_that_is_named():
+    mixed = np.array(["2", "1", "unsure", "0"])
+    with pytest.raises(ValueError, match="label 'unsure' is not a class number"):
+        ViewPredictions(LOGITS[:4]).align(mixed).categorical(C)
+    numbers = ViewPredictions(LOGITS).align(TRUTH.astype(str))
+    np.testing.assert_array_equal(numbers.categorical(C), TRUTH)
+
+
+def test_columns_of_annotators_are_not_taken_for_a_misspelt_one():
+    table = pd.DataFrame({"id": IDS, "rater1": TRUTH, "rater2": TRUTH})
+    assert PREDICTIONS.align(LabelSets.from_array(table)).annotator_names == ("rater1", "rater2")
+    with pytest.raises(ValueError, match=r"has no labels: give columns .*label_1.*; it has id, rater1, rater2"):
+        LabelSets.from_table(table)

@@ -18,7 +18,7 @@ import numpy as np
 
 from vbtta._support.checks import printable, require
 from vbtta._support.files import atomic_path
-from vbtta.data.labels import Array, LabelSets
+from vbtta.data.labels import Array, LabelSets, first_seen
 from vbtta.data.predictions import ViewPredictions, pivot
 
 _METADATA = b"vbtta"  # key of a parquet file's metadata
@@ -181,11 +181,9 @@ def reading(where: Any) -> Iterator[None]:
 def _views_of_schema(schema: Any, where: str) -> ViewPredictions:
     """Predictions without rows, of the views that a file's schema describes."""
     if "outputs" not in schema.names or _METADATA not in (schema.metadata or {}):
-        columns = ", ".join(schema.names)
-        raise ValueError(
-            f"dataset: {where} does not say which views it holds: save it with ViewPredictions.save, or give a row an "
-            f"instance and view; it has the columns {columns}"
-        )
+        columns = f"the columns {', '.join(schema.names)}"
+        remedy = "save it with ViewPredictions.save, or give a row an instance and view"
+        raise ValueError(f"dataset: {where} does not say which views it holds: {remedy}; it has {columns}")
     with reading(where):
         known = json.loads(schema.metadata[_METADATA])
         zeros = np.zeros((0, *known.pop("shape")))
@@ -195,10 +193,8 @@ def _views_of_schema(schema: Any, where: str) -> ViewPredictions:
 def parquet_files(dataset: Any, name: str = "dataset") -> list[str]:
     """Paths of the parquet files that a path, a folder or a list of paths stands for, in order."""
     if hasattr(dataset, "write_parquet"):
-        raise ValueError(
-            f"{name} must be paths of parquet files, which a ray.data.Dataset does not tell: write it once, "
-            "dataset.write_parquet(folder), and give the folder"
-        )
+        remedy = "write it once, dataset.write_parquet(folder), and give the folder"
+        raise ValueError(f"{name} must be paths of parquet files, which a ray.data.Dataset does not tell: {remedy}")
     entries = [dataset] if isinstance(dataset, str | os.PathLike) else dataset
     if not isinstance(entries, Sequence) or not entries or not all(isinstance(p, str | os.PathLike) for p in entries):
         raise TypeError(f"{name} must be a path or a list of paths; got {dataset!r}")
@@ -226,8 +222,8 @@ def one_row_a_view(table: Mapping[str, Array], path: Any) -> ViewPredictions:
     columns = [name for name in table if re.fullmatch(r"output(_.+)?|logit_.+", name)]
     if not columns:
         raise ValueError(f"{path} has no outputs: name them output, output_1, ... or logit_<class>")
-    ids, row = _first_seen(table["instance"])
-    names, view = _first_seen(table["view"].astype(str))
+    ids, row = first_seen(table["instance"])
+    names, view = first_seen(table["view"].astype(str))
     times = np.bincount(row * len(names) + view, minlength=len(ids) * len(names))
     if (times != 1).any():
         where = int(np.argmax(times != 1))
@@ -387,13 +383,6 @@ def _schema(path: Any, name: str) -> Any:
     footer = footers([str(path)], name)[0]
     with reading(path):
         return footer.schema.to_arrow_schema()
-
-
-def _first_seen(values: Array) -> tuple[Array, Array]:
-    """Distinct values in the order of their first row, and every row's place among them."""
-    distinct, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    return distinct[order], np.argsort(order)[inverse]
 
 
 def _typed(cells: list[str]) -> Array:

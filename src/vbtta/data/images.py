@@ -28,10 +28,9 @@ def decode_images(
         name = f"{where}, row {row}" if isinstance(file, bytes) else str(file)
         pixels = _pixels(file, name, lambda image: _square(image.convert(mode), size))
         if arrays and pixels.shape != arrays[0].shape:
-            raise ValueError(
-                f"{where}, row {row}: the image is {pixels.shape[1]} x {pixels.shape[0]} pixels, "
-                f"the first one {arrays[0].shape[1]} x {arrays[0].shape[0]}. Pass size=... to resize them."
-            )
+            own, first = (f"{image.shape[1]} x {image.shape[0]}" for image in (pixels, arrays[0]))
+            remedy = "Pass size=... to resize them."
+            raise ValueError(f"{where}, row {row}: the image is {own} pixels, the first one {first}. {remedy}")
         arrays.append(pixels)
     if not arrays:
         return np.zeros((0, 3 if mode == "RGB" else 1, size or 0, size or 0), dtype=np.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "ID_COLUMNS", "Array", "LabelSets", "as_table", "by_id", "check_one_index", "class_positions",
-    "frame_of", "id_column", "id_like", "index_of", "is_absent", "look_up", "pair_ids", "people_of",
+    "first_seen", "frame_of", "id_column", "id_like", "index_of", "is_absent", "look_up", "pair_ids", "people_of",
     "rows_of_table",
 ]  # fmt: skip
 
@@ -47,8 +47,8 @@ class LabelSets:
 
     `instance` (J,) are rows of the labelled instances, ascending; `value` (J,) or (J, C) the labels, numbers or
     strings; `count` (J,) how often each was given, times the weight of its instance; `annotator` (J,) indices into
-    `annotator_names`, or None. `n_instances` counts labelled and unlabelled instances; `ids` and `instance_weights`
-    (n_instances,) are theirs, where given.
+    `annotator_names`, or None. `n_instances` counts labelled and unlabelled instances; `ids` (in the order of the
+    table) and `instance_weights` (n_instances,) are theirs, where given.
     """
 
     instance: Array
@@ -174,7 +174,7 @@ class LabelSets:
         labels = cls._build(given, rows[keep], size, value[keep], count, annotator, names, open_ended=open_ended)
         if weight is None:
             return labels
-        rows = rows if labels.ids is None else np.searchsorted(labels.ids, instance)
+        rows = rows if labels.ids is None else look_up(instance, labels.ids)[0]
         weights, stated = np.ones(labels.n_instances), real_array("instance_weight", weight)
         weights[rows] = stated
         if (weights[rows] != stated).any():
@@ -230,7 +230,8 @@ class LabelSets:
         if given.names is not None and (given.ids is not None or given.names != list(range(len(given.names)))):
             inputs = np.arange(len(values)) if given.ids is None else given.ids
             given = given._replace(ids=pair_ids(inputs, given.names), unnamed=False)
-        return cls._build(given, rows, flat.size, flat[rows].astype(np.int64))
+        columns = None if given.ids is not None else values.shape[1]
+        return cls._build(given, rows, flat.size, flat[rows].astype(np.int64), columns=columns)
 
     @classmethod
     def from_rankings(cls, orders: Sequence[ArrayLike | None], instance: ArrayLike | None = None) -> Self:
@@ -273,7 +274,7 @@ class LabelSets:
         """Labels of rows of a table, one after the other; rows of one id are one instance."""
         ids = given.ids
         if ids is not None:
-            ids, place = np.unique(ids, return_inverse=True)
+            ids, place = first_seen(ids)
             rows, n_rows, columns = place[rows], len(ids), columns if len(ids) == n_rows else None
         order = np.argsort(rows, kind="stable")
         instance, value = rows[order].astype(np.intp), value[order]
@@ -448,10 +449,8 @@ class LabelSets:
             remedy = "; where these are ids, give ViewPredictions(ids=...)" if ids is None and self.open_ended else ""
             raise ValueError(f"labels name instance {rows[-1]} but the predictions have {n_instances} inputs{remedy}")
         elif not self.open_ended and self.n_instances != n_instances:
-            raise ValueError(
-                f"labels are for {self.n_instances} instances but the predictions for {n_instances}; they are paired "
-                "by row"
-            )
+            sizes = f"{self.n_instances} instances but the predictions for {n_instances}"
+            raise ValueError(f"labels are for {sizes}; they are paired by row")
         return self.place(rows, n_instances, ids)
 
     def place(self, rows: Array, n_instances: int, ids: Array | None = None, kept: Array | None = None) -> Self:
@@ -522,7 +521,8 @@ def _long_labels(table: Mapping[str, Array], where: str) -> tuple[str | None, di
     for name, column in table.items():
         first = next(iter(table.values()))
         if column.shape[:1] != first.shape[:1] or column.ndim not in ((1, 2) if name == "label" else (1,)):
-            raise ValueError(f"{where}: its columns must be lists of one length; {name!r} has shape {column.shape}")
+            remedy = "" if column.ndim else "; a dict of ids goes in as pandas.Series"
+            raise ValueError(f"{where}: columns must be lists of one length; {name!r} has shape {column.shape}{remedy}")
     _check_unused({name: table[name] for name in table if name not in {*reserved, *endings}}, table, key, person, where)
     if endings and "label" in table:
         raise ValueError(f"{where} has both columns 'label' (long) and {next(iter(endings))!r} (wide); keep one layout")
@@ -555,7 +555,8 @@ def _check_unused(
 ) -> None:
     """Refuse columns that may be meant as labels, ids or annotators under another name."""
     known = ("label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS)
-    near = {name: get_close_matches(name.lower(), known, 1, 0.8) for name in unused if len(name) > 4}
+    words = [name for name in unused if len(name) > 4 and not name[-1].isdigit()]
+    near = {name: get_close_matches(name.lower(), known, 1, 0.8) for name in words}
     misspelt = {name: matches[0] for name, matches in near.items() if matches}
     misspelt |= {name: "instance_weight" for name in unused if re.fullmatch("(sample_?)?weights?", name.lower())}
     people = [name for name, column in unused.items() if column.dtype.kind in "OSU" or id_like([name])
@@ -616,10 +617,9 @@ def rows_of_table(values: Any, name: str) -> TableRows:
             if all(isinstance(entry, int | str) for entry in entries) and len(set(entries)) == len(entries) > 20:
                 unused.append(column)
         if unused and (key is None or len(names) > 1):  # beside ids, one column alone is what belongs to them
-            raise ValueError(
-                f"{name} has a column {unused[0]!r}, which looks like ids, by its name or as it differs in every row: "
-                f"make it the index, as {name}.set_index({unused[0]!r}), or give {name}.to_numpy() if it holds labels"
-            )
+            first, reason = unused[0], "looks like ids, by its name or as it differs in every row"
+            remedy = f"make it the index, as {name}.set_index({first!r}), or give {name}.to_numpy() if it holds labels"
+            raise ValueError(f"{name} has a column {first!r}, which {reason}: {remedy}")
         values = values[names]
         if str(getattr(values.columns, "name", "")).lower() in _ANNOTATOR_COLUMNS:  # as pivot_table makes them
             names = [str(column) for column in names]
@@ -659,6 +659,9 @@ def as_table(values: Any) -> Any:
     if isinstance(values, list | tuple) and values and hasattr(values[0], "iloc"):
         raise ValueError("a list of pandas objects has several indices; join them first, as pd.concat(..., axis=1)")
     values = values.to_native() if hasattr(values, "to_native") else values  # narwhals hides the index
+    values = values.to_pandas() if hasattr(values, "to_iterable_dataset") else values  # of Hugging Face
+    if hasattr(values, "collect_schema") and not hasattr(values, "to_numpy"):
+        raise ValueError("the table is lazy; give it as .collect()")
     values = np.asarray(values) if hasattr(values, "_from_sequence") else values  # a pandas column without its index
     if hasattr(values, "to_numpy") or not (hasattr(values, "__dataframe__") or hasattr(values, "__arrow_c_stream__")):
         return values
@@ -675,6 +678,8 @@ def by_id(values: Any, ids: Array | None, name: str, owner: str) -> Any:
 
     A table gives (N, F), or (N,) where it has one column besides that of the ids.
     """
+    if isinstance(values, Mapping):
+        raise ValueError(f"{name} is a dict; give it as pandas.Series({name}), or a table of its columns")
     if not hasattr(as_table(values), "to_numpy") or hasattr(values, "get_indexer"):  # an index has none itself
         return values
     array, index, names, _ = rows_of_table(values, name)
@@ -711,7 +716,8 @@ def index_of(values: Any, name: str) -> Array | None:
     index = values.index
     if getattr(index, "nlevels", 1) > 1:
         raise ValueError(f"{name} has an index of several levels; use LabelSets.from_table({name}.reset_index())")
-    ids = _id_values(np.asarray(index), f"the index of {name}")
+    values = index.get_level_values(0) if hasattr(index, "levels") else index
+    ids = _id_values(np.asarray(values), f"the index of {name}")
     # an index made by pivot_table, groupby or sort_index can count from 0 as well, and holds ids
     default = type(index).__name__ == "RangeIndex" and index.name is None
     return None if default and np.array_equal(ids, np.arange(len(ids))) else ids
@@ -736,10 +742,8 @@ def check_one_index(**columns: Any) -> None:
     if other is None and key not in indices and first and (ids := index_of(columns[first], first)) is not None:
         other = None if np.array_equal(ids.astype(str), _as_array(columns[key], key).astype(str)) else key
     if other is not None:
-        raise ValueError(
-            f"{first} and {other} have different pandas indices or ids: take them from one table, as "
-            f"{other}.loc[{first}.index], or pair them by row with .to_numpy()"
-        )
+        remedy = f"take them from one table, as {other}.loc[{first}.index], or pair them by row with .to_numpy()"
+        raise ValueError(f"{first} and {other} have different pandas indices or ids: {remedy}")
 
 
 # -- values -----------------------------------------------------------------------------------------
@@ -878,7 +882,10 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
         return position
     hint = f"labels other than 0..{n_classes - 1} need classes=[...] in collect_views or ViewPredictions"
     if value.dtype.kind not in "iufb" and value.size:
-        raise ValueError(f"label {str(value.flat[0])!r} is not a class number; {hint}")
+        words = [str(word) for word in value.flat if not str(word).isdecimal()]
+        if words:
+            raise ValueError(f"label {words[0]!r} is not a class number; {hint}")
+        value = value.astype(np.int64)
     with np.errstate(invalid="ignore"):  # what is too large for an integer differs from it
         position = value.astype(np.int64)
     if not np.array_equal(position, value):
@@ -889,9 +896,17 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
     return position
 
 
+def first_seen(values: Array) -> tuple[Array, Array]:
+    """Distinct values in the order of their first row, and every row's place among them."""
+    distinct, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return distinct[order], np.argsort(order)[inverse]
+
+
 def look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
     """Positions of wanted values among the known ones, and which of them are unknown."""
-    if (wanted.dtype.kind in "US") != (known.dtype.kind in "US"):
+    kinds = {wanted.dtype.kind, known.dtype.kind}
+    if kinds == {"i", "u"} or len({kind in "US" for kind in kinds}) > 1:  # those have floats in common
         wanted, known = (_whole(values).astype(str) for values in (wanted, known))
     if not len(known):
         return np.zeros(len(wanted), dtype=np.intp), np.ones(len(wanted), dtype=bool)

@@ -61,20 +61,14 @@ class ViewPredictions:
         By view name, what made the predictions; policies compare them.
     """
 
+    labels_an_input = 0  # of the two-class problems that `as_binary` makes; each output of an input is one
+
     def __init__(
-        self,
-        outputs: ArrayLike,
-        variance: ArrayLike | None = None,
-        *,
-        names: Sequence[str] | None = None,
-        ids: ArrayLike | None = None,
-        classes: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
-        draws: ArrayLike | None = None,
-        features: ArrayLike | None = None,
-        feature_names: Sequence[str] | Array | None = None,
-        fingerprints: Mapping[str, str] | None = None,
-    ) -> None:
+        self, outputs: ArrayLike, variance: ArrayLike | None = None, *, names: Sequence[str] | None = None,
+        ids: ArrayLike | None = None, classes: ArrayLike | None = None, groups: ArrayLike | None = None,
+        draws: ArrayLike | None = None, features: ArrayLike | None = None,
+        feature_names: Sequence[str] | Array | None = None, fingerprints: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.outputs = _floats(outputs, "outputs")
         if self.outputs.ndim != 3:
             shape = self.outputs.shape
@@ -124,6 +118,8 @@ class ViewPredictions:
     def align(self, labels: LabelSets | ArrayLike) -> LabelSets:
         """Labels of these inputs, or an array or table of them, by id where both sides have ids, else by row."""
         labels = labels if isinstance(labels, LabelSets) else LabelSets.from_array(labels)
+        if self.labels_an_input and labels.ids is None and labels.columns not in (None, 1, self.labels_an_input):
+            raise ValueError(f"labels have {labels.columns} columns, but there are {self.labels_an_input} outputs")
         return labels.align(len(self), self.ids)
 
     def take(self, rows: Array | slice) -> Self:
@@ -180,6 +176,7 @@ class ViewPredictions:
         return self._part(
             outputs=paired(self.outputs), variance=paired(self.variance), classes=None, groups=groups,
             ids=tables.pair_ids(own, names) if named else None, features=features, draws=None,
+            labels_an_input=n_outputs,
         )  # fmt: skip
 
     def _part(self, **changes: Any) -> Self:
