@@ -708,6 +708,9 @@ def test_a_policy_predicts_a_ray_data_set(machines: Machines, tmp_path: Path) ->
         np.testing.assert_allclose(found[name], values, atol=1e-9)
     with pytest.raises(ValueError, match="needs a column 'instance', by which noise"):
         predict(dataset=data.from_arrow(table.drop_columns("instance")))
+    truth = data.from_arrow(table.append_column("mean", pa.array(np.zeros(300))))
+    with pytest.raises(ValueError, match=r"dataset has the column 'mean', which predictions have, too: rename it"):
+        predict(dataset=truth)
     with pytest.raises(ValueError, match=r"needs the views \['noise\(0.5\)'\]"):
         predict_on_cluster(linear_model, data.from_arrow(table), [Identity()], policy)
     with pytest.raises(ValueError, match=r"predictor_factory must take \(\): 3 is not a callable object"):

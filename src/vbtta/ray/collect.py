@@ -57,23 +57,11 @@ class Collected(NamedTuple):
 
 
 def collect_views(
-    predictor_factory: Callable[[], Any],
-    dataset: Any,
-    views: Any,
-    out: str | os.PathLike[str],
-    *,
-    key: str | None = None,
-    draws: int = 1,
-    batch_size: int = 256,
-    variance: Literal["delta"] | None = None,
-    output: Output = None,
-    seed: int = 0,
-    progress: bool = False,
-    classes: ArrayLike | None = None,
-    workers: int | None = None,
-    worker_options: dict[str, Any] | None = None,
-    address: str | None = None,
-) -> Collected:
+    predictor_factory: Callable[[], Any], dataset: Any, views: Any, out: str | os.PathLike[str], *,
+    key: str | None = None, draws: int = 1, batch_size: int = 256, variance: Literal["delta"] | None = None,
+    output: Output = None, seed: int = 0, progress: bool = False, classes: ArrayLike | None = None,
+    workers: int | None = None, worker_options: dict[str, Any] | None = None, address: str | None = None,
+) -> Collected:  # fmt: skip
     """Predict every input under every view, on a cluster: :func:`vbtta.collect_views` for inputs of any number.
 
     Every row group of the input files gives one file, whole or not at all. The same call continues an earlier one that

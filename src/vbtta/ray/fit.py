@@ -31,19 +31,10 @@ Slices = list[tuple[Chunk, Array]]  # rows of chunks
 
 
 def fit_policy(
-    dataset: Any,
-    labels: LabelSets | ArrayLike | str | os.PathLike[str],
-    *,
-    task: str,
-    model: Model | str = "auto",
-    engine: EM | str = "auto",
-    guard: bool | Literal["hard"] = True,
-    seed: int = 0,
-    progress: bool = False,
-    workers: int | None = None,
-    worker_options: dict[str, Any] | None = None,
-    address: str | None = None,
-) -> Policy:
+    dataset: Any, labels: LabelSets | ArrayLike | str | os.PathLike[str], *, task: str, model: Model | str = "auto",
+    engine: EM | str = "auto", guard: bool | Literal["hard"] = True, seed: int = 0, progress: bool = False,
+    workers: int | None = None, worker_options: dict[str, Any] | None = None, address: str | None = None,
+) -> Policy:  # fmt: skip
     """Fit a policy to more data than one machine holds: :func:`vbtta.fit_policy` with the data spread over a cluster.
 
     The answer is that of :func:`vbtta.fit_policy`, whatever the number of workers and what is lost with a node. The

@@ -16,20 +16,10 @@ from vbtta.ray.collect import Job, read_inputs
 
 
 def predict(
-    predictor_factory: Any,
-    dataset: Any,
-    views: Any,
-    policy: Policy,
-    *,
-    draws: int = 1,
-    batch_size: int = 256,
-    output: Output = None,
-    level: float = 0.9,
-    seed: int = 0,
-    workers: int | None = None,
-    worker_options: dict[str, Any] | None = None,
-    address: str | None = None,
-) -> Any:
+    predictor_factory: Any, dataset: Any, views: Any, policy: Policy, *,
+    draws: int = 1, batch_size: int = 256, output: Output = None, level: float = 0.9, seed: int = 0,
+    workers: int | None = None, worker_options: dict[str, Any] | None = None, address: str | None = None,
+) -> Any:  # fmt: skip
     """Predict the rows of a Ray data set: views, network and policy, batch by batch on a pool of workers.
 
     Parameters
@@ -60,8 +50,12 @@ def predict(
     used = [by_name[name] for name in policy.used_names]
     ray, data = connect(address), require("ray.data", "ray")
     rows = dataset if hasattr(dataset, "map_batches") else data.read_parquet(parquet_files(dataset))
-    drawing = [view.name for view in used if view.stochastic]
-    if drawing and "instance" not in rows.schema().names:
+    drawing, schema = [view.name for view in used if view.stochastic], rows.schema()
+    columns = schema.names if schema else ["instance"]  # of no rows nothing is known
+    own = ("mean", "std", "lower", "upper") if policy.task == "regression" else ("label", "entropy")
+    for name in set(columns) & set(own):
+        raise ValueError(f"dataset has the column {name!r}, which predictions have, too: rename it, or leave it out")
+    if drawing and "instance" not in columns:
         raise ValueError(f"dataset needs a column 'instance', by which {', '.join(drawing)} draw; number the rows")
     size = workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)
     job = Job(predictor_factory, used, draws, batch_size, False, output, seed, None, "", "")
