@@ -72,8 +72,9 @@ def test_dict_and_tuple_inputs_and_outputs(batch):
     np.testing.assert_allclose(by_name(by_name.prepare({"x": batch, "mask": mask})), expected)
     np.testing.assert_allclose(by_name(by_name.prepare((batch, mask))), expected)
     np.testing.assert_allclose(as_predictor(network, lambda raw: raw["logits"])((batch, mask)), expected)
+    np.testing.assert_allclose(as_predictor(network)((batch, mask)), expected)
     with pytest.raises(ValueError, match="choose one with output="):
-        as_predictor(network)((batch, mask))
+        as_predictor(lambda rows: {"classes": rows, "features": rows})(batch)
     with pytest.raises(ValueError, match="'logits', 'features'"):
         as_predictor(network, "logit")((batch, mask))
 

@@ -154,9 +154,10 @@ def test_files_and_errors(tmp_path):
     views = keypoint_views([Identity(), HorizontalFlip()], (8, 10), swap=[(0, 1)], coordinates="unit")
     save_views(views, tmp_path / "views.toml")
     assert load_views(tmp_path / "views.toml") == views
+    assert Keypoints([Identity()], (np.int64(8), np.int64(10))).size == (8, 10)
     with pytest.raises(ValueError, match=r"size must be height and width of the images, as \(256, 192\); got 8"):
         Keypoints([Identity()], 8)
-    with pytest.raises(ValueError, match="sort has no inverse"):
+    with pytest.raises(ValueError, match="sort is not built in and cannot move points back"):
         keypoint_views([as_view(np.sort, "sort")], (8, 10))
     with pytest.raises(ValueError, match="double is not built in and cannot move points back"):
         keypoint_views([as_view(np.square, "double", inverse=np.sqrt)], (8, 10))

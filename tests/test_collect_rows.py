@@ -1,9 +1,11 @@
 """Inputs with one entry a row: texts, pictures, ragged rows, columns of tables; and views of texts."""
 
 from collections import UserDict
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
@@ -14,7 +16,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from vbtta import VBTTAClassifier, VBTTARegressor, collect_views, measure_cost
-from vbtta.augment import FeatureDropout, GaussianNoise, Identity, RowStreams, as_view, load_views, save_views
+from vbtta.augment import (
+    FeatureDropout,
+    GaussianNoise,
+    HorizontalFlip,
+    Identity,
+    RowStreams,
+    as_view,
+    load_views,
+    save_views,
+)
 from vbtta.augment.text import Case, CharacterNoise, Paraphrase, Template, WordDropout, WordSwap, paraphrases
 
 TEXTS = ["a good film", "the plot is thin", "fine", "not a good film at all"]
@@ -218,3 +229,81 @@ def test_a_list_of_dicts_of_arrays_has_one_input_a_dict() -> None:
     assert found.outputs[:, 0].tolist() == [row["x"].tolist() for row in rows]
     with pytest.raises(TypeError, match="rows or batches"):
         collect_views(lambda batch: batch["x"], [*rows, {"x": np.ones(4)}], [Identity()])
+
+
+def test_arrow_tables_and_columns_are_inputs() -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(30, 2)), columns=["a", "b"])
+    model, views = LinearRegression().fit(table, rng.normal(size=30)), [Identity(), GaussianNoise(0.1)]
+    expected = collect_views(model, table, views).outputs
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    for inputs in (arrow, arrow.to_batches()[0]):
+        np.testing.assert_array_equal(collect_views(model, inputs, views, batch_size=7).outputs, expected)
+    for texts in (pa.array(TEXTS), pa.chunked_array([TEXTS[:1], TEXTS[1:]])):
+        found = collect_views(lengths, texts, [Identity(), Case("upper")], batch_size=3)
+        np.testing.assert_array_equal(found.outputs[:, 1, 0], LENGTHS)
+
+
+def test_estimators_of_tables_take_dicts_of_their_columns() -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(30, 2)), columns=["a", "b"])
+    model, views = LinearRegression().fit(table, rng.normal(size=30)), [Identity(), GaussianNoise(0.1)]
+    expected = collect_views(model, table, views).outputs
+    rows = table.assign(name="x")[["name", "b", "a"]]
+    for inputs in (rows.to_dict("records"), rows.to_dict("list"), iter([rows.to_dict("list")])):
+        np.testing.assert_array_equal(collect_views(model, inputs, views, batch_size=7).outputs, expected)
+    with pytest.raises(ValueError, match=r"inputs have the columns \['a'\]; the estimator was fitted to \['a', 'b'\]"):
+        collect_views(model, table[["a"]].to_dict("list"), views)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_a_column_of_a_table_is_the_part_that_views_work_on(kind: str) -> None:
+    table: Any = pd.DataFrame({"text": TEXTS, "n": np.arange(4.0)})
+    if kind == "polars":
+        table = pytest.importorskip("polars").from_pandas(table)
+    views = [Identity(), Case("upper"), as_view(longer)]
+    found = collect_views(lambda batch: lengths(batch["text"]), table, views, key="text", batch_size=3).outputs
+    np.testing.assert_array_equal(found[:, :, 0].T, [LENGTHS, LENGTHS, LENGTHS + 1])
+    changed = collect_views(lambda batch: np.asarray(batch["n"]), table, [GaussianNoise(1.0)], key="n").outputs
+    assert (changed[:, 0, 0] != np.arange(4)).all()
+    with pytest.raises(ValueError, match="key='words' is not among the parts of the batch: 'text', 'n'"):
+        collect_views(lambda batch: lengths(batch["text"]), table, views, key="words")
+
+
+def test_views_of_arrays_pass_over_the_texts_of_a_dict() -> None:
+    batch = {"image": torch.rand(4, 1, 2, 2), "file": ["a", "b", "c", "d"]}
+    found = collect_views(lambda part: part["image"][:, 0, 0], batch, [Identity(), HorizontalFlip()]).outputs
+    np.testing.assert_array_equal(found[:, 0], found[:, 1, ::-1])
+    found = collect_views(lambda part: lengths(part["file"]), batch, [Template("{}!")]).outputs
+    np.testing.assert_array_equal(found[:, 0, 0], 2)
+    batch["mask"] = torch.rand(4, 1, 2, 2)
+    with pytest.raises(TypeError, match=r"view hflip does not take a dict of 'image', 'file', 'mask' .*key="):
+        collect_views(lambda part: part["image"][:, 0, 0], batch, [HorizontalFlip()])
+
+
+def test_functions_that_take_no_dict_say_how_they_get_a_part() -> None:
+    batch = {"image": torch.rand(4, 1, 2, 2), "label": torch.arange(4)}
+    mirror = as_view(lambda images: images.flip(-1), "mirror")
+    with pytest.raises(TypeError, match=r"mirror does not take a dict of 'image', 'label' .*attribute 'flip'.*key="):
+        collect_views(lambda part: part["image"][:, 0, 0], batch, [mirror])
+    found = collect_views(lambda part: part["image"][:, 0, 0], batch, [Identity(), mirror], key="image").outputs
+    np.testing.assert_array_equal(found[:, 0], found[:, 1, ::-1])
+
+
+def test_logits_are_found_among_the_outputs_of_a_function() -> None:
+    x = np.random.default_rng(0).normal(size=(5, 3))
+    found = collect_views(lambda batch: {"loss": None, "logits": batch}, x, [Identity()]).outputs[:, 0]
+    np.testing.assert_array_equal(found, x)
+    named = collect_views(lambda batch: {"logits": batch, "depth": -batch}, x, [Identity()], output="depth")
+    np.testing.assert_array_equal(named.outputs[:, 0], -x)
+    with pytest.raises(ValueError, match=r"several outputs \('logits', 'depth'\); choose one"):
+        collect_views(lambda batch: {"logits": None, "depth": -batch}, x, [Identity()])
+
+
+def test_a_module_that_does_not_take_a_dict_names_its_parts() -> None:
+    class Network(torch.nn.Module):
+        def forward(self, pixels: Any = None, **options: Any) -> Any:
+            return pixels.flatten(1)
+
+    with pytest.raises(TypeError, match=r"does not take the parts image, label; give .*no attribute 'flatten'"):
+        collect_views(Network(), {"image": torch.rand(4, 1, 2, 2), "label": torch.arange(4)}, [Identity()])

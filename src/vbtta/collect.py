@@ -55,7 +55,8 @@ def collect_views(
         "delta" takes the variance from the derivative of a torch module instead of from the spread of the draws; the
         mean is still that of the draws. Gaussian noise needs one draw, other views need two.
     key : optional
-        The part of a dict that views work on, such as "pixel_values"; see :func:`vbtta.augment.apply_view`.
+        The part of a dict, or column of a table, that views work on, such as "pixel_values"; see
+        :func:`vbtta.augment.apply_view`.
     seed : int
         Determines the draws, together with the view's name, the draw and the row.
     progress : bool
@@ -100,8 +101,7 @@ def measure_cost(
     Arguments are those of :func:`collect_views`; of inputs that come in batches the first is used. Views take turns,
     `repeats` times, so that a disturbance affects all alike.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1; got {repeats}")
+    repeats = whole_number("repeats", repeats, 1)
     view_list = as_views(views)
     adapted = as_predictor(predictor, output)
     batches, _ = batches_of(inputs, sys.maxsize)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from vbtta import Policy, TTAModule, ViewPredictions, collect_views, fit_policy
+from vbtta import LabelSets, Policy, TTAModule, ViewPredictions, collect_views, fit_policy
 from vbtta.augment import GaussianNoise, HorizontalFlip, Identity, as_view
 from vbtta.augment.text import Case, WordDropout
 
@@ -148,6 +148,25 @@ def test_views_of_texts_in_front_of_a_tokenizer(bert, tokenizer):
         expected = torch.cat([bert(**tokenizer(text, return_tensors="pt")).logits for text in texts])
     np.testing.assert_allclose(found.outputs[:, 0], expected, atol=1e-5)
     assert np.abs(found.outputs[:, 2] - found.outputs[:, 0]).max() > 1e-4
+    pipeline = transformers.pipeline("text-classification", model=bert, tokenizer=tokenizer)
+    with pytest.raises(TypeError, match=r"is a pipeline of transformers: give ProcessedPredictor\(p\.model, p\.token"):
+        collect_views(pipeline, texts, [Identity()])
+
+
+def test_other_columns_of_a_data_set_are_left_alone(vit):
+    table = datasets.Dataset.from_dict({"pixel_values": IMAGES.tolist(), "file": [f"{i}.png" for i in range(24)]})
+    expected = collect_views(vit, IMAGES, VIEWS).outputs
+    for rows in (table, table.to_iterable_dataset(), table.with_format("torch")):
+        np.testing.assert_allclose(collect_views(vit, rows, VIEWS, batch_size=10).outputs, expected, atol=1e-5)
+    with pytest.raises(TypeError, match="does not take the parts picture, file; give one of them"):
+        collect_views(vit, table.rename_column("pixel_values", "picture"), VIEWS)
+
+
+def test_a_data_set_is_a_table_of_labels():
+    table = datasets.Dataset.from_dict({"id": [f"{i}.png" for i in range(24)], "label": LABELS.tolist()})
+    predictions = ViewPredictions(np.zeros((24, 1, 3)), ids=table["id"][:])
+    for labels in (table.shuffle(seed=0), LabelSets.from_table(table.shuffle(seed=0))):
+        np.testing.assert_array_equal(predictions.align(labels).value, LABELS)
 
 
 def held_out(task):

@@ -156,15 +156,36 @@ def test_torchvisions_transforms_as_views_of_maps():
         collect_dense(network, IMAGES, [v2.RandomRotation(10)], masks)
 
 
-def test_transforms_of_lists_and_arrays_are_not_the_identity():
+@pytest.mark.parametrize(
+    "transform",
+    [v2.CenterCrop(10), v2.RandomCrop(10), as_views(v2.FiveCrop(10))[1], as_views(v2.FiveCrop(10))[4]],
+    ids=["CenterCrop", "RandomCrop", "corner", "centre"],
+)
+def test_transforms_of_lists_and_arrays_are_those_of_tensors(transform):
     """v2 hands what is neither a tensor nor an image on as it is, without a word."""
-    sizes = []
+    inputs = (255 * IMAGES).to(torch.uint8)
+    pictures = [v2.functional.to_pil_image(image) for image in inputs]
+    seen: dict[str, list[torch.Tensor]] = {}
 
-    def width(batch):
-        sizes.append({np.shape(np.asarray(row))[1] for row in batch})
+    def kept(name, batch):
+        seen.setdefault(name, []).extend(torch.as_tensor(v2.functional.to_image(row)) for row in batch)
         return np.zeros((len(batch), 1))
 
+    state = torch.random.get_rng_state()
+    collect_views(lambda batch: kept("tensor", batch), inputs, [transform], batch_size=4)
+    collect_views(lambda batch: kept("list", batch), pictures, [transform], batch_size=4)
+    collect_views(lambda batch: kept("array", [torch.as_tensor(row) for row in batch]), inputs.numpy(), [transform])
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert seen["tensor"][0].shape == (3, 10, 10)
+    for name in ("list", "array"):
+        torch.testing.assert_close(torch.stack(seen[name]), torch.stack(seen["tensor"]))
+
+
+def test_pictures_become_tensors_in_a_view():
+    to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     pictures = [v2.functional.to_pil_image(image) for image in IMAGES]
-    collect_views(width, pictures, [v2.CenterCrop(10)])
-    collect_views(width, IMAGES.numpy(), [v2.CenterCrop(10)])
-    assert sizes == [{10}, {10}]
+    views = {"identity": v2.Compose(to_tensor), "turned": v2.Compose([v2.RandomRotation((90, 90)), *to_tensor])}
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    found = collect_views(network, [picture.resize((32, 32)) for picture in pictures], views).outputs
+    turned = found[:, 0].reshape(6, 3, 2, 2)[:, :, [[0, 1], [0, 1]], [[1, 1], [0, 0]]]
+    np.testing.assert_allclose(found[:, 1], turned.reshape(6, 12), atol=1e-6)

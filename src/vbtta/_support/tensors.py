@@ -28,6 +28,8 @@ def as_batch(batch: Any) -> Batch:
     """A batch whose lists of rows are marked as RowList; a list of arrays holds parts, such as inputs and labels."""
     if isinstance(batch, Mapping):
         return {key: _stacked(part) if type(part) is list and part else as_batch(part) for key, part in batch.items()}
+    if any(is_instance(batch, "pyarrow", kind) for kind in ("Table", "RecordBatch", "ChunkedArray", "Array")):
+        batch = batch.to_pandas()
     if isinstance(batch, np.ndarray):
         return RowList(batch.tolist()) if batch.ndim == 1 and batch.dtype.kind in "OUST" else batch
     if type(batch) not in (list, tuple) or not len(batch):

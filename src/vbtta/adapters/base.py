@@ -13,7 +13,7 @@ import numpy as np
 
 from vbtta._support.checks import require
 from vbtta._support.tensors import Batch, RowList, is_instance, is_numbers, is_tensor, n_rows_of, to_array
-from vbtta.data.labels import Array
+from vbtta.data.labels import Array, frame_of
 
 Output = str | int | Callable[[Any], Any] | None
 
@@ -52,8 +52,8 @@ def as_predictor(predictor: Any, output: Output = None, *, device: Any = None) -
         * an ONNX Runtime session, or the path of an `.onnx` file; any function of a batch; a result of this function.
     output : str, int or callable, optional
         Which part of the model's return value: a key, a position, or a function of it; by default `logits`, where the
-        model (of transformers) names its outputs. For an estimator the method: "predict_proba", "decision_function" or
-        "predict". Classifiers must give logits or log probabilities, which :func:`log_probability` makes.
+        model (as of transformers) names its outputs. For an estimator the method: "predict_proba", "decision_function"
+        or "predict". Classifiers must give logits or log probabilities, which :func:`log_probability` makes.
     device : torch.device or str, optional
         Where a torch module takes its inputs; by default where its parameters are.
     """
@@ -76,6 +76,8 @@ def as_predictor(predictor: Any, output: Output = None, *, device: Any = None) -
         return OnnxPredictor(predictor, output)
     if hasattr(predictor, "predict") and hasattr(predictor, "fit"):
         return EstimatorPredictor(predictor, output)
+    if hasattr(predictor, "postprocess") and hasattr(predictor, "model"):
+        raise TypeError("predictor is a pipeline of transformers: give ProcessedPredictor(p.model, p.tokenizer or ...)")
     if callable(predictor):
         return FunctionPredictor(predictor, output)
     kind = type(predictor).__name__
@@ -152,6 +154,8 @@ class EstimatorPredictor(Adapter):
         """The features without labels; a table of numbers as an array, so that views can work on it."""
         if isinstance(batch, tuple | list) and not isinstance(batch, RowList) and batch:
             batch = batch[0] if hasattr(batch[0], "shape") or isinstance(batch[0], RowList) else batch
+        if self.features is not None and isinstance(batch, Mapping):
+            batch = frame_of({name: batch[name] for name in self.features if name in batch})
         columns = list(getattr(batch, "columns", self.features or ()))
         if self.features is not None and columns != self.features:
             raise ValueError(f"inputs have the columns {columns}; the estimator was fitted to {self.features}")
@@ -260,8 +264,9 @@ def select_output(raw: Any, output: Output) -> Any:
     """The part of a model's return value that `output` asks for."""
     if callable(output):
         return output(raw)
-    if output is None and hasattr(raw, "logits"):  # a ModelOutput of transformers
-        return raw.logits
+    logits = raw.get("logits") if isinstance(raw, Mapping) else getattr(raw, "logits", None)
+    if output is None and logits is not None:  # of transformers, or named so
+        return logits
     if isinstance(raw, list) and is_numbers(raw) and output is None:
         return np.asarray(raw)
     if not isinstance(raw, Mapping | tuple | list):

@@ -103,16 +103,17 @@ class TorchPredictor(Adapter):
 
 def call_module(module: nn.Module, batch: Batch, needed: set[str], keywords: set[str] | None) -> Any:
     """Call a module with a batch: a tuple by position, a dict by name if its arguments have these names."""
-    if isinstance(batch, Mapping):
-        named = dict(batch) if keywords is None else {key: part for key, part in batch.items() if key in keywords}
-        if len(named) == len(batch) or (named and needed <= set(named)):
-            return module(**named)
     arguments = batch if isinstance(batch, tuple) else (batch,)
+    named: dict[str, Any] = {}
+    if isinstance(batch, Mapping):
+        known = {key: part for key, part in batch.items() if keywords is None or key in keywords}
+        if len(known) == len(batch) or (known and needed <= set(known)):
+            arguments, named = (), known
     if torch.compiler.is_compiling() or (isinstance(batch, Tensor) and batch.is_floating_point()):
-        return module(*arguments)
+        return module(*arguments, **named)
     expected = (RuntimeError,) if isinstance(batch, Tensor) else (AttributeError, TypeError)
     try:
-        return module(*arguments)
+        return module(*arguments, **named)
     except expected as error:
         reason = str(error).partition("\n")[0]
         raise TypeError(f"the module does not take {_advice(batch, keywords)} ({reason})") from error

@@ -99,6 +99,7 @@ class BuiltIn:
     invertible: ClassVar[bool] = True
     partial: ClassVar[bool] = False
     label: ClassVar[str] = ""
+    of_texts: ClassVar[bool] = False
     value_range: ClassVar[tuple[float, float] | None] = None  # that inputs are clipped to
     name: str = field(default="", kw_only=True)
     swap_classes: Sequence[Sequence[int]] | None = field(default=None, kw_only=True)
@@ -216,6 +217,7 @@ class Chain(BuiltIn):
                 raise ValueError(f"Chain: {view!r} is not a view; make one of a function with as_view(function).")
         draws, partial = any(view.stochastic for view in self.views), any(map(is_partial, self.views))
         self._store(stochastic=draws, partial=partial, invertible=not any(map(_lacks_inverse, self.views)))
+        self._store(of_texts=any(getattr(view, "of_texts", False) for view in self.views))
         self._store(value_range=next(filter(None, (getattr(view, "value_range", None) for view in self.views)), None))
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
@@ -278,11 +280,11 @@ class Chain(BuiltIn):
 def augment(view: Augmentation, batch: Batch, rng: RowStreams | None = None, key: Any = None) -> Batch:
     """Apply a view without checks; one that is not built in may work in place and gets a copy."""
     if isinstance(batch, Mapping):
-        key = _only_part(batch) if key is None and _is_built_in(view) else key
+        key = _only_part(batch, texts=getattr(view, "of_texts", False)) if key is None and _is_built_in(view) else key
         if key is not None:
             return {**batch, key: augment(view, part_of(batch, key), rng)}
-    if hasattr(batch, "columns") and _is_built_in(view):
-        return _on_numbers(view, batch, rng)
+    if hasattr(batch, "columns") and (key is not None or _is_built_in(view)):
+        return _on_columns(view, batch, rng, key)
     result = view(batch if _is_built_in(view) else copy_of(batch), rng)
     has_rows = isinstance(batch, RowList) or (hasattr(batch, "iloc") and batch.ndim == 1)
     return RowList(result) if has_rows and type(result) in (list, tuple) else as_batch(result)
@@ -298,18 +300,21 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None, 
     batch : array, tensor, table, list of rows, or a dict, tuple or list of such
         N rows. Built-in views change the floating-point columns of a table.
     key : optional
-        The part of a dict that the view works on. By default all of it, and for built-in views the only part of
-        floating-point numbers, or of texts.
+        The part of a dict, or the column of a table, that the view works on. By default all of it, and for built-in
+        views the only part of floating-point numbers, or for views of texts the only one of texts.
     """
     try:
         result = augment(view, batch, rng, key)
-    except (AttributeError, TypeError):
-        if not isinstance(view, BuiltIn) or not isinstance(batch, Mapping | tuple | list):
+    except (AttributeError, TypeError) as error:
+        part = part_of(batch, key) if key is not None else batch
+        if not isinstance(part, (Mapping | tuple | list) if isinstance(view, BuiltIn) else Mapping):
             raise
-        kind, remedy = type(batch).__name__, "apply it to a part by key="
-        if isinstance(batch, RowList):
-            kind, remedy = f"list of {type(batch[0]).__name__}", "make one array of it, or use as_view(f) of such lists"
-        raise TypeError(f"view {view.name} takes arrays; the batch is a {kind}: {remedy}.") from None
+        kind, remedy = type(part).__name__, "apply it to a part by key="
+        if isinstance(part, Mapping):
+            kind = f"dict of {', '.join(map(repr, part))}"
+        if isinstance(part, RowList):
+            kind, remedy = f"list of {type(part[0]).__name__}", "make one array of it, or use as_view(f) of such lists"
+        raise TypeError(f"view {view.name} does not take a {kind} ({error}): {remedy}.") from error
     n_rows = {len(leaf) for leaf in _leaves(batch)}
     shapes = {getattr(leaf, "shape", ())[1:] for leaf in _leaves(batch)} - {()}  # of the rows
     for leaf in _leaves(result):
@@ -467,36 +472,40 @@ def _is_built_in(view: Augmentation) -> bool:
 
 
 def part_of(batch: Batch, key: Any = None) -> Any:
-    """The part of a dict that views work on, by its key or as the only one that they can; other batches as they are."""
-    if not isinstance(batch, Mapping):
+    """The part that views work on of a dict, by its key or as the only one that they can, or a column of a table."""
+    if not isinstance(batch, Mapping) and (key is None or not hasattr(batch, "columns")):
         return batch
     key = _only_part(batch) if key is None else key
-    if key not in batch:
-        raise ValueError(f"key={key!r} is not among the parts of the batch: {', '.join(map(repr, batch))}.")
-    return batch[key]
+    parts = list(batch if isinstance(batch, Mapping) else batch.columns)
+    if key not in parts:
+        raise ValueError(f"key={key!r} is not among the parts of the batch: {', '.join(map(repr, parts))}.")
+    return batch[key] if isinstance(batch, Mapping) else as_batch(np.asarray(batch[key]))
 
 
-def _only_part(batch: Mapping[Any, Any]) -> Any:
+def _only_part(batch: Mapping[Any, Any], *, texts: bool = False) -> Any:
     """The key of the only part of floating-point numbers, or of texts; None if there are several."""
     arrays = [key for key, part in batch.items() if hasattr(part, "shape") and is_floating(part)]
-    keys = [*arrays, *(key for key, part in batch.items() if isinstance(part, RowList))]
+    keys = [key for key, part in batch.items() if isinstance(part, RowList)] if texts else arrays
     return keys[0] if len(keys) == 1 else None
 
 
-def _on_numbers(view: Augmentation, table: Any, rng: RowStreams | None) -> Any:
-    """A table with its floating-point columns under a view; the identity leaves any table as it is."""
+def _on_columns(view: Augmentation, table: Any, rng: RowStreams | None, key: Any) -> Any:
+    """A table with a column, or those of floats, under a view; the identity leaves any table as it is."""
     if view.name == "identity":
         return table
     kinds = zip(table.columns, table.dtypes, strict=True)
-    columns = [name for name, kind in kinds if str(kind).lower().startswith("float")]
-    if not columns:
-        raise ValueError(f"view {view.name} works on numbers, and the table has no column of floats; use as_view(f).")
-    values = view(np.asarray(table[columns], dtype=float), rng)
+    floats = [name for name, kind in kinds if str(kind).lower().startswith("float")]
+    if key is None and not floats:
+        raise ValueError(f"view {view.name} works on numbers, and the table has no column of floats: name one by key=.")
+    if key is None:
+        changed = dict(zip(floats, view(np.asarray(table[floats], dtype=float), rng).T, strict=True))
+    else:
+        changed = {key: list(augment(view, part_of(table, key), rng))}
     if hasattr(table, "with_columns"):  # polars
-        series = type(table[columns[0]])
-        return table.with_columns([series(name, column) for name, column in zip(columns, values.T, strict=True)])
+        return table.with_columns([type(table[name])(name, column) for name, column in changed.items()])
     result = table.copy()
-    result[columns] = values
+    for name, column in changed.items():
+        result[name] = column
     return result
 
 

@@ -148,13 +148,13 @@ class FunctionView(ForeignView):
     """A function of the batch, and of the streams if it takes them."""
 
     takes_rng: bool = False
-    tensors: bool = False  # whether it takes tensors alone; torchvision would return arrays and lists as they are
+    tensors: bool = False  # whether it takes tensors and images one after the other, but neither arrays nor lists
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         if self.tensors and isinstance(batch, RowList):
-            return RowList(map(self.function, batch))
-        if self.tensors and not is_tensor(batch):
-            return to_array(self.function(to_tensor(batch)))
+            return RowList(_of_tensors(self.function, row) for row in batch)
+        if self.tensors:
+            return _of_tensors(self.function, batch)
         return self.function(batch, rng) if self.takes_rng else self.function(batch)
 
 
@@ -195,9 +195,12 @@ class SeededView(RowByRowView):
     """A transform that draws from torch's and Python's generators, whose states are restored afterwards."""
 
     def _by_row(self, function: Callable[[Any], Any], batch: Batch, rng: RowStreams | None = None) -> Batch:
-        if not is_tensor(batch):
-            raise TypeError(f"view {self.name} takes torch tensors; got {type(batch).__name__}.")
-        fork, device = require("torch", "torch").random.fork_rng, batch.device
+        if isinstance(batch, np.ndarray):
+            return to_array(self._by_row(function, to_tensor(batch), rng))
+        if not is_tensor(batch) and not isinstance(batch, RowList):
+            raise TypeError(f"view {self.name} takes tensors, arrays or lists of images; got {type(batch).__name__}.")
+        torch = require("torch", "torch")
+        fork, device = torch.random.fork_rng, getattr(batch, "device", torch.device("cpu"))
         on_cpu = device.type == "cpu"
         with _DRAWING, fork([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
             before = random.getstate()
@@ -210,11 +213,11 @@ class SeededView(RowByRowView):
         torch = require("torch", "torch")
         random.seed(seed)
         torch.default_generator.manual_seed(seed)
-        if row.device.type != "cpu":
+        if is_tensor(row) and row.device.type != "cpu":
             torch.get_device_module(row.device).manual_seed(seed)
 
     def _apply(self, row: Batch) -> Batch:
-        return self.function(row[None])[0]
+        return self.function(row[None])[0] if is_tensor(row) else _of_tensors(self.function, row)
 
     def _draw_and_undo(self, outputs: Batch) -> Batch:
         """Kornia keeps the parameters of its last call, and draws them from the size of the images."""
@@ -255,6 +258,11 @@ class MonaiView(RowByRowView):
         traced = transform(outputs[:1] * 0)
         operations = [_with_zeros(operation) for operation in traced.applied_operations]
         return transform.inverse(type(traced)(outputs, applied_operations=operations)).as_tensor()
+
+
+def _of_tensors(function: Callable[[Any], Any], values: Any) -> Any:
+    """The result for an array as that for a tensor: torchvision returns arrays as they are."""
+    return to_array(function(to_tensor(values))) if isinstance(values, np.ndarray) else function(values)
 
 
 def _with_zeros(operation: Any) -> Any:
@@ -301,7 +309,8 @@ def _corners(obj: Any) -> list[Augmentation]:
     """The crops of FiveCrop or TenCrop, one view each."""
     corners = ("top_left", "top_right", "bottom_left", "bottom_right", "center")
     names = [f"crop({corner})" for corner in corners] + [f"mirrored crop({corner})" for corner in corners]
-    kind, draws = (SeededView, True) if _draws(obj) else (FunctionView, False)
+    draws = _draws(obj)
+    kind: Any = SeededView if draws else partial(FunctionView, tensors=True)
     return [kind(names[i], partial(_part, obj, i), draws) for i in range(_crops(obj))]
 
 

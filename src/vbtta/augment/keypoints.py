@@ -29,11 +29,12 @@ class Keypoints(Chain):
     def _check(self) -> None:
         super()._check()
         size: Any = self.size
-        if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
+        whole = isinstance(size, Sequence) and all(isinstance(n, int | np.integer) and n > 0 for n in size)
+        if not whole or len(size) != 2:
             raise ValueError(f"Keypoints: size must be height and width of the images, as (256, 192); got {size!r}.")
-        self._store(size=tuple(size))
-        check_invertible(self.views)
+        self._store(size=tuple(map(int, size)))
         self._affine(*self.size)  # refuses views that cannot move points
+        check_invertible(self.views)
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Apply the views in order to images of the given size."""

@@ -19,6 +19,7 @@ class TextView(BuiltIn):
     """Base: a view that changes one text after the other in `_change`."""
 
     invertible: ClassVar[bool] = False
+    of_texts: ClassVar[bool] = True
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         texts = list(batch)
