@@ -421,3 +421,19 @@ def test_an_input_of_absurd_outputs_leaves_a_policy_that_can_be_saved(tmp_path):
     assert np.isfinite(policy.guard.standard_error)
     policy.save(tmp_path / "policy.json")
     assert Policy.load(tmp_path / "policy.json").guard == policy.guard
+
+
+def test_numbers_beyond_a_float_are_refused_not_passed_on() -> None:
+    """Weights over twelve orders of magnitude and a view without errors: the scale's slope has no maximum."""
+    rng = np.random.default_rng(0)
+    for seed in range(6):
+        truth = np.random.default_rng(seed).integers(0, 3, size=(7, 1)).astype(float)
+        labels = LabelSets.from_array(truth[:, None]).with_weights(10 ** rng.uniform(-6, 6, size=7))
+        predictions = ViewPredictions(np.repeat(1e8 * truth[:, None], 1 + 2 * (seed % 2), axis=1))
+        model = GaussianMixture(weights="input", scale=None)
+        try:
+            policy = fit_policy(predictions, labels, task="regression", model=model)
+        except ValueError as error:
+            assert "rescale predictions and labels" in str(error)  # noqa: PT017
+        else:
+            assert np.isfinite(policy.predict(predictions).variance).all()  # type: ignore[union-attr]

@@ -1,5 +1,8 @@
 """The latent pool: a convex problem with the right answer, and honest uncertainty."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import optimize
@@ -118,3 +121,17 @@ def test_a_singular_precision_of_the_offsets_is_solved() -> None:
     pool, offset = laplace.solve(quadratic, np.array([1.0, 0.2, 0.2]), 1)
     solution = np.concatenate([pool, offset])
     np.testing.assert_allclose(quadratic[1:] @ solution, 0.2, atol=2e-3)  # a ridge makes the matrix regular
+
+
+def test_variances_stay_positive_where_the_uncertainty_cancels() -> None:
+    """Views that are equal: what is uncertain is how they share their weight, which changes no prediction."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(60, 1, 1))
+    predictions = ViewPredictions(np.repeat(truth, 20, axis=1))
+    policy = fit_policy(predictions, truth[:, 0], task="regression", model="latent", guard=False)
+    direction = np.append(rng.normal(size=20), 0)
+    direction[:-1] -= direction[:-1].mean()
+    posterior = replace(policy.posterior, covariance=1e18 * np.outer(direction, direction))  # type: ignore[type-var]
+    prediction: Any = replace(policy, posterior=posterior).predict(predictions)
+    assert (prediction.variance > 0).all()
+    assert np.isfinite(prediction.interval(0.9)).all()

@@ -169,7 +169,7 @@ def mutate_tree(rng: Rng, tree: Any, odd: Callable[[Rng], Any]) -> Any:
         value, kind = parent[key], int(rng.integers(7))
         if kind <= 1:
             parent[key] = odd(rng)
-        elif kind == 2 and isinstance(value, int | float) and not isinstance(value, bool):
+        elif kind == 2 and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
             parent[key] = value * pick(rng, (0, -1, 2, 1 + 1e-9, 1e6, 1e-6, 1e200)) + pick(rng, (0, 0, 1e-9, 1))
         elif kind == 3:
             del parent[key]

@@ -256,14 +256,14 @@ class _Ascender(Generic[S, T]):
     """The current state of an ascent and its moves."""
 
     def __init__(self, problem: Problem[S, T, Any], start: S, engine: EM) -> None:
-        self.problem, self.engine, self.passes = problem, engine, 0
+        self.problem, self.engine, self.passes, self.stuck = problem, engine, 0, False
         self.history: list[tuple[float, Array, Any]] = []
         self._accept(start, *self._evaluate(start))
 
     @property
     def full(self) -> bool:
-        """Whether all steps are used up."""
-        return len(self.history) >= self.engine.max_steps
+        """Whether all steps are used up, or none can be taken."""
+        return self.stuck or len(self.history) >= self.engine.max_steps
 
     def step(self) -> None:
         """An update, with vanishing weights extrapolated where that does not lower the bound."""
@@ -306,7 +306,8 @@ class _Ascender(Generic[S, T]):
         value, sums = self._evaluate(state)
         if state is not plain and not value >= self.bound:
             state, (value, sums) = plain, self._evaluate(plain)
-        self._accept(state, value, sums)
+        self.stuck = math.isnan(value)  # numbers beyond the range of a float: the state before stays
+        self._accept(*((self.state, value, self.statistics) if self.stuck else (state, value, sums)))
 
     def _evaluate(self, state: S) -> tuple[float, T]:
         self.passes += 1

@@ -10,7 +10,7 @@ from vbtta.data.predictions import ViewPredictions
 from vbtta.distributions import ContinuousPrediction
 from vbtta.inference.advi import WeightDraws
 from vbtta.inference.laplace import PoolUncertainty
-from vbtta.inference.linalg import check_covariance, check_positive, inverse_and_log_det
+from vbtta.inference.linalg import check_covariance, check_positive, cholesky, inverse_and_log_det
 from vbtta.models.base import Pooling, PoolPosterior
 from vbtta.models.parts.annotators import AnnotatorState, LabelPooling
 from vbtta.models.parts.standard import Standard, scale_covariate
@@ -83,12 +83,9 @@ class LatentPosterior(LabelPooling, PoolPosterior):
         used = self.weights > 0
         mean = self.standard.apply_to_predictions(predictions.outputs)  # (N, K, C)
         location = np.einsum("k,nkc->nc", state.pool[used], mean) + state.offset
-        K = len(used)
-        uncertainty = np.einsum(
-            "nkc,kl,nld->ncd", mean, self.covariance[:K, :K][np.ix_(used, used)], mean, optimize=True
-        )
-        cross = np.einsum("nkc,kd->ncd", mean, self.covariance[:K, K:][used])
-        uncertainty += cross + cross.swapaxes(1, 2) + self.covariance[K:, K:]
+        root, K = cholesky(self.covariance), len(used)
+        spread = np.einsum("nkc,kp->ncp", mean, root[:K][used], optimize=True) + root[K:]  # (N, C, P)
+        uncertainty = np.einsum("ncp,ndp->ncd", spread, spread)  # by a root, so that rounding leaves it positive
         dof = state.dof + 1 - C
         stretch = np.exp(2 * state.scale_slope * scale_covariate(location, 1))[:, None, None]
         scale = stretch * state.inverse_scale / dof + (dof - 2) / dof * uncertainty
