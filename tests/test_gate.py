@@ -417,7 +417,9 @@ def image_data(seed: int, *, by_image: bool) -> tuple[ViewPredictions, np.ndarra
 
 
 @pytest.mark.parametrize(("by_image", "choice"), [(True, "pooled"), (False, "own")])
-def test_held_out_scores_decide_between_features_of_positions_and_of_images(by_image: bool, choice: str) -> None:
+def test_held_out_scores_decide_between_features_of_positions_and_of_images(
+    by_image: bool, choice: str, tmp_path: Path
+) -> None:
     predictions, labels = image_data(0, by_image=by_image)
     policy = fit("classification", predictions, labels)
     assert policy.model.features == policy.gate.features.choice == choice  # type: ignore[attr-defined]
@@ -426,6 +428,9 @@ def test_held_out_scores_decide_between_features_of_positions_and_of_images(by_i
     if by_image:
         with pytest.raises(ValueError, match=r"averages over groups; give ViewPredictions\(groups"):
             policy.predict(ViewPredictions(predictions.outputs, names=predictions.names))
+    policy.save(tmp_path / "policy.json")
+    again = Policy.load(tmp_path / "policy.json").predict(predictions)
+    np.testing.assert_allclose(again.proba, policy.predict(predictions).proba, rtol=1e-12)
 
 
 @pytest.mark.parametrize("choice", ["own", "pooled"])

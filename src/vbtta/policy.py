@@ -455,7 +455,7 @@ class Policy(Saved):
         n_outputs = 2 if self.multilabel else n_outputs
         zeros, features = np.zeros((1, len(names), n_outputs)), np.zeros((1, len(names), len(given)))
         with np.errstate(all="ignore"):
-            inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=given)
+            inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=given, groups=[0])
             prediction: Any = self.posterior.predict(inputs)
             if not _proper(prediction):
                 raise ValueError("its posterior does not predict")
