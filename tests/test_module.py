@@ -734,10 +734,60 @@ def test_stages_are_compiled_one_by_one(staged):
     net, given, views, sequential = staged
     module = TTAModule(net, views, sequential, seed=5)
     expected = [module(given[:40]), module(given[40:90])]
+    compilations = []
+
+    def backend(graph, _inputs):
+        compilations.append(graph)
+        return graph
+
+    torch._dynamo.reset()
     for stage in module.stages:
-        stage.compile(backend="aot_eager")
+        stage.compile(backend=backend)
     for rows, result in zip((given[:40], given[40:90]), expected, strict=True):
         torch.testing.assert_close(module(rows), result)
+    for row in given[:5]:
+        module(row[None])
+    assert 1 <= len(compilations) <= 3  # of the network: for one size, any size and one row
+
+
+def test_stages_move_with_their_module(staged):
+    net, _, views, sequential = staged
+    module = TTAModule(copy.deepcopy(net), views, sequential).to("meta")
+    assert {tensor.device.type for stage in module.stages for tensor in stage.state_dict().values()} == {"meta"}
+
+
+@pytest.mark.filterwarnings("ignore:the views help with probability")
+@pytest.mark.parametrize(
+    "model",
+    [
+        CategoricalLatent(noise="none"),
+        CategoricalMixture(noise="none", weights="view_class"),
+        CategoricalMixture(noise="none", weights="input", features="own", gate_scale=1.0),
+        CategoricalMixture(noise="none", weights="input", features="all", gate_scale=1.0),
+        CategoricalMixture(noise="none", link="probit"),
+        "auto",
+    ],
+)
+def test_stages_predict_as_the_policy_does(model):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, CLASSES)).eval()
+    given = 6 * torch.randn(400, 3, 8, 8)
+    views = [Shift(0.25, 0.0), Identity(), Rotate(10.0), HorizontalFlip()]
+    collected = collect_views(net, given, views)
+    rng = np.random.default_rng(0)
+    seen = collected.outputs[np.arange(400), rng.integers(4, size=400)]  # one of the views has the label
+    labels = (seen + rng.gumbel(size=(400, CLASSES))).argmax(axis=1)
+    stages = [[view.name for view in part] for part in (views[:1], views[1:3], views[3:])]
+    options = {"task": "classification", "model": model, "stages": stages, "tolerance": 5.0}
+    sequential = fit_sequential(collected, labels, **options)
+    rules = [replace(sequential, threshold=point.threshold) for point in sequential.curve]
+    sequential = max(rules, key=lambda rule: len(np.unique(rule.passes(collected))))
+    expected = sequential.predict(collected)
+    assert len(np.unique(expected.passes)) > 1
+    module = TTAModule(net, views, sequential)
+    for size in (1, 64, 400):
+        found = torch.cat([module(batch) for batch in given.split(size)])
+        np.testing.assert_allclose(found.numpy(), expected.proba, atol=1e-5)
 
 
 @pytest.mark.parametrize("features", [None, "own", "pooled"])

@@ -384,6 +384,22 @@ def test_bad_arguments_are_named(sequential, sample):
         fit_sequential(predictions.take(slice(4)), label[:4], **FAST)
 
 
+def test_a_full_policy_of_one_view_needs_no_stages():
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(400, 1))
+    views = truth[:, None] + rng.normal(size=(400, 3, 1)) * np.array([3.0, 3.0, 0.01])[:, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "no early stop keeps the loss" would be wrong
+        sequential = fit_sequential(
+            ViewPredictions(views, names=NAMES[:3]),
+            truth,
+            task="regression",
+            model=GaussianMixture(),
+            stages=NAMES[:3],
+        )
+    assert sequential.stages == ((NAMES[2],),)
+
+
 def test_one_view_is_one_stage(sample):
     predictions, label, _ = sample
     with warnings.catch_warnings():
@@ -393,11 +409,15 @@ def test_one_view_is_one_stage(sample):
     assert sequential.loss_upper == 0
 
 
-def test_a_module_stops_image_by_image():
+@pytest.mark.parametrize(
+    "model", ["latent", CategoricalMixture(weights="input", features="pooled", gate_scale=1.0, noise="none")]
+)
+def test_a_module_stops_image_by_image(model, monkeypatch):
     torch = pytest.importorskip("torch")
     from vbtta import TTAModule, collect_dense
     from vbtta.augment import Blur, HorizontalFlip, Identity, VerticalFlip
 
+    monkeypatch.setattr("vbtta.module._NUMBERS_ON_CPU", 64)
     torch.manual_seed(0)
     network = torch.nn.Conv2d(1, 3, 3, padding=1).eval()
     images = torch.randn(40, 1, 6, 8) * torch.linspace(0.1, 6, 40)[:, None, None, None]  # clear ones last
@@ -405,12 +425,10 @@ def test_a_module_stops_image_by_image():
     turned = [network(images.flip(axes)).detach().flip(axes) for axes in ([], [-1], [-2])]
     targets = (torch.stack(turned).mean(0) + 0.5 * torch.randn(40, 3, 6, 8)).argmax(1).numpy()
     predictions, labels = collect_dense(network, images, views, targets, positions=48)
-    stages = [[view.name for view in part] for part in (views[:1], views[1:2], views[2:])]
-    sequential = fit_sequential(
-        predictions, labels, task="classification", model="latent", stages=stages, tolerance=0.5
-    )
+    stages = [[view.name for view in part] for part in (views[:2], views[2:3], views[3:])]
+    sequential = fit_sequential(predictions, labels, task="classification", model=model, stages=stages, tolerance=0.5)
     assert len(sequential.policies) > 1
-    between = [point.threshold for point in sequential.curve if 1.2 < point.passes < 3]
+    between = [point.threshold for point in sequential.curve if 2.2 < point.passes < 3.8]
     sequential = replace(sequential, threshold=between[0])
     module = TTAModule(network, views, sequential)
     found = module(images)

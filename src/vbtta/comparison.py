@@ -21,7 +21,7 @@ from vbtta._support.checks import between, one_of, require, shown, whole_number
 from vbtta._support.tensors import Progress
 from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.baselines.methods import normal_prediction, residual_variance
-from vbtta.conformal import conformalize, shared_rows
+from vbtta.conformal import conformalize, shared_rows, unwrapped
 from vbtta.data.labels import Array, LabelSets, class_positions
 from vbtta.data.predictions import Rows, ViewPredictions, draws_of, row_hashes
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction
@@ -258,7 +258,7 @@ def compare(
 
 def _warn_of_shared_rows(chosen: Sequence[Entry], train: ViewPredictions, test: ViewPredictions) -> None:
     """Test rows that a method was fitted to, here or before."""
-    known = {f"{entry.name!r} was": getattr(entry.method, "rows", Rows()) for entry in chosen}
+    known = {f"{entry.name!r} was": getattr(unwrapped(entry.method)[0], "rows", Rows()) for entry in chosen}
     if any(not hasattr(entry.method, "predict") for entry in chosen):
         subsample = train.take(slice(None, None, -(-len(train) // _MAX_HASHED) or 1))
         known["the methods are"] = Rows(subsample.names, row_hashes(subsample.outputs))

@@ -55,9 +55,7 @@ class ConformalPolicy(Saved):
     levels: Annotated[Array, "L"]  # probabilities of coverage
     covers: str  # the next "label", or the "truth" behind noisy labels
     thresholds: Annotated[Array, "S T L"]  # largest score inside, by stratum, output (one of classes) and level
-    n_units: Annotated[
-        Array, "S"
-    ]  # calibration inputs, or groups, of every stratum; fractions where labels have shares
+    n_units: Annotated[Array, "S"]  # calibration inputs, or groups, of every stratum; labels have shares
     strata: tuple[str, ...] | None = None  # their names; the classes where `by_class`
     by_class: bool = False
     one_level: bool = False
@@ -79,11 +77,6 @@ class ConformalPolicy(Saved):
     def __repr__(self) -> str:
         levels = ", ".join(f"{level:g}" for level in self.levels)
         return f"ConformalPolicy({self.method}, covers the {self.covers} at {levels}, {self.policy!r})"
-
-    @property
-    def rows(self) -> Rows:
-        """Hashes of the rows of the policy's fit."""
-        return getattr(self.policy, "rows", Rows())
 
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution of the policy itself."""
@@ -306,7 +299,7 @@ def _calibration(
         fit = policy.refit if isinstance(policy, SequentialPolicy) else partial(refit, policy)
         sample, folds = InMemory(predictions, labels), folds_of(predictions, labels, seed)
         held_out = [(fit(sample.take(train)), held) for train, held in folds]
-    elif shared := shared_rows(getattr(policy, "rows", Rows()), predictions.take(labels.labelled)):
+    elif shared := shared_rows(getattr(unwrapped(policy)[0], "rows", Rows()), predictions.take(labels.labelled)):
         raise ValueError(
             f"predictions hold rows that the policy was fitted to ({shared}); give other rows, or cross=True for the "
             "calibration sample itself"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -21,9 +22,8 @@ from vbtta.augment.foreign import as_views
 from vbtta.conformal import ConformalPolicy
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions, conflict, draws_of
-from vbtta.distributions import ContinuousPrediction
 from vbtta.policy import Policy
-from vbtta.sequential import SequentialPolicy
+from vbtta.sequential import SequentialPolicy, class_features, gain_features
 
 try:
     import torch
@@ -45,6 +45,7 @@ _POSITIONS_AT_ONCE = 1 << 15  # of `TTAModule.maps`
 _NUMBERS_ON_CPU, _NUMBERS_ELSEWHERE = 1 << 17, 1 << 24  # of maps, pooled at once: temporary arrays stay in the cache
 
 ViewOutputs = tuple[list[int], Tensor, Tensor | None]  # see `TTAModule._outputs`
+_augment = torch.compiler.disable(augment)  # type: ignore[no-untyped-call]
 _UNSEEN = -1e9  # logarithm of a weight, for positions that a view does not see
 
 
@@ -125,8 +126,7 @@ class TTAModule(nn.Module):
         if draws is None:
             draws = max((draws_of(text) or 1 for text in policy.fingerprints.values()), default=1)
         self.max_batch = None if max_batch is None else whole_number("max_batch", max_batch, 1)
-        self.draws, self.seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
-        self.key = key
+        self.key, self.draws, self.seed = key, whole_number("draws", draws, 1), whole_number("seed", seed, 0)
         kinds: tuple[OutputKind, ...] = ("mean",) if policy.task == "regression" else ("probability", "log_probability")
         if output is not None and output not in kinds:
             choice = " or ".join(map(repr, kinds))
@@ -140,7 +140,7 @@ class TTAModule(nn.Module):
         # a gate compares maps of the views with that of the identity, which is then computed first
         order = sorted(range(len(self.views)), key=lambda k: policy.gate is not None and names[k] != "identity")
         self.views, self.view_names = [self.views[k] for k in order], tuple(names[k] for k in order)
-        self.pools = nn.ModuleList(
+        self.pools: Any = nn.ModuleList(
             _Pool(member, float(share), self.view_names)
             for member, share in zip(policy.members, policy.member_weights, strict=True)
         ).to(adapter.device)
@@ -172,22 +172,21 @@ class TTAModule(nn.Module):
         if self.sequential is not None:
             if exporting:
                 raise ValueError("a sequential module has one graph a stage; export each of module.stages")
-            in_stages: Tensor = self._in_stages(batch, self.sequential)
-            return in_stages
+            return self._in_stages(batch, self.sequential)  # type: ignore[no-any-return]
         if exporting:
             self._check_exportable()
         elif running:
             self._check_batch(batch)
             batch = self._in_precision(batch)
         with self._evaluating(exporting):
-            sums: list[Any] = [None] * len(self._pools)
+            sums: list[Any] = [None] * len(self.pools)
             for views, outputs, seen in self._outputs(batch, exporting):
                 if self.policy.multilabel:  # two classes a label, as positions of a map have them
                     outputs = torch.stack([torch.zeros_like(outputs), outputs], dim=2)
-                for place, pool in enumerate(self._pools):
+                for place, pool in enumerate(self.pools):
                     sums[place] = pool.add(sums[place], views, outputs, seen)
                 del outputs, seen  # before the next view is computed
-        result = self._finish(sums)
+        result = self.finish(sums)
         result = result[:, 1] if self.policy.multilabel else result
         check = running and result.device.type == "cpu"  # on other devices a costly wait
         if check and not result.sum().isfinite() and not result.isfinite().all():  # a sum is quick, and may overflow
@@ -206,11 +205,9 @@ class TTAModule(nn.Module):
             raise ValueError("the batch is empty; maps need at least one input")
         with evaluating(self.network), torch.no_grad():
             parts = [self._uncertainty(rows_of(batch, slice(row, row + 1)), row) for row in range(len(images))]
-        arrays = {name: np.stack([part[name].T for part in parts]) for name in parts[0]}  # (B, P) or (B, C, P)
-        shapes = {name: (*array.shape[:-1], *images.shape[2:]) for name, array in arrays.items()}
-        return Maps(
-            **{name: torch.from_numpy(array.reshape(shapes[name])).to(images) for name, array in arrays.items()}
-        )
+        arrays = ((name, np.stack([part[name].T for part in parts])) for name in parts[0])  # (B, P) or (B, C, P)
+        size = images.shape[2:]
+        return Maps(**{name: torch.from_numpy(a.reshape(*a.shape[:-1], *size)).to(images) for name, a in arrays})
 
     def _uncertainty(self, single: Batch, row: int) -> dict[str, Array]:
         """Arrays (P, C) or (P,) by name, for the P positions of one input."""
@@ -226,8 +223,7 @@ class TTAModule(nn.Module):
             positions = slice(None) if mask is None else mask.reshape(-1).cpu().numpy()
             held[positions, views[0]] = outputs.reshape(-1, n_positions).T.cpu().numpy()[positions]
             seen[positions, views[0]] = True
-        fitted = self.policy.fitted or self.policy.names
-        pooled = any(pool.gate is not None and pool.gate.pooled for pool in self._pools)
+        pooled = any(pool.gate is not None and pool.gate.pooled for pool in self.pools)
         if pooled and not seen.all():
             raise ValueError(
                 "maps() needs views that see all of an input where weights depend on averages over it; leave out the "
@@ -241,46 +237,44 @@ class TTAModule(nn.Module):
             used = np.flatnonzero(seen[places[0]])
             names, policy = [self.view_names[k] for k in used], self.policy
             if len(used) < n_views:
-                policy = policy.restrict([fitted.index(name) for name in names])
+                policy = policy.restrict([(policy.fitted or policy.names).index(name) for name in names])
             for start in range(0, len(places), at_once):
                 block = places[start : start + at_once]
-                groups = np.zeros(len(block), dtype=np.intp)
-                options: dict[str, Any] = {"names": names, "classes": policy.classes, "groups": groups}
+                options: dict[str, Any] = {"names": names, "classes": policy.classes, "groups": np.zeros(len(block))}
                 prediction = policy.predict(ViewPredictions(held[np.ix_(block, used)], **options))
                 for name in ("probability", "entropy", "mutual_information", "mean", "variance"):
-                    values = getattr(prediction, "proba" if name == "probability" else name, None)
-                    if values is not None:
-                        whole = result.setdefault(name, np.empty((n_positions, *values.shape[1:]), np.float32))
-                        whole[block] = values
+                    if (values := getattr(prediction, "proba" if name == "probability" else name, None)) is not None:
+                        result.setdefault(name, np.empty((n_positions, *values.shape[1:]), "f4"))[block] = values
         return result
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _in_stages(self, batch: Batch, sequential: SequentialPolicy) -> Tensor:
-        """Every stage for the rows that are left."""
+        """Every stage for the rows that are left, by the rule of `SequentialPolicy.predict`."""
         self._check_batch(batch)
-        batch, n_rows = self._in_precision(batch), n_rows_of(batch)
-
-        def by_position(stage: int, rows: Array) -> Array:
-            """Outputs of the positions of whole images: (n, V, C)."""
-            inputs = rows[::n_positions] // n_positions
-            left = batch if len(inputs) == n_rows else rows_of(batch, torch.from_numpy(inputs))
-            outputs = first if stage == 0 else to_array(self.stages[stage](left, inputs))
-            return np.moveaxis(outputs, 1, -2).reshape(len(rows), outputs.shape[1], outputs.shape[-1])
-
+        batch, rows, outputs = self._in_precision(batch), np.arange(n_rows_of(batch)), list[Tensor]()
         with evaluating(self.network), torch.no_grad():
-            first = to_array(self.stages[0](batch, np.arange(n_rows)))  # (B, V, C), or maps (B, V, ..., C)
-            size = first.shape[2:-1]
-            n_positions = int(np.prod(size))
-            if size and not sequential.by_group:
-                raise ValueError("the network returns maps; fit the sequential policy to collect_dense")
-            groups = np.repeat(np.arange(n_rows), n_positions) if size else None
-            prediction = sequential.run(by_position, n_rows * n_positions, groups)
-        values = prediction.mean if isinstance(prediction, ContinuousPrediction) else prediction.proba
-        if size:
-            values = np.moveaxis(values.reshape(n_rows, *size, values.shape[-1]), -1, 1)
-        precision = torch.float64 if dtype_of(self.network) == torch.float64 else torch.float32
-        result = torch.from_numpy(values).to(device=self._device, dtype=precision)
+            for place, (stage, names) in enumerate(zip(self.stages, accumulate(sequential.stages), strict=True)):
+                if stage.views:  # pruning may leave a stage without a view of its own
+                    outputs = [torch.cat([*outputs, stage.by_view(batch, rows)])]  # (V, B, C, ...)
+                if not place:
+                    result = torch.empty_like(outputs[0][0])
+                    sequential.check_groups(maps=result.ndim > 2)
+                known = _rows_of(outputs[0], [names.index(name) for name in stage.view_names])
+                result[rows], features = stage.point(known)
+                if place + 1 == len(self.stages) or not len(rows):
+                    break
+                left = np.flatnonzero(sequential.go_on(place, features, len(rows)))
+                if not len(left):
+                    break
+                chosen = torch.from_numpy(left)
+                rows, outputs, batch = rows[left], [outputs[0][:, chosen]], rows_of(batch, chosen)
         return _log(result) if self.output_kind == "log_probability" else result
+
+    def _apply(self, function: Any, recurse: bool = True) -> Self:
+        """Move the module; its stages are no submodules."""
+        for stage in self.stages:
+            stage.pools._apply(function)
+        return super()._apply(function, recurse)  # type: ignore[no-any-return, no-untyped-call]
 
     def train(self, mode: bool = True) -> Self:
         """Set the network's mode; views keep theirs (dropout depends on it)."""
@@ -342,7 +336,7 @@ class TTAModule(nn.Module):
         """Mean outputs (1, B, C, ...) of a stochastic view, and the mask of what all draws see."""
         view, total, seen = self.views[k], None, None
         for m in range(self.draws):
-            augmented = _draw(view, batch, self.seed, m, first, self.key)
+            augmented = _augment(view, batch, _streams(view, batch, self.seed, m, first), self.key)
             outputs = self._call(augmented, n_rows)
             rng = _streams(view, batch, self.seed, m, first) if outputs.ndim > 2 else None
             outputs, mask = self._restored(view, outputs, augmented, batch, rng)
@@ -409,11 +403,11 @@ class TTAModule(nn.Module):
             self._gives_maps = outputs.ndim > 2
         return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
-    def _finish(self, sums: list[Any]) -> Tensor:
+    def finish(self, sums: list[Any]) -> Tensor:
         """The prediction (B, C, ...) from the sums of all members."""
         total: Any = 0.0
         share: Any = 0.0
-        for pool, part in zip(self._pools, sums, strict=True):
+        for pool, part in zip(self.pools, sums, strict=True):
             values, visible = pool.finish(part)
             weight = pool.share if visible is None else pool.share * visible
             total, share = (values if len(sums) == 1 else total + weight * values), share + weight
@@ -426,12 +420,8 @@ class TTAModule(nn.Module):
         return evaluating(self.network) if training or not torch.compiler.is_compiling() else nullcontext()
 
     @property
-    def _pools(self) -> list["_Pool"]:
-        return list(self.pools)  # type: ignore[arg-type]
-
-    @property
     def _device(self) -> torch.device:
-        return self._pools[0].offset.device
+        return torch.device(self.pools[0].offset.device)
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse arrays and tensors of another device."""
@@ -509,7 +499,7 @@ class _Pool(nn.Module):
             if len(rows) == 1:
                 sums.total[block].addcmul_(terms[0], shares[0])
             else:
-                sums.total.add_((terms * shares).sum(0))
+                sums.total[block].add_((terms * shares).sum(0))
         shares = weights if self.by_class else weights[:, :, :1]
         return sums._replace(weight=sums.weight + (shares if seen is None else shares * seen).sum(0))
 
@@ -601,7 +591,7 @@ class _Gate(nn.Module):
         pair = torch.stack([identity.movedim(1, -1), outputs.movedim(1, -1)], -2)  # (B, ..., 2, C)
         unit = self.get_buffer("unit").to(outputs.dtype)
         raw = built_in(torch, self.task, pair.flatten(0, -3) - self.shift, unit, [0])[:, 1]
-        return raw.reshape(*pair.shape[:-2], -1)  # type: ignore[no-any-return]
+        return raw.reshape(*pair.shape[:-2], raw.shape[-1])  # type: ignore[no-any-return]
 
     def mean_features(self, outputs: Tensor, identity: Tensor, seen: Tensor | None) -> Tensor:
         """Averages (B, 1, ..., F) over the positions that are seen, in double precision: slopes may be large."""
@@ -628,26 +618,44 @@ class Stage(TTAModule):
 
     def __init__(self, network: Any, views: Any, policy: Policy, names: tuple[str, ...], **options: Any) -> None:
         super().__init__(network, views, policy, **options)
-        by_name = {view.name: view for view in self.views}
-        self.views = [by_name[name] for name in names]  # not the identity first, as a gate has it
+        self.views = [view for name in names for view in self.views if view.name == name]
 
-    def forward(self, batch: Any, row_numbers: Array | None = None) -> Tensor:
+    def forward(self, batch: Any) -> Tensor:
         """Outputs of the stage's views, in the order of `SequentialPolicy.stages`."""
+        with self._evaluating(torch.compiler.is_exporting()):
+            return self.by_view(batch).movedim(0, -1).movedim(1, -1)
+
+    def by_view(self, batch: Any, row_numbers: Array | None = None) -> Tensor:
+        """The same, views first: (V, B, C, ...); row numbers, by default 0, 1, ..., are those of stochastic views."""
         exporting = torch.compiler.is_exporting()
         if exporting:
             self._check_exportable()
         first = 0 if row_numbers is None else row_numbers - np.arange(len(row_numbers))
-        with self._evaluating(exporting) if row_numbers is None else nullcontext():  # else the whole module's
-            parts = list(self._outputs(batch, exporting, first))
+        parts = list(self._outputs(batch, exporting, first))
         outputs = torch.cat([part[1] for part in parts])
         if outputs.ndim > 3 and any(map(is_partial, self.views)):
             raise ValueError("stages of maps need views that see all of an input; leave out those that do not")
         order = np.argsort([view for part in parts for view in part[0]]).tolist()
-        return _rows_of(outputs, order).transpose(0, 1).movedim(2, -1)
+        return _rows_of(outputs, order)
 
-    @property
-    def _device(self) -> torch.device:
-        return next((tensor.device for tensor in self.network.parameters()), super()._device)
+    def point(self, outputs: Tensor) -> tuple[Tensor, Array]:
+        """Probabilities or means (B, C, ...) from all views so far (V, B, C, ...), and what the rule looks at."""
+        if self.policy.task == "classification":
+            proba = self.finish([pool.add(None, list(range(len(outputs))), outputs, None) for pool in self.pools])
+            highest, second = proba.topk(2, dim=1).values.unbind(1)
+            entropy = torch.special.entr(proba).sum(1)
+            return proba, class_features(to_array(entropy.flatten()), to_array((highest - second).flatten()))
+        shape = outputs[0].movedim(1, -1).shape
+        groups = np.repeat(np.arange(shape[0]), int(np.prod(shape[1:-1])))
+        positions = to_array(outputs.movedim(0, -1).movedim(1, -1).flatten(0, -3))
+        views = ViewPredictions(positions, names=self.view_names, groups=groups)
+        prediction: Any = self.policy.predict(views)
+        means = torch.from_numpy(prediction.mean).to(outputs).reshape(shape).movedim(-1, 1)
+        return means, gain_features(self.policy, prediction, views)
+
+    def compile(self, *arguments: Any, **options: Any) -> None:
+        """Compile the network, as ``torch.compile`` does; views run as they are."""
+        self.network: Any = torch.compile(self.network, *arguments, **options)
 
 
 def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> list[Augmentation]:
@@ -666,11 +674,6 @@ def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> 
         if difference is not None:
             raise ValueError(f"view {name!r} is not the one the policy was fitted to: it {difference}")
     return [by_name[name] for name in needed]
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _draw(view: Augmentation, batch: Batch, seed: int, draw: int, first: int | Array, key: Any) -> Batch:
-    return augment(view, batch, _streams(view, batch, seed, draw, first), key)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -112,14 +112,9 @@ class SequentialPolicy(Saved):
         """Names of all views, in the order in which they are computed."""
         return tuple(name for stage in self.stages for name in stage)
 
-    @property
-    def rows(self) -> Rows:
-        """Hashes of the rows of the fit."""
-        return self.policies[-1].rows
-
     def predict(self, predictions: ViewPredictions) -> Prediction:
         """The predictive distribution of every input after its last stage, with `passes`; needs all views, by name."""
-        return replace(self._joined(self._stopped(predictions)), ids=predictions.ids)
+        return replace(self._stopped(predictions)[0], ids=predictions.ids)
 
     def passes(self, predictions: ViewPredictions) -> Array:
         """Number of views that every input needs: (N,)."""
@@ -142,15 +137,14 @@ class SequentialPolicy(Saved):
             of_rows = None if groups is None else np.asarray(groups)[rows]
             return ViewPredictions(outputs, names=self.stages[stage], classes=self.policies[-1].classes, groups=of_rows)
 
-        return self._joined(self._run(collect, n_rows, groups))
+        return self._run(collect, n_rows, groups)[0]
 
     def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
         """Log score of every labelled input's label set after its last stage, noise model included: (N+,)."""
         labels = predictions.align(labels)
-        scores = np.full(len(predictions), np.nan)
-        for policy, (stopped, _) in zip(self.policies, self._stopped(predictions), strict=False):
-            rows = np.intersect1d(stopped, labels.labelled)
-            if len(rows):
+        scores, last = np.full(len(predictions), np.nan), self._stopped(predictions)[1]
+        for m, policy in enumerate(self.policies):
+            if len(rows := np.intersect1d(np.flatnonzero(last == m), labels.labelled)):
                 scores[rows] = policy.score(predictions.take(rows), labels.take(rows))
         return scores[labels.labelled]
 
@@ -166,8 +160,24 @@ class SequentialPolicy(Saved):
         """Stages and rule as they are, with their policies fitted to other aligned data."""
         return replace(self, policies=tuple(_refit_stages(self.policies, sample)))
 
-    def _stopped(self, predictions: ViewPredictions) -> list[tuple[Array, Prediction]]:
-        """Rows that stop after every stage, with their predictions, from the views of all stages."""
+    def go_on(self, stage: int, features: Array, n_groups: int) -> Array:
+        """Which rows, or groups of rows of one size, need the next stage, from features (N, F) in their order."""
+        undecided = self.gains[stage].expected(features) > self.threshold
+        return np.asarray(undecided.reshape(n_groups, -1).mean(axis=1) > _UNDECIDED_SHARE)
+
+    def check_groups(self, maps: bool) -> None:
+        """Refuse maps where rows stop one by one; warn of rows without groups where those stop together."""
+        if maps and not self.by_group:
+            raise ValueError("the network returns maps; fit the sequential policy to collect_dense")
+        if self.by_group and not maps and len(self.stages) > 1:
+            warnings.warn(
+                "rows of a group stop together, and the predictions have no groups: rows stop one by one, for which "
+                "the limit of the loss does not hold; give ViewPredictions(groups=...), or run(groups=...)",
+                stacklevel=5,
+            )
+
+    def _stopped(self, predictions: ViewPredictions) -> tuple[Prediction, Array]:
+        """Predictions from the views of all stages, and the last stage of every row."""
         require_views(predictions)
         for place, stage in enumerate(self.stages):
             missing = [name for name in stage if name not in predictions.names]
@@ -181,15 +191,11 @@ class SequentialPolicy(Saved):
 
     def _run(
         self, collect: Callable[[int, Array], ViewPredictions], n_rows: int, groups: Array | None
-    ) -> list[tuple[Array, Prediction]]:
-        """Stage after stage, of the rows that are left: those that stop after it, with their predictions."""
-        if self.by_group and groups is None and len(self.stages) > 1:
-            warnings.warn(
-                "rows of a group stop together, and the predictions have no groups: rows stop one by one, for which "
-                "the limit of the loss does not hold; give ViewPredictions(groups=...), or run(groups=...)",
-                stacklevel=4,
-            )
-        rows, parts = np.arange(n_rows), list[tuple[Array, Prediction]]()
+    ) -> tuple[Prediction, Array]:
+        """Stage after stage for the rows that are left: predictions, and the last stage of every row."""
+        if groups is None:
+            self.check_groups(maps=False)
+        rows, last, parts = np.arange(n_rows), np.zeros(n_rows, dtype=np.intp), list[tuple[Array, Prediction]]()
         views = collect(0, rows)
         for m, (policy, stage) in enumerate(zip(self.policies, self.stages, strict=True)):
             if m and stage:  # pruning may leave a stage without a view of its own
@@ -197,20 +203,15 @@ class SequentialPolicy(Saved):
             prediction = policy.predict(views)
             stops = np.ones(len(rows), dtype=bool)
             if m + 1 < len(self.policies):
-                expected = self.gains[m].expected(_features(policy, prediction, views))
+                expected = self.gains[m].expected(gain_features(policy, prediction, views))
                 stops = _stops(expected, self.threshold, None if groups is None else groups[rows])
             parts.append((rows[stops], prediction.take(stops)))
+            last[rows] = m
             rows, views = rows[~stops], views.take(~stops)
             if not len(rows):
                 break
-        return parts
-
-    def _joined(self, parts: list[tuple[Array, Prediction]]) -> Prediction:
-        """One prediction of all rows, with the number of views computed for each."""
-        passes = np.empty(sum(len(rows) for rows, _ in parts), dtype=np.int64)
-        for (rows, _), n_views in zip(parts, accumulate(map(len, self.stages)), strict=False):
-            passes[rows] = n_views
-        return replace(merge(parts, len(passes)), passes=passes)
+        passes = np.cumsum([len(stage) for stage in self.stages])[last]
+        return replace(merge(parts, n_rows), passes=passes), last
 
 
 def fit_sequential(
@@ -284,9 +285,9 @@ def fit_sequential(
         divergence = _divergences(target, [policy.predict(rows) for policy in candidates])
         closest = candidates[int(np.argmin([values.mean() for values in divergence]))]
         early.append(replace(closest, rows=Rows()))  # the full policy has the rows
-    policies = _growing([*early, full])
+    policies = _growing([*early, full] if len(full.used_names) > 1 else [full])
     all_views = SequentialPolicy(policies[-1:], price, tolerance, predictions.groups is not None)
-    return all_views if len(policies) == 1 else _choose_rule(all_views, policies, InMemory(predictions, labels), seed)
+    return all_views if len(policies) == 1 else _choose(all_views, policies, InMemory(predictions, labels), seed)
 
 
 def _given_stages(stages: Sequence[Sequence[str] | str], names: Views) -> list[Views]:
@@ -373,9 +374,7 @@ class _Evidence(NamedTuple):
         return points
 
 
-def _choose_rule(
-    all_views: SequentialPolicy, policies: tuple[Policy, ...], sample: InMemory, seed: int
-) -> SequentialPolicy:
+def _choose(whole: SequentialPolicy, policies: tuple[Policy, ...], sample: InMemory, seed: int) -> SequentialPolicy:
     """The first stage and the threshold of the lowest cost within the tolerance."""
     folds = folds_of(sample.predictions, sample.labels, seed)
     refits = [_refit_stages(policies, sample.take(train)) for train, _ in folds]
@@ -392,17 +391,17 @@ def _choose_rule(
     divergence, of_refits = (np.vstack([values, at_last]) * full.importance for values in (gain, held_out))
     evidence = _Evidence(scores, divergence, scores[-1] - scores - of_refits, expected, full)
     gains = [_fit_gain(*stage) for stage in zip(features, gain, strict=True)]
-    best, lowest = all_views, sum(all_views.cost[name] for name in all_views.names)
+    best, lowest = whole, sum(whole.cost[name] for name in whole.names)
     for first in range(len(gains)):
-        candidate = replace(all_views, policies=policies[first:], gains=tuple(gains[first:]))
+        candidate = replace(whole, policies=policies[first:], gains=tuple(gains[first:]))
         points = evidence.limits(first, candidate, _ALPHA / len(gains))
-        *_, chosen = takewhile(lambda point: point.loss_upper <= all_views.tolerance, points)
+        *_, chosen = takewhile(lambda point: point.loss_upper <= whole.tolerance, points)
         if chosen.cost < lowest:
             known = {(point.cost, point.score): point for point in (*points, chosen)}
             curve, lowest = tuple(known[key] for key in sorted(known)), chosen.cost
             outcome = {name: getattr(chosen, name) for name in ("threshold", "loss", "loss_upper")}
             best = replace(candidate, curve=curve, **outcome)
-    if best is all_views:
+    if best is whole:
         warnings.warn(
             f"no early stop keeps the loss in log score within tolerance={best.tolerance:g} nats at 95 % confidence; "
             "the full policy is the only stage. Give a larger tolerance or more labels",
@@ -414,7 +413,7 @@ def _choose_rule(
 def _gains_and_features(policies: Sequence[Policy], views: ViewPredictions) -> tuple[Array, Array]:
     """Gain by the other views (M - 1, n), and features (M - 1, n, F), after every stage but the last."""
     *early, full = (policy.predict(views) for policy in policies)
-    features = [_features(*stage, views) for stage in zip(policies, early, strict=False)]
+    features = [gain_features(*stage, views) for stage in zip(policies, early, strict=False)]
     return np.stack(_divergences(full, early)), np.stack(features)
 
 
@@ -428,15 +427,20 @@ def _stops(expected: Array, threshold: float, groups: Array | None) -> Array:
     return (share <= _UNDECIDED_SHARE)[place]
 
 
-def _features(policy: Policy, prediction: Prediction, views: ViewPredictions) -> Array:
+def gain_features(policy: Policy, prediction: Prediction, views: ViewPredictions) -> Array:
     """What the expected gain is regressed on, from the policy's views alone: (N, F)."""
     if isinstance(prediction, CategoricalPrediction):
-        first, second = np.sort(prediction.proba, axis=1)[:, :-3:-1].T
-        return np.stack([np.log(prediction.entropy + _SMALL), first - second], axis=1)
+        highest, second = np.sort(prediction.proba, axis=1)[:, :-3:-1].T
+        return class_features(prediction.entropy, highest - second)
     variance = prediction.variance
     disagreement = np.var(views.select(policy.used_names).outputs, axis=1, dtype=np.float64)
     spread = np.log(variance).mean(axis=1), np.log(disagreement / variance + _SMALL).mean(axis=1)
     return np.column_stack([*spread, prediction.mean])
+
+
+def class_features(entropy: Array, margin: Array) -> Array:
+    """Those of a classification, from arrays (N,)."""
+    return np.stack([np.log(entropy + _SMALL), margin], axis=1)
 
 
 def _divergences(full: Any, early: Sequence[Any]) -> list[Array]:
