@@ -309,3 +309,15 @@ def test_bad_input_is_named():
     ):
         with pytest.raises(ValueError, match=match):
             fit_policy(ViewPredictions(values), LabelSets.from_array(labels), task="classification", model="latent")
+
+
+def test_curvature_that_rounding_makes_indefinite_is_mended() -> None:
+    """Separable classes in single precision: the sums of variances are all cancellation."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(300, size=400)
+    logits = rng.normal(size=(400, 4, 300)).astype(np.float32)
+    logits += (np.eye(300)[truth][:, None] * np.linspace(8, 0.5, 4)[:, None]).astype(np.float32)
+    labels = LabelSets.from_array(truth).with_weights(np.full(400, 1e4))
+    policy = fit_policy(ViewPredictions(logits), labels, task="classification", model="latent", guard=False)
+    assert (policy.predict(ViewPredictions(logits)).label == truth).mean() > 0.99
+    assert np.isfinite(policy.weight_interval()).all()

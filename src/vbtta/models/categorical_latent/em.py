@@ -199,10 +199,8 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
             return self.posterior(state)
         weak = min(self.shrinkage, 1 / state.centre**2)  # prior precision that remains
         expansion = self._expansion(state, ascent.statistics.sums, weak=weak)
-        quadratic, linear = expansion.quadratic, expansion.linear
-        uncertainty = laplace.pool_uncertainty(
-            quadratic, linear, self.data.n_views, self.shrinkage, state.centre, self._score_variance(state, expansion)
-        )
+        energy, variance = (expansion.quadratic, expansion.linear), self._score_variance(state, expansion)
+        uncertainty = laplace.pool_uncertainty(*energy, self.data.n_views, self.shrinkage, state.centre, variance)
         return replace(self.posterior(state), uncertainty=uncertainty._replace(n_groups=self.data.n_groups))
 
     def _score_variance(self, state: LatentClassState, expansion: PoolExpansion) -> Array | None:
@@ -255,6 +253,9 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
             reduced = curvature.pool - curvature.cross.T @ response
             if np.linalg.eigvalsh(reduced + least)[0] >= 0.1 * np.linalg.eigvalsh(least)[0]:
                 break
+        else:  # only rounding can make the curvature of complete data indefinite
+            values, vectors = np.linalg.eigh(reduced)
+            reduced = (vectors * np.maximum(values, 0)) @ vectors.T
         linear = sums.gradient[:K] - pull - curvature.cross.T @ step
         log_det = np.log(curvature.offset + of_offset).sum()
         quadratic = reduced + prior
