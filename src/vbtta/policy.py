@@ -393,9 +393,9 @@ class Policy(Saved):
 
     @classmethod
     def from_pretrained(cls, repo_or_folder: str | os.PathLike[str], **options: Any) -> Policy:
-        """Read what :meth:`save_pretrained` or :meth:`push_to_hub` wrote; options are those of `huggingface_hub`."""
-        hub = import_module("vbtta.integrations.huggingface").hub_policy()
-        return hub.from_pretrained(os.fspath(repo_or_folder), **options).policy  # type: ignore[no-any-return]
+        """Read what :meth:`save_pretrained` or :meth:`push_to_hub` wrote; options are those of `hf_hub_download`."""
+        hub: Any = import_module("vbtta.integrations.huggingface")
+        return hub.from_hub(os.fspath(repo_or_folder), **options)  # type: ignore[no-any-return]
 
     def _on_hub(self, method: str, where: Any, options: dict[str, Any]) -> Any:
         texts = {name: options.pop(name) for name in ("data", "limits") if name in options}

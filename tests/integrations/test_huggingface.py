@@ -208,5 +208,38 @@ def test_a_folder_of_the_hub_holds_the_policy_and_a_card(task, tmp_path, monkeyp
             return f"https://huggingface.co/{repo_id}"
 
     monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
+    with pytest.raises(ValueError, match="give predictions and labels, both held out, or neither"):
+        policy.save_pretrained(tmp_path / "policy", labels=labels)
     assert policy.push_to_hub("me/weights", token="t", **options).endswith("me/weights")
     assert uploaded == {"token": "t", "repo": "me/weights", "files": ["README.md", "calibration.svg", "policy.json"]}
+
+
+def test_the_card_of_several_labels_measures_them(tmp_path):
+    predictions, labels = held_out("classification")
+    present = np.eye(3, dtype=int)[labels]
+    policy = fit_policy(predictions, present, task="multilabel", guard=False)
+    policy.save_pretrained(tmp_path, predictions=predictions, labels=present)
+    right = ((policy.predict(predictions).proba > 0.5) == present).mean()
+    assert f"On held-out labels: accuracy {right:.3f}" in (tmp_path / "README.md").read_text()
+
+
+def test_a_folder_without_a_policy_is_named(tmp_path, caplog):
+    predictions, labels = held_out("classification")
+    policy = fit_policy(predictions, labels, task="classification", model="mixture", guard=False)
+    policy.save_pretrained(tmp_path / "policy")
+    Policy.from_pretrained(tmp_path / "policy")
+    assert not caplog.records  # as of a configuration that there is not
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "empty", tmp_path / "nothing"):
+        with pytest.raises(FileNotFoundError, match=f"no .* at {folder}/policy.json"):
+            Policy.from_pretrained(folder)
+    options: dict[str, object] = {}
+
+    def download(repo, file, **given):
+        options.update(given, repo=repo)
+        return tmp_path / "policy" / file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.hf_hub_download", download)
+        np.testing.assert_array_equal(Policy.from_pretrained("me/weights", revision="v1").weights, policy.weights)
+    assert options == {"repo": "me/weights", "revision": "v1"}

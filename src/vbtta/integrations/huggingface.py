@@ -1,6 +1,6 @@
 """Hugging Face: processors in front of a model, and policies in folders and repositories of the Hub."""
 
-__all__ = ["ProcessedPredictor", "calibration", "hub_policy", "model_card"]
+__all__ = ["ProcessedPredictor", "calibration", "from_hub", "hub_policy", "model_card"]
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -17,6 +17,7 @@ from vbtta._version import __version__
 from vbtta.adapters.base import Adapter, Output, as_predictor
 from vbtta.data.labels import Array
 from vbtta.data.predictions import ViewPredictions
+from vbtta.diagnostics.checks import label_sets, two_class
 from vbtta.policy import Policy
 
 _FILE, _FIGURE = "policy.json", "calibration.svg"
@@ -59,7 +60,7 @@ class ProcessedPredictor(Adapter):
 
 @cache
 def hub_policy() -> Any:
-    """The class of a policy by the Hub's convention (`save_pretrained`, `push_to_hub`, `from_pretrained`, a card).
+    """The class of a policy by the Hub's convention (`save_pretrained`, `push_to_hub`, a card).
 
     It is made on use, since its base is in `huggingface_hub`. Instances hold a policy and held-out data, if any.
     """
@@ -68,6 +69,8 @@ def hub_policy() -> Any:
     class HubPolicy(hub.ModelHubMixin):  # type: ignore[misc, name-defined]
         def __init__(self, policy: Policy, predictions: Any = None, labels: Any = None) -> None:
             self._hub_mixin_config = None  # the policy's file says all
+            if (predictions is None) != (labels is None):
+                raise ValueError("give predictions and labels, both held out, or neither")
             self.policy, self.held_out = policy, None if predictions is None else (predictions, labels)
 
         def _save_pretrained(self, save_directory: Path) -> None:
@@ -75,18 +78,19 @@ def hub_policy() -> Any:
             if self.held_out is not None:
                 plotting.save_svg(calibration(self.policy, *self.held_out)[0], save_directory / _FIGURE)
 
-        @classmethod
-        def _from_pretrained(cls, *, model_id: str, **options: Any) -> "HubPolicy":
-            local = Path(model_id) / _FILE
-            known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
-            chosen = {name: options[name] for name in known if name in options}
-            return cls(Policy.load(local if local.is_file() else hub.hf_hub_download(model_id, _FILE, **chosen)))
-
         def generate_model_card(self, *args: Any, **texts: str) -> Any:
             measured = None if self.held_out is None else calibration(self.policy, *self.held_out)[1]
             return hub.ModelCard(model_card(self.policy, measured, **texts))
 
     return HubPolicy
+
+
+def from_hub(folder_or_repo: str, **options: Any) -> Policy:
+    """The policy of a folder or a repository; options are those of `huggingface_hub.hf_hub_download`."""
+    folder = Path(folder_or_repo)
+    if folder.exists() or folder.is_absolute():
+        return Policy.load(folder / _FILE)
+    return Policy.load(require("huggingface_hub", "huggingface").hf_hub_download(folder_or_repo, _FILE, **options))
 
 
 def model_card(policy: Policy, measured: str | None = None, *, data: str = "Not described.", limits: str = "") -> str:
@@ -110,6 +114,8 @@ def model_card(policy: Policy, measured: str | None = None, *, data: str = "Not 
 
 def calibration(policy: Policy, predictions: ViewPredictions, labels: Any) -> tuple[Any, str]:
     """A figure of calibration on held-out labels, and its numbers in words."""
+    labels = label_sets(labels, policy)
+    policy, predictions = two_class(policy, predictions)
     aligned = predictions.align(labels)
     predicted: Any = policy.predict(predictions).take(aligned.instance)
     if policy.task == "regression":
