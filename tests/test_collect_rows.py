@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.compose import make_column_transformer
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -237,11 +238,21 @@ def test_arrow_tables_and_columns_are_inputs() -> None:
     model, views = LinearRegression().fit(table, rng.normal(size=30)), [Identity(), GaussianNoise(0.1)]
     expected = collect_views(model, table, views).outputs
     arrow = pa.Table.from_pandas(table, preserve_index=False)
-    for inputs in (arrow, arrow.to_batches()[0]):
+    of_arrow, nullable = table.convert_dtypes(dtype_backend="pyarrow"), table.convert_dtypes()
+    for inputs in (arrow, arrow.to_batches()[0], of_arrow, nullable):
         np.testing.assert_array_equal(collect_views(model, inputs, views, batch_size=7).outputs, expected)
+    for inputs in (table, of_arrow, nullable):  # beside words, too
+        found = collect_views(lambda rows: np.asarray(rows["a"], float), inputs.assign(word="x"), views).outputs
+        noise = collect_views(lambda rows: rows["a"], table, views).outputs
+        np.testing.assert_array_equal(found, noise)
+    gappy = nullable.assign(a=nullable["a"].where(nullable["a"] > 0))
+    trees = HistGradientBoostingRegressor(min_samples_leaf=5).fit(gappy, expected[:, 0, 0])
+    np.testing.assert_array_equal(collect_views(trees, gappy, views).outputs[:, 0, 0], trees.predict(gappy))
+    missing = collect_views(lambda rows: rows["a"].isna(), gappy.assign(word="x"), views).outputs
+    np.testing.assert_array_equal(missing[:, 1, 0], gappy["a"].isna())
     for texts in (pa.array(TEXTS), pa.chunked_array([TEXTS[:1], TEXTS[1:]])):
-        found = collect_views(lengths, texts, [Identity(), Case("upper")], batch_size=3)
-        np.testing.assert_array_equal(found.outputs[:, 1, 0], LENGTHS)
+        upper = collect_views(lengths, texts, [Identity(), Case("upper")], batch_size=3)
+        np.testing.assert_array_equal(upper.outputs[:, 1, 0], LENGTHS)
 
 
 def test_estimators_of_tables_take_dicts_of_their_columns() -> None:

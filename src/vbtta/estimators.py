@@ -206,7 +206,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             fold_estimator = self._fit_copy(inputs, labels, train[labelled[train]], weight)
             if labelled[test].any():
                 held_out.append(test[labelled[test]])
-                parts.append(_with_classes(self._collect(fold_estimator, _take(inputs, held_out[-1])), classes))
+                parts.append(_with_classes(self._collect(fold_estimator, rows_of(inputs, held_out[-1])), classes))
         rows = np.concatenate(held_out)
         if len(rows) != labelled.sum() or len(np.unique(rows)) != len(rows):
             raise ValueError("cv must hold every labelled input out exactly once, as KFold does")
@@ -227,7 +227,7 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 name = type(self.estimator).__name__
                 warnings.warn(f"{name} takes no sample_weight: the weights count for the policy only", stacklevel=4)
         target = subset.value[:, 0] if subset.value.ndim == 2 and subset.value.shape[1] == 1 else subset.value
-        return clone(self.estimator).fit(_take(inputs, rows[subset.instance]), target, **options)
+        return clone(self.estimator).fit(rows_of(inputs, rows[subset.instance]), target, **options)
 
     def _set_classes(self, predictions: ViewPredictions, labels: LabelSets) -> ViewPredictions:
         """Set `classes_`; if labels are words and the outputs have no names, these are the sorted words."""
@@ -308,10 +308,6 @@ class VBTTARegressor(RegressorMixin, _WeightedViews):  # type: ignore[misc]
 def _columns(values: Array) -> Array:
     """Values (N, C), or (N,) of a single output."""
     return values[:, 0] if values.shape[1] == 1 else values
-
-
-def _take(inputs: Any, rows: Array) -> Any:
-    return inputs.iloc[rows] if hasattr(inputs, "iloc") else rows_of(inputs, rows)
 
 
 def _check_order(X: Any, values: Any, name: str) -> None:

@@ -147,17 +147,16 @@ class EstimatorPredictor(Adapter):
                 raise ValueError(f"the estimator {type(estimator).__name__} is not fitted: call its fit first")
             _check_single(classes)
             self.classes = np.asarray(classes)
-        names = getattr(estimator, "feature_names_in_", None)
-        self.features: list[Any] | None = None if names is None else list(names)
+        self.features = list(getattr(estimator, "feature_names_in_", ()))
 
     def prepare(self, batch: Batch) -> Batch:
         """The features without labels; a table of numbers as an array, so that views can work on it."""
         if isinstance(batch, tuple | list) and not isinstance(batch, RowList) and batch:
             batch = batch[0] if hasattr(batch[0], "shape") or isinstance(batch[0], RowList) else batch
-        if self.features is not None and isinstance(batch, Mapping):
+        if self.features and isinstance(batch, Mapping):
             batch = frame_of({name: batch[name] for name in self.features if name in batch})
-        columns = list(getattr(batch, "columns", self.features or ()))
-        if self.features is not None and columns != self.features:
+        columns = list(getattr(batch, "columns", self.features))
+        if self.features and columns != self.features:
             raise ValueError(f"inputs have the columns {columns}; the estimator was fitted to {self.features}")
         return to_array(batch) if is_tensor(batch) else numbers_of(batch)
 
@@ -292,7 +291,9 @@ def numbers_of(table: Any) -> Any:
         return table
     table = table.to_pandas() if hasattr(table, "to_pandas") else table  # polars, Arrow
     kinds = {getattr(kind, "kind", "O") for kind in table.dtypes}
-    return table.to_numpy(dtype=float if len(kinds) > 1 else None) if kinds <= set("fiub") else table
+    plain = len(kinds) == 1 and all(isinstance(kind, np.dtype) for kind in table.dtypes)
+    numbers = {} if plain else {"dtype": float, "na_value": np.nan}
+    return table.to_numpy(**numbers) if kinds <= set("fiub") else table
 
 
 def as_columns(outputs: Any, batch: Batch) -> Any:

@@ -309,9 +309,8 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None, 
         part = part_of(batch, key) if key is not None else batch
         if not isinstance(part, (Mapping | tuple | list) if isinstance(view, BuiltIn) else Mapping):
             raise
-        kind, remedy = type(part).__name__, "apply it to a part by key="
-        if isinstance(part, Mapping):
-            kind = f"dict of {', '.join(map(repr, part))}"
+        remedy = "apply it to a part by key="
+        kind = f"dict of {', '.join(map(repr, part))}" if isinstance(part, Mapping) else type(part).__name__
         if isinstance(part, RowList):
             kind, remedy = f"list of {type(part[0]).__name__}", "make one array of it, or use as_view(f) of such lists"
         raise TypeError(f"view {view.name} does not take a {kind} ({error}): {remedy}.") from error
@@ -493,12 +492,13 @@ def _on_columns(view: Augmentation, table: Any, rng: RowStreams | None, key: Any
     """A table with a column, or those of floats, under a view; the identity leaves any table as it is."""
     if view.name == "identity":
         return table
-    kinds = zip(table.columns, table.dtypes, strict=True)
-    floats = [name for name, kind in kinds if str(kind).lower().startswith("float")]
+    kinds = (getattr(kind, "kind", str(kind)[:5]) for kind in table.dtypes)  # of pandas a letter, of polars a name
+    floats = [name for name, kind in zip(table.columns, kinds, strict=True) if kind in ("f", "Float")]
     if key is None and not floats:
         raise ValueError(f"view {view.name} works on numbers, and the table has no column of floats: name one by key=.")
     if key is None:
-        changed = dict(zip(floats, view(np.asarray(table[floats], dtype=float), rng).T, strict=True))
+        values = np.stack([np.asarray(table[name], dtype=float) for name in floats], axis=1)  # NA is NaN
+        changed = dict(zip(floats, view(values, rng).T, strict=True))
     else:
         changed = {key: list(augment(view, part_of(table, key), rng))}
     if hasattr(table, "with_columns"):  # polars

@@ -29,8 +29,7 @@ def decode_images(
         pixels = _pixels(file, name, lambda image: _square(image.convert(mode), size))
         if arrays and pixels.shape != arrays[0].shape:
             own, first = (f"{image.shape[1]} x {image.shape[0]}" for image in (pixels, arrays[0]))
-            remedy = "Pass size=... to resize them."
-            raise ValueError(f"{where}, row {row}: the image is {own} pixels, the first one {first}. {remedy}")
+            raise ValueError(f"{where}, row {row}: the image is {own} pixels, the first one {first}; pass size=...")
         arrays.append(pixels)
     if not arrays:
         return np.zeros((0, 3 if mode == "RGB" else 1, size or 0, size or 0), dtype=np.uint8)

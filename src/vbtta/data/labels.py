@@ -572,10 +572,8 @@ def _check_unused(
         name, meant = people[0], "annotator"  # several labels of an input, and nobody named
     else:
         return
-    reasons = {"instance": " if it holds ids", "annotator": " if it says who gave the labels"}
-    raise ValueError(
-        f"{where}: its column {name!r} is not used; rename it to {meant!r}{reasons.get(meant, '')}, or leave it out"
-    )
+    reason = {"instance": " if it holds ids", "annotator": " if it says who gave the labels"}.get(meant, "")
+    raise ValueError(f"{where}: its column {name!r} is not used; rename it to {meant!r}{reason}, or leave it out")
 
 
 def _one_column(names: Sequence[Any], where: str) -> Any:
