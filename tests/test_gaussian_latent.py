@@ -135,3 +135,12 @@ def test_variances_stay_positive_where_the_uncertainty_cancels() -> None:
     prediction: Any = replace(policy, posterior=posterior).predict(predictions)
     assert (prediction.variance > 0).all()
     assert np.isfinite(prediction.interval(0.9)).all()
+
+
+@pytest.mark.parametrize("n", [20, 46])
+def test_many_equal_views_are_fitted(n: int) -> None:
+    """Non-negative least squares of SciPy before 1.15 did not end here."""
+    truth = np.random.default_rng(n).normal(size=(n, 1, 1))
+    predictions = ViewPredictions(np.repeat(truth, 50, axis=1))
+    policy = fit_policy(predictions, truth, task="regression", model="latent", guard=False)
+    np.testing.assert_allclose(policy.predict(predictions).mean, truth[:, 0], atol=1e-3)  # type: ignore[union-attr]

@@ -154,6 +154,7 @@ def test_classes() -> None:
         (lambda: LabelSets.from_array(np.zeros((1, 1, 1, 1))), r"must be \(N,\), \(N, M\) or \(N, M, C\)"),
         (lambda: LabelSets.from_array([[1], [1, 2]]), "different lengths"),
         (lambda: LabelSets.from_array([0.0, np.inf]), "finite; instance 1"),
+        (lambda: LabelSets.from_array([np.array([1, 2]), None, 3], missing=1), "different lengths|got int, ndarray"),
         (lambda: LabelSets.from_array([1 + 1j]), "real numbers or strings; got complex128"),
         (lambda: LabelSets.from_array([[1, 2]], annotators=5), "'columns' or a list"),  # type: ignore[arg-type]
         (lambda: LabelSets.from_table(np.array([2**63], dtype=np.uint64), [1.0]), "too large for a row number"),

@@ -168,7 +168,7 @@ def test_odd_arguments_are_refused_in_one_line_or_read():
 
 
 def test_pandas_objects_are_not_paired_by_position():
-    import pandas as pd
+    pd = pytest.importorskip("pandas")
 
     y = pd.Series([0, 1, 1], index=["a", "b", "c"])
     proba = pd.DataFrame([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]], index=y.index)

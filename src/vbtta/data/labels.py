@@ -759,7 +759,7 @@ def is_absent(values: Array, missing: object = None) -> Array:
     try:
         with np.errstate(over="ignore"):
             matches = np.asarray(False if missing is None else values == missing, dtype=bool)
-    except OverflowError:  # an integer that no float can hold
+    except (OverflowError, ValueError):  # an integer that no float can hold, or objects that are arrays
         return absent
     if matches.shape not in ((), values.shape):
         raise ValueError(f"missing must be one value; got {shown(missing)}")
