@@ -1,7 +1,9 @@
 """The categorical mixture: a bound that rises and stays below the evidence, and weights that are right."""
 
 import itertools
+import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -643,3 +645,22 @@ def test_temperatures_start_at_one_unless_logits_are_wide():
     np.testing.assert_array_equal(start_candidates(np.array([6.0, 9.0]), common=False), [[0, 0]])
     assert len(start_candidates(np.array([8.0, 1e4]), common=False)) == 7
     assert len(start_candidates(np.array([8.0, 1e4]), common=True)) == 4
+
+
+@pytest.mark.parametrize("model", ["mixture", "latent"])
+def test_a_fit_to_many_logits_takes_less_than_a_copy_of_them(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are laid out again in every pass, with the same answer as if they were stored."""
+    monkeypatch.setattr("vbtta.inference.em._cores", lambda: 2)  # every thread has temporary arrays
+    rng = np.random.default_rng(0)
+    truth = rng.integers(10, size=60_000)
+    predictions = ViewPredictions((rng.normal(size=(60_000, 30, 10)) + np.eye(10)[truth][:, None]).astype(np.float32))
+    options: dict[str, Any] = {"task": "classification", "model": model, "engine": EM(max_steps=2, tol=0)}
+    tracemalloc.start()
+    try:
+        policy = fit_policy(predictions, truth, guard=False, **options)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < predictions.outputs.nbytes
+    monkeypatch.setattr("vbtta.models.parts.class_data._MOST_STORED", 1 << 30)
+    np.testing.assert_array_equal(fit_policy(predictions, truth, guard=False, **options).weights, policy.weights)

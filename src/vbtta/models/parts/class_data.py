@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _ENTRIES = 1 << 18  # of an array of logits in work: it and a few like it fit a core's share of the cache
 _WIDEST_SINGLE = 100.0  # range of logits up to which covariances in single precision are exact enough
-_FEW_CLASSES = 48  # up to which logits are stored with instances last in memory
+_FEW_CLASSES = 48  # up to which logits are worked on with instances last in memory
+_MOST_STORED = 1 << 24  # logits up to which they are stored so; else they are laid out again in every pass
 _SINGLE_LOGITS = 1 << 9  # of an instance, given in single precision or less, from which a fit works in it
 _MIN_SIZE_RATIO = 8  # of a block's logits to its noise statistics, so that adding these takes no time
 _MIN_LOGIT = -1e12  # after the shift: keeps products finite
@@ -35,7 +36,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, eq=False)
 class CategoricalBlock:
-    """Labelled instances. Nothing is copied where classes are many: logits are read from the predictions.
+    """Labelled instances. Nothing is copied where logits are many: they are read from the predictions.
 
     Logits are shifted so that the largest of an instance and view is 0, which changes no probability.
     """
@@ -51,6 +52,7 @@ class CategoricalBlock:
     group: Array | None = None  # (N+,): numbers of the instances' groups, where they come in groups
     first: int = 0  # labelled instances before the block
     precision: type[np.floating[Any]] = np.float64  # of the logits in work
+    classes_last: bool = True  # in memory
 
     @property
     def n_instances(self) -> int:
@@ -77,7 +79,8 @@ class CategoricalBlock:
         values = np.subtract(self._take(self.mean, part), self.top[part, :, None], dtype=finer)
         if self.ranges.max() > -_MIN_LOGIT:
             np.maximum(values, _MIN_LOGIT, out=values)
-        return values.astype(self.precision, copy=False).transpose(2, 1, 0)
+        values = values.astype(self.precision, copy=False).transpose(2, 1, 0)
+        return values if self.classes_last else np.ascontiguousarray(values)
 
     def variances(self, part: slice) -> Array | None:
         """Variances over draws of the same, where there are any: (C, K, n)."""
@@ -181,30 +184,26 @@ def categorical_block(
     mean: Array, variance: Array | None, rows: Array, table: LabelTable, noise: str, *, classes_last: bool
 ) -> CategoricalBlock:
     """Labelled rows (n,) of predictions (N, K, C) and their labels, laid out."""
-    N, K, C = mean.shape
-    size = len(rows)
-    mass = None
+    (N, K, C), size, mass = mean.shape, len(rows), None
     if noise == "none":
         mass = np.bincount(table.instance * C + table.label, table.repeats, size * C).reshape(size, C)
     single = mean.itemsize <= 4 and K * C >= _SINGLE_LOGITS and not classes_last
     precision = np.float32 if single else np.float64
-    stored = None
-    if C <= _FEW_CLASSES and not classes_last:
-        stored = np.empty((C, K, size), dtype=np.result_type(mean, precision))
+    stored, classes_last = None, classes_last or C > _FEW_CLASSES
+    if not classes_last and size * K * C <= _MOST_STORED:
+        stored = np.empty((C, K, size), dtype=precision)
     top, ranges = np.empty((2, size, K))
     for first in range(0, size, step := _step(K, C)):
         part = slice(first, first + step)
         logits = (mean[part] if size == N else mean[rows[part]]).transpose(2, 1, 0)
-        if stored is not None:  # reductions over a short last axis are slow
-            stored[:, :, part] = logits
-            logits = stored[:, :, part]
+        if not classes_last:  # reductions over a short last axis are slow
+            logits = np.ascontiguousarray(logits)
         top[part] = logits.max(axis=0).T
         ranges[part] = np.minimum(top[part] - logits.min(axis=0).T, -_MIN_LOGIT)
         if stored is not None:
-            np.maximum(np.subtract(logits, top[part].T, out=logits), _MIN_LOGIT, out=logits)
-    stored = None if stored is None else stored.astype(precision, copy=False)
-    known = (top.astype(precision, copy=False), ranges, stored)
-    return CategoricalBlock(mean, variance, None if size == N else rows, *known, table, mass, precision=precision)
+            np.maximum(np.subtract(logits, top[part].T, out=stored[:, :, part]), _MIN_LOGIT, out=stored[:, :, part])
+    known = None if size == N else rows, top.astype(precision, copy=False), ranges, stored
+    return CategoricalBlock(mean, variance, *known, table, mass, precision=precision, classes_last=classes_last)
 
 
 def block_rows(n_views: int, n_classes: int, n_statistics: int) -> int:
