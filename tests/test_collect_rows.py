@@ -318,3 +318,29 @@ def test_a_module_that_does_not_take_a_dict_names_its_parts() -> None:
 
     with pytest.raises(TypeError, match=r"does not take the parts image, label; give .*no attribute 'flatten'"):
         collect_views(Network(), {"image": torch.rand(4, 1, 2, 2), "label": torch.arange(4)}, [Identity()])
+
+
+def test_inputs_whose_parts_would_be_mistaken_are_refused() -> None:
+    x = np.random.default_rng(0).normal(size=(5, 3))
+    with pytest.raises(ValueError, match=r"inputs is a masked array: fill its gaps, as inputs\.filled"):
+        collect_views(lambda batch: batch, np.ma.masked_array(x, x > 0), [Identity()])
+    with pytest.raises(TypeError, match=r"noise\(0.1\) does not take a tuple .*: give its parts as a dict, and key="):
+        collect_views(lambda batch: batch[0] + batch[1], (x, x), [GaussianNoise(0.1)])
+    nothing: list[Any] = [[], {}, np.zeros((0, 3))]
+    for empty in nothing:
+        with pytest.raises(ValueError, match="inputs are empty; there must be at least one row"):
+            collect_views(lambda batch: batch, empty, [Identity()])
+    with pytest.raises(ValueError, match="ids is a table of ids alone; give it as a column, or add one of values"):
+        collect_views(lambda batch: batch, x, [Identity()], ids=pd.DataFrame({"id": np.arange(5)}))
+    with pytest.raises(FileNotFoundError, match=r"no ONNX file at network\.pt; other networks are given as objects"):
+        collect_views("network.pt", x, [Identity()])
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+def test_images_with_their_colours_last_are_refused(kind: Any) -> None:
+    images = kind(np.random.default_rng(0).random((4, 16, 12, 3), dtype=np.float32))
+    with pytest.raises(ValueError, match=r"hflip takes images \(N, C, H, W\); \(4, 16, 12, 3\) has its colours last"):
+        collect_views(lambda batch: batch.reshape(4, -1)[:, :2], images, [Identity(), HorizontalFlip()])
+    narrow = kind(np.random.default_rng(0).random((4, 3, 12, 3), dtype=np.float32))
+    mirrored = collect_views(lambda batch: batch[:, :, 0, 0], narrow, [HorizontalFlip()]).outputs
+    np.testing.assert_array_equal(mirrored[:, 0], np.asarray(narrow)[:, :, 0, 2])

@@ -223,10 +223,7 @@ class Collector:
     def _warn_of_clipping(self, batch: Batch) -> None:
         """Warn where views of colours are for images of another range than those of the first batch."""
         ranges = {view.name: limits for view in self.views if (limits := getattr(view, "value_range", None))}
-        if not ranges:
-            return
-        images = part_of(batch, self.key)
-        if not hasattr(images, "min"):
+        if not ranges or not hasattr(images := part_of(batch, self.key), "min"):
             return
         low, high = float(images.min()), float(images.max())
         clipped = [name for name, limits in ranges.items() if low < limits[0] - 1e-3 or high > limits[1] + 1e-3]

@@ -189,9 +189,11 @@ def _n_rows(inputs: Any) -> int | None:
     if isinstance(inputs, Mapping) or (isinstance(inputs, tuple) and inputs):
         parts = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
         lengths = {key: _n_rows(part) for key, part in parts.items()}
-        if not lengths or len(set(lengths.values())) > 1 or None in lengths.values():
+        if len(set(lengths.values())) > 1 or None in lengths.values():
             raise ValueError(f"inputs must be arrays with the same number of rows; got {lengths}")
-        return next(iter(lengths.values()))
+        return next(iter(lengths.values()), 0)
+    if isinstance(inputs, np.ma.MaskedArray):
+        raise ValueError("inputs is a masked array: fill its gaps, as inputs.filled(value)")
     if hasattr(inputs, "toarray"):
         raise TypeError("inputs is a sparse matrix, which views cannot work on; use inputs.toarray()")
     if isinstance(inputs, RowList) or (isinstance(inputs, Sequence) and not isinstance(inputs, list | str | bytes)):

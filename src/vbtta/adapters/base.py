@@ -224,7 +224,7 @@ class OnnxPredictor(Adapter):
         super().__init__(output)
         if isinstance(session, str | os.PathLike):
             if not Path(session).is_file():
-                raise FileNotFoundError(f"no ONNX file at {session}")
+                raise FileNotFoundError(f"no ONNX file at {session}; other networks are given as objects")
             runtime = require("onnxruntime", "onnx")
             session = runtime.InferenceSession(os.fspath(session), providers=runtime.get_available_providers())
         self.session = session

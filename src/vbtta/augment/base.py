@@ -309,7 +309,7 @@ def apply_view(view: Augmentation, batch: Batch, rng: RowStreams | None = None, 
         part = part_of(batch, key) if key is not None else batch
         if not isinstance(part, (Mapping | tuple | list) if isinstance(view, BuiltIn) else Mapping):
             raise
-        remedy = "apply it to a part by key="
+        remedy = "apply it to a part by key=" if isinstance(part, Mapping) else "give its parts as a dict, and key="
         kind = f"dict of {', '.join(map(repr, part))}" if isinstance(part, Mapping) else type(part).__name__
         if isinstance(part, RowList):
             kind, remedy = f"list of {type(part[0]).__name__}", "make one array of it, or use as_view(f) of such lists"
@@ -390,6 +390,8 @@ def check_streams(view: Augmentation, batch: Batch, rng: RowStreams | None) -> R
     """Return `rng` if it has one stream per row of the batch."""
     if rng is None:
         raise ValueError(f"view {view.name} draws: call it with rng=RowStreams(seed, view.name, draw, rows).")
+    if isinstance(batch, tuple):
+        raise TypeError(f"it has {len(batch)} parts")
     if len(rng) != len(batch):
         raise ValueError(f"view {view.name}: rng has {len(rng)} rows and the batch {len(batch)}; they must agree.")
     return rng
@@ -407,6 +409,9 @@ def check_images(view: Augmentation, batch: Batch, *, volumes: bool = False) -> 
     if batch.ndim != 4 and not (volumes and batch.ndim == 5):
         kinds = "images (N, C, H, W) or volumes (N, C, D, H, W)" if volumes else "images (N, C, H, W)"
         raise ValueError(f"view {view.name} takes {kinds}; got shape {tuple(batch.shape)}.")
+    if batch.ndim == 4 and batch.shape[1] > 4 and batch.shape[-1] in (1, 3, 4) and batch.shape[2] > 4:
+        given = f"{tuple(batch.shape)} has its colours last"
+        raise ValueError(f"view {view.name} takes images (N, C, H, W); {given}: give np.moveaxis(images, -1, 1).")
 
 
 def is_partial(view: Augmentation) -> bool:

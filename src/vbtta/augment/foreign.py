@@ -151,10 +151,9 @@ class FunctionView(ForeignView):
     tensors: bool = False  # whether it takes tensors and images one after the other, but neither arrays nor lists
 
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
-        if self.tensors and isinstance(batch, RowList):
-            return RowList(_of_tensors(self.function, row) for row in batch)
         if self.tensors:
-            return _of_tensors(self.function, batch)
+            one = partial(_of_tensors, self.function)
+            return RowList(map(one, batch)) if isinstance(batch, RowList) else one(batch)
         return self.function(batch, rng) if self.takes_rng else self.function(batch)
 
 
@@ -178,8 +177,7 @@ class RowByRowView(ForeignView):
         with _DRAWING:
             for row, seed in zip(batch, seeds.tolist(), strict=True):
                 self._seed(seed, row)
-                result = function(row)
-                results.append(to_array(result) if isinstance(row, np.ndarray) else result)
+                results.append(to_array(function(row)) if isinstance(row, np.ndarray) else function(row))
         if not is_tensor(batch):
             return RowList(results) if isinstance(batch, RowList) else np.stack(results)
         torch = require("torch", "torch")

@@ -69,11 +69,10 @@ class CharacterNoise(TextView, label="typos", stochastic=True):
     def _change(self, text: str, rng: Any) -> str:
         changed, kind = rng.random(len(text)) < self.p, rng.integers(3, size=len(text))
         other = rng.integers(len(_LETTERS), size=len(text))
-        pieces = [
+        return "".join(
             ("", letter * 2, _LETTERS[other[i]])[kind[i]] if changed[i] and letter.isalpha() else letter
             for i, letter in enumerate(text)
-        ]
-        return "".join(pieces)
+        )
 
 
 class Case(TextView, label="case"):

@@ -608,7 +608,7 @@ def rows_of_table(values: Any, name: str) -> TableRows:
             ids = _id_values(_as_array(values[key], str(key)), str(key))
             names.remove(key)
         if not names:
-            raise ValueError(f"{name} is a table of ids alone; add a column with what belongs to them")
+            raise ValueError(f"{name} is a table of ids alone; give it as a column, or add one of values")
         unused = id_like(names)
         for column in names if len(names) > 1 else ():
             entries = np.asarray(values[column]).tolist()
