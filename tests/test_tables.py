@@ -661,3 +661,28 @@ def test_columns_of_annotators_are_not_taken_for_a_misspelt_one():
     assert PREDICTIONS.align(LabelSets.from_array(table)).annotator_names == ("rater1", "rater2")
     with pytest.raises(ValueError, match=r"has no labels: give columns .*label_1.*; it has id, rater1, rater2"):
         LabelSets.from_table(table)
+
+
+def test_scores_of_predictions_pair_a_series_by_id():
+    policy = fit_policy(PREDICTIONS, TRUTH, task="classification", model="mixture", guard=False)
+    predicted, labels = policy.predict(PREDICTIONS), pd.Series(TRUTH, index=IDS)
+    expected = predicted.log_prob(TRUTH)
+    np.testing.assert_array_equal(predicted.log_prob(labels.iloc[ORDER]), expected)
+    np.testing.assert_array_equal(predicted.take(ORDER).log_prob(labels), expected[ORDER])
+    with pytest.raises(ValueError, match=r"the prediction name rows by id .* but y have no ids.*y\.to_numpy"):
+        predicted.log_prob(pd.Series(TRUTH))
+    numbers = ViewPredictions(LOGITS[:, :, :1], ids=IDS)
+    fit: Any = fit_policy(numbers, LOGITS[:, 0, 0], task="regression", model="mixture", guard=False).predict(numbers)
+    values = pd.DataFrame({"id": IDS, "value": LOGITS[:, 0, 0]}).iloc[ORDER]
+    for score in (fit.log_prob, fit.crps, fit.cdf):
+        np.testing.assert_array_equal(score(values), score(LOGITS[:, 0, 0]))
+
+
+def test_costs_in_a_series_are_those_of_the_views_it_names():
+    cost = {"blur": 3.0, "identity": 1.0, "flip": 2.0}
+    options: dict[str, Any] = {"task": "classification", "budget": 2.5, "model": "mixture"}
+    expected = select_views(PREDICTIONS, TRUTH, cost=cost, **options)
+    found = select_views(PREDICTIONS, TRUTH, cost=pd.Series(cost), **options)
+    assert found.selection.cost == expected.selection.cost == {"identity": 1.0, "flip": 2.0, "blur": 3.0}
+    with pytest.raises(ValueError, match="cost must have one entry an id; 'flip' has none"):
+        select_views(PREDICTIONS, TRUTH, cost=pd.Series(cost).drop("flip"), **options)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta.data.labels import Array, class_positions, frame_of
+from vbtta.data.labels import Array, by_id, class_positions, frame_of
 from vbtta.inference.linalg import cholesky
 
 _NORMAL_FROM = 1e8  # degrees of freedom: a t is a normal to 1e-8, and differences of log-gamma functions lose digits
@@ -200,7 +200,7 @@ class ContinuousPrediction(_OfInputs):
 
     def _targets(self, y: ArrayLike) -> Array:
         n_inputs, _, n_outputs = self.location.shape
-        targets = np.asarray(y, dtype=np.float64)
+        targets = np.asarray(by_id(y, self.ids, "y", "the prediction"), dtype=np.float64)
         if targets.shape == (n_inputs,) and n_outputs == 1:
             targets = targets[:, None]
         if targets.shape != (n_inputs, n_outputs):
@@ -258,8 +258,8 @@ class CategoricalPrediction(_OfInputs):
         return {"label": self.label, **proba, "entropy": self.entropy, "mutual_information": self.mutual_information}
 
     def log_prob(self, y: ArrayLike) -> Array:
-        """Log probability of the classes y, (N,): (N,)."""
-        value = np.asarray(y)
+        """Log probability of the classes y, (N,): (N,). A Series or table is paired by id, as in other scores."""
+        value = np.asarray(by_id(y, self.ids, "y", "the prediction"))
         if value.shape != self.proba.shape[:1]:
             raise ValueError(f"y must be ({len(self.proba)},), one class an input; got shape {value.shape}")
         position = class_positions(value, self.proba.shape[1], self.classes)

@@ -15,7 +15,7 @@ from scipy import special
 from vbtta import crossval
 from vbtta._support.checks import shown, whole_number
 from vbtta.crossval import compare_scores
-from vbtta.data.labels import LabelSets
+from vbtta.data.labels import LabelSets, by_id
 from vbtta.data.predictions import ViewPredictions, require_views
 from vbtta.fit import Candidate, checked, fit_policy, model_record, quick_fit
 from vbtta.inference.em import EM
@@ -254,6 +254,7 @@ def prices(cost: Any, names: Views) -> dict[str, float]:
     if cost is None:
         return dict.fromkeys(names, 1.0)
     if not isinstance(cost, Mapping):
+        cost = by_id(cost, np.array(names), "cost", "the views")
         values = list(cost) if hasattr(cost, "__iter__") and not isinstance(cost, str) else []
         if len(values) != len(names):
             raise ValueError(f"cost must be a dict by view name or {len(names)} numbers, one a view; got {shown(cost)}")
