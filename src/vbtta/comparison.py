@@ -262,9 +262,9 @@ def _warn_of_shared_rows(chosen: Sequence[Entry], train: ViewPredictions, test: 
     if any(not hasattr(entry.method, "predict") for entry in chosen):
         subsample = train.take(slice(None, None, -(-len(train) // _MAX_HASHED) or 1))
         known["the methods are"] = Rows(subsample.names, row_hashes(subsample.outputs))
-    for who, rows in known.items():
+    for subject, rows in known.items():
         if shared := shared_rows(rows, test):
-            reason = f"test_predictions hold rows that {who} fitted to ({shared}), whose scores are too good"
+            reason = f"test_predictions hold rows that {subject} fitted to ({shared}), whose scores are too good"
             warnings.warn(f"{reason}; give other rows", stacklevel=3)
 
 
@@ -369,8 +369,8 @@ def predict(
 
 def views_used(fitted: Any, predictions: ViewPredictions) -> tuple[str, ...]:
     """The views a fitted method needs, by name: all of them where it does not say."""
-    said = ("used", "used_names", *(["names"] if hasattr(fitted, "stages") else []))
-    return next((tuple(getattr(fitted, name)) for name in said if hasattr(fitted, name)), predictions.names)
+    attributes = ("used", "used_names", *(["names"] if hasattr(fitted, "stages") else []))
+    return next((tuple(getattr(fitted, name)) for name in attributes if hasattr(fitted, name)), predictions.names)
 
 
 def _entry(name: Any, method: Any, task: str, seed: int) -> Entry:
@@ -427,8 +427,8 @@ def _overlap_columns(prediction: Any, test: HeldOut, background: Any) -> dict[st
     left_out = None
     if background is not None:
         left_out = int(class_positions(np.array([background]), shape[1], prediction.classes)[0])
-    found = prediction.proba.argmax(axis=1)[test.row]
-    dice = metrics.class_dice(test.instance, test.y, found, test.times, shape)
+    predicted = prediction.proba.argmax(axis=1)[test.row]
+    dice = metrics.class_dice(test.instance, test.y, predicted, test.times, shape)
     means = {"dice": dice, "iou": dice / (2 - dice)}
     by_image = {name: metrics.mean_over_classes(scores, left_out) for name, scores in means.items()}
     return {name: np.stack([np.nan_to_num(mean), ~np.isnan(mean)], axis=1) for name, mean in by_image.items()}

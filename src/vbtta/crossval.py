@@ -77,15 +77,15 @@ def score_folds(fits: Iterable[Sequence[Policy]], sample: InMemory, folds: Folds
     ]
 
 
-def compare_scores(one: CrossValidated, other: CrossValidated) -> tuple[float, float]:
-    """Mean difference of two scores per instance, one minus the other, and its standard error.
+def compare_scores(first: CrossValidated, second: CrossValidated) -> tuple[float, float]:
+    """Mean difference of two scores per instance, first minus second, and its standard error.
 
     Groups count as one draw each.
     """
-    difference = np.clip(one.scores - other.scores, -_LARGEST_DIFFERENCE, _LARGEST_DIFFERENCE)
+    difference = np.clip(first.scores - second.scores, -_LARGEST_DIFFERENCE, _LARGEST_DIFFERENCE)
     n_instances = len(difference)
-    if one.units is not None:
-        difference = np.bincount(np.unique(one.units, return_inverse=True)[1], difference)
+    if first.units is not None:
+        difference = np.bincount(np.unique(first.units, return_inverse=True)[1], difference)
     error = np.sqrt(len(difference)) * difference.std(ddof=1)
     return float(difference.sum() / n_instances), float(error / n_instances)
 

@@ -76,7 +76,7 @@ def collect_dense(
     if n_inputs not in (None, len(truth)):
         raise ValueError(f"there are {n_inputs} inputs and {len(truth)} targets; every input needs its target")
     moments: list[Array] = []  # mean and variance, allocated once
-    everything: list[_Drawn] = []
+    positions_drawn: list[_Drawn] = []
     start = filled = 0
     with Progress("inputs", len(truth), progress) as bar, adapted.ready():
         for raw in batches:
@@ -101,18 +101,18 @@ def collect_dense(
                 parts = [mean] if variance is None else [mean, variance]
                 if not moments:
                     moments = [np.empty((len(truth) * positions, *part.shape[1:]), part.dtype) for part in parts]
-                for whole, part in zip(moments, parts, strict=True):
-                    whole[filled : filled + len(part)] = part
+                for array, part in zip(moments, parts, strict=True):
+                    array[filled : filled + len(part)] = part
                 filled += len(mean)
-            everything += drawn
+            positions_drawn += drawn
             start += n_rows
             bar.advance(n_rows)
     if start != len(truth):
         raise ValueError(f"there are {start} inputs and {len(truth)} targets; every input needs its target")
     told_apart = raters is not None or (len(truth.n_raters) == 1 and truth.n_raters != {1})  # by name or column
     people = truth.people if told_apart else []
-    moments = [whole[:filled] for whole in moments]
-    return _joined(moments, everything, names, people, **collector.description(classes))
+    moments = [array[:filled] for array in moments]
+    return _joined(moments, positions_drawn, names, people, **collector.description(classes))
 
 
 def _alone(entry: Any) -> Batch:
@@ -238,7 +238,7 @@ def _draw(
     else:
         majority, every = values[0, valid], np.unique(values[labelled])
         if len(values) > 1 and len(every):  # the value that most raters gave, the smallest of several
-            votes = [((values[:, valid] == each) & labelled[:, valid]).sum(axis=0) for each in every]
+            votes = [((values[:, valid] == value) & labelled[:, valid]).sum(axis=0) for value in every]
             majority = every[np.argmax(votes, axis=0)]
         kinds, kind = np.unique(majority, return_inverse=True)
         sizes, quotas, left = np.bincount(kind, minlength=len(kinds)), np.zeros(len(kinds), dtype=np.intp), count

@@ -302,7 +302,7 @@ class _Fitting:
             names, candidate = self.sample.names, candidate._replace(of_part=optional)
             if "identity" in names and len(names) > 1:
                 weights = [np.eye(len(names))[names.index("identity")], *weights]
-            shares = tuple(_START_SHARE * each + (1 - _START_SHARE) / len(names) for each in weights)
+            shares = tuple(_START_SHARE * row + (1 - _START_SHARE) / len(names) for row in weights)
             candidate = candidate._replace(weights=shares)
         return replace(self.sample.fit(candidate, engine, seed=self.seed, progress=self.progress), model=model)
 
@@ -356,7 +356,7 @@ class _Fitting:
         else:
             scores = self._scores(candidates)
             self.known.update(zip((_key(option, alone) for option in options), scores, strict=True))
-        place = int(np.argmax([each.scores.sum() for each in scores]))
+        place = int(np.argmax([score.scores.sum() for score in scores]))
         chosen = options[place]
         if alone:
             self.settled[_key(chosen, alone)] = candidates[place]._replace(start=scores[place].posterior)

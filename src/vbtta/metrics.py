@@ -188,8 +188,8 @@ def dice_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, 
         if values.dtype.kind not in "iub" or (values.size and not 0 <= values.min() <= values.max() < n_classes):
             raise ValueError(f"{name} must be class positions 0..{n_classes - 1}; leave out others by ignore=")
     image = np.broadcast_to(np.arange(len(truth)).reshape(-1, *[1] * (truth.ndim - 1)), truth.shape)[labelled]
-    true, found = (values[labelled].astype(np.intp) for values in (truth, predicted))
-    return class_dice(image, true, found, np.ones(image.shape), (len(truth), n_classes))
+    true_class, predicted_class = (values[labelled].astype(np.intp) for values in (truth, predicted))
+    return class_dice(image, true_class, predicted_class, np.ones(image.shape), (len(truth), n_classes))
 
 
 def iou_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, ignore: int | None = None) -> Array:

@@ -375,7 +375,7 @@ class Policy(Saved):
         def spread(weights: Array) -> Array:
             return _spread(weights.T, self.names, names).T
 
-        optima = tuple(each._replace(weights=spread(each.weights)) for each in self.history.other_optima)
+        optima = tuple(optimum._replace(weights=spread(optimum.weights)) for optimum in self.history.other_optima)
         history = History(self.history.elbo, spread(self.history.weights), optima)
         return replace(self, names=names, fitted=self.fitted or self.names, history=history, **changes)
 
@@ -477,14 +477,14 @@ class Policy(Saved):
     def _likely_labels(self, prediction: Any) -> tuple[LabelSets, Array]:
         """Labels of one input as its prediction has them, of a stranger and of the last annotator; and their places."""
         if self.task == "ranking":
-            one = LabelSets.from_rankings([np.argsort(-prediction.proba[0])])
+            labels = LabelSets.from_rankings([np.argsort(-prediction.proba[0])])
         elif hasattr(prediction, "proba"):
-            one = LabelSets.from_array(prediction.classes[prediction.proba.argmax(axis=1)])
+            labels = LabelSets.from_array(prediction.classes[prediction.proba.argmax(axis=1)])
         else:
-            one = LabelSets.from_array(prediction.mean[:, None])
+            labels = LabelSets.from_array(prediction.mean[:, None])
         annotator = np.array([-1, len(self.annotator_names) - 1] if self.annotator_names else [0])
         again = np.zeros(len(annotator), dtype=np.intp)
-        return replace(one, instance=again, value=one.value[again], count=one.count[again]), annotator
+        return replace(labels, instance=again, value=labels.value[again], count=labels.count[again]), annotator
 
     def _refuse_stack(self, name: str) -> None:
         if self.stacked:

@@ -235,7 +235,7 @@ class _Search:
             limit = max(limit, self.budget)
         kept: set[str] = set()
         for name in order:
-            if sum(self.price[other] for other in kept) + self.price[name] <= limit * (1 + 1e-9):
+            if sum(self.price[view] for view in kept) + self.price[name] <= limit * (1 + 1e-9):
                 kept.add(name)
         kept = kept or {order[0]}
         if len(kept) == len(views):

@@ -451,13 +451,13 @@ def _divergences(full: Any, early: Sequence[Any]) -> list[Array]:
     """
     if isinstance(full, CategoricalPrediction):
         smallest = np.finfo(np.float64).tiny
-        return [special.rel_entr(full.proba, np.maximum(each.proba, smallest)).sum(axis=1) for each in early]
+        return [special.rel_entr(full.proba, np.maximum(part.proba, smallest)).sum(axis=1) for part in early]
     generator, totals = np.random.default_rng(0), np.zeros((len(early), len(full.mean)))
     for _ in range(_DRAWS):
         y = full.draw(generator)
         log_density = full.log_prob(y)
-        for total, each in zip(totals, early, strict=True):
-            log_ratio = np.minimum(each.log_prob(y) - log_density, 50.0)
+        for total, prediction in zip(totals, early, strict=True):
+            log_ratio = np.minimum(prediction.log_prob(y) - log_density, 50.0)
             total += (np.expm1(log_ratio) - log_ratio) / _DRAWS
     return list(totals)
 

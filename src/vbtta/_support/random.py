@@ -84,7 +84,7 @@ class RowStreams:
             if arrays or given.get("size") is not None:
                 given["size"] = self._row_shape(given.get("size"), *(given[key] for key in arrays))
             rows = zip(self, *(np.broadcast_to(given[key], (len(self), *given["size"])) for key in arrays), strict=True)
-            return np.stack([method(each, **given | dict(zip(arrays, part, strict=True))) for each, *part in rows])
+            return np.stack([method(rng, **given | dict(zip(arrays, part, strict=True))) for rng, *part in rows])
 
         return draw
 

@@ -68,9 +68,9 @@ class CharacterNoise(TextView, label="typos", stochastic=True):
 
     def _change(self, text: str, rng: Any) -> str:
         changed, kind = rng.random(len(text)) < self.p, rng.integers(3, size=len(text))
-        other = rng.integers(len(_LETTERS), size=len(text))
+        letters = rng.integers(len(_LETTERS), size=len(text))
         return "".join(
-            ("", letter * 2, _LETTERS[other[i]])[kind[i]] if changed[i] and letter.isalpha() else letter
+            ("", letter * 2, _LETTERS[letters[i]])[kind[i]] if changed[i] and letter.isalpha() else letter
             for i, letter in enumerate(text)
         )
 

@@ -536,17 +536,17 @@ def _long_labels(table: Mapping[str, Array], where: str) -> tuple[str | None, di
     if len({kind.dtype.kind in "iufb" for kind in cells}) > 1 or any(kind.dtype == object for kind in cells):
         cells = [column.astype(object) for column in cells]
     label = np.stack(cells, axis=1)[rows, column]
-    found = {name: table[name][rows] for name in (key, person, "count", "instance_weight") if name in table}
-    for name, values in found.items():
+    columns = {name: table[name][rows] for name in (key, person, "count", "instance_weight") if name in table}
+    for name, values in columns.items():
         if name != person and (gaps := is_absent(values)).any():
             raise ValueError(f"{where}, row {rows[np.argmax(gaps)]} has no {name}; fill it in, or leave the row out")
     named = not all(ending.isdigit() for ending in endings.values())
     return key, {
-        "instance": found.get(key, rows),
+        "instance": columns.get(key, rows),
         "label": _plain_values(label) if label.dtype == object else label,
-        "annotator": np.array(list(endings.values()))[column] if named else found.get(person),
-        "count": found.get("count"),
-        "instance_weight": found.get("instance_weight"),
+        "annotator": np.array(list(endings.values()))[column] if named else columns.get(person),
+        "count": columns.get("count"),
+        "instance_weight": columns.get("instance_weight"),
     }
 
 

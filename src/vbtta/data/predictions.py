@@ -200,9 +200,9 @@ class ViewPredictions:
         if any(not _same(part.classes, self.classes) for part in parts):
             raise ValueError("parts have different classes; predictions of different models cannot be joined")
         columns, sizes = [list(part.feature_names) for part in parts], [part.outputs.shape[2] for part in parts]
-        for what, values in (("features", columns), ("numbers of outputs", sizes)):
+        for quantity, values in (("features", columns), ("numbers of outputs", sizes)):
             if any(value != values[0] for value in values):
-                raise ValueError(f"parts have different {what}: {shown(values)}")
+                raise ValueError(f"parts have different {quantity}: {shown(values)}")
         ids, groups, names = self.ids, self.groups, list(self.names)
         if axis == "inputs":
             parts = [self, *(part.select(self.names) for part in parts[1:])]

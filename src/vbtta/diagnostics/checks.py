@@ -192,8 +192,8 @@ def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets
         full_scores = scores(fitted)
         for k, name in enumerate(policy.names):
             if policy.weights[k] > 0 and len(fitted) > 1:
-                others = scores([other for other in fitted if other != name])
-                score[k], error[k] = compare_scores(others, full_scores)
+                reduced_scores = scores([view for view in fitted if view != name])
+                score[k], error[k] = compare_scores(reduced_scores, full_scores)
     return Influence(policy.names, score, error)
 
 
@@ -386,8 +386,8 @@ def _log_copies(share: float, chance: Array, same: Array) -> float:
 
 def _copied_share(chance: Array, same: Array) -> float:
     """The share of copied labels of maximum likelihood."""
-    found = optimize.minimize_scalar(lambda share: -_log_copies(share, chance, same), bounds=(0, 1), method="bounded")
-    return float(found.x)
+    maximum = optimize.minimize_scalar(lambda share: -_log_copies(share, chance, same), bounds=(0, 1), method="bounded")
+    return float(maximum.x)
 
 
 def annotator_places(names: Sequence[str], labels: LabelSets) -> Array:

@@ -147,7 +147,7 @@ def _rejections(sample: Array, level: float, seed: int) -> tuple[float, float, f
     enough = len(first) >= _whiten(first).shape[1] + 2
     multivariate = float(henze_zirkler(first, seed=seed).p_value < level) if enough else np.nan
     p_values = anderson_darling(sample), stats.shapiro(sample, axis=0).pvalue
-    anderson, shapiro = (float((holm(each) < level).any()) for each in p_values)
+    anderson, shapiro = (float((holm(values) < level).any()) for values in p_values)
     return multivariate, anderson, shapiro
 
 

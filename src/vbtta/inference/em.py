@@ -199,7 +199,7 @@ def _best_ascent(
     # A short ascent shows which optimum a start leads to. It is continued if that optimum is new and about as high.
     ends, gain = [first], _COARSE_GAIN / max(problem.data.n_labels, 1)
     coarse = EM(tol=max(engine.tol, gain), max_steps=engine.max_steps)
-    starts = [problem.started_at(start, each) for each in weights] if first.converged and engine.tol > 0 else []
+    starts = [problem.started_at(start, row) for row in weights] if first.converged and engine.tol > 0 else []
     for state in starts:
         if state is None:
             continue
@@ -421,7 +421,7 @@ def plus(first: Any, second: Any) -> Any:
         return None
     if not isinstance(first, tuple):
         return first + second
-    fields = (plus(one, other) for one, other in zip(first, second, strict=True))
+    fields = (plus(left, right) for left, right in zip(first, second, strict=True))
     return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)
 
 
@@ -449,16 +449,16 @@ def _merged(parts: Iterable[Node]) -> list[Node]:
     return stack
 
 
-def products(one: Array, other: Array) -> Array:
+def products(left: Array, right: Array) -> Array:
     """Sums over the last axis of products of rows, one @ other.T, in pieces that BLAS takes on the calling thread."""
     # Threads share the blocks already. BLAS would start further threads for each of these products, and where the
     # cores are busy waiting for them takes far longer than multiplying.
-    piece = _ALONE // max(len(one) * len(other), 1)
+    piece = _ALONE // max(len(left) * len(right), 1)
     if piece < _SHORTEST:
-        return np.asarray(one @ other.T)
-    total = one[:, :piece] @ other[:, :piece].T
-    for first in range(piece, one.shape[1], piece):
-        total += one[:, first : first + piece] @ other[:, first : first + piece].T
+        return np.asarray(left @ right.T)
+    total = left[:, :piece] @ right[:, :piece].T
+    for first in range(piece, left.shape[1], piece):
+        total += left[:, first : first + piece] @ right[:, first : first + piece].T
     return np.asarray(total)
 
 

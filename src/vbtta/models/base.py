@@ -210,13 +210,13 @@ class Stack(Model):
 
     def for_task(self, task: str) -> Self:
         """All members, completed for a task."""
-        return self._each(lambda model: model.for_task(task))
+        return self._map_models(lambda model: model.for_task(task))
 
     def resolve(self, labels: LabelFacts) -> Self:
         """All members with the options that labels decide."""
-        return self._each(lambda model: model.resolve(labels))
+        return self._map_models(lambda model: model.resolve(labels))
 
-    def _each(self, change: Callable[[Model], Model]) -> Self:
+    def _map_models(self, change: Callable[[Model], Model]) -> Self:
         return replace(self, members=tuple(map(change, self.members)), raw=self.raw and change(self.raw))
 
 
@@ -416,7 +416,7 @@ def pose(model: Model, source: Source, start: Posterior | None = None) -> tuple[
 def nearest(model: Model, engine: Engine, posteriors: Sequence[Posterior], n_views: int) -> Posterior | None:
     """The posterior to start a fit from: the last one of the model's own kind and views, else the first."""
     kind = posterior_type(model, engine)
-    alike = [each for each in posteriors if type(each) is kind and len(each.weights) == n_views]
+    alike = [posterior for posterior in posteriors if type(posterior) is kind and len(posterior.weights) == n_views]
     return alike[-1] if alike else posteriors[0] if posteriors else None
 
 

@@ -115,11 +115,11 @@ def collect_views(
     expected = {job.target(piece).name for piece in pieces}
     strangers = sorted(path.name for path in folder.glob("*.parquet") if path.name not in expected)
     if strangers:
-        other = f"predictions of other inputs, views, options or another key ({strangers[0]})"
-        raise ValueError(f"out: {folder} holds {other}; choose another folder, or remove them")
+        contents = f"predictions of other inputs, views, options or another key ({strangers[0]})"
+        raise ValueError(f"out: {folder} holds {contents}; choose another folder, or remove them")
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda piece: _found(job.target(piece), piece.n_rows), pieces))
-    waiting = [piece for piece, whole in zip(pieces, found, strict=True) if not whole]
+        finished = list(pool.map(lambda piece: _is_finished(job.target(piece), piece.n_rows), pieces))
+    waiting = [piece for piece, done in zip(pieces, finished, strict=True) if not done]
     n_rows = pieces[-1].first + pieces[-1].n_rows
     with Progress("inputs", n_rows, progress) as bar:
         bar.advance(n_rows - sum(piece.n_rows for piece in waiting))
@@ -133,8 +133,8 @@ def collect_views(
     return Collected(folder, n_rows, len(pieces), len(pieces) - len(waiting))
 
 
-def _found(path: Path, n_rows: int) -> bool:
-    """Whether a part of an earlier run is there, its pages as their checksums say; a damaged one is set aside."""
+def _is_finished(path: Path, n_rows: int) -> bool:
+    """Whether an earlier run wrote this part, with valid checksums; a damaged part is set aside."""
     if not path.exists():
         return False
     try:
@@ -228,8 +228,8 @@ def pieces_of(dataset: Any) -> list[Piece]:
     first = 0
     for number, (path, file, columns) in enumerate(zip(paths, files, names, strict=True)):
         if columns != names[0]:
-            found = f"{path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}"
-            raise ValueError(f"dataset: {found}; give all files the same ones in the same order")
+            difference = f"{path} has the columns {', '.join(columns)}, but {paths[0]} has {', '.join(names[0])}"
+            raise ValueError(f"dataset: {difference}; give all files the same ones in the same order")
         state, start = os.stat(path), 0
         stamp = f"{os.path.basename(path)} {state.st_size} {state.st_mtime_ns}"
         for group in range(file.num_row_groups):

@@ -197,15 +197,15 @@ class Calibration:
     def take(self, places: Array) -> tuple[ViewPredictions, LabelSets]:
         """Some labelled instances, in ascending order, brought here."""
         rows = self.rows[places]
-        first, *others = self.tasks.results(read_rows, [([each], self.names) for each in self._slices(rows)])
+        first, *others = self.tasks.results(read_rows, [([piece], self.names) for piece in self._slices(rows)])
         return first.concat(others), self.labels.take(rows)
 
     def continuous(self, *, with_variance: bool) -> "RemoteContinuous":
         """Labelled instances in standard units, in blocks on the workers."""
         n_views, n_outputs = self.views.outputs.shape[1:]
         labels, size = self.labels, block_size(n_views, len(self.labels), self.n_units)
-        few, some = self.take(np.arange(min(self.n_units, MAX_SAMPLE)))
-        standard = standard_of(labels, few.outputs[some.instance[:MAX_SAMPLE]], size)
+        sample, sample_labels = self.take(np.arange(min(self.n_units, MAX_SAMPLE)))
+        standard = standard_of(labels, sample.outputs[sample_labels.instance[:MAX_SAMPLE]], size)
         people = max(1, len(labels.annotator_names))
         parts = self._read(continuous_part, size, size, standard, with_variance)
         facts = people, with_variance, 0, len(labels)

@@ -50,8 +50,8 @@ class LatentClassPosterior(ClassPosterior, PoolPosterior):
                 return views.pooled(weights, self.offset), views.information
             arguments = link_arguments(predictions, rows, link)
             proba, inverse = link.proba(*pooled_utility(*arguments, self.gain * weights, self.offset))
-            each, scale = view_proba(link, *arguments, Calibration(np.log(kappa), self.offset))
-            shares = (each * scale).T * weights[:, None]  # (n, K, C)
+            by_view, scale = view_proba(link, *arguments, Calibration(np.log(kappa), self.offset))
+            shares = (by_view * scale).T * weights[:, None]  # (n, K, C)
             return (proba * inverse).T, lambda proba: view_information(proba, shares)
 
         return block

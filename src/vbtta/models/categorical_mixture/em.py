@@ -161,7 +161,7 @@ def _sums(shares: ViewShares, likelihood: Likelihood, gate: Lookup | None, *, no
             size = factor @ shares.size
             weights = likelihood.weights[:, None] * factor
             excess = share - weights * shares.size
-            by_feature, mean = (np.einsum("kn,fkn->fn", each, gate.values) for each in (excess, weights))
+            by_feature, mean = (np.einsum("kn,fkn->fn", factors, gate.values) for factors in (excess, weights))
             feature_slope = by_feature.sum(axis=1)
             feature_mass = feature_slope + mean @ shares.size
         np.minimum(relative, _MAX_RATIO, out=relative)

@@ -119,7 +119,7 @@ def choose_shrinkage(moments: Moments, prior: LatentPrior) -> LatentPrior:
     for _ in range(20):
         precision = moments.precision_around(pool, offset, prior)
         candidates = [prior._replace(shrinkage=shrinkage) for shrinkage in _SHRINKAGES]
-        prior = candidates[int(np.argmax([_log_evidence(moments, precision, each, offset) for each in candidates]))]
+        prior = candidates[int(np.argmax([_log_evidence(moments, precision, trial, offset) for trial in candidates]))]
         pool, offset = laplace.solve(*curvature(moments, precision, prior, offset), K)
         if prior.shrinkage == before:
             break

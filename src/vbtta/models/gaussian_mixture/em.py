@@ -53,14 +53,14 @@ def statistics(expected: e_step.Expectation) -> MixtureStatistics:
     if x is not None:
         shares += [shares[0] * x, shares[0] * x**2]
     every = max(1, len(share) // 16)  # with many views the overlap is that of some labels: time stays linear in K
-    some, repeats = share[:, ::every], expected.repeats[::every]
+    subsample, repeats = share[:, ::every], expected.repeats[::every]
     return MixtureStatistics(
         log_evidence=np.asarray(expected.log_evidence),
         mass=share.sum(axis=1),
         moments=_moments(shares, expected),
         log_omega=np.asarray(0.0 if expected.log_omega is None else np.vdot(share, expected.log_omega)),
         covariate_mass=np.asarray(0.0 if x is None else shares[1].sum() if u is None else np.vdot(share, x)),
-        overlap=products(some, some if (repeats == 1).all() else some / repeats),
+        overlap=products(subsample, subsample if (repeats == 1).all() else subsample / repeats),
         feature_mass=np.zeros(0) if expected.gate is None else np.einsum("kn,fkn->f", share, expected.gate.values),
         log_tail=np.asarray(0.0 if u is None else np.vdot(share, np.log(u) - u)),
     )
@@ -135,8 +135,8 @@ def _update_tail(tail: float, total: MixtureStatistics, n_outputs: int) -> Array
     """The degrees of freedom of Student-t components on a grid that raise the bound most, or the current ones."""
     if not tail:
         return np.zeros(())
-    both, grid, n_labels = 0.5 * (tail + n_outputs), np.append(tail, _TAILS), total.mass.sum()
-    half, log_tail = 0.5 * grid, total.log_tail + n_labels * (special.digamma(both) - math.log(both))  # E ln u - E u
+    shape, grid, n_labels = 0.5 * (tail + n_outputs), np.append(tail, _TAILS), total.mass.sum()
+    half, log_tail = 0.5 * grid, total.log_tail + n_labels * (special.digamma(shape) - math.log(shape))  # E ln u - E u
     value = n_labels * (half * np.log(half) - special.gammaln(half)) + half * log_tail - _tail_penalty(grid)
     return np.asarray(grid[np.argmax(value)])
 
@@ -213,12 +213,12 @@ def initialise(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePr
 def _residual_variance(moments: Array, n_outputs: int, affine: bool, n_labels: float) -> Array:
     """Residual variance of every view and output around its own least-squares calibration: (K, C)."""
     # What the calibration explains counts as the residual of one more label: with two labels it explains all.
-    f, one, e = (np.arange(n_outputs) + part * n_outputs for part in range(3))
-    mean = moments / moments[:, one[0], one[0]][:, None, None]
-    square, explained = mean[:, e, e], mean[:, one, e] ** 2
+    f, ones, e = (np.arange(n_outputs) + part * n_outputs for part in range(3))
+    mean = moments / moments[:, ones[0], ones[0]][:, None, None]
+    square, explained = mean[:, e, e], mean[:, ones, e] ** 2
     if affine:
-        own = mean[:, f, f] - mean[:, f, one] ** 2
-        covariance = mean[:, f, e] - mean[:, f, one] * mean[:, one, e]
+        own = mean[:, f, f] - mean[:, f, ones] ** 2
+        covariance = mean[:, f, e] - mean[:, f, ones] * mean[:, ones, e]
         varies = own > 1e-12 * mean[:, f, f]
         explained = explained + np.divide(covariance**2, own, out=np.zeros_like(own), where=varies)
     n_left = max(n_labels - (2.0 if affine else 1.0), 1.0)
@@ -481,18 +481,18 @@ def weight_information(
 
     def block_sums(block: Block) -> tuple[Array, Array, Array, Array, Array | None]:
         expected = e_step.expectation(block, density, prior, state.annotators, gate)
-        other = e_step.expectation(block, plain, prior, state.annotators, gate)
+        baseline = e_step.expectation(block, plain, prior, state.annotators, gate)
         count, grouped = expected.repeats, None
         gated = np.ones((K, 1)) if expected.gate is None else expected.gate.factor
         weights = state.weights[:, None] * gated  # (K, 1) or (K, j)
         # rho (K, j), a view's density over the mixture's; responsibilities here are of equal weights
-        ratio, plain_ratio = (each.share / (state.weights @ each.share) / gated for each in (expected, other))
+        ratio, plain_ratio = (part.share / (state.weights @ part.share) / gated for part in (expected, baseline))
         scores = _scores(expected, density, state.weights, weights * ratio, ratio)
         if block.group is not None:
             one_each = block.instance is None or state.annotators is not None
             group = block.group if one_each else block.group[block.instance]
             grouped = laplace.group_sums(scores * count, count, group, n_groups)
-        profile, plain_profile = (laplace.weight_profile(each, weights, count) for each in (ratio, plain_ratio))
+        profile, plain_profile = (laplace.weight_profile(ratios, weights, count) for ratios in (ratio, plain_ratio))
         return products(scores * count, scores), profile, plain_profile, np.asarray(count.sum()), grouped
 
     outer, fitted, unfitted, seen, grouped = subsample.total(block_sums)

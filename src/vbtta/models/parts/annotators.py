@@ -109,9 +109,9 @@ def contrasts(n_annotators: int) -> Array:
 
 
 def initialise(
-    noise: ContinuousNoise | None, gamma: float, n_annotators: int, residual_variance: Array, other: object
+    noise: ContinuousNoise | None, gamma: float, n_annotators: int, residual_variance: Array, previous: object
 ) -> tuple[AnnotatorPrior | None, AnnotatorState | None]:
-    """Prior and first state, without biases; that of another posterior if it has as many; None without annotators."""
+    """Prior and first state, without biases, or `previous` if its annotators are as many; None without annotators."""
     # Where one annotator is much better than the rest, the truth follows that annotator and its noise is hardly
     # identified: with the residual variance itself as rate, the estimate is half as large again.
     if noise != "annotator":
@@ -121,7 +121,7 @@ def initialise(
     variance = _given_the_sum(free)
     bias = np.zeros((n_annotators, len(residual_variance)))
     state = AnnotatorState(shape, rate, bias, free, variance, shape, variance)
-    before: AnnotatorState | None = getattr(getattr(other, "state", None), "annotators", None)
+    before: AnnotatorState | None = getattr(getattr(previous, "state", None), "annotators", None)
     return prior, state if before is None or before.bias.shape != state.bias.shape else before
 
 
@@ -251,8 +251,8 @@ class LabelPooling(ABC):
         if people is not None:
             scores = _pool_truth(prediction, labels, annotator, people, self.standard)[1]
         else:
-            each = prediction.take(labels.instance).log_prob(labels.continuous(prediction.location.shape[2]))
-            scores = np.bincount(labels.instance, labels.count * each, labels.n_instances)
+            log_density = prediction.take(labels.instance).log_prob(labels.continuous(prediction.location.shape[2]))
+            scores = np.bincount(labels.instance, labels.count * log_density, labels.n_instances)
         return np.asarray(scores[labels.labelled])
 
     def describe_annotators(self, names: tuple[str, ...]) -> "AnnotatorNoise | None":

@@ -256,11 +256,11 @@ def class_prediction(
     proba, information, step = np.empty((N, C)), np.zeros(N), max(1, _PREDICTED_ENTRIES // (K * C))
     for first in range(0, N, step):
         rows = slice(first, first + step)
-        each, information_of = block(rows)
-        each = each if factors is None else np.maximum(each, np.finfo(np.float64).tiny) * factors[rows]
-        each[...] = proba[rows] = each / (each @ np.ones(C))[:, None]
+        mixed, information_of = block(rows)
+        mixed = mixed if factors is None else np.maximum(mixed, np.finfo(np.float64).tiny) * factors[rows]
+        mixed[...] = proba[rows] = mixed / (mixed @ np.ones(C))[:, None]
         if informed and K > 1:
-            information[rows] = information_of(each)
+            information[rows] = information_of(mixed)
     return CategoricalPrediction(proba, information, class_names(predictions))
 
 

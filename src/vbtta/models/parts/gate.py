@@ -166,7 +166,7 @@ def _two_largest(xp: ModuleType, outputs: Any) -> Any:
     place, rest = outputs.argmax(axis=2)[:, :, None], outputs.copy()  # faster than max
     np.put_along_axis(rest, place, -np.inf, axis=2)
     following = rest.argmax(axis=2)[:, :, None]
-    return (np.take_along_axis(outputs, each, axis=2)[:, :, 0] for each in (place, following))
+    return (np.take_along_axis(outputs, position, axis=2)[:, :, 0] for position in (place, following))
 
 
 def _dot(xp: ModuleType, left: Any, right: Any) -> Any:

@@ -204,12 +204,12 @@ class FittedNoise(NamedTuple):
         """Expected counts of true classes and labels, without the prior: like `counts`."""
         return np.maximum(self.counts - self.prior, 0) if self.tally is None else self.tally
 
-    def resume(self, other: "FittedNoise | None") -> "FittedNoise":
-        """The noise that another fit found, if it is of the same form; else this."""
-        if other is None or (other.model.kind, other.counts.shape) != (self.model.kind, self.counts.shape):
+    def resume(self, previous: "FittedNoise | None") -> "FittedNoise":
+        """`previous`, the noise of another fit, if it has the same form; else this noise."""
+        if previous is None or (previous.model.kind, previous.counts.shape) != (self.model.kind, self.counts.shape):
             return self
-        alike = (other.levels is None) == (self.levels is None) and (other.strength is None) == (self.strength is None)
-        return other._replace(model=self.model) if alike else self
+        forms = [(noise.levels is None, noise.strength is None) for noise in (previous, self)]
+        return previous._replace(model=self.model) if forms[0] == forms[1] else self
 
     def reader(self) -> Callable[[LabelTable], "LabelReading"]:
         """A function that reads a table's labels under E[ln A] and E[ln pi]; serialised to workers."""
@@ -292,12 +292,12 @@ class FittedNoise(NamedTuple):
 
         Unknown annotators (-1) are the average of the known; where annotators are not named, one matrix is everybody's.
         """
-        counts, who = self.counts, np.zeros_like(annotator)
+        counts, person = self.counts, np.zeros_like(annotator)
         if self.model.named:
             counts = _with_average(counts)
-            who = np.where(annotator < 0, len(counts) - 1, annotator)
+            person = np.where(annotator < 0, len(counts) - 1, annotator)
         position = labels.categorical(self.model.n_classes, predictions.classes)
-        table, log_levels = _table(labels, position, who, len(counts)), None
+        table, log_levels = _table(labels, position, person, len(counts)), None
         if self.levels is not None:
             looks = apparent_proba(predictions.outputs[labels.labelled])
             table, log_levels = replace(table, looks=looks), log_mean(self.levels)
@@ -582,8 +582,8 @@ def score_labels(
     rows, tiny = labels.labelled, np.finfo(np.float64).tiny
     if noise is None:
         position = labels.categorical(prediction.proba.shape[1], predictions.classes)
-        each = np.log(np.maximum(prediction.proba[labels.instance, position], tiny))
-        return np.asarray(np.bincount(labels.instance, labels.count * each, labels.n_instances)[rows])
+        log_score = np.log(np.maximum(prediction.proba[labels.instance, position], tiny))
+        return np.asarray(np.bincount(labels.instance, labels.count * log_score, labels.n_instances)[rows])
     evidence = noise.label_evidence(labels, annotator, predictions)
     top = evidence.max(axis=1)
     likelihood = (np.exp(evidence - top[:, None]) * prediction.proba[rows]).sum(axis=1)

@@ -45,7 +45,7 @@ def log_probit(mean: ArrayLike, scale: ArrayLike = 1.0) -> Array:
 def log_probit_vjp(mean: ArrayLike, scale: ArrayLike, cotangent: ArrayLike) -> ProbitGradient:
     """Log-probabilities, and the gradient of sum_c r_c ln P(Y = c) for weights r, the quadrature's nodes held fixed."""
     mean = np.asarray(mean, dtype=np.float64)
-    scale, weight = (np.broadcast_to(np.asarray(each, dtype=np.float64), mean.shape) for each in (scale, cotangent))
+    scale, weight = (np.broadcast_to(np.asarray(values, dtype=np.float64), mean.shape) for values in (scale, cotangent))
     return ProbitGradient(*_by_blocks(mean, scale, weight))
 
 

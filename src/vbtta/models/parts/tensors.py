@@ -161,9 +161,9 @@ class ClassDensity(ViewsDensity):
         if self.noise is None:
             return (count * log_proba[..., owner, label]).sum(dim=-1)
         annotator, site = self.tensors.annotator[labels], values[self._noise.site]
-        each = self._noise.log_label(site, annotator, label, self.noise.n_classes)  # (M, j, C)
+        log_label = self._noise.log_label(site, annotator, label, self.noise.n_classes)  # (M, j, C)
         importance = self._importance[units]
-        evidence = sum_by_instance((count / importance[owner])[:, None] * each, owner, log_proba.shape[-2])
+        evidence = sum_by_instance((count / importance[owner])[:, None] * log_label, owner, log_proba.shape[-2])
         return (importance * torch.logsumexp(evidence + log_proba, dim=-1)).sum(dim=-1)
 
 
@@ -177,15 +177,15 @@ class NoiseDensity(NamedTuple):
 
 
 def _accuracy_log_label(accuracy: Tensor, annotator: Tensor, label: Tensor, n_classes: int) -> Tensor:
-    each = accuracy[..., annotator]  # (M, j)
-    right, wrong = each.log(), torch.log1p(-each) - math.log(n_classes - 1)
+    share = accuracy[..., annotator]  # (M, j)
+    right, wrong = share.log(), torch.log1p(-share) - math.log(n_classes - 1)
     is_label = torch.nn.functional.one_hot(label, n_classes).to(torch.float64)  # (j, C)
     return wrong[..., None] + (right - wrong)[..., None] * is_label
 
 
 def _confusion_log_label(confusion: Tensor, annotator: Tensor, label: Tensor, n_classes: int) -> Tensor:
-    each = confusion.log()[..., annotator, :, :]  # (M, j, C true, C given)
-    return each.gather(-1, label[:, None, None].expand(*each.shape[:-1], 1))[..., 0]
+    log_matrix = confusion.log()[..., annotator, :, :]  # (M, j, C true, C given)
+    return log_matrix.gather(-1, label[:, None, None].expand(*log_matrix.shape[:-1], 1))[..., 0]
 
 
 _ACCURACY = NoiseDensity(
@@ -327,18 +327,18 @@ class GaussianDensity(ViewsDensity):
             matrix = views.factor[..., 0] ** 2  # (M, K, 1)
             if views.root is not None:
                 matrix = matrix * views.root[..., 0] ** 2
-            both = matrix + strength
-            each = 0.5 * (matrix.log() - both.log() - gap[..., 0] ** 2 * matrix * strength / both)
+            joint = matrix + strength
+            log_normal = 0.5 * (matrix.log() - joint.log() - gap[..., 0] ** 2 * matrix * strength / joint)
         else:
             factor = views.factor[..., None, :, :]  # (M, K, 1, C, C)
             if views.root is not None:
                 factor = views.root[..., None] * factor
             matrix = factor @ factor.transpose(-1, -2)
-            both = torch.linalg.cholesky(matrix + strength[..., None, None] * torch.eye(C, dtype=torch.float64))
-            pulled = torch.cholesky_solve(matrix @ gap[..., None], both)[..., 0]  # P^-1 L gap
-            log_ratio = _log_diagonal(factor) - _log_diagonal(both)
-            each = log_ratio - 0.5 * strength * (gap * pulled).sum(dim=-1)
-        mixed = torch.logsumexp(views.log_weights + each, dim=-2)
+            joint = torch.linalg.cholesky(matrix + strength[..., None, None] * torch.eye(C, dtype=torch.float64))
+            pulled = torch.cholesky_solve(matrix @ gap[..., None], joint)[..., 0]  # P^-1 L gap
+            log_ratio = _log_diagonal(factor) - _log_diagonal(joint)
+            log_normal = log_ratio - 0.5 * strength * (gap * pulled).sum(dim=-1)
+        mixed = torch.logsumexp(views.log_weights + log_normal, dim=-2)
         return mixed + sum_by_instance(constant[..., None], owner, n)[..., 0]
 
 
@@ -384,7 +384,7 @@ def gaussian_tensors(data: ContinuousBlocks) -> LabelTensors:
         value=tensor(np.concatenate([block.value for block in blocks], axis=1).T),
         annotator=tensor(np.concatenate([block.annotator for block in blocks])),
         count=tensor(np.concatenate([block.repeats for block in blocks])),
-        instance=tensor(np.concatenate([block.first + each for block, each in zip(blocks, own, strict=True)])),
+        instance=tensor(np.concatenate([block.first + rows for block, rows in zip(blocks, own, strict=True)])),
         n_annotators=data.n_annotators,
     )
 
