@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vbtta
-from vbtta import collect_dense, conformalize, metrics
+from vbtta import CategoricalLatent, collect_dense, conformalize, fit_policy, fit_sequential, metrics
 from vbtta.augment import flips
 from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.comparison import HeldOut, _difference, bootstrap, columns, compare, default_methods, resampled
@@ -475,6 +475,25 @@ def test_sets_of_every_method_are_compared():
     passes = outcome.fitted["adaptta"].passes(pairs[2]).mean()
     assert outcome.forward_passes.tolist() == [1, 4, pytest.approx(passes)]
     assert "size of sets (80 %)" in outcome.to_markdown()
+
+
+def test_sets_of_fitted_policies_are_compared():
+    """Thresholds of a policy that was fitted to the training rows are cross-conformal."""
+    rng = np.random.default_rng(0)
+    label = rng.integers(3, size=900)
+    logits = 2 * np.eye(3)[label][:, None] + 1.5 * rng.normal(size=(900, 4, 3))
+    views = ViewPredictions(logits, names=["identity", *"abc"])
+    train, test = np.arange(600), np.arange(600, 900)
+    options = {"task": "classification", "model": CategoricalLatent(noise="none")}
+    policy = fit_policy(views.take(train), label[train], **options)
+    sequential = fit_sequential(views.take(train), label[train], tolerance=0.05, **options)
+    crossed = conformalize(sequential, views.take(train), label[train], level=0.8, cross=True)
+    pairs = views.take(train), label[train], views.take(test), label[test]
+    methods = {"policy": policy, "sequential": sequential, "conformal": crossed}
+    outcome = compare(*pairs, task="classification", methods=methods, sets=0.8, resamples=20)
+    assert all(0.72 < outcome[name, "set_coverage_0.8"] < 0.88 for name in methods)
+    size = crossed.predict_set(pairs[2]).sum(axis=1).mean()
+    assert outcome["sequential", "set_size_0.8"] == outcome["conformal", "set_size_0.8"] == pytest.approx(size)
 
 
 def test_widths_of_intervals_are_compared():

@@ -183,7 +183,7 @@ def compare(
     sets : float, optional
         Level of conformal sets (intervals in regression) whose mean size and coverage are metrics too. For these a
         method is fitted to a random half of the training sample and calibrated on the other; those that are fitted
-        already are calibrated on all of it, which must be new to them.
+        already are calibrated on all of it, by cross-conformal prediction where they were fitted to it.
     seed, progress : int, bool
         For the bootstrap and the policies' folds; whether to count the methods that are done.
     """
@@ -299,7 +299,9 @@ def _set_columns(
         half = sample.take(rows[first])
         fitted, held = fit(entry, half.predictions, half.labels), rows[~first]
     rest = sample.take(held)
-    conformal = conformalize(fitted, rest.predictions, rest.labels, level=level, seed=seed)
+    policy, sequential, _ = unwrapped(fitted)
+    cross = bool(shared_rows(getattr(policy, "rows", Rows()), rest.predictions))
+    conformal = conformalize(sequential or policy, rest.predictions, rest.labels, level=level, cross=cross, seed=seed)
     if isinstance(fitted.predict(sample.predictions.take(held[:1])), CategoricalPrediction):
         inside = conformal.predict_set(test_views)
         size, covered = inside.sum(axis=1)[test.row], inside[test.row, test.y]

@@ -263,11 +263,10 @@ class TTAModule(nn.Module):
                 result[rows], features = stage.point(known)
                 if place + 1 == len(self.stages) or not len(rows):
                     break
-                left = np.flatnonzero(sequential.go_on(place, features, len(rows)))
+                left = torch.from_numpy(np.flatnonzero(sequential.go_on(place, features, len(rows))))
                 if not len(left):
                     break
-                chosen = torch.from_numpy(left)
-                rows, outputs, batch = rows[left], [outputs[0][:, chosen]], rows_of(batch, chosen)
+                rows, outputs, batch = rows[left.numpy()], [outputs[0][:, left]], rows_of(batch, left)
         return _log(result) if self.output_kind == "log_probability" else result
 
     def _apply(self, function: Any, recurse: bool = True) -> Self:

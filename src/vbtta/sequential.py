@@ -210,8 +210,7 @@ class SequentialPolicy(Saved):
             rows, views = rows[~stops], views.take(~stops)
             if not len(rows):
                 break
-        passes = np.cumsum([len(stage) for stage in self.stages])[last]
-        return replace(merge(parts, n_rows), passes=passes), last
+        return replace(merge(parts, n_rows), passes=np.cumsum([len(stage) for stage in self.stages])[last]), last
 
 
 def fit_sequential(
