@@ -559,6 +559,16 @@ def test_a_policy_that_predicts_is_refused_if_other_uses_would_fail(
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize(("component", "tail"), [("normal", 5.0), ("student_t", 0.0)])
+def test_heavy_tails_go_with_the_model_of_a_policy(component: Any, tail: float, tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    model = GaussianMixture(component=component)
+    fit_policy(*number_data(5), task="regression", model=model, guard=False).save(path)
+    edit(path, posterior__state__tail=tail)
+    with pytest.raises(ValueError, match=f"damaged policy: tail: {tail} degrees of freedom do not go with the comp"):
+        Policy.load(path, verify=False)
+
+
 def test_a_step_of_a_fit_has_no_intervals_and_is_loaded_all_the_same(tmp_path: Path) -> None:
     options: dict[str, Any] = {"task": "regression", "model": "mixture", "engine": EM(keep_states=True)}
     step = fit_policy(*number_data(5), guard=False, **options).at_step(2)

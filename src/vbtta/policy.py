@@ -405,9 +405,8 @@ class Policy(Saved):
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain data for JSON."""
-        data = {
-            FILE_KEYS.get(name, name): to_plain(getattr(self, name)) for name in (*FILE_FIELDS, "classes", "posterior")
-        }
+        names = (*FILE_FIELDS, "classes", "posterior")
+        data = {FILE_KEYS.get(name, name): to_plain(getattr(self, name)) for name in names}
         data |= {"model": base.record_to_dict(self.model), "engine": base.record_to_dict(self.engine)}
         elbo = None if self.stacked else self.final_elbo
         return {"task": self.task, "weights": to_plain(self.weights), "elbo": elbo, **data}
@@ -430,14 +429,9 @@ class Policy(Saved):
         elbo = from_plain(float | None if stacked else float, data["elbo"])
         kinds = get_type_hints(cls, include_extras=True)
         read = {name: from_plain(kinds[name], data[FILE_KEYS.get(name, name)], sizes) for name in FILE_FIELDS}
-        policy = cls(
-            model=model,
-            engine=engine,
-            posterior=_read_posterior(model, engine, data["posterior"], sizes),
-            final_elbo=np.nan if elbo is None else elbo,
-            classes=_read_classes(data["classes"], n_outputs),
-            **read,
-        )
+        posterior = _read_posterior(model, engine, data["posterior"], sizes)
+        read |= {"final_elbo": np.nan if elbo is None else elbo, "classes": _read_classes(data["classes"], n_outputs)}
+        policy = cls(model=model, engine=engine, posterior=posterior, **read)
         stated = from_plain(Annotated[Array, "V"], data["weights"], sizes)
         if not np.allclose(stated, policy.weights, atol=1e-9):
             raise ValueError("its weights disagree with its posterior")
@@ -451,8 +445,9 @@ class Policy(Saved):
         """Use the policy with one input and its labels, so that a damaged posterior is found when it is read."""
         names, given = self.used_names, self.gate.features.given if self.gate else ()
         # levels and rankings have no arrays of the size of the outputs, which may be wrong and large
-        n_outputs = self.n_outputs if self.task in ("regression", "classification") else min(self.n_outputs, 9)
-        n_outputs = 2 if self.multilabel else n_outputs
+        n_outputs = (
+            2 if self.multilabel else min(self.n_outputs, 9 if self.task in ("ordinal", "ranking") else self.n_outputs)
+        )
         zeros, features = np.zeros((1, len(names), n_outputs)), np.zeros((1, len(names), len(given)))
         with np.errstate(all="ignore"):
             inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=given, groups=[0])
@@ -679,13 +674,12 @@ def stack_policies(
         return replace(members[kept[0]], guard=guard)
     shares = weights[kept] / weights[kept].sum()
     posterior = StackedPosterior(tuple(members[m] for m in kept), shares, covariance[np.ix_(kept, kept)])
-    first = members[0]
     return replace(
-        first,
+        members[0],
         model=model,
         engine=engine,
         posterior=posterior,
-        history=History(np.zeros(0), np.zeros((0, len(first.names)))),
+        history=History(np.zeros(0), np.zeros((0, len(members[0].names)))),
         final_elbo=np.nan,
         elbo_terms={},
         converged=all(member.converged for member in posterior.members),
@@ -728,7 +722,11 @@ def _read_classes(data: Any, n_outputs: int) -> Array | None:
 def _read_posterior(model: Model, engine: Engine, data: dict[str, Any], sizes: dict[str, int]) -> Any:
     """The posterior that a policy's file describes."""
     if not model.as_stack():
-        return from_plain(base.posterior_type(model, engine), data, sizes)
+        posterior = from_plain(base.posterior_type(model, engine), data, sizes)
+        tail = getattr(getattr(posterior, "state", None), "tail", None)
+        if tail is not None and bool(tail) != (getattr(model, "component", "") == "student_t"):
+            raise ValueError(f"tail: {tail} degrees of freedom do not go with the component of its model")
+        return posterior
     members = tuple(Policy.from_dict(member) for member in data["members"])
     sizes = {**sizes, "M": len(members)}
     weights = from_plain(Annotated[Array, "M"], data["member_weights"], sizes)
