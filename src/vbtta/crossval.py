@@ -15,14 +15,14 @@ from vbtta.models.base import InMemory, Model, Posterior
 from vbtta.models.parts.annotators import LabelFacts
 from vbtta.policy import ConvergenceWarning, Policy
 
-_FOLDS, _FEW_FOLDS, MANY_UNITS = 5, 3, 500  # three folds where units are many
+_FOLDS, _FEW_FOLDS, MANY_UNITS = 5, 3, 500  # folds below, and from, MANY_UNITS instances or groups
 MIN_UNITS = 5  # labelled instances, or groups of them, below which nothing is held out
-_EVEN_ODDS, _NOISY_EVEN_ODDS = 20.0, 80.0  # instances with which views are as likely to help as not; of single labels
-_TEMPERATURE = 5.0  # of the gain from the views
-_LARGEST_DIFFERENCE = 1e6  # of two scores of an instance, in nats: squares must not overflow
-MAX_INSTANCES = 20_000  # enough to choose between models
-_LARGE = 1_000_000  # outputs from which layouts are made again rather than kept
-_MIN_SAMPLE, _MAX_ENTRIES = 2_000, 10_000_000  # instances where outputs are many, and outputs of all views of them
+_EVEN_ODDS, _NOISY_EVEN_ODDS = 20.0, 80.0  # instances at even prior odds that views help
+_TEMPERATURE = 5.0  # divides the held-out gain, in nats, in the log odds that views help
+_LARGEST_DIFFERENCE = 1e6  # nats between two scores of an instance: squares must not overflow
+MAX_INSTANCES = 20_000  # of the cross-validated sample: enough to choose between models
+_LARGE = 1_000_000  # entries of the outputs above which block layouts are not cached
+_MIN_SAMPLE, _MAX_ENTRIES = 2_000, 10_000_000  # least sample size; entries of outputs in a larger sample
 
 Folds = list[tuple[Array, Array]]  # training and held-out rows
 
@@ -30,28 +30,28 @@ Folds = list[tuple[Array, Array]]  # training and held-out rows
 class CrossValidated(NamedTuple):
     """Outcome of the fits to all folds."""
 
-    scores: Array  # (n,): of every held-out instance, in the order of the folds; weighted where instances are
+    scores: Array  # (n,): log scores of the held-out instances times their weights, in the order of the folds
     units: Array | None  # (n,): the group of each, where there are groups
     fold: Array  # (n,): the fold of each
     importance: Array  # (n,): the weights of the instances, ones where there are none
-    posterior: Posterior | None = None  # of the last fold, near that of all instances
+    posterior: Posterior | None = None  # of the fit to all folds but the last
 
 
 def cross_validate(
     fits: Sequence[Callable[..., Policy]], sample: InMemory, folds: Folds, *, progress: bool = False
 ) -> list[CrossValidated]:
-    """Held-out log scores of label sets, noise model included, of every fit: to all folds but one, in turn.
+    """K-fold held-out log scores of label sets, noise model included, for every fit.
 
-    A fit takes data and the policies that the fits before it made of them.
+    A fit is called with the training data and the policies that the earlier fits have for them.
     """
     by_fold: list[list[Policy]] = []
     bar = Progress("held-out fits", len(folds) * len(fits), True) if progress else None
     with bar or nullcontext(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a near-optimum scores as well
+        warnings.simplefilter("ignore", ConvergenceWarning)  # scores near the optimum hardly differ
         if sample.predictions.outputs.size > _LARGE:
             sample.forget_layouts()
         for train, _ in folds:
-            inside = None  # two folds at once would take twice the memory
+            inside = None  # frees the previous fold's data: two folds would take twice the memory
             inside, policies = sample.take(train), list[Policy]()
             for fit in fits:
                 policies.append(fit(inside, policies))
@@ -62,7 +62,7 @@ def cross_validate(
 
 
 def score_folds(fits: Iterable[Sequence[Policy]], sample: InMemory, folds: Folds) -> list[CrossValidated]:
-    """Held-out scores of fits to the training rows of the folds, a policy a fold each."""
+    """Held-out scores of fits, each given as one policy per fold, fitted to the fold's training rows."""
     rows = np.concatenate([rows for _, rows in folds])
     groups, weights = sample.predictions.groups, sample.labels.instance_weights
     fold = np.repeat(np.arange(len(folds)), [len(rows) for _, rows in folds])
@@ -95,7 +95,7 @@ def stack_scores(
 ) -> tuple[tuple[Array, Array], CrossValidated]:
     """Stacking weights from held-out scores, and the stack's own held-out scores; prior counts are (M,).
 
-    An instance is scored with the weights that the other folds give. With `even_odds` the last member is the raw
+    An instance is scored with stacking weights from the other folds. With `even_odds` the last member is the raw
     network, and takes the probability that the others do not help (:func:`trust`).
     """
     first = members[0]
@@ -118,7 +118,7 @@ def stack_scores(
 
 
 def even_odds(raw: Model, labels: LabelFacts) -> float:
-    """How many instances make the views as likely to help as not: more with single labels of unknown accuracy."""
+    """Number of instances at even prior odds that views help: larger for single labels of unknown accuracy."""
     single = not labels.overlap and getattr(raw.resolve(labels), "noise", None) == "uniform"
     return _NOISY_EVEN_ODDS if single else _EVEN_ODDS
 
@@ -129,22 +129,22 @@ def trust(n_instances: float, even_odds: float, gain: float = 0.0) -> float:
 
 
 def hedged(weights: Array, log_odds: float) -> Array:
-    """Stacking weights (M,), of which the raw network, the last, takes over what the odds against them are."""
+    """Stacking weights (M,), mixed with the raw network, the last member, by the odds that the stack is better."""
     mixed = special.expit(log_odds) * weights
     mixed[-1] += special.expit(-log_odds)
     return np.asarray(mixed)
 
 
 def prior_counts(n_views: int, raw: bool, count: float) -> Array:
-    """Prior counts (M,) of members with views and, the last, of the raw network: as much as all the others together."""
+    """Prior counts (M,): `count` for each member with views; for the raw network, the last, the sum of theirs."""
     return np.array([count] * n_views + [count * n_views] * raw)
 
 
 def _independent_share(scores: Array, units: Array) -> float:
     """How many independent rows a row of a group counts as: the inverse of Kish's design effect.
 
-    It is the variance of a sum of rows over that of a sum of groups, for the members' scores (n, M) relative to each
-    other: 1 where rows of a group are independent, the number of groups over that of rows where they are copies.
+    It is the variance of the total score if rows were independent, divided by its variance with independent groups, for
+    the members' scores (n, M) less their mean: 1 for independent rows, n_groups / n_rows if a group's rows are copies.
     """
     groups, place = np.unique(units, return_inverse=True)
     relative = scores - scores.mean(axis=1, keepdims=True)
@@ -189,7 +189,7 @@ def stacking_weights(
 
 
 def check_units(labels: LabelSets, groups: Array | None, purpose: str, remedy: str) -> None:
-    """Refuse samples of which nothing can be held out."""
+    """Refuse samples that are too small for held-out scores."""
     if n_units(labels, groups) < MIN_UNITS:
         raise ValueError(
             f"{purpose} by held-out scores, which need at least {MIN_UNITS} labelled inputs or groups of them; got "

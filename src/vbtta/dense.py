@@ -145,7 +145,7 @@ class _MapCollector(Collector):
         super().check(mean, rows[self.places[0]], name)
 
     def visible(self, batch: Batch, first: int) -> Array:
-        """Which positions of every input all views see: (B, P)."""
+        """Whether all views see a position, for every input: (B, P)."""
         size, rows = tuple(batch.shape[2:]), np.arange(first, first + len(batch))
         partial = [view for view in self.views if is_partial(view)]
         if size not in self._common:
@@ -192,7 +192,7 @@ class _Targets:
         return f"targets[{row}]" if self.ids is None else f"targets[{row}] ({np.asarray(self.ids)[row]})"
 
     def of(self, row: int, size: tuple[int, ...]) -> tuple[Array, Array, Array]:
-        """Values (R, P) of an input's raters, where they are labels, and the raters among `people`."""
+        """Values (R, P) of an input's raters, a mask of the labelled, and the raters' positions (R,) in `people`."""
         values, name = to_array(self.maps[row]), self.name(row)
         if values.shape[-len(size) :] != size or values.ndim not in (len(size), len(size) + 1):
             raise ValueError(
@@ -222,7 +222,7 @@ class _Drawn(NamedTuple):
     instance: Array  # (J,) among the n
     value: Array
     rater: Array
-    kinds: Array  # the different labels of the whole input, drawn or not
+    kinds: Array  # distinct labels of the whole input
 
 
 def _draw(
@@ -242,7 +242,7 @@ def _draw(
             majority = every[np.argmax(votes, axis=0)]
         kinds, kind = np.unique(majority, return_inverse=True)
         sizes, quotas, left = np.bincount(kind, minlength=len(kinds)), np.zeros(len(kinds), dtype=np.intp), count
-        for order, member in enumerate(np.argsort(sizes, kind="stable")):  # small classes leave positions to others
+        for order, member in enumerate(np.argsort(sizes, kind="stable")):  # large classes take unused quotas
             quotas[member] = min(sizes[member], left // (len(kinds) - order))
             left -= quotas[member]
         drawn = [random.choice(valid[kind == k], n, replace=False) for k, n in enumerate(quotas)]

@@ -1,6 +1,6 @@
 """Fingerprints of views and their predictions: equal for equal parameters, on any machine.
 
-A prediction's is `<hash of the view>/<kind of output>[/<draws>]`; policies compare theirs with those they are given.
+A prediction's is `<hash of the view>/<kind of output>[/<draws>]`; a policy compares those of its fit with new ones.
 """
 
 __all__ = ["prediction_fingerprint", "view_fingerprint"]
@@ -37,7 +37,7 @@ def prediction_fingerprint(view: Any, output_kind: str, draws: int) -> str:
 
 
 def describe(value: Any) -> Any:
-    """Parameters as plain data, None if they cannot be read; an object may define `fingerprint_data` to say them."""
+    """Parameters as plain data, None if they cannot be read; an object's method `fingerprint_data` overrides this."""
     if hasattr(value, "fingerprint_data"):
         return value.fingerprint_data()
     if is_tensor(value):

@@ -37,8 +37,8 @@ def fit_policy(
 ) -> Policy:  # fmt: skip
     """Fit a policy to more data than one machine holds: :func:`vbtta.fit_policy` with the data spread over a cluster.
 
-    The answer is that of :func:`vbtta.fit_policy`, whatever the number of workers and what is lost with a node. The
-    driver holds labels and ids, and computes held-out scores, of 20,000 instances at most.
+    The result is that of :func:`vbtta.fit_policy`, for any number of workers, and also when nodes are lost. The driver
+    holds labels and ids, and computes held-out scores of at most 20,000 instances.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def fit_policy(
 
 
 def read_rows(slices: Slices, names: tuple[str, ...]) -> ViewPredictions:
-    """Some views of some rows."""
+    """Read some rows of chunks, with the named views only."""
     first, *others = [chunk.read().select(names).take(rows) for chunk, rows in slices]
     return first.concat(others) if others else first
 
@@ -94,14 +94,14 @@ def categorical_part(
 
 
 def sums(data: Any, first: int, size: int, function: Callable[[Any], Any], every: int) -> list[Node]:
-    """Sums of a function over every n-th of the blocks of a part, which count from `first`."""
+    """Sums of a function over every n-th block of a part, whose first block has the number `first`."""
     blocks = data.split(size) if isinstance(data, CategoricalBlock) else data
     place = -(-first // every)
     with np.errstate(all="ignore"):  # the driver checks the sums
         return nodes(function, blocks[place * every - first :: every], place)
 
 
-# -- the driver: labels, and references to what the tasks made --------------------------------------
+# -- the driver: labels, and references to the results of tasks ------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +129,9 @@ class Calibration:
     chunks: list[Chunk]
     labels: LabelSets  # aligned with the rows of all chunks
     rows: Array  # of the labelled instances, ascending
-    n_units: int  # number of them
+    n_units: int  # number of labelled instances
     named: bool  # whether labels name their annotators
-    views: ViewPredictions  # those that are read, without rows
+    views: ViewPredictions  # an empty one: the names and shapes of the views that are read
     tasks: Tasks
     _samples: dict[int, InMemory] = field(default_factory=dict)  # by seed
     maps = False  # not known here, where features are not computed either
@@ -154,7 +154,7 @@ class Calibration:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the views."""
+        """Names of the views."""
         return self.views.names
 
     @property
@@ -167,11 +167,11 @@ class Calibration:
         return replace(self, views=self.views.select(["identity"])) if alone else self
 
     def gate_wanted(self, model: Model, start: Posterior | None) -> bool:
-        """Features are kept in one process."""
+        """False: a gate needs its features in one process."""
         return False
 
     def gate(self, features: FeatureChoice, weights: Array, *, shared: bool, unit: Array | None) -> GateData:
-        """Features are kept in one process."""
+        """Refused: a gate needs its features in one process."""
         raise ValueError("weights='input' needs all predictions in memory; fit_policy takes a sample of the rows")
 
     def fit(self, candidate: Candidate, engine: Engine, *, seed: int, progress: bool) -> Policy:
@@ -184,7 +184,7 @@ class Calibration:
     def scores(
         self, candidates: Sequence[Candidate], engine: Engine, *, seed: int, progress: bool, n_folds: int | None = None
     ) -> list[CrossValidated]:
-        """Held-out log scores of a sample, which is brought here once a seed."""
+        """Held-out log scores of a sample, which the driver reads once for every seed."""
         order = sampled(self.n_units, seed, int(np.prod(self.views.outputs.shape[1:])))
         places = np.sort(order)
         if seed not in self._samples:
@@ -195,7 +195,7 @@ class Calibration:
         return cross_validate(fits, sample, folds, progress=progress)
 
     def take(self, places: Array) -> tuple[ViewPredictions, LabelSets]:
-        """Some labelled instances, in ascending order, brought here."""
+        """Read some labelled instances, in ascending order, into the driver's memory."""
         rows = self.rows[places]
         first, *others = self.tasks.results(read_rows, [([piece], self.names) for piece in self._slices(rows)])
         return first.concat(others), self.labels.take(rows)
@@ -222,13 +222,13 @@ class Calibration:
         return RemoteCategorical(K, C, *counts, np.max(widest, axis=0), parts, self)
 
     def _slices(self, rows: Array) -> Slices:
-        """Chunks and those of their rows that are among some ascending ones."""
+        """The chunks that hold some of the ascending `rows`, each with the positions of these rows in it."""
         edges = np.searchsorted(rows, [*(chunk.first for chunk in self.chunks), np.inf]).tolist()
         chunks = zip(self.chunks, pairwise(edges), strict=True)
         return [(chunk, rows[low:high] - chunk.first) for chunk, (low, high) in chunks if low < high]
 
     def _read(self, lay_out: Callable[..., Any], size: int, *arguments: Any) -> Parts:
-        """All labelled instances, a part of whole blocks for every worker, as a function lays them out."""
+        """Lay out all labelled instances on the workers, in one part of whole blocks each."""
         n_blocks = -(-len(self.rows) // size)
         edges = np.linspace(0, n_blocks, min(n_blocks, self.tasks.n_workers) + 1).astype(int).tolist()
         parts = [self.rows[first * size : last * size] for first, last in pairwise(edges)]

@@ -35,7 +35,7 @@ def comparison_document(outcome: Comparison) -> dict[str, Any]:
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """A diagnosis in words, all of them and by question, and in numbers."""
+    """A diagnosis in words, as a summary and in sections, and in numbers."""
     words = {"summary": diagnosis.summary().splitlines(), "sections": diagnosis.sections()}
     return {**words, "findings": diagnosis.to_dict()}
 
@@ -60,7 +60,7 @@ def policy_document(policy: Policy) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of the package, of Python and of what is installed of the libraries that results depend on."""
+    """Versions of the package, of Python, and of the installed libraries that results depend on."""
     known = {"vbtta": __version__, "python": platform.python_version()}
     for name in ("numpy", "scipy", "torch", "pyro-ppl", "onnxruntime", "ray", "matplotlib"):
         with suppress(PackageNotFoundError):
@@ -69,7 +69,7 @@ def versions() -> dict[str, str]:
 
 
 def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Versions, options, hashes of the data and time: what it takes to get the same result again."""
+    """Versions, options, hashes of the data and time, to reproduce the result."""
     return {
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": f"{platform.system()} {platform.machine()}",
@@ -82,7 +82,7 @@ def provenance(policy: Policy, files: Mapping[str, str], options: Mapping[str, A
 
 
 def headline(policy: Policy, comparison: Mapping[str, Any] | None = None) -> list[str]:
-    """Whether it helps, by how much and how sure that is."""
+    """The gain from the views and its uncertainty."""
     sentences = [] if comparison is None else gain_in_words(comparison)
     if policy.guard.fell_back:
         sentences.append("The views did not help, so the policy uses the unaugmented input only.")
@@ -125,7 +125,7 @@ def guarantee_in_words(conformal: ConformalPolicy) -> str:
 
 
 def advice(policy: Policy, comparison: Mapping[str, Any] | None = None) -> list[str]:
-    """What to do next."""
+    """Suggested next steps."""
     n_used = np.count_nonzero(policy.weights)
     steps = []
     if not policy.converged:
@@ -145,7 +145,7 @@ def advice(policy: Policy, comparison: Mapping[str, Any] | None = None) -> list[
 
 
 def views_in_words(policy: Policy) -> list[str]:
-    """Which views were kept, those of any weight, and which suppressed."""
+    """The views with weight, with little weight and with none."""
     order = [(policy.names[k], policy.weights[k]) for k in np.argsort(-policy.weights, kind="stable")]
     kept = [f"{name} ({100 * weight:.0f} %)" for name, weight in order if weight > 0]
     light = [name for name, weight in order if 0 < weight < KEPT]

@@ -102,13 +102,13 @@ def render_report(
         findings={"views": [], "quality": [], "annotators": [], **(diagnosis or {}).get("sections", {})},
         provenance=documents.provenance(policy, {}) if circumstances is None else circumstances,
     )
-    script = text.rpartition("<script>")[2].partition("</script>")[0]  # the only one that the page allows
+    script = text.rpartition("<script>")[2].partition("</script>")[0]  # the only script that the page allows
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return text.lstrip().replace("SCRIPT-DIGEST", digest, 1)
 
 
 def _shown(value: Any) -> Any:
-    """Text without control characters, percent signs not parted from their numbers; drawings are as they are."""
+    """Text without control characters, with no-break spaces before percent signs; drawings are not changed."""
     return printable(value, "\n\t").replace(" %", "\u00a0%").replace(" +- ", " ± ") if type(value) is str else value
 
 
@@ -181,7 +181,7 @@ def _label(labels: LabelSets, views: ViewPredictions, place: Any) -> str:
 
 
 def _disputed(policy: Policy, views: ViewPredictions, most: int = 4) -> Array:
-    """Inputs the views disagree most about, and of a single view those it is least certain of."""
+    """Inputs that the views disagree most about; with a single view, those of the highest entropy."""
     views = views.take(slice(0, 5000))
     prediction = policy.predict(views)
     if isinstance(prediction, CategoricalPrediction):
@@ -201,7 +201,7 @@ def _png(image: Array) -> str:
 
 
 class Drawing(NamedTuple):
-    """An inline SVG with its caption, and what it says in words."""
+    """An inline SVG, its caption, and its content in words."""
 
     svg: str
     caption: str
@@ -230,7 +230,7 @@ def weight_figures(policy: Policy) -> dict[str, Drawing]:
 def curve_figures(
     policy: Policy, sequential: SequentialPolicy | None, views: ViewPredictions | None, labels: LabelSets | None
 ) -> dict[str, Drawing]:
-    """Score against cost: of the thresholds of an early stop, of sets of views that were tried, or of the heaviest."""
+    """Score against cost: for thresholds of the early stop, else for selected sets, else for the heaviest views."""
     if sequential is not None and sequential.curve:
         points: Any = [(point.cost, point.score, point.standard_error) for point in sequential.curve]
         chosen = [point.threshold for point in sequential.curve].index(sequential.threshold)
@@ -271,7 +271,7 @@ def gate_figures(policy: Policy, views: ViewPredictions) -> dict[str, Drawing]:
 
 
 def set_figures(conformal: ConformalPolicy, views: ViewPredictions, labels: LabelSets) -> dict[str, Drawing]:
-    """Sizes of the sets at the first level, or coverage of the intervals at all levels; strata but classes are lost."""
+    """Sizes of the sets at the first level, or coverage of the intervals at all levels; strata may only be classes."""
     if conformal.strata is not None and not conformal.by_class:
         return {}
     conformal = replace(conformal, one_level=False)

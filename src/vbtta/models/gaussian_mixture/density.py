@@ -1,4 +1,4 @@
-"""The mixture of calibrated views for continuous labels as a log density, with the view summed out."""
+"""Log density of the mixture of calibrated views for ADVI; the view of each label is summed out."""
 
 import math
 from dataclasses import replace
@@ -49,7 +49,7 @@ class MixtureDensity(GaussianDensity):
             raise ValueError(f"component='laplace' is for one output; with {C} use 'normal' or 'student_t'")
 
     def start(self) -> dict[str, Array]:
-        """Where EM starts: uniform weights, every view fitted to all labels."""
+        """EM's initial state: uniform weights, and every view calibrated on all labels."""
         K = len(self._first.weights)
         common = self._first.common_mean
         sites = {"weights": np.full(K, 1 / K), "common": common, "deviation": self._first.theta_mean - common}
@@ -89,7 +89,7 @@ class MixtureDensity(GaussianDensity):
             constant = constant + torch.lgamma(0.5 * (dof + C)) - torch.lgamma(0.5 * dof)
             constant = constant - 0.5 * C * torch.log(math.pi * dof)
             return constant - 0.5 * (dof + C) * torch.log1p(distance / dof)
-        return constant - 0.5 * math.log(2) - torch.sqrt(2 * distance + 1e-24)  # of unit variance
+        return constant - 0.5 * math.log(2) - torch.sqrt(2 * distance + 1e-24)  # Laplace, unit variance
 
 
 def pose(source: InMemory, spec: GaussianMixture, seed: int) -> AdviTask[Posterior]:
@@ -114,18 +114,18 @@ def _task(source: InMemory, spec: GaussianMixture) -> tuple[MixtureDensity, Advi
 
 
 def _robust_variance(problem: MixtureProblem) -> tuple[float, ...]:
-    """The prior's v in the labels' units, (C,), at most the robust variance of a view's residuals."""
-    # Outliers inflate the mean square. With the weight of nu labels it would rule out a narrow component for the rest.
+    """Robust residual variance of a typical view, for the prior's v, in the labels' units: (C,)."""
+    # Outliers inflate the mean square. As the prior mean, worth nu labels, it would keep components from being narrow.
     data = tensors.gaussian_tensors(problem.data)
     residual = (data.value - data.mean[:, data.instance]).numpy()  # (K, J, C)
     distance = np.abs(residual - np.median(residual, axis=1, keepdims=True))
-    variance = np.median((np.median(distance, axis=1) / 0.6745) ** 2, axis=0)  # 0.6745: of a standard normal
+    variance = np.median((np.median(distance, axis=1) / 0.6745) ** 2, axis=0)  # 0.6745: median |z| of N(0, 1)
     variance = np.clip(variance, SMALLEST_VARIANCE, problem.prior.residual_variance)
     return tuple(variance * problem.data.standard.scale**2)
 
 
 def _posterior(guide: Guide, problem: MixtureProblem, density: MixtureDensity) -> SampledMixturePosterior:
-    """Conjugate factors of the same moments."""
+    """The posterior as conjugate factors with the moments of the guide's draws."""
     draws = guide.draw(N_DRAWS)
     theta = draws["common"][:, None] + draws["deviation"]  # (M, K, D)
     K, D = theta.shape[1:]
@@ -136,7 +136,7 @@ def _posterior(guide: Guide, problem: MixtureProblem, density: MixtureDensity) -
         weights = information.centre
     dof, inverse_scale = density.match_precision(draws)
     covariance = np.einsum("mkd,mke->kde", centred, centred) / (len(theta) - 1)
-    common = draws["common"].mean(axis=0), np.zeros((D, D))  # the covariance above includes that of the common part
+    common = draws["common"].mean(axis=0), np.zeros((D, D))  # its covariance is part of the one above
     slope = draws["scale_slope"].mean() if "scale_slope" in draws else np.zeros(())
     counts = match_dirichlet(draws["weights"])
     state = MixtureState(weights, counts, theta.mean(axis=0), covariance, *common, dof, inverse_scale, slope)

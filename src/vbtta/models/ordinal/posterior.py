@@ -1,4 +1,4 @@
-"""A fitted mixture for ordered levels: what remains without the data, and its predictions."""
+"""Posterior of the mixture for ordered levels: what is kept without the data, and its predictions."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -64,5 +64,5 @@ class OrdinalPosterior(OrderedPosterior):
 def _cut_points(values: dict[str, Array]) -> Array:
     """Cut points (..., L - 1) in standard units, from the levels' frequencies."""
     below = np.cumsum(values["frequency"], axis=-1)[..., :-1]
-    stretch = np.sqrt(1 + np.exp(2 * values["log_slope"]))[..., None]
-    return np.asarray(stretch * special.ndtri(np.clip(below, 1e-12, 1 - 1e-12)))
+    latent_sd = np.sqrt(1 + np.exp(2 * values["log_slope"]))[..., None]  # of slope * score + noise, both of variance 1
+    return np.asarray(latent_sd * special.ndtri(np.clip(below, 1e-12, 1 - 1e-12)))

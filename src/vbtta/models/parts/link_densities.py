@@ -9,11 +9,11 @@ from torch import Tensor
 from vbtta.models.parts.probit import log_probit, log_probit_vjp
 
 _MIN_LOG_PROBABILITY = -600.0
-_NODES, _REACH = 33, 8.0  # of the exported probit integral, in standard deviations
+_NODES, _REACH = 33, 8.0  # nodes and half-width (standard deviations) of the exported probit integral
 
 
 class LinkDensity(NamedTuple):
-    """A class link."""
+    """A class link as functions of torch tensors."""
 
     log_probabilities: Callable[[Tensor, Tensor | None], Tensor]  # of utilities (..., C) and their variances
     probabilities: Callable[[Tensor], Tensor]  # of utilities (..., C), in operations that ONNX has
@@ -66,7 +66,7 @@ class _LogProbit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the weighted sum."""
+        """Vector-Jacobian products for mean and scale."""
         mean, scale = ctx.saved_tensors
         if not ctx.finite:
             return torch.zeros_like(mean), torch.zeros_like(scale)

@@ -1,7 +1,7 @@
 """A user's own Pyro model in place of the likelihood: a function ``(predictions, labels, prior) -> None``.
 
-It gets tensors of doubles in standard units, as the classes below name them (docs/guides/own-model.md says what else it
-may do). It may get a batch of the inputs; the log probability of its labels is then scaled up.
+Its arguments hold float64 tensors in standard units, described by the classes below (docs/guides/own-model.md has the
+rules). It may get a minibatch of the inputs; the log probability of the minibatch's labels is then scaled up.
 """
 
 from collections.abc import Callable
