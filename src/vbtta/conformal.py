@@ -111,16 +111,16 @@ class ConformalPolicy(Saved):
     def columns(self, predictions: ViewPredictions, levels: Sequence[float]) -> dict[str, Array]:
         """A table with one row an input: classes of its sets, bars between them, and their number; or limits."""
         places = [self.levels.tolist().index(level) for level in levels]
-        wanted = replace(self, levels=self.levels[places], thresholds=self.thresholds[..., places], one_level=False)
+        selection = replace(self, levels=self.levels[places], thresholds=self.thresholds[..., places], one_level=False)
         table: dict[str, Array] = {}
         if self.method != "distributional":
-            sets = wanted.predict_set(predictions)
+            sets = selection.predict_set(predictions)
             names = np.asarray(self.policy.predict(predictions.take(slice(0, 1))).classes, dtype=str)
             for place, level in enumerate(levels):
                 table[f"set_{level:g}"] = np.array(["|".join(names[row]) for row in sets[:, :, place]])
                 table[f"size_{level:g}"] = sets[:, :, place].sum(axis=1)
             return table
-        for name, limits in zip(("lower", "upper"), wanted.predict_interval(predictions), strict=True):
+        for name, limits in zip(("lower", "upper"), selection.predict_interval(predictions), strict=True):
             ends = [f"_{c + 1}" for c in range(limits.shape[1])] if limits.shape[1] > 1 else [""]
             for (c, end), (place, level) in product(enumerate(ends), enumerate(levels)):
                 table[f"{name}_{level:g}{end}"] = limits[:, c, place]

@@ -109,8 +109,8 @@ def collect_dense(
             bar.advance(n_rows)
     if start != len(truth):
         raise ValueError(f"there are {start} inputs and {len(truth)} targets; every input needs its target")
-    told_apart = raters is not None or (len(truth.n_raters) == 1 and truth.n_raters != {1})  # by name or column
-    people = truth.people if told_apart else []
+    identified = raters is not None or (len(truth.n_raters) == 1 and truth.n_raters != {1})  # by name or column
+    people = truth.people if identified else []
     moments = [array[:filled] for array in moments]
     return _joined(moments, positions_drawn, names, people, **collector.description(classes))
 
@@ -179,10 +179,10 @@ class _Targets:
     def __post_init__(self) -> None:
         if not hasattr(self.maps, "__len__") or isinstance(self.maps, str | dict) or len(self.maps) == 0:
             raise ValueError(f"targets must be maps (N, H, W) or (N, R, H, W), or a list; got {type(self.maps)}")
-        given: Any = self.raters
-        self.by_input = bool(given) and isinstance(given[0], list | tuple | np.ndarray)
-        if self.by_input and len(given or ()) != len(self.maps):
-            raise ValueError(f"raters must be names, or a list for each of {len(self.maps)} inputs; got {len(given)}")
+        raters: Any = self.raters
+        self.by_input = bool(raters) and isinstance(raters[0], list | tuple | np.ndarray)
+        if self.by_input and len(raters or ()) != len(self.maps):
+            raise ValueError(f"raters must be names, or a list for each of {len(self.maps)} inputs; got {len(raters)}")
 
     def __len__(self) -> int:
         return len(self.maps)
@@ -201,13 +201,13 @@ class _Targets:
         if values.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be numbers; got {values.dtype}")
         values = values.reshape(-1, int(np.prod(size)))
-        given = None if self.raters is None else (self.raters[row] if self.by_input else self.raters)
-        if given is not None and len(given) != len(values):
-            raise ValueError(f"raters names {len(given)} raters for {name}, which has {len(values)}")
-        if given is None and len(values) > 1 and np.isin(values, (0, 1)).all() and (values.sum(axis=0) == 1).all():
+        raters = None if self.raters is None else (self.raters[row] if self.by_input else self.raters)
+        if raters is not None and len(raters) != len(values):
+            raise ValueError(f"raters names {len(raters)} raters for {name}, which has {len(values)}")
+        if raters is None and len(values) > 1 and np.isin(values, (0, 1)).all() and (values.sum(axis=0) == 1).all():
             raise ValueError(f"{name} is one-hot: give class numbers, targets.argmax(1), or raters=[...] for raters")
         self.n_raters.add(len(values))
-        names = [f"rater_{r}" for r in range(len(values))] if given is None else [str(name) for name in given]
+        names = [f"rater_{r}" for r in range(len(values))] if raters is None else [str(name) for name in raters]
         self.people += [name for name in names if name not in self.people]
         labelled = np.ones(values.shape, dtype=bool) if values.dtype.kind != "f" else np.isfinite(values)
         rater = np.array([self.people.index(name) for name in names], dtype=np.int32)
@@ -236,10 +236,10 @@ def _draw(
     if not stratify:
         position = np.sort(random.choice(valid, min(count, len(valid)), replace=False))
     else:
-        majority, every = values[0, valid], np.unique(values[labelled])
-        if len(values) > 1 and len(every):  # the value that most raters gave, the smallest of several
-            votes = [((values[:, valid] == value) & labelled[:, valid]).sum(axis=0) for value in every]
-            majority = every[np.argmax(votes, axis=0)]
+        majority, distinct = values[0, valid], np.unique(values[labelled])
+        if len(values) > 1 and len(distinct):  # the value that most raters gave, the smallest of several
+            votes = [((values[:, valid] == value) & labelled[:, valid]).sum(axis=0) for value in distinct]
+            majority = distinct[np.argmax(votes, axis=0)]
         kinds, kind = np.unique(majority, return_inverse=True)
         sizes, quotas, left = np.bincount(kind, minlength=len(kinds)), np.zeros(len(kinds), dtype=np.intp), count
         for order, member in enumerate(np.argsort(sizes, kind="stable")):  # large classes take unused quotas

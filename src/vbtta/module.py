@@ -117,12 +117,12 @@ class TTAModule(nn.Module):
             raise TypeError(f"TTAModule wraps torch modules; got {kind}. Use collect_views for others")
         self.sequential = policy if isinstance(policy, SequentialPolicy) else None
         policy = policy.policies[-1] if isinstance(policy, SequentialPolicy) else policy
-        given: object = policy
-        if not isinstance(given, Policy):
-            remedy = ". Read a file with Policy.load(path)" if isinstance(given, str | os.PathLike) else ""
-            if isinstance(given, ConformalPolicy):
+        argument: object = policy
+        if not isinstance(argument, Policy):
+            remedy = ". Read a file with Policy.load(path)" if isinstance(argument, str | os.PathLike) else ""
+            if isinstance(argument, ConformalPolicy):
                 remedy = ". Give conformal.policy, and make sets of its predictions by conformal.predict_set"
-            raise TypeError(f"policy must be a Policy; got {type(given).__name__}{remedy}")
+            raise TypeError(f"policy must be a Policy; got {type(argument).__name__}{remedy}")
         if draws is None:
             draws = max((draws_of(text) or 1 for text in policy.fingerprints.values()), default=1)
         self.max_batch = None if max_batch is None else whole_number("max_batch", max_batch, 1)

@@ -62,8 +62,8 @@ def describe(value: Any) -> Any:
     if isinstance(value, partial):
         return describe([getattr(value.func, "__qualname__", None), list(value.args), value.keywords])
     if is_dataclass(value) and not isinstance(value, type):
-        given = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "name"}
-        described = {name: describe(part) for name, part in given.items() if part is not None}
+        parameters = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "name"}
+        described = {name: describe(part) for name, part in parameters.items() if part is not None}
         return None if None in described.values() else [type(value).__qualname__, described]
     return _complete_repr(value)
 

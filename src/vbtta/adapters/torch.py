@@ -176,10 +176,10 @@ def dtype_of(module: nn.Module) -> torch.dtype | None:
 def _class_names(module: nn.Module) -> Array | None:
     """Classes that the configuration of a transformers network names, as `id2label`; None where there are none."""
     config = getattr(_unwrapped(module), "config", None)
-    given = getattr(config, "id2label", None)
-    if not isinstance(given, Mapping) or getattr(config, "problem_type", None) == "regression":
+    table = getattr(config, "id2label", None)
+    if not isinstance(table, Mapping) or getattr(config, "problem_type", None) == "regression":
         return None
-    names = [str(given[place]) for place in sorted(given)]
+    names = [str(table[place]) for place in sorted(table)]
     wrong = any(name.startswith("LABEL_") or (name.isdecimal() and name != str(i)) for i, name in enumerate(names))
     return None if wrong or len(set(names)) < len(names) else np.array(names)
 

@@ -39,8 +39,8 @@ class Keypoints(Chain):
     def __call__(self, batch: Batch, rng: RowStreams | None = None) -> Batch:
         """Apply the views in order to images of the given size."""
         if tuple(batch.shape[-2:]) != self.size:
-            given = tuple(batch.shape)
-            raise ValueError(f"view {self.name} moves points of images {self.size}; got images {given}: set size=.")
+            shape = tuple(batch.shape)
+            raise ValueError(f"view {self.name} moves points of images {self.size}; got images {shape}: set size=.")
         return super().__call__(batch, rng)
 
     def restore_rows(self, outputs: Batch) -> Batch:

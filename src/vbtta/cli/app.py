@@ -366,8 +366,8 @@ def compare(
     """
     writable(out, ".json")
     several = files.read_predictions(predictions).outputs.shape[2] > 1
-    given = task.value if task is not None else "classification" if several else "regression"
-    kind = "classification" if given == "multilabel" else given
+    task_name = task.value if task is not None else "classification" if several else "regression"
+    kind = "classification" if task_name == "multilabel" else task_name
     known = default_methods(kind)
     names = known if methods is None else [name.strip() for name in methods.split(",")]
     try:
@@ -375,8 +375,8 @@ def compare(
     except ValueError as error:
         hint = next((nearest(name, known) for name in names if name not in known), "")
         raise UsageError(f"--methods {methods}: {error}{hint}") from error
-    pairs = [files.read_pair(*paths, given, talk) for paths in ((predictions, labels), test)]
-    if given == "multilabel":
+    pairs = [files.read_pair(*paths, task_name, talk) for paths in ((predictions, labels), test)]
+    if task_name == "multilabel":
         pairs = [(views.as_binary(), sets) for views, sets in pairs]
     options: dict[str, Any] = {"resamples": resamples, "sets": sets, "seed": seed, "progress": talk.progress}
     outcome = vbtta.compare(*pairs[0], *pairs[1], task=kind, methods=names, **options)

@@ -48,13 +48,13 @@ def _read_multilabel(path: Path, views: ViewPredictions) -> LabelSets:
     """Read which labels every input has: a column of 0 and 1 for every output, empty where it is not known."""
     frame = frame_of(files.read_table(_table(path))).rename(columns=lambda name: name.removeprefix("label_"))
     key, n_outputs = id_column(frame.columns, str(path)), views.outputs.shape[2]
-    wanted = [str(name) for name in (range(n_outputs) if views.classes is None else views.classes)]
-    given = [name for name in frame.columns if name != key]
-    missing = [name for name in wanted if name not in given]
-    if missing or len(given) > n_outputs:
-        problem = f"no column {missing[0]!r}{nearest(missing[0], given)}" if missing else f"{len(given)} columns"
+    class_names = [str(name) for name in (range(n_outputs) if views.classes is None else views.classes)]
+    columns = [name for name in frame.columns if name != key]
+    missing = [name for name in class_names if name not in columns]
+    if missing or len(columns) > n_outputs:
+        problem = f"no column {missing[0]!r}{nearest(missing[0], columns)}" if missing else f"{len(columns)} columns"
         raise ValueError(f"{path}: multilabel needs a column for each of {n_outputs} outputs; it has {problem}")
-    labels = (frame.set_index(key) if key else frame)[wanted]
+    labels = (frame.set_index(key) if key else frame)[class_names]
     labels = labels.set_axis(range(n_outputs), axis=1) if views.classes is None else labels
     return LabelSets.from_multilabel(labels)
 

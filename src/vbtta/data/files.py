@@ -346,8 +346,8 @@ def _without_quote(cell: str) -> str:
 
 def columns_of(table: Any, names: Iterable[str] | None = None) -> dict[str, Array]:
     """Columns of an Arrow table as arrays: numbers, strings, or objects where there are gaps."""
-    wanted = table.column_names if names is None else [name for name in names if name in table.column_names]
-    return {name: _column(table[name]) for name in wanted}
+    columns = table.column_names if names is None else [name for name in names if name in table.column_names]
+    return {name: _column(table[name]) for name in columns}
 
 
 def _column(column: Any) -> Array:
@@ -390,10 +390,10 @@ def _typed(cells: list[str]) -> Array:
 
     "007", "1_000", "٣", "inf" and "1e999", which no float can hold, are text.
     """
-    given = [cell for cell in cells if cell]
-    whole = all(re.fullmatch(r"0|-?[1-9][0-9]*", cell) for cell in given)
-    plain = all(cell.isascii() and "_" not in cell for cell in given) and not all(map(str.isdigit, given))
-    if given and (whole or plain):
+    filled = [cell for cell in cells if cell]
+    whole = all(re.fullmatch(r"0|-?[1-9][0-9]*", cell) for cell in filled)
+    plain = all(cell.isascii() and "_" not in cell for cell in filled) and not all(map(str.isdigit, filled))
+    if filled and (whole or plain):
         with suppress(ValueError):
             numbers = [(int if whole else float)(cell) if cell else None for cell in cells]
             if whole or not any(map(math.isinf, filter(None, numbers))):

@@ -901,16 +901,16 @@ def first_seen(values: Array) -> tuple[Array, Array]:
     return distinct[order], np.argsort(order)[inverse]
 
 
-def look_up(wanted: Array, known: Array) -> tuple[Array, Array]:
-    """Positions of wanted values among the known ones, and which of them are unknown."""
-    kinds = {wanted.dtype.kind, known.dtype.kind}
+def look_up(queries: Array, known: Array) -> tuple[Array, Array]:
+    """Positions of the queries among the known values, and which queries are unknown."""
+    kinds = {queries.dtype.kind, known.dtype.kind}
     if kinds == {"i", "u"} or len({kind in "US" for kind in kinds}) > 1:  # those have floats in common
-        wanted, known = (_whole(values).astype(str) for values in (wanted, known))
+        queries, known = (_whole(values).astype(str) for values in (queries, known))
     if not len(known):
-        return np.zeros(len(wanted), dtype=np.intp), np.ones(len(wanted), dtype=bool)
+        return np.zeros(len(queries), dtype=np.intp), np.ones(len(queries), dtype=bool)
     order = np.argsort(known, kind="stable")
-    position = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
-    return position, np.asarray(known[position] != wanted)
+    position = order[np.minimum(np.searchsorted(known, queries, sorter=order), len(known) - 1)]
+    return position, np.asarray(known[position] != queries)
 
 
 def _whole(values: Array) -> Array:

@@ -130,20 +130,20 @@ class ViewPredictions:
 
     def select(self, names: Iterable[str]) -> Self:
         """Some of the views, in the order given; views that are selected by name have names from then on."""
-        wanted = [names] if isinstance(names, str) else list(names)
-        unknown = [name for name in wanted if name not in self.names]
-        if unknown or not wanted:
+        selection = [names] if isinstance(names, str) else list(names)
+        unknown = [name for name in selection if name not in self.names]
+        if unknown or not selection:
             reason = f"views {shown(unknown)} are not among" if unknown else "names must be at least one of"
             raise ValueError(f"{reason} the predictions' views {list(self.names)}")
-        if tuple(wanted) == self.names:
+        if tuple(selection) == self.names:
             return self._part(generated_names=False) if self.generated_names else self
-        columns = [self.names.index(name) for name in _names(wanted, len(wanted))]
+        columns = [self.names.index(name) for name in _names(selection, len(selection))]
         parts = {name: getattr(self, name) for name in ("outputs", "variance", "draws", "features")}
         kept = {
             name: None if values is None else np.take(np.asarray(values), columns, 1) for name, values in parts.items()
         }
-        prints = {name: text for name, text in self.fingerprints.items() if name in wanted}
-        return self._part(**kept, names=tuple(wanted), generated_names=False, fingerprints=prints)
+        prints = {name: text for name, text in self.fingerprints.items() if name in selection}
+        return self._part(**kept, names=tuple(selection), generated_names=False, fingerprints=prints)
 
     def group_numbers(self, rows: Array) -> Array | None:
         """Groups of some rows, numbered from 0; None where there are no groups."""
@@ -311,8 +311,8 @@ def _by_view(table: Any, ids: Array | None, names: tuple[str, ...]) -> tuple[Arr
     if len(np.unique(rows[kept] * len(names) + views[kept])) < kept.sum():
         raise ValueError("features have several rows of one instance and view; give one of each")
     shape = (int(rows.max()) + 1 if ids is None else len(ids), len(names))
-    given = {str(name): np.asarray(table[name])[kept] for name in columns}
-    return pivot(given, list(given), rows[kept], views[kept], shape, "features"), list(given)
+    features = {str(name): np.asarray(table[name])[kept] for name in columns}
+    return pivot(features, list(features), rows[kept], views[kept], shape, "features"), list(features)
 
 
 def pivot(

@@ -179,12 +179,12 @@ def overlap_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets) 
 
 def influence_of(policy: Policy, predictions: ViewPredictions, labels: LabelSets, *, seed: int = 0) -> Influence:
     """Change of held-out scores without each view of positive weight in turn; needs a model that EM fits."""
-    policy, engine, views, given = _refitted_sample(policy, predictions, labels, seed)
-    fitted, folds = policy.fitted or policy.names, folds_of(views, given, seed)
+    policy, engine, views, sample_labels = _refitted_sample(policy, predictions, labels, seed)
+    fitted, folds = policy.fitted or policy.names, folds_of(views, sample_labels, seed)
     fit = partial(quick_fit, Candidate(policy.model, None), engine, seed)
 
     def scores(names: Sequence[str]) -> CrossValidated:
-        return cross_validate([fit], InMemory(views.select(names), given), folds)[0]
+        return cross_validate([fit], InMemory(views.select(names), sample_labels), folds)[0]
 
     score, error = np.zeros((2, len(policy.names)))
     with warnings.catch_warnings():
@@ -253,34 +253,34 @@ def predictive_checks(
     if predictions.groups is not None:
         rows = rows[np.unique(predictions.groups[rows], return_index=True)[1]]
     rows = np.sort(rows[:_MAX_CHECKED])
-    given, part = labels.take(rows), predictions.take(rows)
+    sample, part = labels.take(rows), predictions.take(rows)
     prediction = policy.predict(part)
 
     def mean(scores: Array) -> float:
-        return float(np.average(scores if scores.ndim == 1 else scores.mean(axis=1), weights=given.count))
+        return float(np.average(scores if scores.ndim == 1 else scores.mean(axis=1), weights=sample.count))
 
     statistics: dict[str, Statistic]
     if isinstance(prediction, CategoricalPrediction):
         n_classes = prediction.proba.shape[1]
-        observed = given.categorical(n_classes, predictions.classes)
-        predicted = prediction.proba.argmax(axis=1)[given.instance]
+        observed = sample.categorical(n_classes, predictions.classes)
+        predicted = prediction.proba.argmax(axis=1)[sample.instance]
         statistics = {"share of labels that are the predicted class": lambda value: mean(value == predicted)}
-        repeated: dict[str, Statistic] = {"share of pairs of labels that agree": partial(_agreement, given, n_classes)}
+        repeated: dict[str, Statistic] = {"share of pairs of labels that agree": partial(_agreement, sample, n_classes)}
         for c in range(n_classes if n_classes <= 20 else 0):
             statistics[f"frequency of class {prediction.classes[c]}"] = partial(lambda c, value: mean(value == c), c)
     else:
-        observed = given.continuous(prediction.mean.shape[1])
-        centre, spread = prediction.mean[given.instance], np.sqrt(prediction.variance)[given.instance]
+        observed = sample.continuous(prediction.mean.shape[1])
+        centre, spread = prediction.mean[sample.instance], np.sqrt(prediction.variance)[sample.instance]
         statistics = {
             "mean residual, in predicted deviations": lambda value: mean((value - centre) / spread),
             "mean squared residual, in predicted variances": lambda value: mean(((value - centre) / spread) ** 2),
             "share of residuals beyond 4 deviations": lambda value: mean(np.abs(value - centre) > 4 * spread),
             "mean cubed residual, in predicted deviations": lambda value: mean(((value - centre) / spread) ** 3),
         }
-        repeated = {"spread among the labels of an instance": partial(_within, given)}
-    if (given.labels_per_instance >= 2).any():
+        repeated = {"spread among the labels of an instance": partial(_within, sample)}
+    if (sample.labels_per_instance >= 2).any():
         statistics |= repeated
-    draw, generator = _simulator(policy, part, prediction, given), np.random.default_rng(seed)
+    draw, generator = _simulator(policy, part, prediction, sample), np.random.default_rng(seed)
     simulated = [draw(generator) for _ in range(simulations)]
     results = []
     for name, statistic in statistics.items():
@@ -293,7 +293,7 @@ def predictive_checks(
 
 def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: LabelSets) -> tuple[Sensitivity, ...]:
     """Changes of the weights when every prior in turn is multiplied by 3 and divided by 3: one fit each."""
-    policy, engine, views, given = _refitted_sample(policy, predictions, labels, 0)
+    policy, engine, views, sample_labels = _refitted_sample(policy, predictions, labels, 0)
     views = views.select(policy.fitted or policy.names)
     if len(views.names) == 1:
         return ()
@@ -301,7 +301,7 @@ def prior_sensitivity(policy: Policy, predictions: ViewPredictions, labels: Labe
     def weights(model: Any) -> Array:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            return quick_fit(Candidate(model, None), engine, 0, InMemory(views, given)).weights
+            return quick_fit(Candidate(model, None), engine, 0, InMemory(views, sample_labels)).weights
 
     reference, noise, changes = weights(policy.model), getattr(policy.model, "noise", None), []
     for prior, factor in product(_PRIORS, (1 / _FACTOR, _FACTOR)):

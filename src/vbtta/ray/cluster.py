@@ -123,10 +123,10 @@ class Tasks:
 
 def _patience() -> float:
     """Seconds to wait for an answer; dead workers and nodes are noticed by Ray itself, and earlier."""
-    given = os.environ.get("VBTTA_RAY_TIMEOUT", "21600")
-    if not given.replace(".", "", 1).isdecimal() or not float(given):
-        raise ValueError(f"VBTTA_RAY_TIMEOUT must be a positive number of seconds; got {given!r:.80}")
-    return float(given)
+    setting = os.environ.get("VBTTA_RAY_TIMEOUT", "21600")
+    if not setting.replace(".", "", 1).isdecimal() or not float(setting):
+        raise ValueError(f"VBTTA_RAY_TIMEOUT must be a positive number of seconds; got {setting!r:.80}")
+    return float(setting)
 
 
 class WorkerError(Exception):

@@ -62,21 +62,21 @@ def render_report(
     jinja2 = require("jinja2", "cli")
     story = story or {}
     inner, sequential, conformal = unwrapped(policy)
-    of_fit, of_test = (label_sets(part, inner) for part in (labels, None if test is None else test[1]))
-    views, given, where = predictions, of_fit, "calibration labels"
+    fit_labels, test_labels = (label_sets(part, inner) for part in (labels, None if test is None else test[1]))
+    views, answers, where = predictions, fit_labels, "calibration labels"
     if test is not None:
-        views, given, where = test[0], of_test, "test labels"
+        views, answers, where = test[0], test_labels, "test labels"
     policy, views = two_class(inner, views)
-    given = None if views is None or given is None else views.align(given)
-    drawings = weight_figures(policy) | curve_figures(policy, sequential, views, given) | annotator_figures(policy)
+    answers = None if views is None or answers is None else views.align(answers)
+    drawings = weight_figures(policy) | curve_figures(policy, sequential, views, answers) | annotator_figures(policy)
     if comparison is not None:
         drawings |= comparison_figures(comparison)
-    if given is not None:
-        drawings |= quality_figures(policy, views, given, where)
+    if answers is not None:
+        drawings |= quality_figures(policy, views, answers, where)
     if policy.gate is not None and views is not None:
         drawings |= gate_figures(policy, views)
-    if conformal is not None and test is not None and given is not None:
-        drawings |= set_figures(conformal, test[0], given)
+    if conformal is not None and test is not None and answers is not None:
+        drawings |= set_figures(conformal, test[0], answers)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vbtta.report"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_shown,
@@ -87,7 +87,7 @@ def render_report(
         headline=documents.headline(policy, comparison),
         views=documents.views_in_words(policy),
         people=annotators_in_words(policy.annotators),
-        raters=_raters(policy, of_fit),
+        raters=_raters(policy, fit_labels),
         cost=documents.cost_in_words(policy, sequential, views),
         advice=documents.advice(policy, comparison),
         guard=policy.guard,
@@ -97,7 +97,7 @@ def render_report(
         comparison=None if comparison is None else _table(comparison),
         metric_title=metric_title,
         change_text=change_text,
-        examples=[] if views is None or maps else _examples(policy, views, given, images),
+        examples=[] if views is None or maps else _examples(policy, views, answers, images),
         maps=[(f"{name}: Dice {dice:.3f}", [(t, _png(p)) for t, p in panels.items()]) for name, dice, panels in maps],
         findings={"views": [], "quality": [], "annotators": [], **(diagnosis or {}).get("sections", {})},
         provenance=documents.provenance(policy, {}) if circumstances is None else circumstances,
@@ -133,8 +133,8 @@ def _raters(policy: Policy, labels: LabelSets | None) -> dict[str, Any] | None:
         return None
     frame = policy.annotators.to_frame().iloc[:_MAX_RATERS, :10]
     if labels is not None and labels.annotator is not None:
-        given = dict(zip(labels.annotator_names, np.bincount(labels.annotator, labels.count), strict=False))
-        frame.insert(0, "labels", [given.get(name, 0) for name in frame.index])
+        n_labels = dict(zip(labels.annotator_names, np.bincount(labels.annotator, labels.count), strict=False))
+        frame.insert(0, "labels", [n_labels.get(name, 0) for name in frame.index])
     rows = zip(frame.index, frame.to_numpy().tolist(), strict=True)
     return {"titles": list(frame.columns), "rows": rows, "more": len(policy.annotators.names) - len(frame)}
 
@@ -145,7 +145,7 @@ def _examples(
     """Inputs that the views disagree about: name, the policy's prediction, picture, and the outputs of every view."""
     rows = _disputed(policy, views)
     part = views.take(rows)
-    given = None if labels is None else labels.take(rows)
+    votes = None if labels is None else labels.take(rows)
     prediction, by_input = policy.predict(part), policy.weights_for(part)
     known = [k for k, name in enumerate(policy.names) if name in views.names]
     examples = []
@@ -164,8 +164,8 @@ def _examples(
             numbers = zip(prediction.mean[e], prediction.std[e], strict=True)
             verdict = listing([f"{mean:.4g} ± {std:.2g}" for mean, std in numbers], 4)
         name = str(row if views.ids is None else views.ids[row])
-        if given is not None and (given.instance == e).any():
-            verdict += f", labelled {listing([_label(given, views, j) for j in np.flatnonzero(given.instance == e)])}"
+        if votes is not None and (votes.instance == e).any():
+            verdict += f", labelled {listing([_label(votes, views, j) for j in np.flatnonzero(votes.instance == e)])}"
         examples.append((name, verdict, None if images is None else _png(images[row]), entries))
     return examples
 

@@ -121,9 +121,9 @@ class PyroDensity(Density):
         tensors = self._base.tensors
         labels, owner = tensors.labels_of_rows(units)
         variance = None if tensors.variance is None else tensors.variance[:, units].transpose(0, 1)
-        given = tensors.value[labels], owner, tensors.annotator[labels], tensors.count[labels]
+        columns = tensors.value[labels], owner, tensors.annotator[labels], tensors.count[labels]
         views = PyroPredictions(tensors.mean[:, units].transpose(0, 1), variance, units)
-        return views, PyroLabels(*given, tensors.n_annotators), PyroPrior(self._base)
+        return views, PyroLabels(*columns, tensors.n_annotators), PyroPrior(self._base)
 
 
 def _trace(function: Function, arguments: Arguments) -> Any:
