@@ -300,10 +300,8 @@ def _calibration(
         sample, folds = InMemory(predictions, labels), folds_of(predictions, labels, seed)
         held_out = [(fit(sample.take(train)), held) for train, held in folds]
     elif shared := shared_rows(getattr(unwrapped(policy)[0], "rows", Rows()), predictions.take(labels.labelled)):
-        raise ValueError(
-            f"predictions hold rows that the policy was fitted to ({shared}); give other rows, or cross=True for the "
-            "calibration sample itself"
-        )
+        remedy = "give other rows, or cross=True (vbtta fit --sets) for the calibration sample itself"
+        raise ValueError(f"predictions hold rows that the policy was fitted to ({shared}); {remedy}")
     parts, values, start = [], [], 0
     for predictor, rows in held_out:
         views, given = predictions.take(rows), labels.take(rows)
