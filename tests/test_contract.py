@@ -242,10 +242,12 @@ ADVI_CASES = (
         labels=3,
         outputs=2,
     ),
-    _classes("categorical mixture, ADVI", CategoricalMixture(noise="none"), DRIFT),
+    *(
+        _classes(f"categorical mixture, {link}, ADVI", CategoricalMixture(link=link, noise="none"), DRIFT, **size)  # type: ignore[arg-type]
+        for link, (size, _) in LINKS.items()
+    ),
     _classes("categorical mixture, confusion, ADVI", CategoricalMixture(noise="confusion"), DRIFT, labels=3),
     _classes("categorical mixture, uniform, ADVI", CategoricalMixture(noise="uniform"), DRIFT, labels=3),
-    _classes("categorical mixture, probit, ADVI", CategoricalMixture(link="probit", noise="none"), DRIFT, n=16),
     _classes("categorical mixture, class weights, ADVI", CategoricalMixture(weights="view_class", noise="none"), DRIFT),
     _classes("categorical mixture, no offsets, ADVI", CategoricalMixture(noise="none", offset_scale=0), DRIFT),
     pooled_classes(
@@ -727,7 +729,7 @@ def test_weights_of_instances_equal_repeated_instances(case: Case) -> None:
 @every(tuple(case for case in CASES if case.task == "classification"))
 def test_tallies_equal_unnamed_labels(case: Case) -> None:
     predictions, labels = case.problem()
-    tallies = np.zeros((len(predictions), 3))
+    tallies = np.zeros((len(predictions), predictions.outputs.shape[2]))
     np.add.at(tallies, (labels.instance, labels.value), 1)
     unnamed = replace(labels, annotator=None, annotator_names=())
     one, other = (
