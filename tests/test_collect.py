@@ -347,8 +347,13 @@ def test_a_policy_holds_for_the_draws_it_was_fitted_to():
     module = torch.nn.Linear(2, 1)
     truth = module(torch.from_numpy(inputs)).detach().numpy()[:, 0] + 0.1 * rng.normal(size=80)
     policy = fit_policy(collect_views(module, inputs, views, draws=8), truth, task="regression", guard=False)
-    with pytest.warns(UserWarning, match=r"fitted to 8 draws of view .* and gets 1; .* collect with draws=8"):
-        policy.predict(collect_views(module, inputs, views))
+    once = collect_views(module, inputs, views)
+    for use in (policy.predict, policy.weights_for, partial(policy.score, labels=truth)):
+        with pytest.warns(
+            UserWarning, match=r"fitted to 8 draws of view .* and gets 1; .* collect with draws=8"
+        ) as caught:
+            use(once)
+        assert caught[0].filename == __file__  # the caller's line, not the package's
     policy.predict(collect_views(module, inputs, views, draws=8))
     assert TTAModule(module, views, policy).draws == 8
     assert TTAModule(module, views, policy, draws=3).draws == 3

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -95,24 +96,37 @@ def test_imports_go_one_way() -> None:
     assert "5 kept, 0 broken" in found.stdout
 
 
-def files_of_a_fit(**options: Any) -> set[str]:
-    """Names of the files whose functions a fit calls."""
+def calls_of_a_fit(**options: Any) -> Counter[tuple[str, str]]:
+    """How often a fit calls each function: by file and name."""
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 4, 300)
     logits = 2 * np.eye(4)[truth][:, None] + rng.normal(size=(300, 5, 4))
-    predictions, files, folder = vbtta.ViewPredictions(logits, names=["identity", *"abcd"]), set(), SOURCE / "vbtta"
+    predictions, folder = vbtta.ViewPredictions(logits, names=["identity", *"abcd"]), SOURCE / "vbtta"
+    calls: Counter[tuple[str, str]] = Counter()
 
     def note(frame: Any, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and folder in path.parents and frame.f_code.co_name != "<module>":
-            files.add(path.relative_to(folder).as_posix())
+            calls[path.relative_to(folder).as_posix(), frame.f_code.co_qualname] += 1
 
     sys.setprofile(note)
     try:
         vbtta.fit_policy(predictions, truth, task="classification", **options)
     finally:
         sys.setprofile(None)
-    return files
+    return calls
+
+
+def files_of_a_fit(**options: Any) -> set[str]:
+    """Names of the files whose functions a fit calls."""
+    return {file for file, _ in calls_of_a_fit(**options)}
+
+
+def test_a_fit_validates_its_input_once() -> None:
+    calls = calls_of_a_fit()
+    checks = ("ViewPredictions.align", "ViewPredictions.check_finite", "require_views", "check_logits", "Policy._check")
+    times = {name: sum(count for (_, called), count in calls.items() if called == name) for name in checks}
+    assert times == dict.fromkeys(checks[:4], 1) | {"Policy._check": 0}
 
 
 def test_the_walk_of_a_fit_passes_the_files_that_the_page_draws() -> None:

@@ -237,13 +237,17 @@ class Policy(Saved):
 
     def weights_for(self, predictions: ViewPredictions) -> Array:
         """The weights of the views for every input: (N, K), in the order of `names`."""
+        self._check(predictions)
+        return self._input_weights(predictions)
+
+    def _input_weights(self, predictions: ViewPredictions) -> Array:
         if self.stacked:
-            parts = [member.weights_for(predictions) for member in self.members]
+            parts = [member._input_weights(predictions) for member in self.members]
             return self._spread(np.einsum("m,mnk->kn", self.member_weights, parts)).T
-        chosen, weights = self._views(predictions), self.posterior.weights
+        weights = self.posterior.weights
         values = np.repeat(weights[:, None], len(predictions), axis=1)
         if self.gate is not None:
-            values[weights > 0] = self.gate.weights_for(chosen).T
+            values[weights > 0] = self.gate.weights_for(self._chosen(predictions)).T
         return self._spread(values).T
 
     @property
@@ -309,16 +313,19 @@ class Policy(Saved):
     def consensus(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Prediction:
         """The true label of every input from its labels and its views together; one row an input."""
         aligned = self._aligned(predictions, labels)
-        truth = self.posterior.consensus(self._views(predictions), aligned, self._people(aligned))
+        self._check(predictions)
+        truth = self.posterior.consensus(self._chosen(predictions), aligned, self._people(aligned))
         return self._result(truth, predictions)
 
     def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
         """Log score of every labelled input's label set, noise model included: (N+,); of pairs in multi-label tasks."""
-        return self.log_scores(InMemory(predictions, self._aligned(predictions, labels)))
+        aligned = self._aligned(predictions, labels)
+        self._check(predictions)
+        return self.log_scores(InMemory(predictions, aligned))
 
     def log_scores(self, sample: InMemory) -> Array:
-        """:meth:`score` of aligned data."""
-        return self.posterior.score(self._views(sample.predictions), sample.labels, self._people(sample.labels))
+        """:meth:`score` of data that were checked and aligned."""
+        return self.posterior.score(self._chosen(sample.predictions), sample.labels, self._people(sample.labels))
 
     def _aligned(self, predictions: ViewPredictions, labels: Any) -> LabelSets:
         if not self.multilabel:
@@ -444,10 +451,9 @@ class Policy(Saved):
     def _try_out(self) -> None:
         """Use the policy with one input and its labels, so that a damaged posterior is found when it is read."""
         names, given = self.used_names, self.gate.features.given if self.gate else ()
-        # levels and rankings have no arrays of the size of the outputs, which may be wrong and large
-        n_outputs = (
-            2 if self.multilabel else min(self.n_outputs, 9 if self.task in ("ordinal", "ranking") else self.n_outputs)
-        )
+        n_outputs = 2 if self.multilabel else self.n_outputs
+        if self.task in ("ordinal", "ranking"):  # no arrays are of this size, which may be wrong and large
+            n_outputs = min(n_outputs, 9)
         zeros, features = np.zeros((1, len(names), n_outputs)), np.zeros((1, len(names), len(given)))
         with np.errstate(all="ignore"):
             inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=given, groups=[0])
@@ -499,13 +505,8 @@ class Policy(Saved):
         """Values of the fitted views (first axis), with zeros for the others."""
         return _spread(values, self._fitted, self.names)
 
-    def _views(self, predictions: ViewPredictions) -> ViewPredictions:
-        """The views of positive weight, matched by name."""
-        self._check(predictions)
-        return self._chosen(predictions)
-
     def _chosen(self, predictions: ViewPredictions) -> ViewPredictions:
-        """The views of positive weight of predictions that were checked."""
+        """The views of positive weight, matched by name, of predictions that were checked."""
         chosen = predictions.as_binary() if self.multilabel else predictions
         if not self.stacked:  # the members of a stack choose theirs
             chosen = chosen.select(self.used_names)
@@ -539,23 +540,24 @@ class Policy(Saved):
             raise ValueError(f"the policy needs the views {missing}, which the predictions lack")
         redrawn = None
         for name in self.used_names:
-            ours, theirs = self.fingerprints.get(name, ""), predictions.fingerprints.get(name, "")
-            if (difference := conflict(ours, theirs)) is not None:
+            of_fit, of_input = self.fingerprints.get(name, ""), predictions.fingerprints.get(name, "")
+            if (difference := conflict(of_fit, of_input)) is not None:
                 raise ValueError(
                     f"view {name!r} of the predictions is not the one the policy was fitted to: it {difference}; "
                     "collect the views as for the fit, or fit again"
                 )
-            if None not in (draws_of(ours), draws_of(theirs)) and draws_of(ours) != draws_of(theirs):
-                redrawn = redrawn or (draws_of(ours), name, draws_of(theirs))
+            draws, drawn = draws_of(of_fit), draws_of(of_input)
+            if None not in (draws, drawn) and draws != drawn:
+                redrawn = redrawn or (draws, name, drawn)
         if redrawn:  # views drawn more often are steadier
             warnings.warn(
                 "the policy was fitted to {} draws of view {!r} and gets {}; weights and uncertainty hold for the "
                 "former: collect with draws={}".format(*redrawn, redrawn[0]),
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def _people(self, labels: LabelSets) -> Array:
-        """Every label's annotator by its place in the fit; -1 for strangers."""
+        """The position of every label's annotator in the fit; -1 for unknown annotators."""
         if labels.annotator is None:
             place = -1 if self.annotator_names else 0
             return np.full(len(labels), place, dtype=np.intp)
