@@ -323,8 +323,7 @@ class _Fitting:
         return [self.known[key] for key in candidates]
 
     def _scores(self, candidates: Sequence[Candidate], n_folds: int | None = None) -> list[CrossValidated]:
-        options: dict[str, Any] = {"seed": self.seed, "progress": self.progress, "n_folds": n_folds}
-        return self.sample.scores(candidates, self.engine, **options)
+        return self.sample.scores(candidates, self.engine, seed=self.seed, progress=self.progress, n_folds=n_folds)
 
     def decide_on_raw(self, models: Sequence[Model], raw: Model | None) -> tuple[Sequence[Model], Model | None]:
         """Decide the open options that the raw network shares (label noise) by its held-out scores, which are fast."""
@@ -419,8 +418,7 @@ def _key(model: Model, alone: bool) -> str:
 def _verdict(views: CrossValidated, raw: CrossValidated, guard: bool | str, *, warn: bool) -> Guard:
     """The gain of the views over the raw network, and whether to fall back on it."""
     difference, error = crossval.compare_scores(views, raw)
-    ratio = difference / error if error > 0 else np.sign(difference) * np.inf if difference else 0.0
-    probability = float(special.ndtr(ratio))
+    probability = float(special.ndtr(difference / error)) if error > 0 else 0.5 + 0.5 * float(np.sign(difference))
     reason = f"the views help with probability {probability:.2f}, by {difference:.3f} +- {error:.3f} nats per input"
     if probability < _LIKELY:
         result = "does better" if probability < 1 - _LIKELY else "does about as well"

@@ -50,6 +50,7 @@ MODELS = {
     "Stack": Entry("", "", "", ""),  # task and posteriors are those of its members
 }
 LayoutT = TypeVar("LayoutT")
+PosteriorT = TypeVar("PosteriorT", bound="Posterior")
 
 
 class Model:
@@ -413,11 +414,17 @@ def pose(model: Model, source: Source, start: Posterior | None = None) -> tuple[
     return load(model, "em").pose(source, model, start)  # type: ignore[no-any-return]
 
 
+def of_kind(posterior: Posterior | None, kind: type[PosteriorT], n_views: int) -> PosteriorT | None:
+    """The posterior if it is of a kind and of as many views, else None: fits may start from those of other models."""
+    return posterior if isinstance(posterior, kind) and len(posterior.weights) == n_views else None
+
+
 def nearest(model: Model, engine: Engine, posteriors: Sequence[Posterior], n_views: int) -> Posterior | None:
     """The posterior to start a fit from: the last one of the model's own kind and views, else the first."""
     kind = posterior_type(model, engine)
     alike = [posterior for posterior in posteriors if type(posterior) is kind and len(posterior.weights) == n_views]
-    return alike[-1] if alike else posteriors[0] if posteriors else None
+    candidates = [*posteriors[:1], *alike]
+    return candidates[-1] if candidates else None
 
 
 def pose_density(model: Model, source: InMemory, seed: int) -> AdviTask[Posterior]:

@@ -17,7 +17,7 @@ from vbtta.inference import laplace
 from vbtta.inference.em import Ascent, join, nodes, products, vanishing_weights
 from vbtta.inference.laplace import WeightInformation, group_sums
 from vbtta.inference.linalg import Reader, kl_dirichlet, student_precision
-from vbtta.models.base import InMemory, Posterior, Source
+from vbtta.models.base import InMemory, Posterior, Source, of_kind
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.parts import class_data, links
@@ -290,6 +290,7 @@ def weight_information(
     free = weights > 0
     n_kept = len(weights) + (0 if likelihood.gate is None else len(likelihood.gate.values))
     n_units = data.n_rows if noise is None else data.n_instances
+    total_weight = data.n_labels if noise is None else data.n_instances
     read, n_groups = class_data.label_reader(noise), data.n_groups
 
     def block_products(block: CategoricalBlock) -> tuple[Array, Array, Array, Array | None]:
@@ -307,9 +308,9 @@ def weight_information(
         sums: tuple[Array, Array, Array, Array | None] = join(nodes(part_products, block.parts))
         return sums
 
-    every = max(1, n_units // _MAX_UNITS) if not n_groups else 1
+    every = 1 if n_groups else max(1, n_units // _MAX_UNITS)
     outer, profile, seen, grouped = data.total(block_products, every=every)
-    scale = (data.n_labels if noise is None else data.n_instances) / float(seen) if every > 1 else 1.0
+    scale = total_weight / float(seen) if every > 1 else 1.0
     nuisance = np.zeros(0)
     if likelihood.calibrate:
         F = int(free.sum())
@@ -649,7 +650,9 @@ def pose(
         return problem, first
     begin = None if start is not None else problem.evaluate(first)[1]
     features = partial(source.gate, spec.features, shared=problem.noise is not None, unit=None)
-    problem, first = with_gate(problem, first, start, CategoricalPosterior, features, spec.gate_scale)
+    own = of_kind(start, CategoricalPosterior, problem.data.n_views)
+    gate, fitted, resumed = None if own is None else own.gate, own is not None, start is not None
+    problem, first = with_gate(problem, first, gate, features, spec.gate_scale, fitted=fitted, resumed=resumed)
     if begin is not None:
         problem.remember(first, begin)
     return problem, first

@@ -14,7 +14,7 @@ from vbtta.inference import laplace, linalg
 from vbtta.inference.em import EM, Ascent, Block, Problem, ascend, extrapolated_weights, products, vanishing_weights
 from vbtta.inference.laplace import WeightInformation
 from vbtta.inference.linalg import Reader, from_log_cholesky, log_cholesky
-from vbtta.models.base import Posterior, Source
+from vbtta.models.base import Posterior, Source, of_kind
 from vbtta.models.gaussian_mixture import posterior as e_step
 from vbtta.models.gaussian_mixture.posterior import MixturePosterior, MixturePrior, MixtureState
 from vbtta.models.gaussian_mixture.spec import GaussianMixture
@@ -59,7 +59,7 @@ def statistics(expected: e_step.Expectation) -> MixtureStatistics:
         mass=share.sum(axis=1),
         moments=_moments(shares, expected),
         log_omega=np.asarray(0.0 if expected.log_omega is None else np.vdot(share, expected.log_omega)),
-        covariate_mass=np.asarray(0.0 if x is None else shares[1].sum() if u is None else np.vdot(share, x)),
+        covariate_mass=np.asarray(0.0 if x is None else np.vdot(share, x)),
         overlap=products(subsample, subsample if (repeats == 1).all() else subsample / repeats),
         feature_mass=np.zeros(0) if expected.gate is None else np.einsum("kn,fkn->f", share, expected.gate.values),
         log_tail=np.asarray(0.0 if u is None else np.vdot(share, np.log(u) - u)),
@@ -436,16 +436,18 @@ def pose(source: Source, spec: GaussianMixture, start: Posterior | None = None) 
         spec.noise, spec.gamma, data.n_annotators, prior.residual_variance, start
     )
     problem = MixtureProblem(data, prior, people_prior)
-    factors = _resume(state, start)._replace(annotators=people)
+    own = of_kind(start, MixturePosterior, data.n_views)
+    factors = _resume(state, own)._replace(annotators=people)
     if spec.weights != "input":
         return problem, factors
     features = partial(source.gate, spec.features, shared=people is not None, unit=data.standard.prediction_scale)
-    return with_gate(problem, factors, start, MixturePosterior, features, spec.gate_scale)
+    gate, fitted = (None, False) if own is None else (own.gate, True)
+    return with_gate(problem, factors, gate, features, spec.gate_scale, fitted=fitted, resumed=start is not None)
 
 
-def _resume(first: MixtureState, start: Posterior | None) -> MixtureState:
+def _resume(first: MixtureState, start: MixturePosterior | None) -> MixtureState:
     """What another fit inferred about the views if it is of the same form, else the first state."""
-    before = start.state if isinstance(start, MixturePosterior) else first
+    before = first if start is None else start.state
     alike = (before.weight_counts is None) == (first.weight_counts is None)
     if before is first or not alike or before.theta_mean.shape != first.theta_mean.shape:
         return first
@@ -458,8 +460,9 @@ def _resume(first: MixtureState, start: Posterior | None) -> MixtureState:
 def settled_variance(source: Source, spec: GaussianMixture, start: Posterior | None) -> tuple[float, ...]:
     """The prior's v where it is left open, (C,): that of a fit to start from if it has the same views."""
     data = source.continuous(with_variance=spec.heteroscedastic)
-    if isinstance(start, MixturePosterior) and len(start.weights) == data.n_views > 1:
-        return tuple(np.diagonal(start.prior.inverse_scale) / start.prior.nu * start.standard.scale**2)
+    own = of_kind(start, MixturePosterior, data.n_views)
+    if own is not None and data.n_views > 1:
+        return tuple(np.diagonal(own.prior.inverse_scale) / own.prior.nu * own.standard.scale**2)
     return _variance_within(data, *initialise(data, spec))
 
 

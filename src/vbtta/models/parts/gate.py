@@ -461,21 +461,16 @@ class GateData:
 
 
 def with_gate(
-    problem: ProblemT,
-    first: StateT,
-    start: Any,
-    kind: type[Any],
-    features: Callable[[Array], GateData],
-    scale: float | None,
-) -> tuple[ProblemT, StateT]:
+    problem: ProblemT, first: StateT, before: Gate | None, features: Callable[[Array], GateData], scale: float | None,
+    *, fitted: bool, resumed: bool,
+) -> tuple[ProblemT, StateT]:  # fmt: skip
     """The problem with a gate, whose first update is the fit with constant weights, and its first state.
 
-    `features` are those given constant weights; a start may be a posterior of the mixture's `kind`, or of another.
+    `features` are those for constant weights. A fit that is `resumed` starts from another one; where that was `fitted`
+    to the same views by the same model, `before` is its gate, if it has one.
     """
-    own = start if isinstance(start, kind) else None
-    fitted = own is not None and len(own.weights) == problem.data.n_views
     constant = first if fitted else ascend(problem, first, _PRELIMINARY).state
-    gate, before = features(constant.weights), None if own is None else own.gate
+    gate = features(constant.weights)
     slopes = np.zeros(gate.n_features)
     if before is not None and len(before.coefficients) == len(slopes):
         gate = replace(gate, prior_scale=before.prior_scale)
@@ -483,8 +478,8 @@ def with_gate(
         return replace(problem, gate=gate), first
     constant = constant._replace(weights=gate.positive(constant.weights), slopes=slopes)
     first = first._replace(slopes=slopes)
-    gated = replace(problem, gate=gate, jump=None if start is not None else (first, constant))
-    return gated.settle_gate(constant, scale), first if start is None else constant
+    gated = replace(problem, gate=gate, jump=None if resumed else (first, constant))
+    return gated.settle_gate(constant, scale), constant if resumed else first
 
 
 def weight_scores(lookup: Lookup, weights: Array, share: Array) -> Array:
