@@ -134,7 +134,8 @@ class Comparison:
         reference, *tables = self.references[against]
         value, low, high = (table[order, s] for table in tables)
         names = [f"{self.methods[m]}  ({self.values[m, s]:.4g})" for m in order]
-        better = "larger" if metric in _LARGER else "nearer the level" if "coverage" in metric else "smaller"
+        better = "larger" if metric in _LARGER else "smaller"
+        better = "nearer the level" if "coverage" in metric else better
         title = f"{metric_title(metric)} minus {reference} ({better} is better)"
         return plotting.differences(names, value, low, high, title)
 

@@ -201,7 +201,7 @@ class _Targets:
         if values.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be numbers; got {values.dtype}")
         values = values.reshape(-1, int(np.prod(size)))
-        raters = None if self.raters is None else (self.raters[row] if self.by_input else self.raters)
+        raters = self.raters[row] if self.raters is not None and self.by_input else self.raters
         if raters is not None and len(raters) != len(values):
             raise ValueError(f"raters names {len(raters)} raters for {name}, which has {len(values)}")
         if raters is None and len(values) > 1 and np.isin(values, (0, 1)).all() and (values.sum(axis=0) == 1).all():

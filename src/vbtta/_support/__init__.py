@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of statistics: files, optional packages, random streams."""
+"""Small helpers without statistics: files, optional packages, random streams."""

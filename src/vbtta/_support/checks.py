@@ -1,10 +1,5 @@
 """Checks of single arguments and of optional packages: an error names what was received and the remedy."""
 
-__all__ = [
-    "between", "missing_extra", "one_of", "positive", "printable", "real_array", "require", "shown", "takes",
-    "whole_number",
-]  # fmt: skip
-
 import inspect
 import math
 from collections.abc import Callable
@@ -80,7 +75,7 @@ def real_array(name: str, values: Any) -> Any:
 
 
 def printable(text: object, kept: str = "") -> str:
-    """Text with control characters escaped, but for those `kept`: names come from files, and a terminal obeys them."""
+    """Text with control characters escaped, but for those `kept`: a terminal would execute those in files."""
     return "".join(
         letter if letter.isprintable() or letter in kept else letter.encode("unicode_escape").decode("ascii")
         for letter in str(text)

@@ -1,10 +1,5 @@
 """Files that are whole or not there, and records of arrays as plain data (dicts, lists, numbers) for JSON."""
 
-__all__ = [
-    "atomic_path", "checked_target", "fields_from_plain", "finite", "fits", "from_plain", "read_json", "set_aside",
-    "to_plain", "write_json",
-]  # fmt: skip
-
 import dataclasses
 import errno
 import hashlib

@@ -3,8 +3,6 @@
 A prediction's is `<hash of the view>/<kind of output>[/<draws>]`; a policy compares those of its fit with new ones.
 """
 
-__all__ = ["prediction_fingerprint", "view_fingerprint"]
-
 import hashlib
 import inspect
 import json
@@ -26,8 +24,10 @@ def view_fingerprint(view: object) -> str:
 
     A function or a module of your own has the fingerprint "-", which matches any other.
     """
-    text = json.dumps(described := describe(view), sort_keys=True)
-    return UNKNOWN if described is None else hashlib.sha256(text.encode()).hexdigest()[:12]
+    parameters = describe(view)
+    if parameters is None:
+        return UNKNOWN
+    return hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def prediction_fingerprint(view: Any, output_kind: str, draws: int) -> str:

@@ -1,7 +1,5 @@
 """Row-keyed random streams: the numbers of a row do not depend on the batch it is in."""
 
-__all__ = ["RowStreams"]
-
 import hashlib
 import inspect
 import json
@@ -78,13 +76,15 @@ class RowStreams:
             raise AttributeError(f"RowStreams has no {name!r}; iterate over it for one NumPy generator a row")
 
         def draw(*args: Any, **options: Any) -> npt.NDArray[Any]:
-            given = dict(list(inspect.signature(method).bind(None, *args, **options).arguments.items())[1:])
-            by_row = () if name.startswith(_OF_VECTORS) else given.keys() - {"size"}
-            arrays = [key for key in given if key in by_row and np.ndim(given[key])]
-            if arrays or given.get("size") is not None:
-                given["size"] = self._row_shape(given.get("size"), *(given[key] for key in arrays))
-            rows = zip(self, *(np.broadcast_to(given[key], (len(self), *given["size"])) for key in arrays), strict=True)
-            return np.stack([method(rng, **given | dict(zip(arrays, part, strict=True))) for rng, *part in rows])
+            _, *bound = inspect.signature(method).bind(None, *args, **options).arguments.items()
+            arguments: dict[str, Any] = dict(bound)  # but for the generator
+            names = [] if name.startswith(_OF_VECTORS) else [key for key in arguments if key != "size"]
+            arrays = {key: arguments[key] for key in names if np.ndim(arguments[key])}
+            if arrays or arguments.get("size") is not None:
+                arguments["size"] = self._row_shape(arguments.get("size"), *arrays.values())
+            by_row = [np.broadcast_to(array, (len(self), *arguments["size"])) for array in arrays.values()]
+            rows = [dict(zip(arrays, values, strict=True)) for values in zip(*by_row, strict=True)] or [{}] * len(self)
+            return np.stack([method(rng, **arguments | row) for rng, row in zip(self, rows, strict=True)])
 
         return draw
 

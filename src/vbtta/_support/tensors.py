@@ -1,10 +1,5 @@
 """Batches of any kind: arrays, torch tensors (torch is used where it is loaded already), tables, DataLoaders, lists."""
 
-__all__ = [
-    "Progress", "RowList", "as_batch", "batches_of", "copy_of", "is_floating", "is_instance", "is_tensor", "like",
-    "n_rows_of", "resized", "rows_of", "to_array", "to_tensor", "where",
-]  # fmt: skip
-
 import copy
 import sys
 import time

@@ -378,7 +378,8 @@ def turn_and_mirror(images: Any, symmetry: Symmetry, *, undo: bool = False) -> A
     """Images, a tensor, under a symmetry or its inverse; moved ones do not share the memory of the given."""
     turned, mirrored = symmetry
     axes = _exchanged(mirrored, turned) if undo else mirrored
-    return (images.transpose(-1, -2) if turned else images).flip(tuple(axes)) if turned or axes else images
+    images = images.transpose(-1, -2) if turned else images
+    return images.flip(tuple(axes)) if turned or axes else images
 
 
 def _exchanged(axes: frozenset[int], turned: bool) -> frozenset[int]:

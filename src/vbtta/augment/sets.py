@@ -26,7 +26,8 @@ def volume_flips(
     if not set(swap or {}) <= set(axes) or len(set(axes)) < len(axes):
         raise ValueError(f"axes must be different and hold every axis of swap; got {list(axes)} and swap={swap}")
     views: list[BuiltIn] = [Identity()]
-    for choice in (choice for size in range(len(axes)) for choice in combinations(sorted(axes), size + 1)):
+    choices = [choice for size in range(len(axes)) for choice in combinations(sorted(axes), size + 1)]
+    for choice in choices:
         pairs = [tuple(sorted(pair)) for axis in choice for pair in (swap or {}).get(axis, ())]
         odd = [pair for pair in dict.fromkeys(pairs) if pairs.count(pair) % 2]  # two exchanges cancel
         views.append(images.Flip(choice, swap_classes=odd or None))

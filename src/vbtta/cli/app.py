@@ -365,8 +365,8 @@ def compare(
         vbtta compare preds.npz labels.csv --test test.npz test.csv --out comparison.json
     """
     writable(out, ".json")
-    several = files.read_predictions(predictions).outputs.shape[2] > 1
-    task_name = task.value if task is not None else "classification" if several else "regression"
+    likely_task = "classification" if files.read_predictions(predictions).outputs.shape[2] > 1 else "regression"
+    task_name = likely_task if task is None else task.value
     kind = "classification" if task_name == "multilabel" else task_name
     known = default_methods(kind)
     names = known if methods is None else [name.strip() for name in methods.split(",")]

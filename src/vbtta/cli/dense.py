@@ -1,7 +1,5 @@
 """The commands on folders of images: views and labels at positions of maps, predicted maps, and their pictures."""
 
-__all__ = ["load_module", "map_pictures", "predict_maps", "write_views"]
-
 from itertools import tee
 from pathlib import Path
 from typing import Any

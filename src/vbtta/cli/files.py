@@ -62,30 +62,32 @@ def _read_multilabel(path: Path, views: ViewPredictions) -> LabelSets:
 def read_pair(predictions: Path, labels: Path, task: str, talk: Talk) -> tuple[ViewPredictions, LabelSets]:
     """Predictions and their labels, paired; says what was read. Labels of multilabel tasks are those of two classes."""
     views = read_predictions(predictions)
-    given = _read_multilabel(labels, views) if task == "multilabel" else files.read_labels(_table(labels))
-    if given.ids is not None and views.ids is None:
+    sets = _read_multilabel(labels, views) if task == "multilabel" else files.read_labels(_table(labels))
+    if sets.ids is not None and views.ids is None:
         remedy = "add an array `ids` to it, or number its rows from 0 in a column 'instance' of the labels"
-        named = f"{labels} names instances by id (such as {str(given.ids[0])!r})"
+        named = f"{labels} names instances by id (such as {str(sets.ids[0])!r})"
         raise ValueError(f"{named} but {predictions} has no ids; {remedy}")
     n_outputs = views.outputs.shape[2]
     try:
         aligned = views.as_binary() if task == "multilabel" else views
-        by_id = given.pairs_by_id(aligned.ids)
-        sets = given.align(len(aligned), aligned.ids)
+        by_id = sets.pairs_by_id(aligned.ids)
+        sets = sets.align(len(aligned), aligned.ids)
         if task == "regression":
             sets.continuous(n_outputs)
         elif task == "classification":
             sets.categorical(n_outputs, views.classes)
     except ValueError as error:
-        reason, remedy, _ = str(error).rstrip(".").partition("; labels other than")
-        remedy = _CLASSES if remedy else "; are these classes? --task classification" if task == "regression" else ""
+        reason, other_labels, _ = str(error).rstrip(".").partition("; labels other than")
+        remedy = "; are these classes? --task classification" if task == "regression" else ""
+        remedy = _CLASSES if other_labels else remedy
         raise ValueError(f"{labels} does not fit {predictions}: {reason}{remedy}") from error
     counts = {"instance": len(views), "label": int(sets.labels_per_instance.sum())}
     if sets.annotator is not None:
         counts["annotator"] = len(sets.annotator_names)
     counts |= {"output" if task == "regression" else "class": n_outputs, "view": len(views.names)}
-    endings = {name: "" if count == 1 else "es" if name == "class" else "s" for name, count in counts.items()}
-    described = ", ".join(f"{count:,} {name}{endings[name]}" for name, count in counts.items())
+    plural = {"class": "classes"}
+    nouns = {name: name if count == 1 else plural.get(name, f"{name}s") for name, count in counts.items()}
+    described = ", ".join(f"{count:,} {nouns[name]}" for name, count in counts.items())
     talk.note(f"read {described} ({labels.name}, paired by {'id' if by_id else 'row'})")
     return views, sets
 

@@ -395,7 +395,8 @@ def _typed(cells: list[str]) -> Array:
     plain = all(cell.isascii() and "_" not in cell for cell in filled) and not all(map(str.isdigit, filled))
     if filled and (whole or plain):
         with suppress(ValueError):
-            numbers = [(int if whole else float)(cell) if cell else None for cell in cells]
+            number = int if whole else float
+            numbers = [number(cell) if cell else None for cell in cells]
             if whole or not any(map(math.isinf, filter(None, numbers))):
                 return _from_list(numbers)
     return _from_list([_without_quote(cell) or None for cell in cells])

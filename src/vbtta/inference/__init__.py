@@ -1,1 +1,1 @@
-"""Engines that know no model: EM, ADVI, blocks, Laplace approximations, small matrices."""
+"""Engines that depend on no model: EM, ADVI, blocks, Laplace approximations, small matrices."""

@@ -79,7 +79,8 @@ def collect_cases(
         logits = predictor.predict_logits_from_preprocessed_data(batch[0][:, None] if sliced else batch[0])
         return (logits[:, 0] if sliced else logits)[None].float()
 
-    views = volume_flips(range(2 if sliced else 3)) if views is None else views
+    n_axes = 2 if sliced else 3
+    views = volume_flips(range(n_axes)) if views is None else views
     options.setdefault("ignore", predictor.label_manager.ignore_label)
     ids = [f"{case}/{s}" if sliced else case for case, s in items]
     mirrored, predictor.use_mirroring = predictor.use_mirroring, False
