@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -327,6 +328,29 @@ def test_views_resume_view_by_view(here: Path, tmp_path: Path, monkeypatch: pyte
     direct = real(model, np.load("inputs.npy"), load_views("views.toml"), draws=5)
     np.testing.assert_array_equal(views.outputs, direct.outputs)
     np.testing.assert_array_equal(views.variance, direct.variance)
+
+
+def test_inputs_in_damaged_files_are_an_error_of_one_line(here: Path, tmp_path: Path) -> None:
+    inputs = np.load("inputs.npy")
+    np.savez(tmp_path / "whole.npz", inputs=inputs)
+    np.savez(tmp_path / "unnamed.npz", inputs)
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    whole, single = (tmp_path / "whole.npz").read_bytes(), Path("inputs.npy").read_bytes()
+    middle = len(whole) // 2
+    damaged = {
+        "changed.npz": whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :],
+        "cut.npz": whole[:middle], "cut.npy": single[:200], "empty.npz": b"", "empty.npy": b"",
+        "archive.npy": whole, "array.npz": single,
+    }  # fmt: skip
+    for name, content in damaged.items():
+        (tmp_path / name).write_bytes(content)
+    args = ["views", "--predictor", "pkg.mod:make", "--views", "views.toml", "--out", tmp_path / "v.npz", "--data"]
+    for name in (*damaged, "unnamed.npz", "objects.npy"):
+        done = run(*args, tmp_path / name)
+        assert done.code == 1
+        assert re.fullmatch(rf"vbtta: error: .*{name}.*; .*\n", done.err), done.err
+        assert "--debug" not in done.err
+    assert run(*args, tmp_path / "whole.npz").code == 0
 
 
 def test_inputs_in_tables_keep_their_ids(here: Path, tmp_path: Path) -> None:

@@ -558,10 +558,10 @@ def test_acceleration_saves_passes() -> None:
     assert 2 * fast.passes <= plain.passes
 
 
-def test_a_hastened_update_follows_several_plain_ones() -> None:
+def test_an_extrapolated_update_follows_several_plain_ones() -> None:
     """With the components known, weights alone are updated: the quadratic model's five updates are nearly EM's."""
     rng = np.random.default_rng(0)
-    likelihood = rng.gamma(40.0, size=(2000, 4))  # close to each other: weights creep
+    likelihood = rng.gamma(40.0, size=(2000, 4))  # close to each other: weights change slowly
     weights = np.array([0.5, 0.4, 0.06, 0.04])
 
     def update(now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -569,14 +569,16 @@ def test_a_hastened_update_follows_several_plain_ones() -> None:
         return share.mean(axis=0), share.T @ share
 
     after, overlap = update(weights)
-    hastened = extrapolated_weights(weights, after, overlap)
+    extrapolated = extrapolated_weights(weights, after, overlap)
     expected = after
     for _ in range(4):
         expected, _ = update(expected)
     moved = np.abs(expected - weights)[2:]
     assert (moved > 4 * np.abs(after - weights)[2:]).all()
-    np.testing.assert_allclose(hastened[2:], expected[2:], atol=0.15 * moved.min())  # others make one step
-    assert extrapolated_weights(np.full(4, 0.25), np.array([0.26, 0.25, 0.25, 0.24]), overlap)[0] == 0.26  # no creeping
+    np.testing.assert_allclose(extrapolated[2:], expected[2:], atol=0.15 * moved.min())  # others make one step
+    assert (
+        extrapolated_weights(np.full(4, 0.25), np.array([0.26, 0.25, 0.25, 0.24]), overlap)[0] == 0.26
+    )  # large changes
     reborn = extrapolated_weights(np.array([0.6, 0.4, 1e-200]), np.array([0.599, 0.4, 1e-3]), np.eye(3))
     assert np.isfinite(reborn).all()
 

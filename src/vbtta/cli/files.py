@@ -115,14 +115,17 @@ def digest(path: Path) -> str:
 
 def read_inputs(path: Path) -> tuple[Array, Array | None]:
     """Inputs (N, ...) and, from tables with a column `instance`, their ids."""
-    if path.suffix in (".npy", ".npz"):
+    if path.suffix == ".npz":
+        arrays = files.read_npz(path)
+        if "inputs" not in arrays:
+            raise ValueError(f"{path} has no array `inputs`; write it with numpy.savez({path.name!r}, inputs=...)")
+        return arrays["inputs"], arrays.get("ids")
+    if path.suffix == ".npy":
         try:
-            loaded = np.load(path, allow_pickle=False)
-            if path.suffix == ".npy":
-                return loaded, None
-            return loaded["inputs"], (loaded["ids"] if "ids" in loaded.files else None)
-        except (ValueError, KeyError, OSError) as error:
-            raise ValueError(f"{path} holds no plain array `inputs`: {error}") from None
+            with open(path, "rb") as file:
+                return np.lib.format.read_array(file, allow_pickle=False), None
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be read: {error}; write it with numpy.save") from None
     if path.suffix == ".parquet":
         with files.reading(path):
             table = require("pyarrow.parquet", "cli").read_table(path, page_checksum_verification=True)
