@@ -124,6 +124,7 @@ def _probit(utility: np.ndarray) -> np.ndarray:
     return np.asarray((others * stats.norm.pdf(z)).sum(axis=-1) * (z[1] - z[0]))
 
 
+ACCURACIES = {"uniform": (1, (19.0, 0.5)), "annotator": (2, (8.0, 2.0))}  # number of them, and counts of their prior
 NOISES = {"none": {}, "uniform": {"labels": 3}, "annotator": {"labels": 3}, "confusion": {"labels": 3}}
 LINKS: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {  # options of data; class probabilities
     "softmax": ({}, partial(special.softmax, axis=-1)),
@@ -498,8 +499,7 @@ def _class_labels(proba: np.ndarray, model: Any, rng: np.random.Generator) -> np
             [np.stack([right[..., 0], 1 - right[..., 0]], -1), np.stack([1 - right[..., 1], right[..., 1]], -1)], 2
         )
     else:
-        people = 1 if model.noise == "uniform" else 2
-        a, b = {"uniform": (19.0, 0.5), "annotator": (8.0, 2.0)}[model.noise]
+        people, (a, b) = ACCURACIES[model.noise]
         right = np.broadcast_to(rng.beta(a, b, size=(DRAWS, people)), (DRAWS, 2))
         matrices = np.stack([np.stack([right, 1 - right], -1), np.stack([1 - right, right], -1)], axis=2)
     own = [matrices[:, u][:, :, TINY_CLASSES[:, u]].swapaxes(1, 2) for u in range(2)]  # (M, n, C) each
@@ -601,13 +601,11 @@ EVIDENCE_CASES: tuple[tuple[str, Any, Callable[..., np.ndarray], tuple[str, ...]
             engines,
         )
         for link, engines in (("softmax", ("em", "advi")), ("probit", ("em",)))
-        for noise in NOISES
-        if noise != "confusion"
+        for noise in ("none", *ACCURACIES)
     ),
     *(
         ("classification", CategoricalMixture(noise=noise, difficulty=True, **_PLAIN), _categorical_mixture, ("em",))
-        for noise in NOISES
-        if noise != "none"
+        for noise in (*ACCURACIES, "confusion")
     ),
     *(
         (

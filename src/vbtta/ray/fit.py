@@ -214,7 +214,8 @@ class Calibration:
     def categorical(self, *, noise: str, **layout: Any) -> "RemoteCategorical":
         """Labelled instances with their logits and classes, in blocks on the workers."""
         K, C = self.views.outputs.shape[1:]
-        people = len(self.labels.annotator_names) if self.named and noise in ("annotator", "confusion") else 1
+        kind = label_noise.NOISES[noise]
+        people = len(self.labels.annotator_names) if self.named and kind is not None and kind.per_annotator else 1
         size = class_data.block_rows(K, C, label_noise.n_entries(noise, C, people))
         parts = self._read(categorical_part, size, {"noise": noise, **layout})
         widest = self.tasks.results(lambda block: block.ranges.max(axis=0), [(data,) for data in parts.data])

@@ -137,7 +137,7 @@ class NoiseModel(NamedTuple):
         """Q at the prior for every annotator."""
         if n_annotators * self.prior.size > _MAX_ENTRIES:
             raise ValueError(
-                f"noise='confusion' would need {n_annotators} matrices of {self.n_classes} x {self.n_classes}; "
+                f"noise={self.kind!r} would need {n_annotators} matrices of {self.n_classes} x {self.n_classes}; "
                 "use noise='annotator', one accuracy each"
             )
         counts = np.repeat(self.prior[None], n_annotators, axis=0)
