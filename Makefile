@@ -21,7 +21,7 @@ test: $(READY)
 test-integrations: $(REAL)/.ready
 	$(REAL)/bin/python -m pytest -n 2 --dist loadfile tests/integrations tests/test_integrations.py
 
-FIRST_FLOOR := $(addprefix tests/test_,$(addsuffix .py,categorical_latent categorical_mixture crossval distributions fit fit_classification gaussian_latent gaussian_mixture laplace metrics random select))
+FIRST_FLOOR := $(addprefix tests/test_,$(addsuffix .py,categorical_latent categorical_mixture crossval distributions fit fit_classification gaussian_latent gaussian_mixture laplace metrics policy random select))
 WITH_EXTRAS := $(addprefix tests/test_,$(addsuffix .py,cli estimators files images labels predictions report tables))
 test-lowest: $(LOWEST)/.ready $(LOWEST_EXTRAS)/.ready
 	$(LOWEST)/bin/python -m pytest -n 2 $(FIRST_FLOOR) && $(LOWEST_EXTRAS)/bin/python -m pytest -n 2 --dist loadfile $(WITH_EXTRAS)

@@ -1,9 +1,7 @@
-"""ADVI: agreement with EM, bounds and evidence, families, ordinal labels, rankings, own models, bad input."""
+"""ADVI: agreement with EM, bounds and evidence, families, fits without labels, bad input."""
 
 import builtins
-import functools
 import importlib
-import runpy
 import sys
 import warnings
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from problems import posed
+from problems import classes_of_a_view, numbers_of_a_view, posed
 from vbtta import (
     ADVI,
     EM,
@@ -38,25 +36,6 @@ torch = pytest.importorskip("torch", reason="ADVI needs the extra advi")
 pyro = pytest.importorskip("pyro", reason="ADVI needs the extra advi")
 
 QUICK = ADVI(steps=400, particles=4, learning_rate=0.05)
-
-
-def regression(seed: int = 0, N: int = 250, noise: float = 0.15) -> tuple[ViewPredictions, np.ndarray]:
-    """Labels follow one of three views, rescaled and shifted."""
-    rng = np.random.default_rng(seed)
-    f = rng.normal(size=(N, 1)) + 0.7 * rng.normal(size=(N, 3))
-    z = rng.choice(3, size=N, p=[0.55, 0.3, 0.15])
-    return ViewPredictions(f[:, :, None]), 1.2 * f[np.arange(N), z] + 0.3 + noise * rng.normal(size=N)
-
-
-def classes(seed: int = 0, N: int = 250, n_labels: int = 1, accuracy: float = 1.0) -> tuple[ViewPredictions, LabelSets]:
-    rng = np.random.default_rng(seed)
-    f = 2 * rng.normal(size=(N, 3, 3))
-    z = rng.choice(3, size=N, p=[0.6, 0.4, 0.0])
-    proba = special.softmax(f[np.arange(N), z], axis=1)
-    truth = (proba.cumsum(axis=1) < rng.random((N, 1))).sum(axis=1)
-    wrong = rng.random((N, n_labels)) > accuracy
-    y = np.where(wrong, rng.integers(3, size=(N, n_labels)), truth[:, None])
-    return ViewPredictions(f), LabelSets.from_array(y, annotators="columns" if n_labels > 1 else None)
 
 
 def pooled(task: str, seed: int = 0, N: int = 250) -> tuple[ViewPredictions, Any]:
@@ -109,7 +88,7 @@ def test_a_normal_posterior_is_found_exactly(bound: Any) -> None:
 
 
 def test_one_particle_makes_all_bounds_the_elbo() -> None:
-    predictions, y = regression()
+    predictions, y = numbers_of_a_view()
     options: dict[str, Any] = {"task": "regression", "model": GaussianMixture(), "guard": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -225,11 +204,11 @@ def test_em_and_advi_agree(task: str, model: Any, n_labels: int, tmp_path: Path)
     if isinstance(model, GaussianLatent | CategoricalLatent):
         predictions, labels = pooled(task)
     elif task == "regression":
-        predictions, labels = regression()
+        predictions, labels = numbers_of_a_view()
         variance = np.random.default_rng(1).exponential(0.02, size=predictions.outputs.shape)
         predictions = ViewPredictions(predictions.outputs, variance)
     else:
-        predictions, labels = classes(n_labels=n_labels, accuracy=0.85 if n_labels > 1 else 1.0)
+        predictions, labels = classes_of_a_view(n_labels=n_labels, accuracy=0.85 if n_labels > 1 else 1.0)
     advi = fit_policy(predictions, labels, task=task, model=model, engine=QUICK)
     em = fit_policy(predictions, labels, task=task, model=model, engine="em", guard=False)
     np.testing.assert_allclose(advi.weights, em.weights, atol=0.03)
@@ -282,7 +261,7 @@ def test_annotators_of_numbers_agree_with_em() -> None:
 
 
 def test_probit_and_class_weights_run_and_agree_with_em() -> None:
-    predictions, labels = classes(N=60)
+    predictions, labels = classes_of_a_view(N=60)
     engine = ADVI(steps=150, particles=2, learning_rate=0.1)
     model = CategoricalMixture(link="probit", noise="none", concentration=1.0)
     with warnings.catch_warnings():
@@ -400,7 +379,7 @@ def test_a_built_in_prior_is_a_pyro_model() -> None:
     from vbtta.inference.unconstrained import UnconstrainedDensity
     from vbtta.models.categorical_mixture.density import CategoricalDensity
 
-    predictions, labels = classes(N=20)
+    predictions, labels = classes_of_a_view(N=20)
     spec = CategoricalMixture(weights="view_class", noise="none")
     density = CategoricalDensity(posed(predictions, labels, spec, noise="none")[0])
     flat = UnconstrainedDensity(density)
@@ -486,60 +465,6 @@ def test_a_laplace_component_predicts_a_laplace() -> None:
     assert np.isfinite(policies["laplace"].consensus(predictions, labels).mean).all()
 
 
-def test_ordinal_recovers_cut_points_and_weights(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    N = 800
-    f = 10 + 2 * (rng.normal(size=(N, 1)) + 0.8 * rng.normal(size=(N, 3)))
-    z = rng.choice(3, size=N, p=[0.6, 0.3, 0.1])
-    cuts = np.array([7.5, 10.0, 12.0])
-    y = np.digitize(f[np.arange(N), z] + 0.8 * rng.normal(size=N), cuts) + 1
-    predictions = ViewPredictions(f[:, :, None], names=["identity", "flip", "crop"])
-    policy = fit_policy(predictions, y, task="ordinal", engine=QUICK)
-    found = policy.cut_points  # type: ignore[attr-defined]
-    np.testing.assert_allclose(found.value, cuts, atol=0.35)
-    assert (found.interval[:, 0] < found.value).all()
-    assert found.noise == pytest.approx(0.8, abs=0.2)
-    shares = np.bincount(z) / N
-    np.testing.assert_allclose(policy.weights, shares, atol=0.07)
-
-    policy.save(tmp_path / "policy.json")
-    prediction = Policy.load(tmp_path / "policy.json").predict(predictions)
-    assert prediction.classes.tolist() == [1, 2, 3, 4]
-    np.testing.assert_allclose(prediction.proba.sum(axis=1), 1)
-    assert prediction.log_prob(y).mean() > -0.9
-    np.testing.assert_allclose(policy.score(predictions, LabelSets.from_array(y)), prediction.log_prob(y))
-    assert policy.consensus(predictions, y).log_prob(y).mean() > prediction.log_prob(y).mean()
-    words = np.array(["low", "fair", "good", "best"])[y - 1]
-    with pytest.raises(ValueError, match="levels"):
-        fit_policy(predictions, words, task="ordinal", engine=QUICK)
-    with pytest.raises(ValueError, match="ordinal"):
-        fit_policy(predictions, y, task="ordinal", engine="em")
-
-
-def test_rankings_recover_weights_and_temperature(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    N, L = 500, 4
-    f = 1.5 * rng.normal(size=(N, 3, L))
-    z = rng.choice(3, size=N, p=[0.6, 0.3, 0.1])
-    orders = [np.argsort(-(2 * f[i, z[i]] + rng.gumbel(size=L)))[: 2 + 2 * (i % 2)].tolist() for i in range(N)]
-    labels = LabelSets.from_rankings(orders)
-    predictions = ViewPredictions(f)
-    policy = fit_policy(predictions, labels, task="ranking", engine=ADVI(steps=300, particles=4, learning_rate=0.05))
-    np.testing.assert_allclose(policy.weights, np.bincount(z) / N, atol=0.07)
-    kappa = np.exp(policy.posterior.draws()["log_kappa"]).mean() / policy.posterior.score_units.scale  # type: ignore[attr-defined]
-    assert kappa == pytest.approx(2, rel=0.15)
-
-    policy.save(tmp_path / "policy.json")
-    loaded = Policy.load(tmp_path / "policy.json")
-    prediction = loaded.predict(predictions)
-    first = np.array([order[0] for order in orders])
-    assert prediction.log_prob(first).mean() > np.log(1 / L) + 0.3
-    everything = [LabelSets.from_rankings([order] + [None] * (N - 1)) for order in ([0], [1], [2], [3])]
-    total = sum(np.exp(loaded.score(predictions, one))[0] for one in everything)
-    assert total == pytest.approx(1)  # some item is the best
-    assert loaded.consensus(predictions, labels).proba.shape == (N, L)
-
-
 def test_weights_without_labels_leave_out_views_that_are_unsure_or_alone(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     N, C = 300, 4
@@ -563,127 +488,11 @@ def test_weights_without_labels_leave_out_views_that_are_unsure_or_alone(tmp_pat
             fit_policy(predictions, None, **{"task": "classification", **options})  # type: ignore[arg-type]
 
 
-def test_a_users_own_model(tmp_path: Path) -> None:
-    """The example runs, and blames the careless annotator instead of a view."""
-    path = Path(__file__).parents[1] / "examples" / "own_pyro_model.py"
-    found = runpy.run_path(str(path))
-    robust, plain = found["robust"], found["plain"]
-    assert robust.weights[2] < 0.03 < plain.weights[2]
-    assert found["tail"]["careless"] < 3 < found["tail"]["careful"]
-    robust.save(tmp_path / "policy.json")
-    loaded = Policy.load(tmp_path / "policy.json")
-    assert "heavy_tailed_annotators" in str(loaded.model.function)  # type: ignore[attr-defined, union-attr]
-    np.testing.assert_allclose(loaded.predict(found["predictions"]).mean, robust.predict(found["predictions"]).mean)
-    with pytest.raises(ValueError, match="by its name only"):
-        fit_policy(found["predictions"], found["labels"], task="regression", model=loaded.model)
-
-
-def test_own_models_equal_built_in_ones_where_they_say_the_same() -> None:
-    predictions, labels = classes(N=40)
-
-    def same(predictions: Any, labels: Any, prior: Any) -> None:
-        views = prior.sample(predictions)
-        mixed = torch.logsumexp(views.log_weights[:, None] + views.log_proba, dim=1)  # (n, C)
-        pyro.factor("labels", (labels.count * mixed[labels.instance, labels.value]).sum())
-
-    engine = ADVI(steps=30, particles=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        own = fit_policy(predictions, labels, task="classification", model=same, engine=engine)
-        built_in = fit_policy(
-            predictions, labels, task="classification", model=CategoricalMixture(noise="none"), engine=engine
-        )
-        batch = ADVI(steps=30, particles=2, batch_size=10)
-        part = fit_policy(predictions, labels, task="classification", model=PyroModel(same), engine=batch)
-    np.testing.assert_allclose(own.history.elbo, built_in.history.elbo, rtol=1e-9)
-    np.testing.assert_allclose(own.weights, built_in.weights, rtol=1e-6)
-    assert np.isfinite(part.elbo)
-
-
-def test_own_models_may_use_plates_and_any_names() -> None:
-    """A plate is no parameter, and `tau`, `bias` or `pool` are not taken for those of a built-in model."""
-    predictions, y = regression(N=30)
-    labels = LabelSets.from_array(np.stack([y, y + 0.1], axis=1), annotators="columns")
-
-    def mixed(views: Any, labels: Any, width: Any) -> Any:
-        scale = torch.sqrt(views.scale[labels.instance] ** 2 + width[labels.annotator, None, None] ** 2)
-        each = pyro.distributions.Normal(views.location[labels.instance], scale).log_prob(labels.value[:, None])
-        return labels.count * torch.logsumexp(views.log_weights + each.sum(dim=-1), dim=-1)
-
-    def with_plates(predictions: Any, labels: Any, prior: Any) -> None:
-        views = prior.sample(predictions)
-        with pyro.plate("annotators", labels.n_annotators):
-            width = pyro.sample("tau", pyro.distributions.HalfNormal(torch.ones((), dtype=torch.float64)))
-        with pyro.plate("labels", len(labels.value)):
-            pyro.factor("likelihood", mixed(views, labels, width))
-
-    def without(predictions: Any, labels: Any, prior: Any) -> None:
-        views, one = prior.sample(predictions), torch.ones(labels.n_annotators, dtype=torch.float64)
-        width = pyro.sample("pool", pyro.distributions.HalfNormal(one).to_event(1))
-        pyro.factor("likelihood", mixed(views, labels, width).sum())
-
-    engine = ADVI(steps=20, particles=2, batch_size=10)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        one, other = (
-            fit_policy(predictions, labels, task="regression", model=model, engine=engine)
-            for model in (with_plates, without)
-        )
-    names = ["chi_squared", "common", "deviation", "scale_slope", "tau", "weights"]
-    assert sorted(one.posterior.draws(3)) == names  # type: ignore[attr-defined]
-    np.testing.assert_allclose(one.history.elbo, other.history.elbo)
-    np.testing.assert_allclose(one.weight_interval(0.9), other.weight_interval(0.9))
-    assert other.weights.shape == (3,)
-
-
-def test_own_models_that_say_too_little_are_refused() -> None:
-    predictions, y = regression(N=20)
-
-    def without_views(predictions: Any, labels: Any, prior: Any) -> None:
-        pyro.factor("labels", labels.value.sum())
-
-    def without_labels(predictions: Any, labels: Any, prior: Any) -> None:
-        prior.sample(predictions)
-
-    def odd_support(predictions: Any, labels: Any, prior: Any) -> None:
-        prior.sample(predictions)
-        pyro.sample("x", pyro.distributions.Uniform(2.0, 3.0))
-        pyro.factor("labels", labels.value.sum())
-
-    def truth_of_each(predictions: Any, labels: Any, prior: Any) -> None:
-        location = prior.sample(predictions).location[:, 0, 0]
-        truth = pyro.sample("truth", pyro.distributions.Normal(location, 1.0).to_event(1))
-        pyro.factor("labels", -((labels.value[:, 0] - truth[labels.instance]) ** 2).sum())
-
-    def reserved(predictions: Any, labels: Any, prior: Any) -> None:
-        prior.sample(predictions)
-        pyro.sample("class_weights", pyro.distributions.Normal(0.0, 1.0))
-        pyro.factor("labels", labels.value.sum())
-
-    def twice(predictions: Any, labels: Any, prior: Any) -> None:
-        prior.sample(predictions)
-        prior.sample(predictions)
-        pyro.factor("labels", labels.value.sum())
-
-    for model, message in (
-        (without_views, "prior.sample"),
-        (twice, "two sites of one name .*weights"),
-        (without_labels, "pyro.factor"),
-        (odd_support, "'x'"),
-        (truth_of_each, "shapes depend on the number of inputs"),
-        (reserved, "rename"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            fit_policy(predictions, y, task="regression", model=model)
-    with pytest.raises(ValueError, match="closed form"):
-        fit_policy(predictions, y, task="regression", model=without_labels, engine="em")
-
-
 # -- running ------------------------------------------------------------------------------------------
 
 
 def test_runs_repeat_and_seeds_matter() -> None:
-    predictions, y = regression(N=60)
+    predictions, y = numbers_of_a_view(N=60)
     options: dict[str, Any] = {
         "task": "regression",
         "model": GaussianMixture(),
@@ -698,7 +507,7 @@ def test_runs_repeat_and_seeds_matter() -> None:
 
 
 def test_minibatches_find_the_same_weights() -> None:
-    predictions, y = regression(N=600)
+    predictions, y = numbers_of_a_view(N=600)
     options: dict[str, Any] = {"task": "regression", "model": GaussianMixture()}
     whole = fit_policy(predictions, y, engine=QUICK, **options)
     part = fit_policy(
@@ -708,7 +517,7 @@ def test_minibatches_find_the_same_weights() -> None:
 
 
 def test_states_are_kept_on_request() -> None:
-    predictions, y = regression(N=60)
+    predictions, y = numbers_of_a_view(N=60)
     with pytest.warns(ConvergenceWarning, match="ADVI"):
         policy = fit_policy(
             predictions, y, task="regression", model=GaussianMixture(), engine=ADVI(steps=5, keep_states=True)
@@ -721,7 +530,7 @@ def test_states_are_kept_on_request() -> None:
     "engine", [ADVI(steps=300, learning_rate=1e-7), ADVI(steps=20), ADVI(steps=300, learning_rate=1e-7, bound="iwae")]
 )
 def test_a_run_that_did_not_get_anywhere_has_not_converged(engine: ADVI) -> None:
-    predictions, y = regression(N=300)
+    predictions, y = numbers_of_a_view(N=300)
     with pytest.warns(ConvergenceWarning, match="learning_rate"):
         policy = fit_policy(predictions, y, task="regression", model="mixture", engine=engine)
     assert not policy.converged
@@ -731,7 +540,7 @@ def test_large_data_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None
     from vbtta.inference import unconstrained as densities
     from vbtta.models.gaussian_mixture.density import MixtureDensity
 
-    predictions, y = regression(N=50)
+    predictions, y = numbers_of_a_view(N=50)
     problem, first = posed(predictions, LabelSets.from_array(y), GaussianMixture(), noise="none")
     flat = densities.UnconstrainedDensity(MixtureDensity(problem, first, "student_t"))
     u = flat.start + 0.1 * np.random.default_rng(0).normal(size=(2, len(flat.start)))
@@ -803,15 +612,9 @@ def test_wrong_use_is_named(build: Any, message: str) -> None:
         build()
 
 
-def test_numbers_are_no_levels() -> None:
-    predictions, y = regression(N=60)
-    with pytest.raises(ValueError, match="60 different values with fractions"):
-        fit_policy(predictions, y, task="ordinal")
-
-
 @pytest.mark.parametrize("options", [{"link": "probit"}, {"noise": "confusion"}, {"weights": "view_class"}])
 def test_what_cannot_be_learned_without_labels_is_refused(options: dict[str, Any]) -> None:
-    predictions, _ = classes(N=20)
+    predictions, _ = classes_of_a_view(N=20)
     with pytest.raises(ValueError, match=f"labels=None cannot fit {next(iter(options))}="):
         fit_policy(predictions, None, task="classification", model=CategoricalMixture(**options))
 
@@ -822,7 +625,7 @@ def test_without_labels_some_input_is_needed() -> None:
 
 
 def test_heavy_tails_with_annotators_are_refused() -> None:
-    predictions, y = regression(N=30)
+    predictions, y = numbers_of_a_view(N=30)
     labels = LabelSets.from_array(np.stack([y, y], axis=1), annotators="columns")
     model = GaussianMixture(component="student_t", noise="annotator")
     with pytest.raises(ValueError, match="PyroModel"):
@@ -835,7 +638,7 @@ def test_records_come_back(spec: Any) -> None:
 
 
 def test_a_missing_extra_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    predictions, y = regression(N=30)
+    predictions, y = numbers_of_a_view(N=30)
     real = builtins.__import__
 
     def gone(name: str, *rest: Any, **options: Any) -> Any:
@@ -853,7 +656,7 @@ def test_a_missing_extra_names_its_command(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.filterwarnings("ignore::vbtta.ConvergenceWarning")
 def test_a_caller_without_gradients_may_fit() -> None:
-    predictions, y = regression(N=60)
+    predictions, y = numbers_of_a_view(N=60)
     plain = fit_policy(predictions, y, task="regression", model="mixture", engine=ADVI(steps=5), guard=False)
     with torch.inference_mode():
         within = fit_policy(predictions, y, task="regression", model="mixture", engine=ADVI(steps=5), guard=False)
@@ -883,19 +686,3 @@ def test_a_bound_that_is_far_down_has_not_converged(noise: float) -> None:
             model=GaussianMixture(concentration=1.0),
             engine=ADVI(steps=100, particles=4, learning_rate=0.05),
         )
-
-
-@pytest.mark.filterwarnings("ignore::vbtta.ConvergenceWarning")
-def test_any_callable_is_a_model_and_is_saved_by_name(tmp_path: Path) -> None:
-    predictions, y = regression(N=20)
-
-    def model(extra: float, predictions: Any, labels: Any, prior: Any) -> None:
-        views = prior.sample(predictions)
-        gap = labels.value[:, None] - views.location[labels.instance]
-        each = pyro.distributions.Normal(0.0, views.scale[labels.instance] + extra).log_prob(gap)
-        pyro.factor("labels", torch.logsumexp(views.log_weights + each.sum(dim=-1), dim=-1).sum())
-
-    engine = ADVI(steps=5.0, particles=2.0)  # type: ignore[arg-type]
-    policy = fit_policy(predictions, y, task="regression", model=functools.partial(model, 0.1), engine=engine)
-    policy.save(tmp_path / "policy.json")
-    assert Policy.load(tmp_path / "policy.json").model.function == "functools:partial"  # type: ignore[attr-defined, union-attr]

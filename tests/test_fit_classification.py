@@ -1,30 +1,19 @@
-"""Classification as users meet it: labels of every kind, odd data, intervals, files."""
+"""Classification as users meet it: labels of every kind, odd data, noise models."""
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy import special
 
 from benchmarks.coverage import annotator_coverage, crowd
-from vbtta import EM, CategoricalLatent, CategoricalMixture, LabelSets, Policy, ViewPredictions, fit_policy
-
-NAMES = ["identity", "flip", "blur"]
-
-
-def problem(seed: int = 0, n: int = 120, C: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    truth = rng.integers(0, C, size=n)
-    logits = rng.normal(size=(n, 3, C))
-    logits[np.arange(n), :, truth] += [2.5, 2.0, 0.3]
-    return logits, truth
+from problems import NAMES, class_problem
+from vbtta import CategoricalMixture, LabelSets, ViewPredictions, fit_policy
 
 
 def test_labels_of_every_kind_agree() -> None:
-    logits, truth = problem()
+    logits, truth = class_problem()
     classes = np.array(["cat", "dog", "hen"])
     numbers = fit_policy(ViewPredictions(logits, names=NAMES), truth, task="classification", guard=False)
     words = fit_policy(
@@ -45,20 +34,20 @@ def test_labels_of_every_kind_agree() -> None:
 
 
 def test_annotators_who_disagree_are_not_one_hot() -> None:
-    logits, truth = problem(C=2, n=8)
+    logits, truth = class_problem(C=2, n=8)
     Y = np.stack([truth, 1 - truth], axis=1)
     for labels in (Y, LabelSets.from_array(np.tile(Y, (1, 1)), annotators="columns")):
         policy = fit_policy(ViewPredictions(logits, names=NAMES), labels, task="classification", guard=False)
         assert np.isfinite(policy.weights).all()
         policy.consensus(ViewPredictions(logits[:1], names=NAMES), [[0, 1]])
-    many, truth = problem()
+    many, truth = class_problem()
     with pytest.raises(ValueError, match="one-hot"):
         fit_policy(ViewPredictions(many), np.eye(3)[truth], task="classification")
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 def test_probabilities_are_refused_view_by_view(dtype: type) -> None:
-    logits, truth = problem()
+    logits, truth = class_problem()
     proba = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
     with pytest.raises(ValueError, match=r"look like probabilities.*'identity'"):
         fit_policy(ViewPredictions(proba.astype(dtype), names=NAMES), truth, task="classification")
@@ -71,20 +60,8 @@ def test_probabilities_are_refused_view_by_view(dtype: type) -> None:
     assert policy.predict(ViewPredictions(stacked, names=NAMES)).proba.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16])
-def test_probabilities_are_refused_at_prediction(dtype: type) -> None:
-    logits, truth = problem()
-    policy = fit_policy(ViewPredictions(logits, names=NAMES), truth, task="classification", guard=False)
-    proba = special.softmax(logits, axis=2)
-    views = ViewPredictions(proba.astype(dtype), names=NAMES)
-    for call in (policy.predict, policy.weights_for, lambda rows: policy.score(rows, truth)):
-        with pytest.raises(ValueError, match=r"look like probabilities.*Pass logits"):
-            call(views)
-    policy.predict(ViewPredictions(np.concatenate([proba[:, :1], logits[:, 1:]], axis=1), names=NAMES))
-
-
 def test_one_output_and_wrong_labels_are_named() -> None:
-    logits, truth = problem()
+    logits, truth = class_problem()
     with pytest.raises(ValueError, match="stack zeros"):
         fit_policy(ViewPredictions(logits[:, :, :1]), truth, task="classification")
     with pytest.raises(ValueError, match=r"label 7 is outside 0\.\.2"):
@@ -94,48 +71,13 @@ def test_one_output_and_wrong_labels_are_named() -> None:
 
 
 def test_identical_views_leave_their_weights_open() -> None:
-    logits, truth = problem()
+    logits, truth = class_problem()
     same = np.repeat(logits[:, :1], 3, axis=1)
     for model in (CategoricalMixture(noise="none"), CategoricalMixture(noise="none", calibrate=False)):
         interval = fit_policy(
             ViewPredictions(same), truth, task="classification", model=model, guard=False
         ).weight_interval()
         assert (interval[:, 1] - interval[:, 0] > 0.3).all()
-
-
-@pytest.mark.parametrize("model", [CategoricalMixture(), CategoricalLatent()])
-def test_steps_on_the_way_have_no_intervals(model: CategoricalMixture | CategoricalLatent) -> None:
-    logits, truth = problem()
-    policy = fit_policy(
-        ViewPredictions(logits), truth, task="classification", model=model, engine=EM(keep_states=True), guard=False
-    )
-    first = policy.at_step(1)
-    np.testing.assert_allclose(first.weights, 1 / 3)
-    first.predict(ViewPredictions(logits))
-    with pytest.raises(ValueError, match="a step on the way"):
-        first.weight_interval()
-
-
-@pytest.mark.parametrize("weights", ["view", "view_class"])
-@pytest.mark.parametrize("noise", ["none", "uniform", "annotator", "confusion"])
-def test_policies_survive_files(tmp_path: Path, noise: str, weights: str) -> None:
-    logits, truth = problem()
-    rng = np.random.default_rng(1)
-    Y = np.where(rng.random((120, 2)) < 0.2, rng.integers(0, 3, size=(120, 2)), truth[:, None])
-    labels = LabelSets.from_array(Y, annotators=["ann", "bob"])
-    predictions = ViewPredictions(logits, names=NAMES, classes=["x", "y", "z"])
-    model = CategoricalMixture(noise=noise, weights=weights)  # type: ignore[arg-type]
-    policy = fit_policy(predictions, labels, task="classification", model=model, guard=False)
-    policy.save(tmp_path / "policy.json")
-    again = Policy.load(tmp_path / "policy.json")
-    np.testing.assert_array_equal(again.predict(predictions).proba, policy.predict(predictions).proba)
-    np.testing.assert_array_equal(
-        again.consensus(predictions, labels).proba, policy.consensus(predictions, labels).proba
-    )
-    np.testing.assert_array_equal(again.weight_interval(), policy.weight_interval())
-    assert (policy.class_weights is None) == (weights == "view")
-    if noise != "none":
-        assert again.annotators.accuracy.shape[0] in (1, 2)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -167,16 +109,6 @@ def test_odd_data_give_finite_answers(
     assert (prediction.mutual_information >= 0).all()
     assert (prediction.mutual_information <= prediction.entropy + 1e-12).all()
     np.testing.assert_allclose(prediction.proba.sum(axis=1), 1)
-
-
-def test_predictions_without_class_names_get_the_policys() -> None:
-    rng = np.random.default_rng(0)
-    classes, truth = np.array(["cat", "dog", "eel"]), rng.integers(0, 3, size=90)
-    logits = rng.normal(size=(90, 2, 3)) + 3 * np.eye(3)[truth][:, None]
-    named = ViewPredictions(logits, names=["identity", "flip"], classes=classes)
-    policy = fit_policy(named, classes[truth], task="classification")
-    nameless = ViewPredictions(logits, names=["identity", "flip"])
-    np.testing.assert_array_equal(policy.predict(nameless).label, policy.predict(named).label)
 
 
 @pytest.mark.parametrize(
