@@ -505,11 +505,11 @@ def _class_labels(proba: np.ndarray, model: Any, rng: np.random.Generator) -> np
     own = [matrices[:, u][:, :, TINY_CLASSES[:, u]].swapaxes(1, 2) for u in range(2)]  # (M, n, C) each
     if not model.difficulty:
         return np.asarray(np.log((proba * own[0] * own[1]).sum(axis=2)).sum(axis=1))
-    hard, looks = rng.beta(6.0, 20.0, size=(DRAWS, 1, 1)), special.softmax(TINY_LOGITS.mean(axis=1), axis=1)
+    hard, apparent = rng.beta(6.0, 20.0, size=(DRAWS, 1, 1)), special.softmax(TINY_LOGITS.mean(axis=1), axis=1)
     given = (1 - hard) * own[0] * own[1]
     for d in range(2):  # the apparent class, which a label of a hard instance is with probability 0.4
         each = [0.4 * (TINY_CLASSES[:, u] == d)[:, None] + 0.6 * own[u] for u in range(2)]
-        given = given + hard * looks[:, d, None] * each[0] * each[1]
+        given = given + hard * apparent[:, d, None] * each[0] * each[1]
     return np.asarray(np.log((proba * given).sum(axis=2)).sum(axis=1))
 
 

@@ -189,21 +189,21 @@ def test_too_many_matrices_name_the_remedy():
 
 
 def difficult(kind, seed=0):
-    """A table with looks, a noise model with item difficulty, and Q of its parameters."""
+    """A table with apparent classes, a noise model with item difficulty, and Q of its parameters."""
     _, table, truth = tables(kind, seed=seed, n=12)
     rng = np.random.default_rng(seed + 1)
-    looks = rng.dirichlet(np.ones(4), size=table.n_instances)
-    table = replace(table, looks=looks)
+    apparent = rng.dirichlet(np.ones(4), size=table.n_instances)
+    table = replace(table, apparent_class=apparent)
     start = noise(kind, 4).start(table.n_annotators)
     fitted = start._replace(
         counts=start.counts + rng.random(start.counts.shape), levels=np.array([15.0, 9.0]), tally=np.zeros(1)
     )
-    return table, truth, looks, fitted
+    return table, truth, apparent, fitted
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_of_hard_instances_may_be_the_apparent_class(kind):
-    table, _, looks, fitted = difficult(kind)
+    table, _, apparent, fitted = difficult(kind)
     matrices = np.exp(full_matrices(fitted.model, label_noise.log_expected(fitted.counts)))
     easy, hard = np.exp(label_noise.log_expected(fitted.levels))
     for i in range(table.n_instances):
@@ -212,7 +212,7 @@ def test_labels_of_hard_instances_may_be_the_apparent_class(kind):
             total = easy * np.prod([matrix[c, y] for y, matrix in own])
             for d in range(4):
                 each = [0.4 * (y == d) + 0.6 * matrix[c, y] for y, matrix in own]
-                total += hard * looks[i, d] * np.prod(each)
+                total += hard * apparent[i, d] * np.prod(each)
             assert np.exp(fitted.reader()(table).log_evidence[i, c]) == pytest.approx(total)
 
 

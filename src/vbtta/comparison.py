@@ -38,7 +38,7 @@ _MODELS: dict[str, Any] = {"vbtta": "auto", "vbtta-mixture": "mixture", "vbtta-l
 _POLICIES: dict[str, Any] = {name: partial(fit_policy, model=model) for name, model in _MODELS.items()}
 _POLICIES["vbtta-sequential"] = fit_sequential
 COVERAGE_LEVEL = 0.9
-_LARGER = ("accuracy", *BY_IMAGE)  # is better
+_LARGER_IS_BETTER = ("accuracy", *BY_IMAGE)
 _WITH_TEMPERATURE = ("original", "uniform", "greedy")
 _BINS = 15
 _CELLS = 1 << 22  # of the largest block of resampled counts
@@ -134,7 +134,7 @@ class Comparison:
         reference, *tables = self.references[against]
         value, low, high = (table[order, s] for table in tables)
         names = [f"{self.methods[m]}  ({self.values[m, s]:.4g})" for m in order]
-        better = "larger" if metric in _LARGER else "smaller"
+        better = "larger" if metric in _LARGER_IS_BETTER else "smaller"
         better = "nearer the level" if "coverage" in metric else better
         title = f"{metric_title(metric)} minus {reference} ({better} is better)"
         return plotting.differences(names, value, low, high, title)
@@ -327,8 +327,8 @@ def entries(methods: Sequence[Any] | Mapping[str, Any] | None, task: str, seed: 
     named = methods.items() if isinstance(methods, Mapping) else [(None, method) for method in methods]
     chosen = [_entry(name, method, task, seed) for name, method in named]
     times = Counter(entry.name for entry in chosen)
-    if twice := sorted(name for name in times if times[name] > 1):
-        raise ValueError(f"methods {twice} occur more than once; give a dict of names and methods")
+    if repeated := sorted(name for name in times if times[name] > 1):
+        raise ValueError(f"methods {repeated} occur more than once; give a dict of names and methods")
     return chosen
 
 
@@ -477,7 +477,7 @@ def metric_loss(metric: str, value: Array) -> Array:
     """A metric turned so that less is better."""
     if "coverage" in metric:
         return np.abs(value - float(metric.removeprefix("set_").partition("_")[2] or COVERAGE_LEVEL))
-    return -value if metric in _LARGER else value
+    return -value if metric in _LARGER_IS_BETTER else value
 
 
 def metric_title(metric: str) -> str:

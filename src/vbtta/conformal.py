@@ -304,16 +304,16 @@ def _calibration(
         raise ValueError(f"predictions hold rows that the policy was fitted to ({shared}); {remedy}")
     parts, values, start = [], [], 0
     for predictor, rows in held_out:
-        views, given = predictions.take(rows), labels.take(rows)
+        views, sets = predictions.take(rows), labels.take(rows)
         prediction = predictor.predict(views)
         parts.append((np.arange(start, start + len(rows)), prediction))
-        inputs, weight = given.instance, given.count / np.bincount(given.instance, given.count)[given.instance]
+        inputs, weight = sets.instance, sets.count / np.bincount(sets.instance, sets.count)[sets.instance]
         if covers == "truth":
-            inputs, weight, value = _truth(predictor, views, given)
+            inputs, weight, value = _truth(predictor, views, sets)
         elif isinstance(prediction, CategoricalPrediction):
-            value = given.categorical(prediction.proba.shape[1], prediction.classes)
+            value = sets.categorical(prediction.proba.shape[1], prediction.classes)
         else:
-            value = given.continuous(prediction.mean.shape[1])
+            value = sets.continuous(prediction.mean.shape[1])
         values.append((inputs + start, weight, value))
         start += len(rows)
     inputs, weight, value = (np.concatenate(arrays) for arrays in zip(*values, strict=True))

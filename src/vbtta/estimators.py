@@ -122,8 +122,8 @@ class _WeightedViews(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_clone__(self) -> Self:
         """A new estimator with the same parameters; a frozen estimator and the views are shared, not copied."""
         shared = {"views", "estimator"} if self._is_frozen() else {"views"}
-        given = self.get_params(deep=False).items()
-        new = type(self)(**{name: value if name in shared else clone(value, safe=False) for name, value in given})
+        parameters = self.get_params(deep=False).items()
+        new = type(self)(**{name: value if name in shared else clone(value, safe=False) for name, value in parameters})
         for name in ("_metadata_request", "_sklearn_output_config"):
             if name in self.__dict__:
                 setattr(new, name, self.__dict__[name])
@@ -268,11 +268,11 @@ class VBTTAClassifier(ClassifierMixin, _WeightedViews):  # type: ignore[misc]
     """
 
     _task = "classification"
-    score = _WeightedViews.score  # not that of the mixin
+    score = _WeightedViews.score  # not the mixin's, which takes one label an input
 
     def predict(self, X: Any) -> Array:
         """The most probable class of every input: (N,)."""
-        best = self.predict_proba(X).argmax(axis=1)  # says if the estimator is not fitted, before classes_ is missed
+        best = self.predict_proba(X).argmax(axis=1)  # first: its error says that the estimator is not fitted
         return np.asarray(self.classes_[best])
 
     def predict_proba(self, X: Any) -> Array:

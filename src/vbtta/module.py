@@ -189,7 +189,7 @@ class TTAModule(nn.Module):
         result = self.finish(sums)
         result = result[:, 1] if self.policy.multilabel else result
         check = running and result.device.type == "cpu"  # on other devices a costly wait
-        if check and not result.sum().isfinite() and not result.isfinite().all():  # a sum is quick, and may overflow
+        if check and not result.sum().isfinite() and not result.isfinite().all():  # the sum is fast, but may overflow
             raise ValueError("the result is not finite; collect_views says under which view, and for which input")
         return result
 
@@ -410,7 +410,7 @@ class TTAModule(nn.Module):
             values, visible = pool.finish(part)
             weight = pool.share if visible is None else pool.share * visible
             total, share = (values if len(sums) == 1 else total + weight * values), share + weight
-        if isinstance(share, Tensor) and len(sums) > 1:  # members that see nothing of a position count nothing
+        if isinstance(share, Tensor) and len(sums) > 1:  # not all members see all positions
             total = total / share
         return _log(total) if self.output_kind == "log_probability" else total
 

@@ -129,7 +129,7 @@ def reliability(confidence: Array, hit: Array, times: Array, bins: int = 10) -> 
     used = np.flatnonzero(total)
     mean = np.bincount(bin_index, weights=times * confidence, minlength=bins)[used] / total[used]
     right = np.bincount(bin_index, weights=times * hit, minlength=bins)[used] / total[used]
-    smooth = (right * total[used] + 1) / (total[used] + 2)  # rule of succession: one label leaves an error, too
+    smooth = (right * total[used] + 1) / (total[used] + 2)  # rule of succession: not 0 or 1 after one label
     error = np.sqrt(smooth * (1 - smooth) / total[used])
     axes.bar((used + 0.5) / bins, total[used] / total.sum(), width=0.9 / bins, color=_GREY, alpha=0.4)
     _unit_square(axes)

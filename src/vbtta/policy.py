@@ -58,7 +58,7 @@ class Guard(NamedTuple):
     difference: float  # held-out log score of the views minus the raw network's, in nats per input
     standard_error: float
     reason: str
-    probability: float = 0.5  # that the views help, as far as the held-out scores tell
+    probability: float = 0.5  # that the views help, by the held-out scores
 
 
 class SelectionPoint(NamedTuple):
@@ -450,13 +450,13 @@ class Policy(Saved):
 
     def _try_out(self) -> None:
         """Use the policy with one input and its labels, so that a damaged posterior is found when it is read."""
-        names, given = self.used_names, self.gate.features.given if self.gate else ()
+        names, extra = self.used_names, self.gate.features.given if self.gate else ()  # of views and of features
         n_outputs = 2 if self.multilabel else self.n_outputs
         if self.task in ("ordinal", "ranking"):  # no arrays are of this size, which may be wrong and large
             n_outputs = min(n_outputs, 9)
-        zeros, features = np.zeros((1, len(names), n_outputs)), np.zeros((1, len(names), len(given)))
+        zeros, features = np.zeros((1, len(names), n_outputs)), np.zeros((1, len(names), len(extra)))
         with np.errstate(all="ignore"):
-            inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=given, groups=[0])
+            inputs = ViewPredictions(zeros, zeros, names=names, features=features, feature_names=extra, groups=[0])
             prediction: Any = self.posterior.predict(inputs)
             if not _proper(prediction):
                 raise ValueError("its posterior does not predict")
@@ -476,7 +476,7 @@ class Policy(Saved):
                 raise ValueError(f"its {name} are damaged")
 
     def _likely_labels(self, prediction: Any) -> tuple[LabelSets, Array]:
-        """Labels of one input as its prediction has them, of a stranger and of the last annotator; and their places."""
+        """The predicted label of one input, given by an unknown and by the last annotator, and their positions."""
         if self.task == "ranking":
             labels = LabelSets.from_rankings([np.argsort(-prediction.proba[0])])
         elif hasattr(prediction, "proba"):

@@ -161,8 +161,8 @@ class _Search:
         ]
         chosen, *smaller = (place for place, point in enumerate(points) if self.fits(point.views))
         for place in smaller:
-            lead, error = compare_scores(scores[place], scores[chosen])
-            chosen = place if lead > 2 * error else chosen
+            gain, error = compare_scores(scores[place], scores[chosen])
+            chosen = place if gain > 2 * error else chosen
         sets = combinations([set(search[chosen][0]) for search in searches], 2)
         stability = float(np.mean([len(first & second) / len(first | second) for first, second in sets]))
         curve = tuple(sorted(points, key=lambda point: point.cost))
@@ -183,8 +183,8 @@ class _Search:
             if alone is not None and views == ("identity",):
                 return [*levels, (views, [alone])]
             policies, part = list[Policy](), sample.select(views)
-            of_these = members if len(views) > 1 else members[:1]  # of one view all models are alike
-            for member, start in zip(of_these, starts, strict=False):
+            candidates = members if len(views) > 1 else members[:1]  # of one view all models are alike
+            for member, start in zip(candidates, starts, strict=False):
                 model = member.model.rescale(len(views) / len(names)) if member.free else member.model
                 begin = alone.posterior if start is None and alone is not None else start
                 engine = self.engine if start is None else coarse
@@ -219,14 +219,14 @@ class _Search:
         weights = part.labels.instance_weights  # which scores are multiplied by
         importance = np.ones(len(scores)) if weights is None else weights
         responsibility = special.softmax(np.log(shares) + scores / importance[:, None], axis=1)
-        needless, kept = [k for k in range(len(views)) if k not in used], np.stack([responsibility, shares])
+        eliminated, kept = [k for k in range(len(views)) if k not in used], np.stack([responsibility, shares])
         while len(used):
-            rest = np.maximum(kept.sum(axis=2, keepdims=True) - kept, 1e-12)  # without each of the views in turn
-            loss = importance @ (np.log(rest[1]) - np.log(rest[0]))
+            without = np.maximum(kept.sum(axis=2, keepdims=True) - kept, 1e-12)  # (2, N, n): each of the views in turn
+            loss = importance @ (np.log(without[1]) - np.log(without[0]))
             place = int(np.argmin(loss / price[used]))
-            needless.append(int(used[place]))
+            eliminated.append(int(used[place]))
             used, kept = np.delete(used, place), np.delete(kept, place, axis=2)
-        return [views[k] for k in reversed(needless)]
+        return [views[k] for k in reversed(eliminated)]
 
     def _affordable(self, views: Views, order: Sequence[str]) -> Views:
         """The next set: what half of the cost pays for, or the budget if that is met first."""

@@ -427,7 +427,7 @@ def _stops(expected: Array, threshold: float, groups: Array | None) -> Array:
 
 
 def gain_features(policy: Policy, prediction: Prediction, views: ViewPredictions) -> Array:
-    """What the expected gain is regressed on, from the policy's views alone: (N, F)."""
+    """Features for the regression of the expected gain, from the policy's views alone: (N, F)."""
     if isinstance(prediction, CategoricalPrediction):
         highest, second = np.sort(prediction.proba, axis=1)[:, :-3:-1].T
         return class_features(prediction.entropy, highest - second)
@@ -464,7 +464,7 @@ def _divergences(full: Any, early: Sequence[Any]) -> list[Array]:
 def _fit_gain(features: Array, gain: Array) -> GainModel:
     """Log-linear regression of gains (n,) on features (n, F), by Newton's method with a small ridge."""
     center, scale = features.mean(axis=0), features.std(axis=0)
-    scale = np.where(scale > _SMALL, scale, 1e12)  # a constant says nothing
+    scale = np.where(scale > _SMALL, scale, 1e12)  # constant features become zero
     mean = max(float(gain.mean()), _SMALL)
     design = _design((features - center) / scale)
     ridge, coefficients = np.eye(design.shape[1]), np.zeros(design.shape[1])

@@ -112,7 +112,7 @@ def set_aside(path: Path, reason: object) -> None:
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass, NamedTuple, array or number as JSON knows it; by its `to_dict` where it has one."""
+    """A dataclass, NamedTuple, array or number in the types of JSON; by its `to_dict` where it has one."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

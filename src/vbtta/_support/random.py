@@ -134,7 +134,7 @@ class RowStreams:
             return np.asarray(special.betaincinv(a, b, self._uniform(shape)), dtype=np.float64)
         radius, angle = np.moveaxis(self._uniform((2, *shape)), 1, 0)
         cosine = np.cos(2.0 * math.pi * angle)
-        with np.errstate(over="ignore"):  # c = inf is right: the number is 0 or 1 to double precision
+        with np.errstate(over="ignore"):  # where c is infinite, the number is 0 or 1 to double precision
             c = np.expm1(-np.log(radius) / a) * cosine**2
             root = np.sqrt(1.0 / (1.0 + 1.0 / c))
             nearer_end = 0.5 / ((1.0 + c) * (1.0 + root))  # (1 - root) / 2 without cancellation

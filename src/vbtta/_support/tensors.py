@@ -148,13 +148,13 @@ def rows_of(batch: Batch, rows: Any) -> Batch:
 def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]:
     """Batches of the inputs that `collect_views` takes, and the number of rows where it is known beforehand."""
     batch_size = whole_number("batch_size", batch_size, 1)
-    given, inputs = inputs, as_batch(inputs)
-    shapes: set[Any] = {getattr(row, "shape", None) for row in given} if type(given) is list else {None}
+    original, inputs = inputs, as_batch(inputs)
+    shapes: set[Any] = {getattr(row, "shape", None) for row in original} if type(original) is list else {None}
     if None not in shapes and len(set(map(len, shapes))) == 1 and len({shape[1:] for shape in shapes}) > 1:
-        inputs = RowList(given)  # images of different sizes; batches have rows of one shape
+        inputs = RowList(original)  # images of different sizes; batches have rows of one shape
     if type(inputs) is list and all(isinstance(row, Mapping) and row.keys() == inputs[0].keys() for row in inputs):
         inputs = {key: _stacked([row[key] for row in inputs]) for key in (inputs[0] if inputs else ())}
-    if isinstance(given, list) and hasattr(inputs, "shape"):
+    if isinstance(original, list) and hasattr(inputs, "shape"):
         raise TypeError("inputs is a list of numbers; make an array of it, as np.asarray(inputs)")
     if is_instance(inputs, "datasets", "IterableDataset"):
         return map(as_batch, inputs.iter(batch_size)), None
@@ -169,7 +169,7 @@ def batches_of(inputs: Any, batch_size: int) -> tuple[Iterator[Any], int | None]
             "inputs must be an array, a tensor, a list of rows, a dict or tuple of them, a DataLoader (of a data set) "
             f"or an iterator of batches; got {type(inputs).__name__}"
         )
-    if isinstance(given, list):
+    if isinstance(original, list):
         raise TypeError(
             "inputs is a list of arrays, which may be rows or batches: stack rows, as np.stack(inputs) or "
             "torch.stack(inputs), and give batches as iter(inputs)"

@@ -18,7 +18,7 @@ from vbtta.data.labels import Array, frame_of
 Output = str | int | Callable[[Any], Any] | None
 
 _MIN_PROBABILITY = 1e-7
-_UNSEEN = 0.05  # that classes of probability 0 share: trees and neighbours did not see them, which is not certainty
+_UNSEEN = 0.05  # of the probability, shared by classes that a tree or neighbours give 0: they are rare, not impossible
 _KINDS = {"predict_proba": "log_probability", "decision_function": "decision", "predict": "raw"}  # by method
 _TYPES = {"float": "float32", "double": "float64", "string": "object"}  # of ONNX whose names NumPy does not know
 

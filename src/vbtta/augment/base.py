@@ -411,8 +411,8 @@ def check_images(view: Augmentation, batch: Batch, *, volumes: bool = False) -> 
         kinds = "images (N, C, H, W) or volumes (N, C, D, H, W)" if volumes else "images (N, C, H, W)"
         raise ValueError(f"view {view.name} takes {kinds}; got shape {tuple(batch.shape)}.")
     if batch.ndim == 4 and batch.shape[1] > 4 and batch.shape[-1] in (1, 3, 4) and batch.shape[2] > 4:
-        given = f"{tuple(batch.shape)} has its colours last"
-        raise ValueError(f"view {view.name} takes images (N, C, H, W); {given}: give np.moveaxis(images, -1, 1).")
+        problem = f"{tuple(batch.shape)} has its colours last"
+        raise ValueError(f"view {view.name} takes images (N, C, H, W); {problem}: give np.moveaxis(images, -1, 1).")
 
 
 def is_partial(view: Augmentation) -> bool:

@@ -25,11 +25,11 @@ from vbtta.data.labels import Array
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TORCH_PADDING = {"reflection": "reflect", "border": "replicate", "zeros": "constant"}  # of pad, by that of grid_sample
+_TORCH_PADDING = {"reflection": "reflect", "border": "replicate", "zeros": "constant"}  # modes of grid_sample and pad
 _GREY = (0.299, 0.587, 0.114)  # of red, green and blue: ITU-R BT.601
 POSITIONS = ("top_left", "top_right", "bottom_left", "bottom_right", "center")  # of crops
 Padding = Annotated[str, Choice(tuple(_TORCH_PADDING))]
-Share = Annotated[float, Number(above=-1.0, below=1.0, signed=True)]  # of the size
+Share = Annotated[float, Number(above=-1.0, below=1.0, signed=True)]  # of an axis' length
 
 
 class ImageView(BuiltIn):

@@ -68,9 +68,9 @@ class Baseline:
             raise ValueError(f"{problem}; name them with ViewPredictions(names=[...])")
         if n_outputs != self.n_outputs:
             raise ValueError(f"predictions have {n_outputs} outputs but {self.name!r} was fitted on {self.n_outputs}")
-        fitted, given = self.classes, predictions.classes
-        if fitted is not None and given is not None and not np.array_equal(fitted, given):
-            raise ValueError(f"predictions have classes {shown(given)} but {self.name!r} was fitted on {shown(fitted)}")
+        own, other = self.classes, predictions.classes
+        if own is not None and other is not None and not np.array_equal(own, other):
+            raise ValueError(f"predictions have classes {shown(other)} but {self.name!r} was fitted on {shown(own)}")
         return predictions.select(self.used)
 
     def _pool_weights(self) -> Array:

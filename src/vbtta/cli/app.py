@@ -39,8 +39,8 @@ class _OneLineErrors(TyperGroup):
             if not hasattr(error, "format_message"):
                 raise
             message = error.format_message().rstrip(".").replace("Value error, ", "")
-            given, wrong, choices = message.partition(" is not one of ")
-            message += nearest(given.split("'")[-2], choices.strip("'").split("', '")) if wrong else ""
+            option, wrong, choices = message.partition(" is not one of ")
+            message += nearest(option.split("'")[-2], choices.strip("'").split("', '")) if wrong else ""
             running.complain(f"{message}; see {getattr(getattr(error, 'ctx', None), 'command_path', 'vbtta')} --help")
             sys.exit(int(getattr(error, "exit_code", 2)))
         sys.exit(code if isinstance(code, int) else 0)
@@ -235,27 +235,27 @@ def fit(
         remote = vbtta.ray.fit_policy(predictions, labels, **options)
         remote.save(out)
         return _show(talk, remote, out, None, None)
-    views, given = files.read_pair(predictions, labels, task.value, talk)
+    views, answers = files.read_pair(predictions, labels, task.value, talk)
     talk.note("fitting ...")
     chosen = {**options, "engine": engine.value, "progress": talk.progress}
     if sequential:
         del chosen["guard"]
-        policy: Any = vbtta.fit_sequential(views, given, tolerance=tolerance or 0.005, **chosen)
+        policy: Any = vbtta.fit_sequential(views, answers, tolerance=tolerance or 0.005, **chosen)
     elif budget is not None:
-        policy = vbtta.select_views(views, given, budget=budget, **chosen)
+        policy = vbtta.select_views(views, answers, budget=budget, **chosen)
     else:
-        policy = vbtta.fit_policy(views, given, **chosen)
+        policy = vbtta.fit_policy(views, answers, **chosen)
     if sets:
         talk.note("refitting to five folds for the sets ...")
-        policy = conformalize(policy, views, given, level=sets if len(sets) > 1 else sets[0], cross=True, seed=seed)
+        policy = conformalize(policy, views, answers, level=sets if len(sets) > 1 else sets[0], cross=True, seed=seed)
     policy.save(out)
     if report is not None:
         hashes = {path.name: files.digest(path) for path in (predictions, labels)}
         recorded = {"model asked for" if key == "model" else key: value for key, value in options.items()}
         circumstances = documents.provenance(unwrapped(policy)[0], hashes, recorded)
-        write_report(report, policy, predictions=views, labels=given, circumstances=circumstances)
+        write_report(report, policy, predictions=views, labels=answers, circumstances=circumstances)
     if consensus is not None:
-        write_table(consensus, files.consensus_table(unwrapped(policy)[0], views, given))
+        write_table(consensus, files.consensus_table(unwrapped(policy)[0], views, answers))
     return _show(talk, policy, out, report, consensus)
 
 

@@ -115,8 +115,8 @@ def prediction_table(predictions: ViewPredictions) -> Any:
 class Chunk(NamedTuple):
     """Consecutive rows of predictions that can be read on their own: a row group of a parquet file."""
 
-    where: Any  # path
-    place: int  # row group
+    where: Any  # path of the file
+    place: int  # number of the row group
     first: int  # row of the whole data set
     n_rows: int
     empty: ViewPredictions  # no rows: views, outputs and classes

@@ -85,8 +85,8 @@ class LabelSets:
         """
         if isinstance(Y, Mapping) or (missing is None and annotators is None and _names_its_columns(as_table(Y))):
             return cls.from_table(Y)
-        given = rows_of_table(Y, "Y")
-        table, annotators = given.values, people_of(given.names or []) if annotators is None else annotators
+        source = rows_of_table(Y, "Y")
+        table, annotators = source.values, people_of(source.names or []) if annotators is None else annotators
         if table.ndim not in (1, 2, 3) or 0 in table.shape[2:]:
             raise ValueError(f"Y must be (N,), (N, M) or (N, M, C) with C at least 1; got shape {table.shape}")
         absent = is_absent(table, missing)
@@ -103,7 +103,7 @@ class LabelSets:
         rows, column = np.nonzero(~absent)
         people = () if annotators is None else _names_of_columns(annotators, table.shape[1])
         value, person = table[rows, column], column if people else None
-        return cls._build(given, rows, len(table), value, None, person, people, table.shape[1])
+        return cls._build(source, rows, len(table), value, None, person, people, table.shape[1])
 
     @classmethod
     def from_table(
@@ -134,9 +134,9 @@ class LabelSets:
                 raise ValueError("label must be given, or one table with the columns instance and label")
         else:
             key = str(getattr(instance, "name", "")).lower()
-            given = {"label": label, "annotator": annotator, "count": count}
+            optional = {"label": label, "annotator": annotator, "count": count}
             table = {key if key in ID_COLUMNS else "instance": instance}
-            table |= {name: values for name, values in given.items() if values is not None}
+            table |= {name: values for name, values in optional.items() if values is not None}
         names = list(table.columns if _is_frame(table) else table)
         columns = {str(name): table[name] for name in names}
         check_one_index(**columns)
@@ -170,8 +170,8 @@ class LabelSets:
             raise ValueError(f"instance must be row numbers where n_instances is given; got {instance.dtype}")
         keep = slice(None) if count is None else count > 0
         count, annotator = (None if part is None else part[keep] for part in (count, annotator))
-        given, open_ended = TableRows(value, ids, None, unnamed), by_row and n_instances is None
-        labels = cls._build(given, rows[keep], size, value[keep], count, annotator, names, open_ended=open_ended)
+        source, open_ended = TableRows(value, ids, None, unnamed), by_row and n_instances is None
+        labels = cls._build(source, rows[keep], size, value[keep], count, annotator, names, open_ended=open_ended)
         if weight is None:
             return labels
         rows = rows if labels.ids is None else look_up(instance, labels.ids)[0]
@@ -193,12 +193,12 @@ class LabelSets:
         return cls._from_counts(_checked_counts(rows.values), rows)
 
     @classmethod
-    def _from_counts(cls, table: Array, given: TableRows, *, soft: bool = False) -> Self:
+    def _from_counts(cls, table: Array, source: TableRows, *, soft: bool = False) -> Self:
         rows, classes = np.nonzero(table)
-        value = classes if given.names is None else np.asarray(given.names)[classes]
-        by_position, columns = (True, table.shape[1]) if given.names is None else (False, None)
+        value = classes if source.names is None else np.asarray(source.names)[classes]
+        by_position, columns = (True, table.shape[1]) if source.names is None else (False, None)
         count = table[rows, classes]
-        return cls._build(given, rows, len(table), value, count, columns=columns, by_position=by_position, soft=soft)
+        return cls._build(source, rows, len(table), value, count, columns=columns, by_position=by_position, soft=soft)
 
     @classmethod
     def from_probabilities(cls, proba: Any) -> Self:
@@ -221,17 +221,17 @@ class LabelSets:
         Instances are pairs of an input and a label, as in :meth:`ViewPredictions.as_binary`. A DataFrame is paired by
         its ids, and by its columns' names, which are the predictions' classes.
         """
-        given = rows_of_table(Y, "Y")
-        values: Array = real_array("Y", given.values)
+        source = rows_of_table(Y, "Y")
+        values: Array = real_array("Y", source.values)
         if values.ndim != 2 or not np.isin(values[~np.isnan(values)], (0, 1)).all():
             raise ValueError(f"Y must be (N, C) of 0 and 1, NaN where it is not known; got shape {values.shape}")
         flat = values.ravel()
         rows = np.flatnonzero(~np.isnan(flat))
-        if given.names is not None and (given.ids is not None or given.names != list(range(len(given.names)))):
-            inputs = np.arange(len(values)) if given.ids is None else given.ids
-            given = given._replace(ids=pair_ids(inputs, given.names), unnamed=False)
-        columns = None if given.ids is not None else values.shape[1]
-        return cls._build(given, rows, flat.size, flat[rows].astype(np.int64), columns=columns)
+        if source.names is not None and (source.ids is not None or source.names != list(range(len(source.names)))):
+            inputs = np.arange(len(values)) if source.ids is None else source.ids
+            source = source._replace(ids=pair_ids(inputs, source.names), unnamed=False)
+        columns = None if source.ids is not None else values.shape[1]
+        return cls._build(source, rows, flat.size, flat[rows].astype(np.int64), columns=columns)
 
     @classmethod
     def from_rankings(cls, orders: Sequence[ArrayLike | None], instance: ArrayLike | None = None) -> Self:
@@ -263,16 +263,16 @@ class LabelSets:
         value = np.array(items, dtype=np.int64).T  # (J, L)
         ids = None if instance is not None else index_of(orders, "orders")
         unnamed = instance is None and ids is None and hasattr(orders, "to_numpy")
-        given, size = TableRows(value, ids, None, unnamed), int(key.max()) + 1 if key.size else 0
-        return cls._build(given, key[kept], size, value, by_position=True, open_ended=instance is not None)
+        source, size = TableRows(value, ids, None, unnamed), int(key.max()) + 1 if key.size else 0
+        return cls._build(source, key[kept], size, value, by_position=True, open_ended=instance is not None)
 
     @classmethod
     def _build(
-        cls, given: TableRows, rows: Array, n_rows: int, value: Array, count: Array | None = None,
+        cls, source: TableRows, rows: Array, n_rows: int, value: Array, count: Array | None = None,
         annotator: Array | None = None, annotator_names: tuple[str, ...] = (), columns: int | None = None, **rest: Any,
     ) -> Self:  # fmt: skip
         """Labels of rows of a table, one after the other; rows of one id are one instance."""
-        ids = given.ids
+        ids = source.ids
         if ids is not None:
             ids, place = first_seen(ids)
             rows, n_rows, columns = place[rows], len(ids), columns if len(ids) == n_rows else None
@@ -291,7 +291,7 @@ class LabelSets:
             raise ValueError(f"labels must be finite; instance {row} has an infinite one; NaN means no label")
         if len(count) and count.max() > _LARGEST_TOTAL / len(count):
             raise ValueError(f"counts are too large ({count.max():.3g}); divide them by a common factor")
-        rest |= {"ids": ids, "columns": columns, "unnamed_rows": given.unnamed}
+        rest |= {"ids": ids, "columns": columns, "unnamed_rows": source.unnamed}
         return cls(instance, value, count, annotator, annotator_names, n_rows, **rest)
 
     def with_weights(self, weights: ArrayLike) -> Self:
@@ -614,7 +614,7 @@ def rows_of_table(values: Any, name: str) -> TableRows:
             entries = np.asarray(values[column]).tolist()
             if all(isinstance(entry, int | str) for entry in entries) and len(set(entries)) == len(entries) > 20:
                 unused.append(column)
-        if unused and (key is None or len(names) > 1):  # beside ids, one column alone is what belongs to them
+        if unused and (key is None or len(names) > 1):  # a single column beside that of the ids holds the values
             first, reason = unused[0], "looks like ids, by its name or as it differs in every row"
             remedy = f"make it the index, as {name}.set_index({first!r}), or give {name}.to_numpy() if it holds labels"
             raise ValueError(f"{name} has a column {first!r}, which {reason}: {remedy}")
@@ -884,7 +884,7 @@ def class_positions(value: Array, n_classes: int, classes: Array | None) -> Arra
         if words:
             raise ValueError(f"label {words[0]!r} is not a class number; {hint}")
         value = value.astype(np.int64)
-    with np.errstate(invalid="ignore"):  # what is too large for an integer differs from it
+    with np.errstate(invalid="ignore"):  # what is too large for an integer is found below
         position = value.astype(np.int64)
     if not np.array_equal(position, value):
         raise ValueError(f"label {value[position != value][0]} is not a whole number; {hint}")

@@ -346,9 +346,9 @@ def _names(names: Sequence[str] | Array, size: int, argument: str = "names") -> 
     texts = tuple(str(name).rstrip("\x00") for name in names)  # which arrays do not keep
     if len(texts) != size:
         raise ValueError(f"{argument} must be {size} strings, one a view or feature; got {len(texts)}")
-    twice = sorted({name for name in texts if texts.count(name) > 1})
-    if twice:
-        raise ValueError(f"{argument} must differ; {twice} occur more than once")
+    repeated = sorted({name for name in texts if texts.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{argument} must differ; {repeated} occur more than once")
     return texts
 
 
@@ -377,7 +377,7 @@ def _joined(arrays: Sequence[Array | None], axis: int = 0) -> Array | None:
 
 def _check_rows(block: Array, start: int, name: str, names: tuple[str, ...], smallest: float) -> None:
     wrong = ~(np.isfinite(block) & (block >= smallest))
-    if block.dtype == np.float64:  # single precision ends long before
+    if block.dtype == np.float64:  # numbers of single precision are smaller
         wrong |= np.abs(block) > _LARGEST
     if wrong.any():
         row, view, output = (int(index) for index in np.argwhere(wrong)[0])

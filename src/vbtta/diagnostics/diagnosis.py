@@ -266,8 +266,8 @@ def _normality(part: Normality) -> list[str]:
 def _drift(drift: checks.Drift) -> list[str]:
     title = "! Incoming views differ from calibration time:" if drift.drifted else "Incoming views look as before:"
     return [title] + [
-        f"  {signal}: {then:.4g} then, {now:.4g} now ({shift:+.2f} standard deviations, p = {p_value:.2g})"
-        for signal, then, now, shift, p_value in drift.checks
+        f"  {signal}: {mean:.4g} then, {new_mean:.4g} now ({shift:+.2f} standard deviations, p = {p_value:.2g})"
+        for signal, mean, new_mean, shift, p_value in drift.checks
     ]
 
 

@@ -96,9 +96,9 @@ _GAIN_TOLERANCE = 1e-2  # of the predicted gain of a Newton step, per label, lik
 _LEAST_WINDOW = 5  # a tenth of the steps: fewer do not show their noise
 _NOISE_TOLERANCE = 0.1  # of the running bound's standard error, per label, likewise
 _BOUND_DRAWS = 1024  # for the reported bound
-_DRAWS_AT_ONCE = 64  # of them
+_DRAWS_AT_ONCE = 64  # of the draws for the reported bound
 _SINGLE_THREAD_ENTRIES = 1 << 18  # entries of a step's arrays below which one thread is fastest
-_WEIGHT_SITES = ("class_weights", "weights", "pool")  # the first of them that there is
+_WEIGHT_SITES = ("class_weights", "weights", "pool")  # the first that a model has decides the weights
 P = TypeVar("P")
 
 

@@ -174,9 +174,9 @@ class Ascent(NamedTuple, Generic[S, T]):
 def fit_problem(
     problem: Problem[S, T, P], start: S, engine: EM, *, intervals: bool = True, weights: Sequence[Array] = ()
 ) -> Fit[P]:
-    """Climb from a starting state, and from it with other weights (K,), to the posterior at the highest optimum."""
-    climbed = problem.quick() if engine.tol >= _SINGLE_TOL or not intervals else problem
-    ascent, others = _best_ascent(climbed, start, ascend(climbed, start, engine), engine, weights)
+    """Ascend from a starting state, and from it with other weights (K,): the posterior at the highest optimum."""
+    cheapest = problem.quick() if engine.tol >= _SINGLE_TOL or not intervals else problem
+    ascent, others = _best_ascent(cheapest, start, ascend(cheapest, start, engine), engine, weights)
     if not math.isfinite(ascent.bounds[-1]):
         raise ValueError(TOO_LARGE)
     bounds = np.array(ascent.bounds) + problem.unit_change
@@ -224,7 +224,7 @@ def _is_new(ascent: Ascent[S, T], ends: Sequence[Ascent[S, T]]) -> bool:
 
 
 def ascend(problem: Problem[S, T, Any], start: S, engine: EM) -> Ascent[S, T]:
-    """Climb from a starting state until the bound gains less than the tolerance per label."""
+    """Take EM steps from a starting state until the bound gains less than the tolerance per label."""
     # A cycle takes two plain updates x0 -> x1 -> x2 and looks at x' = x0 + 2 a r + a^2 u with r = x1 - x0,
     # u = x2 - 2 x1 + x0, a = |r|/|u|, or at a shorter step. x' is accepted if its bound is at least x1's, else x2 is
     # taken, which EM guarantees; one more plain update follows it. So no accepted update falls.
@@ -371,7 +371,7 @@ class Block(NamedTuple):
     instance: Array | None  # (j,): sorted, from 0 within the block; None where every instance has one label
     value: Array  # (C, j) standardised labels
     repeats: Array  # (j,): how often each label was given
-    annotator: Array  # (j,); zeros where nobody is named
+    annotator: Array  # (j,); zeros where annotators have no names
     group: Array | None = None  # (n,): numbers of the instances' groups, where they come in groups
     first: int = 0  # labelled instances before the block
 
@@ -440,7 +440,7 @@ def map_blocks(function: Callable[[BlockT], ResultT], blocks: Sequence[BlockT]) 
 
 
 def _merged(parts: Iterable[Node]) -> list[Node]:
-    """Nodes in order, with brothers replaced by their parent as long as there are any."""
+    """Nodes in order; two siblings are replaced by their parent, until no two are left."""
     stack: list[Node] = []
     for node in parts:
         while stack and node.place % 2 and stack[-1][:2] == (node.level, node.place - 1):

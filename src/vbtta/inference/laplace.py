@@ -253,8 +253,8 @@ def pinned_forces(quadratic: Array, linear: Array, u: Array, free: Array) -> tup
     pinned = ~free
     slope = np.maximum((quadratic @ u - linear)[pinned], 0)
     cross = quadratic[np.ix_(pinned, free)]
-    given = inverse_of(quadratic[np.ix_(free, free)]) @ cross.T
-    stiffness = np.diagonal(quadratic)[pinned] - np.einsum("pf,fp->p", cross, given)
+    response = inverse_of(quadratic[np.ix_(free, free)]) @ cross.T
+    stiffness = np.diagonal(quadratic)[pinned] - np.einsum("pf,fp->p", cross, response)
     return slope, np.maximum(stiffness, 1e-12)
 
 

@@ -30,7 +30,7 @@ class PolicyInferer:
         """Maps of the inputs (B, channels, H, W) or (B, channels, D, H, W)."""
         from vbtta.module import TTAModule
 
-        module = self._module  # another thread may pass another network
+        module = self._module  # another thread may call with another network meanwhile
         if module is None or module.network is not network:
             module = self._module = TTAModule(network, self.views, self.policy, **self.options)
         return self.inferer(inputs, module, *args, **kwargs)

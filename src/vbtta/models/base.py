@@ -408,7 +408,7 @@ def models_of(task: str) -> dict[str, type[Model]]:
 
 
 def pose(model: Model, source: Source, start: Posterior | None = None) -> tuple[Problem[Any, Any, Posterior], Any]:
-    """The problem that EM climbs, and the state it starts from: near a posterior of similar data or models if given."""
+    """The problem that EM solves, and the state it starts from: near a posterior of similar data or models if given."""
     if model.obstacle:
         raise ValueError(f"{model.obstacle} has no closed form; use engine='advi'")
     return load(model, "em").pose(source, model, start)  # type: ignore[no-any-return]
@@ -428,7 +428,7 @@ def nearest(model: Model, engine: Engine, posteriors: Sequence[Posterior], n_vie
 
 
 def pose_density(model: Model, source: InMemory, seed: int) -> AdviTask[Posterior]:
-    """The log density that ADVI climbs, and what turns its result into a posterior."""
+    """The log density that ADVI approximates, and what turns its result into a posterior."""
     return load(model, "density").pose(source, model, seed)  # type: ignore[no-any-return]
 
 

@@ -27,7 +27,7 @@ def connect(address: str | None = None) -> Any:
         # Start one on this machine, on the loopback interface, as on macOS: no other machine can connect.
         constants: Any = import_module("ray._private.ray_constants")
         before = constants.ENABLE_RAY_CLUSTER
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # for the processes that it starts
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read by the processes that Ray starts
         constants.ENABLE_RAY_CLUSTER = False
         try:
             ray.init(address="local", include_dashboard=False, **quiet)
@@ -51,7 +51,7 @@ class Tasks:
     """
 
     def __init__(self, n_workers: int | None, options: dict[str, Any]) -> None:
-        _patience()  # refused before anything is started
+        _patience()  # a wrong value is refused before anything is started
         self._ray = connect()
         self.n_workers = n_workers or max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
         self._options = {"num_cpus": 1, "max_calls": 0, **options}  # workers stay, also those with devices
@@ -84,7 +84,7 @@ class Tasks:
                 while waiting and len(busy) < self.n_workers:
                     call = waiting.pop()
                     busy[self.start(function, [call], spread=True)[0]] = call
-                done = self._ray.wait(list(busy), timeout=_patience())[0] or list(busy)  # the answer says who is late
+                done = self._ray.wait(list(busy), timeout=_patience())[0] or list(busy)  # the next line raises
                 self._answer(done[0], 10.0)
                 yield busy.pop(done[0])
         except BaseException as error:

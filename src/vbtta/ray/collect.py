@@ -113,9 +113,9 @@ def collect_views(
         str(folder.resolve()), mark,
     )  # fmt: skip
     expected = {job.target(piece).name for piece in pieces}
-    strangers = sorted(path.name for path in folder.glob("*.parquet") if path.name not in expected)
-    if strangers:
-        contents = f"predictions of other inputs, views, options or another key ({strangers[0]})"
+    unexpected = sorted(path.name for path in folder.glob("*.parquet") if path.name not in expected)
+    if unexpected:
+        contents = f"predictions of other inputs, views, options or another key ({unexpected[0]})"
         raise ValueError(f"out: {folder} holds {contents}; choose another folder, or remove them")
     with ThreadPoolExecutor(16) as pool:
         finished = list(pool.map(lambda piece: _is_finished(job.target(piece), piece.n_rows), pieces))
@@ -196,7 +196,7 @@ def collect_piece(digest: str, packed: bytes, piece: Piece) -> None:
         with atomic_path(job.target(piece)) as path, predictor.ready():
             tables = map(prediction_table, _row_groups(job, predictor, piece))
             first = next(tables)
-            # Hardly a number comes twice, so a dictionary takes time and room.
+            # Numbers are rarely repeated: a dictionary of them would cost time and space.
             options = {"use_dictionary": False, "write_page_checksum": True}
             with require("pyarrow.parquet", "ray").ParquetWriter(path, first.schema, **options) as writer:
                 for table in chain([first], tables):

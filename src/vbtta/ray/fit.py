@@ -259,7 +259,7 @@ class RemoteCategorical(CategoricalBlocks):
     """Blocks of labelled instances' logits, on workers."""
 
     parts: Parts
-    home: Calibration
+    calibration: Calibration
 
     def total(self, function: Callable[[CategoricalBlock], ResultT], every: int = 1) -> ResultT:
         """The sum of a function over every n-th block, in an order that depends on their number alone."""
@@ -267,4 +267,4 @@ class RemoteCategorical(CategoricalBlocks):
 
     def take(self, places: Array | None) -> tuple[ViewPredictions, LabelSets]:
         """Predictions and labels of some labelled instances, or of all."""
-        return self.home.take(np.arange(self.n_instances) if places is None else places)
+        return self.calibration.take(np.arange(self.n_instances) if places is None else places)

@@ -51,7 +51,7 @@ def predict(
     ray, data = connect(address), require("ray.data", "ray")
     rows = dataset if hasattr(dataset, "map_batches") else data.read_parquet(parquet_files(dataset))
     drawing, schema = [view.name for view in used if view.stochastic], rows.schema()
-    columns = schema.names if schema else ["instance"]  # of no rows nothing is known
+    columns = schema.names if schema else ["instance"]  # without rows there is no schema
     own = ("mean", "std", "lower", "upper") if policy.task == "regression" else ("label", "entropy")
     for name in set(columns) & set(own):
         raise ValueError(f"dataset has the column {name!r}, which predictions have, too: rename it, or leave it out")

@@ -47,14 +47,14 @@ class ClassModel(Model):
 
     def choices(self, labels: LabelFacts) -> tuple[Self, ...]:
         """Accuracies or confusion matrices, without and with item difficulty, where labels overlap; simplest first."""
-        most = self.resolve(labels)  # what the labels could tell
+        most = self.resolve(labels)  # the most detailed noise model that the labels allow
         if most.noise == "none" or not labels.overlap:
             return (self,)
         simple = "annotator" if len(labels.annotator_names) > 1 else "uniform"
         kinds = (most.noise,) if self.noise or most.noise == simple else (simple, most.noise)
         levels = (False, True) if self.difficulty is None else (self.difficulty,)
         options = [(kind, level) for kind in kinds for level in levels]
-        if len(options) == 4:  # matrices without difficulty absorb errors that people and views share: too sure
+        if len(options) == 4:  # matrices would take errors on hard items for the annotators'
             options.remove((most.noise, False))
         return tuple(replace(self, noise=kind, difficulty=level) for kind, level in options)
 

@@ -299,7 +299,7 @@ def pose(source: Source, spec: GaussianLatent, start: Posterior | None = None) -
         scale_of = choose_slope(data, moments, prior)
         moments = data.total(partial(moments_of, scale=scale_of))
         prior = prior if spec.shrinkage else choose_shrinkage(moments, prior)
-    offset = moments.mean_residual  # from a far one, shrunken to zero, EM might not return
+    offset = moments.mean_residual  # its prior would shrink a large one to zero, and EM might stay there
     people_prior, people = annotators.initialise(
         spec.noise, spec.gamma, data.n_annotators, reference.residual_variance, start
     )

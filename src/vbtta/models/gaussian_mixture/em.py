@@ -205,7 +205,7 @@ def initialise(data: ContinuousBlocks, spec: GaussianMixture) -> tuple[MixturePr
     inverse_scale = np.eye(C) * np.maximum(variance, typical * 1e-3)[:, :, None]
     flat = MixtureState(np.full(K, 1 / K), None, *theta, np.ones(K), inverse_scale, np.zeros(()))
     tail = np.asarray(_FIRST_TAIL if spec.component == "student_t" else 0.0)
-    # a wide prior: from a common calibration that is far off, shrunken to zero, EM might not return
+    # Wide: else the prior would shrink a large common calibration to zero, and EM might stay there.
     wide = prior._replace(common_scale=max(_START_SCALE, prior.common_scale), slope_scale=0.0)
     return prior, update(flat, total, wide)._replace(tail=tail)
 

@@ -27,7 +27,7 @@ _MIN_SIZE_RATIO = 8  # of a block's logits to its noise statistics, so that addi
 _MIN_LOGIT = -1e12  # after the shift: keeps products finite
 _PROBED_ROWS = 256  # looked at at once
 _GLANCED_ROWS = 16  # looked at where a policy predicts, up to twice as many
-_MIN_PROBABILITY_ROWS = 5  # from which rows that sum to 1 are no accident
+_MIN_PROBABILITY_ROWS = 5  # from which rows that sum to 1 are not taken for logits
 _PREDICTED_ENTRIES = 1 << 17  # of a block of logits to predict
 MAX_START_INSTANCES = 2_000  # on which the first temperatures are chosen
 _COARSE_INSTANCES, _COARSE = 4_000, EM(tol=1e-5, max_steps=100)  # on which a fit to many more is prepared
@@ -69,7 +69,7 @@ class CategoricalBlock:
     def looked_at(self) -> LabelTable:
         """The labels with the probabilities of the average logits."""
         outputs = self.mean if self.rows is None else self.mean[self.rows]
-        return replace(self.table, looks=label_noise.apparent_proba(outputs))
+        return replace(self.table, apparent_class=label_noise.apparent_proba(outputs))
 
     def logits(self, part: slice) -> Array:
         """Shifted logits of some labelled instances: (C, K, n), not to be written to."""

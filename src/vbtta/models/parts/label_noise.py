@@ -54,14 +54,14 @@ class LabelTable:
     importance: Array  # (N+,): weights of the instances
     n_instances: int  # N+
     n_annotators: int
-    looks: Array | None = None  # (N+, C): G, where item difficulty is modelled
+    apparent_class: Array | None = None  # (N+, C): G, where item difficulty is modelled
     _incidences: dict[int, tuple[Any, Any]] = field(default_factory=dict, repr=False)
 
     def part(self, labels: slice, first: int, last: int) -> "LabelTable":
         """Some labels, which are those of instances from first up to last."""
         columns = (self.instance[labels] - first, self.label[labels], self.annotator[labels], self.repeats[labels])
-        looks = None if self.looks is None else self.looks[first:last]
-        return LabelTable(*columns, self.importance[first:last], last - first, self.n_annotators, looks)
+        apparent_class = None if self.apparent_class is None else self.apparent_class[first:last]
+        return LabelTable(*columns, self.importance[first:last], last - first, self.n_annotators, apparent_class)
 
     @cached_property
     def given(self) -> Array:
@@ -80,10 +80,10 @@ class LabelTable:
     @cached_property
     def apparent(self) -> tuple[Array, Array, Array]:
         """G of every group's label (G, 1), of the classes that no label names (N+, 1), and how many labels (N+, 1)."""
-        assert self.looks is not None
-        looks = self.looks[self.groups.owner, self.groups.label][:, None]
+        assert self.apparent_class is not None
+        apparent_class = self.apparent_class[self.groups.owner, self.groups.label][:, None]
         total = np.bincount(self.instance, self.given, self.n_instances)[:, None]
-        return looks, np.maximum(1 - self.over_groups(looks), 0), total
+        return apparent_class, np.maximum(1 - self.over_groups(apparent_class), 0), total
 
     def incidence(self, n_answers: int) -> tuple[Any, Any]:
         """How often a group has an annotator's answer, (G, U A), and the same with the instances' weights, (U A, G).
@@ -94,10 +94,10 @@ class LabelTable:
             answer = self.annotator * n_answers + (self.label if n_answers > 1 else 0)
             ends = np.append(self.groups.first, len(answer))
             shape = len(self.groups.first), self.n_annotators * n_answers
-            given = sparse.csr_array((self.given, answer, ends), shape=shape)
+            answered = sparse.csr_array((self.given, answer, ends), shape=shape)
             counted = sparse.csc_array((self.repeats, answer, ends), shape=shape[::-1])
             few = shape[1] <= _FEW_ANSWERS
-            self._incidences[n_answers] = (given.toarray(), counted.toarray()) if few else (given, counted)
+            self._incidences[n_answers] = (answered.toarray(), counted.toarray()) if few else (answered, counted)
         return self._incidences[n_answers]
 
     @cached_property
@@ -200,7 +200,7 @@ class FittedNoise(NamedTuple):
         return self.model.of_kind.prior(self.model.n_classes, (right, wrong), (right, wrong))
 
     @property
-    def given(self) -> Array:
+    def expected(self) -> Array:
         """Expected counts of true classes and labels, without the prior: like `counts`."""
         return np.maximum(self.counts - self.prior, 0) if self.tally is None else self.tally
 
@@ -256,10 +256,10 @@ class FittedNoise(NamedTuple):
         levels = None if self.levels is None else np.exp(np.clip(take(len(self.levels)), *_LOG_COUNTS))
         return self._replace(counts=counts, levels=levels)
 
-    def _shared_prior(self, given: Array) -> Array:
-        """The prior counts of a row after a Newton step in their logarithms, the rows integrated out given `given`."""
+    def _shared_prior(self, counts: Array) -> Array:
+        """The prior counts of a row after a Newton step in their logarithms, the rows integrated out given counts."""
         model, strength = self.model, self.strength
-        right, wrong = model.of_kind.split(given)  # (R,) and (R, cells)
+        right, wrong = model.of_kind.split(counts)  # (R,) and (R, cells)
         centre, cells, total = _strength_of(model), wrong.shape[1], right + wrong.sum(axis=1)
 
         def height(a: float, b: float) -> float:
@@ -299,8 +299,8 @@ class FittedNoise(NamedTuple):
         position = labels.categorical(self.model.n_classes, predictions.classes)
         table, log_levels = _table(labels, position, person, len(counts)), None
         if self.levels is not None:
-            looks = apparent_proba(predictions.outputs[labels.labelled])
-            table, log_levels = replace(table, looks=looks), log_mean(self.levels)
+            apparent_class = apparent_proba(predictions.outputs[labels.labelled])
+            table, log_levels = replace(table, apparent_class=apparent_class), log_mean(self.levels)
         return LabelReading(self.model.of_kind, log_mean(counts), log_levels, self.model.n_classes, table).log_evidence
 
     def label_sampler(self, annotator: Array, instance: Array, outputs: Array) -> Sampler:
@@ -314,17 +314,17 @@ class FittedNoise(NamedTuple):
             # through it would be noisier than those that the matrices come from. It counts as one label.
             prior = prior / prior.sum(axis=1, keepdims=True)
         counts = _with_average(np.maximum(self.counts - self.prior, 0) + prior)
-        looks = None if levels is None else apparent_proba(outputs)  # (N, C)
+        apparent_class = None if levels is None else apparent_proba(outputs)  # (N, C)
 
         def draw(generator: np.random.Generator, truth: Array) -> Array:
             rows = np.maximum(generator.standard_gamma(counts), 1e-300)
             matrices = model.of_kind.matrices(rows / rows.sum(axis=-1, keepdims=True), model.n_classes)
             own = draw_positions(generator, matrices[annotator, truth])
-            if levels is None or looks is None:
+            if levels is None or apparent_class is None:
                 return own
-            share = generator.choice([0.0, _COPIED], size=len(looks), p=generator.dirichlet(levels))  # (N,)
+            share = generator.choice([0.0, _COPIED], size=len(apparent_class), p=generator.dirichlet(levels))  # (N,)
             same = generator.random(len(truth)) < share[instance]
-            return np.where(same, draw_positions(generator, looks)[instance], own)
+            return np.where(same, draw_positions(generator, apparent_class)[instance], own)
 
         return draw
 
@@ -341,7 +341,7 @@ class LabelReading:
         self.log_evidence = table.over_groups(kind.answers(log_answer, table, n_classes))  # (N+, C)
         if log_levels is None:
             return
-        looks, others, total = table.apparent
+        apparent_class, others, total = table.apparent
         odds = _COPIED / (1 - _COPIED) * np.exp(-log_answer)
         self._copied = odds / (1 + odds)  # P(a label is copied | it is the apparent class)
         gain = kind.answers(np.log1p(odds), table, n_classes)  # ln of the product of 1 + odds: (G, C)
@@ -350,12 +350,12 @@ class LabelReading:
             top = gain.copy() if table.groups.start is None else np.maximum.reduceat(gain, table.groups.start)
             gain -= table.by_group(top)
         apparent = np.exp(gain, out=gain)
-        apparent *= looks
+        apparent *= apparent_class
         scale = table.over_groups(apparent)
         scale = scale + others * np.exp(-top)  # (N+, C)
         apparent /= table.by_group(scale)
         self._apparent = apparent  # P(d_i is the group's label): (G, C)
-        log_odds = np.log(scale) + (top + log_levels[1] - log_levels[0] + total * np.log1p(-_COPIED))  # of a hard one
+        log_odds = np.log(scale) + (top + log_levels[1] - log_levels[0] + total * np.log1p(-_COPIED))  # of being hard
         smaller = np.exp(-np.abs(log_odds))
         self._hard = np.where(log_odds > 0, 1, smaller) / (1 + smaller)  # given the class: (N+, C)
         self.log_evidence = self.log_evidence + (np.log1p(smaller) + np.maximum(log_odds, 0) + log_levels[0])
@@ -412,9 +412,9 @@ class _Accuracy:
         right = truth[np.arange(len(truth)), table.groups.label]
         return np.asarray(table.incidence(1)[1] @ np.stack([right, truth @ np.ones(truth.shape[1]) - right], axis=1))
 
-    def right_and_wrong(self, given: Array) -> Array:
+    def right_and_wrong(self, counts: Array) -> Array:
         """Expected counts of right and wrong labels: (U, 2)."""
-        return given
+        return counts
 
     def matrices(self, mean: Array, n_classes: int) -> Array:
         """Confusion matrices (U, C, C) of the parameters."""
@@ -451,9 +451,9 @@ class _Confusion:
         expected = (table.incidence(C)[1] @ truth).reshape(U, C, C)  # annotator, label, true class
         return np.ascontiguousarray(np.swapaxes(expected, 1, 2))
 
-    def right_and_wrong(self, given: Array) -> Array:
-        right = np.trace(given, axis1=1, axis2=2)
-        return np.stack([right, np.maximum(given.sum(axis=(1, 2)) - right, 0)], axis=1)
+    def right_and_wrong(self, counts: Array) -> Array:
+        right = np.trace(counts, axis1=1, axis2=2)
+        return np.stack([right, np.maximum(counts.sum(axis=(1, 2)) - right, 0)], axis=1)
 
     def matrices(self, mean: Array, n_classes: int) -> Array:
         return mean
@@ -521,7 +521,7 @@ def describe(noise: FittedNoise | None, names: tuple[str, ...]) -> AnnotatorAccu
     """Accuracies with intervals, and confusion matrices; None without a noise model."""
     if noise is None:
         return None
-    model, counts = noise.model, noise.prior + noise.given
+    model, counts = noise.model, noise.prior + noise.expected
     beta = _accuracy_counts(noise)
     levels = np.array([0.5 - 0.5 * _LEVEL, 0.5 + 0.5 * _LEVEL])
     return AnnotatorAccuracy(
@@ -535,11 +535,11 @@ def describe(noise: FittedNoise | None, names: tuple[str, ...]) -> AnnotatorAccu
 def _accuracy_counts(noise: FittedNoise) -> Array:
     """Beta counts of every annotator's accuracy, (U, 2), without the pull of their common prior (docs/method)."""
     kind, prior = noise.model.of_kind, np.array(noise.model.accuracy_prior)
-    given = kind.right_and_wrong(noise.given)
-    right, n = given[:, 0], np.maximum(given.sum(axis=1), 1e-300)
+    expected = kind.right_and_wrong(noise.expected)
+    right, n = expected[:, 0], np.maximum(expected.sum(axis=1), 1e-300)
     share = np.ones(len(n))
     if noise.doubt is not None:
-        share = np.maximum(1 - noise.doubt / np.maximum(given.prod(axis=1) / n, 1e-300), _MIN_INFORMATION)
+        share = np.maximum(1 - noise.doubt / np.maximum(expected.prod(axis=1) / n, 1e-300), _MIN_INFORMATION)
     if kind.per_annotator and len(n) >= _MIN_ROWS:
         average = (right.sum() + prior[0] / prior.sum()) / (n.sum() + 1)
         prior = np.array([average, 1 - average])

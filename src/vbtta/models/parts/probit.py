@@ -201,7 +201,7 @@ def _tail(mean: Array, scale: Array) -> _Tail:
 
 def _pull_back_tail(scale: Array, tail: _Tail, share: Array) -> tuple[Array, Array]:
     """Gradients (C, R) of the part below the lowest node, share (C, R) being its weight in the objective."""
-    # lo moves with the class that sets it and the bends there change little: bends and nodes are held fixed.
+    # The lowest node moves with the class that decides it, and curvatures change little there: both are held fixed.
     # (Their derivative at a fixed lo grows with the square of the distance to an improbable class, and is wrong.)
     x, hazard, excess, bend, curvature, z, _ = tail
     rise = z + np.exp(-0.5 * z * z - _LOG_SQRT_2PI - log_ndtr(z))
