@@ -655,6 +655,7 @@ def test_a_fit_to_many_logits_takes_less_than_a_copy_of_them(model: str, monkeyp
     truth = rng.integers(10, size=60_000)
     predictions = ViewPredictions((rng.normal(size=(60_000, 30, 10)) + np.eye(10)[truth][:, None]).astype(np.float32))
     options: dict[str, Any] = {"task": "classification", "model": model, "engine": EM(max_steps=2, tol=0)}
+    fit_policy(predictions.take(slice(90)), truth[:90], guard=False, **options)  # what is imported is not counted
     tracemalloc.start()
     try:
         policy = fit_policy(predictions, truth, guard=False, **options)
@@ -664,3 +665,21 @@ def test_a_fit_to_many_logits_takes_less_than_a_copy_of_them(model: str, monkeyp
     assert peak < predictions.outputs.nbytes
     monkeypatch.setattr("vbtta.models.parts.class_data._MOST_STORED", 1 << 30)
     np.testing.assert_array_equal(fit_policy(predictions, truth, guard=False, **options).weights, policy.weights)
+
+
+def test_a_stack_of_many_logits_takes_less_than_two_copies_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is that of a fold's training rows; folds are freed before the next one, and before scoring."""
+    monkeypatch.setattr("vbtta.inference.em._cores", lambda: 1)
+    rng = np.random.default_rng(0)
+    truth = rng.integers(12, size=20_000)
+    names = ["identity", *(f"view{k}" for k in range(39))]
+    predictions = ViewPredictions(rng.normal(size=(20_000, 40, 12)) + 2 * np.eye(12)[truth][:, None], names=names)
+    options: dict[str, Any] = {"task": "classification", "engine": EM(max_steps=2, tol=0)}
+    fit_policy(predictions.take(slice(90)), truth[:90], **options)  # what is imported is not counted
+    tracemalloc.start()
+    try:
+        fit_policy(predictions, truth, **options)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.75 * predictions.outputs.nbytes

@@ -51,13 +51,13 @@ def cross_validate(
         if sample.predictions.outputs.size > _LARGE:
             sample.forget_layouts()
         for train, _ in folds:
-            inside = None  # frees the previous fold's data: two folds would take twice the memory
             inside, policies = sample.take(train), list[Policy]()
             for fit in fits:
                 policies.append(fit(inside, policies))
                 if bar is not None:
                     bar.advance(1)
             by_fold.append(policies)
+            del inside  # another fold, or the scores, would take as much memory again
     return score_folds(zip(*by_fold, strict=True), sample, folds)
 
 

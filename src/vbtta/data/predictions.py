@@ -19,7 +19,7 @@ from vbtta._support.fingerprints import UNKNOWN
 from vbtta.data import labels as tables
 from vbtta.data.labels import Array, LabelSets
 
-_ROWS_AT_A_TIME = 1 << 14
+_ROWS_AT_A_TIME = 1 << 11
 _LARGEST = 1e100  # a prediction, so that its square is a number too
 
 

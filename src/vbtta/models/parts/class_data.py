@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ENTRIES = 1 << 18  # of an array of logits in work: it and a few like it fit a core's share of the cache
 _WIDEST_SINGLE = 100.0  # range of logits up to which covariances in single precision are exact enough
 _FEW_CLASSES = 48  # up to which logits are worked on with instances last in memory
-_MOST_STORED = 1 << 24  # logits up to which they are stored so; else they are laid out again in every pass
+_MOST_STORED = 1 << 20  # logits up to which they are stored so; else they are laid out again in every pass
 _SINGLE_LOGITS = 1 << 9  # of an instance, given in single precision or less, from which a fit works in it
 _MIN_SIZE_RATIO = 8  # of a block's logits to its noise statistics, so that adding these takes no time
 _MIN_LOGIT = -1e12  # after the shift: keeps products finite
