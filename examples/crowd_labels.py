@@ -38,12 +38,12 @@ instance, annotator, answer = [], [], []
 for i in range(N):
     for person in rng.choice(12, size=rng.integers(0, 5), replace=False):
         right = rng.random() < skill[person]
-        said = truth[i] if right else rng.choice(np.delete(np.arange(4), truth[i]))
+        position = truth[i] if right else rng.choice(np.delete(np.arange(4), truth[i]))
         if person == 9 and truth[i] == 3:
-            said = 2
+            position = 2
         instance.append(ids[i])
         annotator.append(f"worker {person}")
-        answer.append(CLASSES[said])
+        answer.append(CLASSES[position])
 labels = LabelSets.from_table(instance, answer, annotator)
 print(labels)
 
@@ -59,8 +59,8 @@ people = policy.annotators
 for place in np.argsort(people.accuracy)[:3]:
     low, high = people.accuracy_interval[place]
     print(f"{people.names[place]} is right in {100 * people.accuracy[place]:.0f} % [{100 * low:.0f}, {100 * high:.0f}]")
-one = people.names.index("worker 9")
-print("worker 9 calls a fox a dog with probability", people.confusion[one][3, 2].round(2))
+worker = people.names.index("worker 9")
+print("worker 9 calls a fox a dog with probability", people.confusion[worker][3, 2].round(2))
 
 # %% [markdown]
 # ## Consensus
@@ -68,13 +68,13 @@ print("worker 9 calls a fox a dog with probability", people.confusion[one][3, 2]
 # For every photo with an answer, from all answers and all views together.
 
 # %%
-found = policy.consensus(predictions, labels)
+consensus = policy.consensus(predictions, labels)
 votes = np.zeros((N, 4))
 np.add.at(votes, (np.searchsorted(ids, instance), np.searchsorted(CLASSES, answer)), 1)
 asked = votes.sum(axis=1) > 0
 majority = (votes + 1e-6 * rng.random(votes.shape)).argmax(axis=1)
 print(f"majority right  {100 * np.mean(majority[asked] == truth[asked]):.1f} %")
-print(f"consensus right {100 * np.mean(found.label[asked] == CLASSES[truth[asked]]):.1f} %")
+print(f"consensus right {100 * np.mean(consensus.label[asked] == CLASSES[truth[asked]]):.1f} %")
 
 # %% [markdown]
 # ## Whom to ask again
@@ -82,7 +82,7 @@ print(f"consensus right {100 * np.mean(found.label[asked] == CLASSES[truth[asked
 # The least certain photos are where another answer is worth most.
 
 # %%
-doubt = 1 - found.proba.max(axis=1)
+doubt = 1 - consensus.proba.max(axis=1)
 for i in np.argsort(-doubt)[:3]:
-    best = found.proba[i].argsort()[::-1][:2]
-    print(ids[i], ", ".join(f"{CLASSES[c]} {found.proba[i, c]:.2f}" for c in best))
+    best = consensus.proba[i].argsort()[::-1][:2]
+    print(ids[i], ", ".join(f"{CLASSES[c]} {consensus.proba[i, c]:.2f}" for c in best))

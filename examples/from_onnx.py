@@ -73,8 +73,8 @@ print(policy)
 policy.save(folder / "policy.json")
 loaded = Policy.load(folder / "policy.json")
 used = [view for view in views if loaded.weights[loaded.names.index(view.name)] > 0]
-found = loaded.predict(collect_views(folder / "digits.onnx", images[test], used))
+prediction = loaded.predict(collect_views(folder / "digits.onnx", images[test], used))
 plain = collect_views(session, images[test], [Identity()]).outputs[:, 0].argmax(axis=1)
 print(f"{len(used)} of {len(views)} views")
-for name, label in (("weighted views", found.label), ("no views", plain)):
+for name, label in (("weighted views", prediction.label), ("no views", plain)):
     print(f"{name:14s} accuracy {np.mean(label == digits.target[test]):.3f}")

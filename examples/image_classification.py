@@ -23,7 +23,7 @@ images = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)  # (1797
 classes = digits.target
 rng = np.random.default_rng(0)
 train, calibration, test = np.split(rng.permutation(len(images)), [300, 700])
-given = np.where(rng.random(300) < 0.2, rng.integers(0, 10, size=300), classes[train])
+noisy = np.where(rng.random(300) < 0.2, rng.integers(0, 10, size=300), classes[train])
 
 torch.manual_seed(0)
 network = nn.Sequential(
@@ -31,7 +31,7 @@ network = nn.Sequential(
     nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10),
 )  # fmt: skip
 optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
-inputs, targets = images[train], torch.tensor(given)
+inputs, targets = images[train], torch.tensor(noisy)
 for _ in range(40):
     optimizer.zero_grad()
     nn.functional.cross_entropy(network(inputs), targets).backward()

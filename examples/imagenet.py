@@ -123,8 +123,8 @@ def export(network: nn.Module, policy: Policy, images: Tensor, path: Path) -> fl
         expected = module(images).numpy()
         torch.onnx.export(torch.export.export(module, (images,), dynamic_shapes=rows), (), path, verbose=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-    return float(np.abs(found - expected).max())
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    return float(np.abs(outputs - expected).max())
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -44,9 +44,9 @@ def heavy_tailed_annotators(predictions, labels, prior):
     """Labels are Student-t around their view, with a width and a tail for every annotator."""
     views = prior.sample(predictions)  # weights (K,), location and scale (n, K, C)
     people = (labels.n_annotators,)
-    one = torch.ones(people, dtype=torch.float64)
-    width = pyro.sample("width", dist.HalfNormal(one).to_event(1))
-    tail = pyro.sample("tail", dist.Gamma(2 * one, 0.1 * one).to_event(1))
+    ones = torch.ones(people, dtype=torch.float64)
+    width = pyro.sample("width", dist.HalfNormal(ones).to_event(1))
+    tail = pyro.sample("tail", dist.Gamma(2 * ones, 0.1 * ones).to_event(1))
     who = labels.annotator[:, None, None]  # (j, 1, 1)
     scale = torch.sqrt(views.scale[labels.instance] ** 2 + width[who] ** 2)  # (j, K, C)
     noise = dist.StudentT(1 + tail[who], views.location[labels.instance], scale)

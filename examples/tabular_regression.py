@@ -53,7 +53,7 @@ unfitted = GradientBoostingRegressor(n_estimators=60, random_state=0)
 whole = VBTTARegressor(unfitted, views, cv=KFold(3), draws=8)
 print(whole.fit(X[order[:290]], y[order[:290]]).policy_)
 scores = {
-    name: -cross_val_score(one, X[order[:290]], y[order[:290]], cv=3, scoring="neg_mean_absolute_error").mean()
-    for name, one in (("model", unfitted), ("weighted views", whole))
+    name: -cross_val_score(estimator, X[order[:290]], y[order[:290]], cv=3, scoring="neg_mean_absolute_error").mean()
+    for name, estimator in (("model", unfitted), ("weighted views", whole))
 }
 print({name: round(float(score), 1) for name, score in scores.items()})

@@ -34,5 +34,5 @@ policy = fit_policy(
 module = TTAModule(network, views, policy, draws=4).eval()
 with torch.no_grad():
     weighted, alone = module(images[test]).argmax(1).numpy(), network.eval()(images[test]).argmax(1).numpy()
-accuracy = {name: np.mean(found == digits.target[test]) for name, found in (("views", weighted), ("network", alone))}
+accuracy = {name: np.mean(label == digits.target[test]) for name, label in (("views", weighted), ("network", alone))}
 print(policy, accuracy)

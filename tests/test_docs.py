@@ -131,14 +131,14 @@ def test_no_picture_is_left_over() -> None:
 EXAMPLES = {
     "image_classification": lambda ran: sum(ran["weight"][view.name] for view in ran["turned"]) < 0.2,
     "tabular_regression": lambda ran: ran["weighted"].policy_.weights.sum() == pytest.approx(1),
-    "crowd_labels": lambda ran: (ran["found"].label == ran["CLASSES"][ran["truth"]])[ran["asked"]].mean() > 0.95,
+    "crowd_labels": lambda ran: (ran["consensus"].label == ran["CLASSES"][ran["truth"]])[ran["asked"]].mean() > 0.95,
     "segmentation": lambda ran: (
         ran["weight"]["hflip"] < 0.02 < ran["weight"]["hflip/swap(1,2)"]
         and ran["scores"]["policy"][0] < min(ran["scores"]["network"][0], ran["scores"]["uniform"][0])
     ),
     "keypoints": lambda ran: ran["error"][1] < 0.95 * ran["error"][0] < 2,
     "prompts": lambda ran: ran["accuracy"]["weighted"] > ran["accuracy"]["one prompt"] + 0.1,
-    "from_onnx": lambda ran: (ran["found"].label == ran["digits"].target[ran["test"]]).mean() > 0.9,
+    "from_onnx": lambda ran: (ran["prediction"].label == ran["digits"].target[ran["test"]]).mean() > 0.9,
 }
 
 
