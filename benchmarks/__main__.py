@@ -21,12 +21,12 @@ _ON_REQUEST = ("quality", "cifar10n", "dense")  # need trained networks and have
 
 def benchmarks() -> list[str]:
     """Names of the modules here that have a function `run`, without importing them."""
-    found = []
+    names = []
     for path in sorted(Path(__file__).parent.glob("*.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
         if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in body):
-            found.append(path.stem)
-    return found
+            names.append(path.stem)
+    return names
 
 
 def measure(name: str, *, quick: bool) -> dict[str, Any]:

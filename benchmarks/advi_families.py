@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def families(quick: bool) -> dict[str, Any]:
     """Gains of Student-t over normal in nats a held-out label, averaged over problems, with standard errors."""
-    found = {}
+    results = {}
     for name, setting in SETTINGS.items():
         row: dict[str, Any] = {}
         for labels in ("contaminated", "clean"):
@@ -39,8 +39,8 @@ def families(quick: bool) -> dict[str, Any]:
             row[labels] = {"gain": float(np.mean(gains)), "each": gains}
         row["beats_or_ties_on_contaminated"] = row["contaminated"]["gain"] > (-TIE if setting["spare"] else 0)
         row["normal_wins_or_ties_on_clean"] = row["clean"]["gain"] < TIE
-        found[name] = row
-    return found
+        results[name] = row
+    return results
 
 
 def component_gain(seed: int, *, used: int, spare: int, tail: float, share: float, n_labels: int = 300) -> float:

@@ -103,28 +103,31 @@ def timing(quick: bool) -> dict[str, Any]:
             commands["pymc"] = [*fit, "0", "0"]
             output(commands["pymc"])  # fills the compile cache
         times = rounds(commands, 1 if quick else 5)
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "steps": _STEPS,
             "particles": _PARTICLES,
             "fresh_process_seconds": times,
             **_in_process(quick),
         }
         if not has_pymc:
-            return {**found, "pymc": f"not installed in {Path(python).name}: set VBTTA_PYMC_PYTHON to one that has it"}
+            return {
+                **results,
+                "pymc": f"not installed in {Path(python).name}: set VBTTA_PYMC_PYTHON to one that has it",
+            }
         inside = json.loads(output([*fit, "1" if quick else "5", "0"]))
         second = float(np.median(inside["further"]))
         return {
-            **found,
+            **results,
             "pymc_version": inside["version"],
             "pymc_first_fit": inside["first"],
             "pymc_further_fits": inside["further"],
             "pymc_compiled_steps": inside["compiled_steps"],
             "advi_over_pymc": {"ratio": paired(times["advi"], times["pymc"]), "limit": 1.0},
             "pymc_over_em": {"ratio": paired(times["pymc"], times["em"]), "least": 5.0},
-            "pymc_second_over_em_engine": {"ratio": second / found["em_engine_seconds"], "least": 30.0},
-            "pymc_second_over_em_policy": {"ratio": second / found["em_policy_seconds"]},
+            "pymc_second_over_em_engine": {"ratio": second / results["em_engine_seconds"], "least": 30.0},
+            "pymc_second_over_em_policy": {"ratio": second / results["em_policy_seconds"]},
             "pymc_compiled_steps_over_advi_steps": {
-                "ratio": float(np.median(inside["compiled_steps"])) / found["advi_policy_seconds"]
+                "ratio": float(np.median(inside["compiled_steps"])) / results["advi_policy_seconds"]
             },
             "weights": _agreement(script, mixed_file, predictions, labels, 1000 if quick else 10_000),
         }
@@ -189,10 +192,10 @@ def paired(one: list[float], other: list[float]) -> float:
 
 def output(command: list[str]) -> str:
     """The last line that a process prints."""
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        raise RuntimeError(f"{command[0]} failed: {found.stderr[-2000:]}")
-    return (found.stdout.strip().splitlines() or [""])[-1]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed: {process.stderr[-2000:]}")
+    return (process.stdout.strip().splitlines() or [""])[-1]
 
 
 def save(path: Path, predictions: ViewPredictions, labels: LabelSets) -> None:

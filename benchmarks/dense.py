@@ -106,11 +106,11 @@ def _stored(name: str, seed: int, folder: str, cache: str, *, quick: bool) -> tu
         with atomic_path(path) as temporary:
             temporary.write_text(json.dumps({"scores": plain, "weights": weights}))
         print(f"{path} written", file=sys.stderr, flush=True)
-    found = json.loads(path.read_text())
+    stored = json.loads(path.read_text())
     arrays = {
-        method: {metric: np.array(row) for metric, row in rows.items()} for method, rows in found["scores"].items()
+        method: {metric: np.array(row) for metric, row in rows.items()} for method, rows in stored["scores"].items()
     }
-    return arrays, found["weights"]
+    return arrays, stored["weights"]
 
 
 def _measure(name: str, seed: int, folder: str, cache: str, *, quick: bool) -> tuple[Scores, dict[str, Any]]:

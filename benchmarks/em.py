@@ -104,14 +104,14 @@ def passes_to_converge(draws: int) -> dict[str, Any]:
 
     Passes of one draw change by up to a factor of two with the slightest change of the path, so many are averaged.
     """
-    found: dict[str, Any] = {"draws": draws}
+    results: dict[str, Any] = {"draws": draws}
     for tol in (1e-7, 1e-9):
         extrapolated = _mean_passes(tol, draws)
         with mock.patch.object(MixtureProblem, "extrapolate", lambda self, before, after, statistics: after):
             alone = _mean_passes(tol, draws)
         ratio = sum(alone.values()) / sum(extrapolated.values())
-        found[f"tol_{tol:g}"] = {"extrapolated": extrapolated, "squarem_alone": alone, "ratio": ratio, "least": 1.1}
-    return found
+        results[f"tol_{tol:g}"] = {"extrapolated": extrapolated, "squarem_alone": alone, "ratio": ratio, "least": 1.1}
+    return results
 
 
 def _mean_passes(tol: float, draws: int) -> dict[str, float]:

@@ -53,7 +53,7 @@ def sample_weights(problems: list[StandardProblem], sweeps: int, burn_in: int, s
     P, _, K = f.shape
     weights, precision = np.full((P, K), 1 / K), nu / scale * np.ones(K)
     slope, offset = np.zeros((P, K)), np.zeros((P, K))
-    found = np.empty((sweeps, P, K))
+    draws = np.empty((sweeps, P, K))
     for sweep in range(-burn_in, sweeps):
         residual = gap - slope[:, None] * f - offset[:, None]
         log_share = (np.log(weights) + 0.5 * np.log(precision))[:, None] - 0.5 * precision[:, None] * residual**2
@@ -67,8 +67,8 @@ def sample_weights(problems: list[StandardProblem], sweeps: int, burn_in: int, s
         rate = scale + (mine * residual**2).sum(axis=1)
         precision = 2 * rng.gamma(0.5 * (nu + count)) / rate
         if sweep >= 0:
-            found[sweep] = weights
-    return found
+            draws[sweep] = weights
+    return draws
 
 
 def _calibration(

@@ -58,7 +58,7 @@ def run(quick: bool = False) -> dict[str, Any]:
 
 def module_memory(network: nn.Module, side: int) -> dict[str, Any]:
     """Peaks of one image: allowed are the network's own with its input, two output maps a member and a mask."""
-    image, found = torch.rand(1, 3, side, side), {}
+    image, results = torch.rand(1, 3, side, side), {}
     alone = peak(lambda: network(image.clone()))  # a view is an input of its own
     for name, views in {"all seen": _FULL, "partly seen": _PARTIAL}.items():
         small = torch.rand(10, 3, 48, 64)
@@ -76,9 +76,9 @@ def module_memory(network: nn.Module, side: int) -> dict[str, Any]:
             members, pixels = len(module.pools), side**2 * 4 / 1e6
             allowed = alone + (2 * _CLASSES * members + 1) * pixels
             measured = peak(lambda module=module: module(image))  # type: ignore[misc]
-            found[f"{kind}, {name}"] = {"members": members, "views": len(module.views), "peak": measured}
-            found[f"{kind}, {name}"] |= {"allowed": allowed, "within": measured <= allowed}
-    return {"side": side, "network": alone, **found}
+            results[f"{kind}, {name}"] = {"members": members, "views": len(module.views), "peak": measured}
+            results[f"{kind}, {name}"] |= {"allowed": allowed, "within": measured <= allowed}
+    return {"side": side, "network": alone, **results}
 
 
 def peak(call: Callable[[], object]) -> float:
@@ -104,8 +104,8 @@ def collect_memory(n_images: int) -> dict[str, Any]:
     batch = batch_size * (1 + 2 * _CLASSES) * 256**2 * 4 / 1e6  # inputs, their maps, and the maps undone
     allowed = 1.5 * predictions.outputs.nbytes / 1e6 + batch
     all_maps = n_images * len(_FULL) * _CLASSES * 256**2 * 4 / 1e6
-    found = {"images": n_images, "sampled": predictions.outputs.nbytes / 1e6, "batch": batch, "all_maps": all_maps}
-    return {**found, "peak": measured, "allowed": allowed, "within": measured <= allowed}
+    results = {"images": n_images, "sampled": predictions.outputs.nbytes / 1e6, "batch": batch, "all_maps": all_maps}
+    return {**results, "peak": measured, "allowed": allowed, "within": measured <= allowed}
 
 
 def speed(network: nn.Module, side: int, repeats: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     torch.set_num_threads(1)  # several threads wait for each other wherever something else runs beside them
     try:
         with torch.inference_mode():
-            found = {
+            timings = {
                 f"batch_{n_rows}": at_batch_size(network, compose, views, n_rows, 3 if quick else repeats)
                 for n_rows, repeats in _REPEATS.items()
                 if not quick or n_rows < 256
@@ -49,7 +49,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in network.parameters()),
         "threads": 1,
         "limits": {"module_to_ceiling": 1.05, "module_to_ttach": 1.0, "four_to_sixteen_views": 0.25},
-        **found,
+        **timings,
     }
 
 

@@ -203,8 +203,8 @@ def baseline(work: Path) -> dict[str, Any]:
             temporary.write_text(
                 json.dumps({"seconds": json.loads(answer)["seconds"], "reached": reached}), encoding="utf-8"
             )
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return document
 
 
 def tests_of(mutant: Mutant, known: dict[str, Any]) -> list[str]:

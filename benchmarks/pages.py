@@ -69,14 +69,14 @@ def compared() -> dict[str, Any]:
 
 def readme_table() -> str:
     """Accuracy or absolute error, and NLL, of the main methods."""
-    found = compared()
-    rows: dict[str, dict[str, Any]] = {name: _rows(found[name]) for name in _SETS}
+    comparisons = compared()
+    rows: dict[str, dict[str, Any]] = {name: _rows(comparisons[name]) for name in _SETS}
     best = {
         name: min(rows[name][method]["values"]["nll"] for method in _METHODS if method in rows[name]) for name in _SETS
     }
     body = [
         ["labels an image", *(labels for _, labels in _SETS.values())],
-        ["networks", *(str(len(found[name]["seeds"])) for name in _SETS)],
+        ["networks", *(str(len(comparisons[name]["seeds"])) for name in _SETS)],
     ]
     for method, words in _METHODS.items():
         cells = [words]
@@ -99,19 +99,19 @@ def readme_list() -> str:
 
 
 def _sentences() -> Iterator[str]:
-    found = compared()
+    comparisons = compared()
     yield (
         "The likelihood gains most where several people labelled each image: most other methods take their answers for "
-        f"the truth. With one label an image (Food-101) it {_against_best(found['food101-pretrained'])}."
+        f"the truth. With one label an image (Food-101) it {_against_best(comparisons['food101-pretrained'])}."
     )
-    yield _accuracy(found)
-    images = _rows(found["cifar10n-pretrained"])
+    yield _accuracy(comparisons)
+    images = _rows(comparisons["cifar10n-pretrained"])
     nll = {method: images[method]["values"]["nll"] for method in ("original+t", "original_noise", "vbtta")}
     tempered, noise, views = nll.values()
     yield (
         f"On CIFAR-10N it gains {tempered - views:.3f} nats over one temperature. The model of label noise gives "
         f"{tempered - noise:.3f} of them, the views {noise - views:.3f}. Raykar's method models the noise too, and "
-        f"{_both(images, _rows(found['cifar10n-pretrained@100']))}."
+        f"{_both(images, _rows(comparisons['cifar10n-pretrained@100']))}."
     )
     labels = read("cifar10n")["labels"]
     consensus, majority = (100 * np.mean([row[key] for row in labels]) for key in ("consensus", "majority"))
@@ -119,7 +119,7 @@ def _sentences() -> Iterator[str]:
         f"Consensus labels of CIFAR-10N are right for {consensus:.1f} % of the images, against {majority:.1f} % for "
         "the majority vote ([results](results/cifar10n/README.md))."
     )
-    few = [_few(found, name) for name in _SETS if f"{name}@100" in found]
+    few = [_few(comparisons, name) for name in _SETS if f"{name}@100" in comparisons]
     better = "; ".join(text for text in few if text)
     yield f"With 100 images {better or 'no other method has a better likelihood beyond its interval'}."
     losses: dict[tuple[str, int, int], list[float]] = {}
@@ -155,8 +155,8 @@ def _against_best(result: dict[str, Any]) -> str:
     return f"is {'better' if value > 0 else 'worse'} than the best of them, {rival}, by {_range(value, low, high)} nats"
 
 
-def _accuracy(found: dict[str, Any]) -> str:
-    lost = [name for name, result in found.items() if not result["verdicts"][1]["holds"]]
+def _accuracy(comparisons: dict[str, Any]) -> str:
+    lost = [name for name, result in comparisons.items() if not result["verdicts"][1]["holds"]]
     if not lost:
         return "Accuracy is that of the best other method everywhere, within its interval."
     return (
@@ -186,9 +186,9 @@ def _range(value: float, low: float, high: float) -> str:
     return f"{abs(value):.3f} ({ends[0]:.3f} to {ends[1]:.3f})"
 
 
-def _few(found: dict[str, Any], name: str) -> str:
+def _few(comparisons: dict[str, Any], name: str) -> str:
     """A baseline that is better than the default beyond the interval, if there is one."""
-    result = found[f"{name}@100"]
+    result = comparisons[f"{name}@100"]
     value, low, high = _rows(result)[result["best_baseline"]]["minus_vbtta"]["nll"]
     rival, data = _RIVALS.get(result["best_baseline"], result["best_baseline"]), _SETS[name][0].partition(",")[0]
     return f"{rival} has the better likelihood on {data}, by {_range(value, low, high)} nats" if high < 0 else ""

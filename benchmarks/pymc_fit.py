@@ -30,21 +30,21 @@ def main(path: str, steps: int, particles: int, repeats: int, long_run: int) -> 
         precision = pm.Gamma("precision", nu / 2, inverse_scale / 2, shape=K)
         pm.NormalMixture("y", w=weights, mu=f * (1 + slope) + offset, sigma=precision**-0.5, observed=y)
     options: dict[str, Any] = {"method": "fullrank_advi", "progressbar": False, "obj_n_mc": particles}
-    found: dict[str, Any] = {"version": pm.__version__}
+    results: dict[str, Any] = {"version": pm.__version__}
     with model:
-        found["first"] = seconds(lambda: pm.fit(steps, random_seed=0, **options))
-        found["further"] = [seconds(lambda: pm.fit(steps, random_seed=1, **options)) for _ in range(repeats)]
+        results["first"] = seconds(lambda: pm.fit(steps, random_seed=0, **options))
+        results["further"] = [seconds(lambda: pm.fit(steps, random_seed=1, **options)) for _ in range(repeats)]
         if repeats:
             inference = pm.FullRankADVI(model=model, random_seed=2)
             inference.fit(1, progressbar=False, obj_n_mc=particles)
-            found["compiled_steps"] = [
+            results["compiled_steps"] = [
                 seconds(lambda: inference.refine(steps, progressbar=False)) for _ in range(repeats)
             ]
         if long_run:
             optimizer = pm.adam(learning_rate=0.01)
             trace = pm.fit(long_run, random_seed=0, obj_optimizer=optimizer, **options).sample(4000, random_seed=0)
-            found["weights"] = trace.posterior["weights"].mean(("chain", "draw")).values.tolist()
-    return found
+            results["weights"] = trace.posterior["weights"].mean(("chain", "draw")).values.tolist()
+    return results
 
 
 def seconds(work: Callable[[], Any]) -> float:

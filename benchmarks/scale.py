@@ -57,28 +57,28 @@ def step_by_workers(folder: Path, n_labels: int, n_views: int) -> dict[str, floa
     """One step (a pass and an update) by one worker and by two, one thread each; limit 0.7."""
     views, labels = write_problem(folder, n_labels, n_views)
     given = read_labels(labels)
-    found: dict[str, float] = {"J": n_labels, "K": n_views}
+    results: dict[str, float] = {"J": n_labels, "K": n_views}
     for n_workers, name in ((1, "one"), (2, "two")):
         calibration = Calibration.of(open_chunks(views), given, "regression", Tasks(n_workers, {}))
         start = time.perf_counter()
         parts = calibration.continuous(with_variance=False).parts
         require("ray", "ray").wait(parts.data, num_returns=len(parts.data))
-        found[f"{name}_loading_seconds"] = time.perf_counter() - start
+        results[f"{name}_loading_seconds"] = time.perf_counter() - start
         problem, state = pose(GaussianMixture(v=0.1, noise="none"), calibration)
 
         def step(problem: Any = problem, state: Any = state) -> None:
             problem.update(state, problem.evaluate(state)[1])
 
-        found[f"{name}_worker_seconds"] = fastest(step)
-        found["bytes_in_memory"] = float(parts.sum(_size_of()))
+        results[f"{name}_worker_seconds"] = fastest(step)
+        results["bytes_in_memory"] = float(parts.sum(_size_of()))
         calls = [(*each, parts.size, _size_of(), 1) for each in zip(parts.data, parts.firsts, strict=True)]
         answers = parts.tasks.results(sums, calls)
-        found["bytes_back"] = len(pickle.dumps(problem.evaluate(state)[1])) * sum(map(len, answers))
-    found["bytes_on_disk"] = sum(path.stat().st_size for path in views.glob("*.parquet"))
-    found["bytes_of_labels"] = labels.stat().st_size
-    found["ratio"] = found["two_worker_seconds"] / found["one_worker_seconds"]
-    found["limit"] = 0.7
-    return found
+        results["bytes_back"] = len(pickle.dumps(problem.evaluate(state)[1])) * sum(map(len, answers))
+    results["bytes_on_disk"] = sum(path.stat().st_size for path in views.glob("*.parquet"))
+    results["bytes_of_labels"] = labels.stat().st_size
+    results["ratio"] = results["two_worker_seconds"] / results["one_worker_seconds"]
+    results["limit"] = 0.7
+    return results
 
 
 def collection_overhead(folder: Path, n_inputs: int, repeats: int = 3) -> dict[str, float]:
@@ -215,7 +215,7 @@ def main() -> int:
     text = page.read_text(encoding="utf-8")
     marked = re.compile(r"(<!-- sizing -->\n).*?(\n<!-- end -->)", re.DOTALL)
     with atomic_path(page) as temporary:
-        temporary.write_text(marked.sub(lambda found: found[1] + sizing(outcome) + found[2], text), encoding="utf-8")
+        temporary.write_text(marked.sub(lambda match: match[1] + sizing(outcome) + match[2], text), encoding="utf-8")
     return 0
 
 

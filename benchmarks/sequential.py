@@ -353,14 +353,14 @@ def _goals(name: str, seed: str, result: dict[str, Any]) -> str:
     }
     best = max(smaller, key=smaller.__getitem__)
     verdict = "met" if lost <= _TOLERANCE else "open" if lost - reach <= _TOLERANCE else "**missed**"
-    found = {
+    goals = {
         f"{entry['passes']:.1f} passes (at most {limit:g})": "met" if entry["passes"] <= limit else "**missed**",
         f"loss {lost:+.4f} ± {reach:.4f} nats (at most {_TOLERANCE:g})": verdict,
         f"sets {smaller[best]:.1f} % smaller than the identity's by {best} (at least 10)": (
             "met" if smaller[best] >= 10 else "**missed**"
         ),
     }
-    return f"* {name}, seed {seed}: " + "; ".join(f"{text}: {verdict}" for text, verdict in found.items())
+    return f"* {name}, seed {seed}: " + "; ".join(f"{text}: {verdict}" for text, verdict in goals.items())
 
 
 def _share(spent: dict[str, float]) -> str:

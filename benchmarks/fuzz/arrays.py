@@ -22,10 +22,10 @@ def labels(rng: Rng, folder: Path) -> str:
     shape = pick(rng, ((n,), (n, 2), (n, 2, 2)))
     if way == 0:
         people = _maybe(rng, pick(rng, ("columns", ["a", "b"], 3)), 0.2)
-        found = LabelSets.from_array(odd_array(rng, shape), missing=_maybe(rng, scalar(rng), 0.2), annotators=people)
+        labels = LabelSets.from_array(odd_array(rng, shape), missing=_maybe(rng, scalar(rng), 0.2), annotators=people)
     elif way == 1:
         instance = pick(rng, (np.arange(n), odd_array(rng, (n,)), [f"i{k}" for k in range(n)]))
-        found = LabelSets.from_table(
+        labels = LabelSets.from_table(
             instance,
             odd_array(rng, (n,)),
             _maybe(rng, odd_array(rng, (n,))),
@@ -33,28 +33,28 @@ def labels(rng: Rng, folder: Path) -> str:
             _maybe(rng, scalar(rng), 0.2),
         )
     elif way == 2:
-        found = LabelSets.from_counts(odd_array(rng, (n, 3)))
+        labels = LabelSets.from_counts(odd_array(rng, (n, 3)))
     elif way == 3:
-        found = LabelSets.from_rankings(
+        labels = LabelSets.from_rankings(
             pick(rng, (odd_array(rng, (n, 3)), [odd_array(rng, (2,)) for _ in range(n)])),
             _maybe(rng, odd_array(rng, (n,))),
         )
     else:
         columns = {name: odd_array(rng, (n,)) for name in ("label", "instance", "annotator", "count", "instance_weight")
                    if rng.random() < 0.6 or name == "label"}  # fmt: skip
-        found = LabelSets.from_table(columns)
-    check_finite("labels", found.value, found.count)
-    check(found.value.dtype.kind in "iufbU", f"labels of dtype {found.value.dtype}")
-    check((found.count >= 0).all() and found.n_instances >= 0, "counts below zero")
-    return _use(rng, found)
+        labels = LabelSets.from_table(columns)
+    check_finite("labels", labels.value, labels.count)
+    check(labels.value.dtype.kind in "iufbU", f"labels of dtype {labels.value.dtype}")
+    check((labels.count >= 0).all() and labels.n_instances >= 0, "counts below zero")
+    return _use(rng, labels)
 
 
-def _use(rng: Rng, found: LabelSets) -> str:
+def _use(rng: Rng, labels: LabelSets) -> str:
     """What a fit asks of labels: each is refused or finite."""
-    n = min(found.n_instances, 50)
+    n = min(labels.n_instances, 50)
     ids = pick(rng, (None, None, np.arange(n), np.array([f"i{k}" for k in range(n)])))
     try:
-        aligned = found.align(n, ids)
+        aligned = labels.align(n, ids)
         form = int(rng.integers(3))
         if form == 0:
             check_finite("numbers", aligned.continuous(int(rng.integers(1, 3))))
@@ -78,36 +78,39 @@ def predictions(rng: Rng, folder: Path) -> str:
     options = {name: odd_array(rng, shape) for name, shape in shapes.items() if rng.random() < 0.25}
     if rng.random() < 0.05:
         options["fingerprints"] = scalar(rng)
-    found = ViewPredictions(outputs, **options)
-    check_finite("outputs", found.outputs, *([] if found.variance is None else [found.variance]))
+    predictions = ViewPredictions(outputs, **options)
+    check_finite("outputs", predictions.outputs, *([] if predictions.variance is None else [predictions.variance]))
     path = folder / pick(rng, ("views.npz", "views.parquet"))
-    if path.suffix == ".parquet" and found.features is not None:
+    if path.suffix == ".parquet" and predictions.features is not None:
         return "built"
     try:
-        found.save(path)
+        predictions.save(path)
     except ValueError:
         return "built, refused by its format"
-    if len(found) or path.suffix == ".npz":
+    if len(predictions) or path.suffix == ".npz":
         again = ViewPredictions.load(path)
-        check(np.array_equal(again.outputs, found.outputs) and again.names == found.names, "differs after saving")
+        check(
+            np.array_equal(again.outputs, predictions.outputs) and again.names == predictions.names,
+            "differs after saving",
+        )
     return "built and saved"
 
 
 def choices(rng: Rng, folder: Path) -> str:
     """take, select, concat and align of predictions with odd arguments."""
-    found = ViewPredictions(rng.normal(size=(6, 3, 2)), names=["identity", "a", "b"], ids=range(6))
+    predictions = ViewPredictions(rng.normal(size=(6, 3, 2)), names=["identity", "a", "b"], ids=range(6))
     way = int(rng.integers(5))
     if way == 0:
-        found.select(pick(rng, (scalar(rng), odd_array(rng, (2,)), ["a", "a"], [], ["identity"])))
+        predictions.select(pick(rng, (scalar(rng), odd_array(rng, (2,)), ["a", "a"], [], ["identity"])))
     elif way == 1:
-        found.concat(
-            pick(rng, (scalar(rng), [scalar(rng)], found, [found.select(["a"])])),
+        predictions.concat(
+            pick(rng, (scalar(rng), [scalar(rng)], predictions, [predictions.select(["a"])])),
             axis=pick(rng, ("inputs", "views", 0, None)),
         )
     elif way == 2:
-        found.with_groups(odd_array(rng, (6,)))
+        predictions.with_groups(odd_array(rng, (6,)))
     elif way == 3:
-        found.align(odd_array(rng, (6,)))
+        predictions.align(odd_array(rng, (6,)))
     else:
         LabelSets.from_array(np.arange(6.0)).with_weights(odd_array(rng, (6,)))
     return "used"

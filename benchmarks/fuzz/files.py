@@ -81,16 +81,16 @@ def parquet(rng: Rng, folder: Path) -> str:
 
 
 def _read_predictions(path: Path, source: ViewPredictions | None, *, mmap: bool) -> str:
-    found = ViewPredictions.load(path, mmap=mmap)
+    loaded = ViewPredictions.load(path, mmap=mmap)
     if source is not None:
         for key in ("outputs", "variance", "ids", "classes", "groups", "features", "names"):
-            check(same(getattr(found, key), getattr(source, key)), f"{key} differs from what was saved")
+            check(same(getattr(loaded, key), getattr(source, key)), f"{key} differs from what was saved")
         return "equal"
     try:
-        found.check_finite()
+        loaded.check_finite()
     except ValueError:  # as in a fit, which knows of no file
         return "read, refused in use"
-    check_finite("outputs", found.outputs)
+    check_finite("outputs", loaded.outputs)
     return "read"
 
 
@@ -199,8 +199,10 @@ def use(policy: Any, inputs: ViewPredictions, labels: Any) -> None:
 
 def predicted(policy: Any, inputs: ViewPredictions) -> bytes:
     """All numbers of a prediction; they must be finite."""
-    found = policy.predict(inputs)
-    numbers = found.proba if hasattr(found, "proba") else np.concatenate([found.mean, found.variance])
+    prediction = policy.predict(inputs)
+    numbers = (
+        prediction.proba if hasattr(prediction, "proba") else np.concatenate([prediction.mean, prediction.variance])
+    )
     check_finite("the prediction", numbers)
     if isinstance(policy, Policy):
         check_finite("weights", policy.weights, policy.weight_interval(0.9))

@@ -128,7 +128,7 @@ def _fit(rng: Rng, folder: Path, task: str, model: Any, data: tuple[ViewPredicti
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         policy = fit_policy(predictions, labels, task=task, model=model, engine=engine, guard=guard)
-        found: Any = policy.predict(predictions)
+        predicted: Any = policy.predict(predictions)
         weights, intervals = policy.weights, policy.weight_interval(0.9)
         scores = policy.score(predictions, labels)
         consensus: Any = policy.consensus(predictions, labels)
@@ -137,7 +137,7 @@ def _fit(rng: Rng, folder: Path, task: str, model: Any, data: tuple[ViewPredicti
     check_finite("weights", weights, intervals)
     check((weights >= 0).all() and abs(weights.sum() - 1) < 1e-6, f"weights {weights} are no shares")
     check((intervals[:, 0] <= weights + 1e-9).all() and (weights <= intervals[:, 1] + 1e-9).all(), "outside intervals")
-    for prediction in (found, consensus):
+    for prediction in (predicted, consensus):
         if task == "regression":
             check_finite("prediction", prediction.mean, prediction.variance, *prediction.interval(0.9))
             check((prediction.variance >= 0).all(), "a variance below zero")
@@ -149,7 +149,7 @@ def _fit(rng: Rng, folder: Path, task: str, model: Any, data: tuple[ViewPredicti
     path = folder / "policy.json"
     policy.save(path)
     again: Any = Policy.load(path).predict(predictions)
-    one, other = (part.proba if task != "regression" else part.mean for part in (found, again))
+    one, other = (part.proba if task != "regression" else part.mean for part in (predicted, again))
     check(np.array_equal(one, other), "a saved policy predicts otherwise")
     return "fitted"
 
@@ -197,8 +197,8 @@ def around(rng: Rng, folder: Path) -> str:
             check_finite("weights", policy.weights)
         elif way == 1:
             staged = fit_sequential(predictions, labels, task=task, model="latent")
-            found: Any = staged.predict(predictions)
-            check_finite("prediction", found.mean if task == "regression" else found.proba)
+            predicted: Any = staged.predict(predictions)
+            check_finite("prediction", predicted.mean if task == "regression" else predicted.proba)
         elif way == 2:
             half = predictions.take(slice(0, None, 2)), labels.take(np.arange(0, len(predictions), 2))
             rest = predictions.take(slice(1, None, 2)), labels.take(np.arange(1, len(predictions), 2))
@@ -210,8 +210,8 @@ def around(rng: Rng, folder: Path) -> str:
         elif way == 3:
             name = pick(rng, ("uniform", "greedy", "weighted", "linear", "temperature"))
             baseline = fit_baseline(name, predictions, labels, task=task)
-            found = baseline.predict(predictions)
-            check_finite("prediction", found.mean if task == "regression" else found.proba)
+            predicted = baseline.predict(predictions)
+            check_finite("prediction", predicted.mean if task == "regression" else predicted.proba)
         else:
             policy = fit_policy(predictions, labels, task=task, model="latent", guard=False)
             check(str(diagnose(policy, predictions, labels)), "an empty diagnosis")

@@ -69,8 +69,8 @@ def _cells(value: list[str], folder: Path) -> None:
     import numpy as np
 
     write_table(folder / "cells.csv", {"a": np.array([*value, "word"])})
-    found = read_table(folder / "cells.csv")["a"].tolist()
-    assert found == [*value, "word"], (found, value)
+    cells = read_table(folder / "cells.csv")["a"].tolist()
+    assert cells == [*value, "word"], (cells, value)
 
 
 _text = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=6)
