@@ -327,11 +327,11 @@ class _Fitting:
 
     def decide_on_raw(self, models: Sequence[Model], raw: Model | None) -> tuple[Sequence[Model], Model | None]:
         """Decide the open options that the raw network shares (label noise) by its held-out scores, which are fast."""
-        labels, network = self.sample.labels, None if raw is None else raw.adopt(models[0])
-        if network is None or "identity" not in self.sample.names or isinstance(self.engine, ADVI):
+        if raw is None or "identity" not in self.sample.names or isinstance(self.engine, ADVI):
             return models, raw
-        options = network.choices(labels)
-        if raw is None or len(options) == 1:
+        labels = self.sample.labels
+        options = raw.adopt(models[0]).choices(labels)
+        if len(options) == 1:
             return models, raw
         chosen = self.best([option.resolve(labels) for option in options], alone=True)
         return [model.adopt(chosen) for model in models], raw.adopt(chosen)

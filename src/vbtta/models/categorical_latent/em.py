@@ -6,7 +6,7 @@ The curvature of the log evidence is that of complete data less that of the miss
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from vbtta.inference import laplace
 from vbtta.inference.em import EM, Ascent, ascend, buffer, join, nodes, products
 from vbtta.inference.laplace import pool_weights
 from vbtta.inference.linalg import Reader, student_log_density, student_precision
-from vbtta.models.base import InMemory, Posterior, Source
+from vbtta.models.base import InMemory, Source, of_kind
 from vbtta.models.categorical_latent.posterior import LatentClassPosterior, pooled_utility
 from vbtta.models.categorical_latent.spec import CategoricalLatent
+from vbtta.models.categorical_mixture.posterior import ClassPosterior
 from vbtta.models.parts import class_data, links
 from vbtta.models.parts.class_data import CategoricalBlock, ClassProblem, Statistics
 from vbtta.models.parts.label_noise import FittedNoise
@@ -313,13 +314,13 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
         before = self._pool_penalty(state.pool, state.centre)
         return centre if self._pool_penalty(state.pool, centre) <= before + 1e-13 * abs(before) else state.centre
 
-    def resume(self, first: LatentClassState, posterior: Any) -> LatentClassState:
+    def resume(self, first: LatentClassState, posterior: ClassPosterior) -> LatentClassState:
         """The first state with what another fit found: all of it if it is a pool, else gain and noise."""
         pooling = posterior.pooling()
         noise = None if first.noise is None else first.noise.resume(posterior.noise)
         gain = max(float((pooling.weights * pooling.scale).sum(axis=0).mean()), 1e-10)
-        alike = pooling.kind == "latent" and len(posterior.weights) == self.data.n_views
-        weights = posterior.weights if alike else first.pool
+        own = of_kind(posterior, LatentClassPosterior, self.data.n_views)
+        weights = first.pool if own is None else own.weights
         offset = pooling.offset[0] if self.spec.offset_scale > 0 else first.offset
         state = LatentClassState(gain * weights, gain, offset, noise)
         return state._replace(centre=self._best_centre(state))
@@ -333,7 +334,7 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
 
 
 def pose(
-    source: Source, spec: CategoricalLatent, start: Posterior | None = None
+    source: Source, spec: CategoricalLatent, start: ClassPosterior | None = None
 ) -> tuple[LatentClassProblem, LatentClassState]:
     """The problem, its shrinkage chosen by the evidence unless given, and its first state: the average logits."""
     problem, first = _posed(source, spec, 1.0 if spec.shrinkage is None else spec.shrinkage)

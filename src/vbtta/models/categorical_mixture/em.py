@@ -7,7 +7,7 @@ a noise model, the truth's posterior (docs/method, eqs. 20 to 24a).
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -17,8 +17,8 @@ from vbtta.inference import laplace
 from vbtta.inference.em import Ascent, join, nodes, products, vanishing_weights
 from vbtta.inference.laplace import WeightInformation, group_sums
 from vbtta.inference.linalg import Reader, kl_dirichlet, student_precision
-from vbtta.models.base import InMemory, Posterior, Source, of_kind
-from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
+from vbtta.models.base import InMemory, Source, of_kind
+from vbtta.models.categorical_mixture.posterior import CategoricalPosterior, ClassPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
 from vbtta.models.parts import class_data, links
 from vbtta.models.parts.class_data import CategoricalBlock, CategoricalBlocks, ClassProblem, Statistics
@@ -493,20 +493,20 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
         gate, known = self.gate.finish(state.weights, state.slopes, information)
         return self.posterior(state, known, gate)
 
-    def resume(self, first: CategoricalState, posterior: Any) -> CategoricalState:
+    def resume(self, first: CategoricalState, posterior: ClassPosterior) -> CategoricalState:
         """The first state with what another fit found: all of it if of the same form, else temperature and noise."""
         noise = None if first.noise is None else first.noise.resume(posterior.noise)
         pool = posterior.pooling()
         offset = pool.offset[0] if self.spec.offset_scale > 0 else first.calibration.offset
-        alike = pool.kind == "mixture" and len(posterior.weights) == self.data.n_views
-        if alike and (posterior.class_weights is None) == (first.class_weights is None):
-            weights = posterior.weights
+        own = of_kind(posterior, CategoricalPosterior, self.data.n_views)
+        if own is not None and (own.class_weights is None) == (first.class_weights is None):
+            weights = own.weights
             if first.class_weights is not None:  # EM does not move weights away from zero
                 weights = (weights + 1e-3 / len(weights)) / (1 + 1e-3)
             counts = None if first.weight_counts is None else np.maximum(weights * first.weight_counts.sum(), 1e-10)
             state = first._replace(weights=weights, weight_counts=counts, noise=noise)
-            calibrated = posterior.calibration._replace(offset=offset)
-            return state._replace(class_weights=posterior.class_weights, calibration=calibrated)
+            calibrated = own.calibration._replace(offset=offset)
+            return state._replace(class_weights=own.class_weights, calibration=calibrated)
         if not self.spec.calibrate:
             return first._replace(noise=noise)
         gain = float((pool.weights * pool.scale).sum(axis=0).mean())
@@ -636,7 +636,7 @@ class CategoricalProblem(ClassProblem[CategoricalState, ViewSums]):
 
 
 def pose(
-    source: Source, spec: CategoricalMixture, start: Posterior | None = None
+    source: Source, spec: CategoricalMixture, start: ClassPosterior | None = None
 ) -> tuple[CategoricalProblem, CategoricalState]:
     """The problem of data and a model, and its first state: equal weights, kappa 1 unless logits are wide."""
     problem, first = _posed(source, spec)

@@ -168,8 +168,7 @@ def categorical_data(
 ) -> CategoricalData:
     """Lay out checked and aligned predictions and labels."""
     _, K, C = predictions.outputs.shape
-    position = labels.categorical(C, predictions.classes)
-    table = label_noise.label_table(labels, position, noise)
+    table = label_noise.label_table(labels, labels.categorical(C, predictions.classes), noise)
     rows = labels.labelled
     variance = predictions.variance if with_variance else None
     whole = categorical_block(predictions.outputs, variance, rows, table, noise, classes_last=classes_last)

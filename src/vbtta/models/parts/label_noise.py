@@ -160,8 +160,7 @@ class AnnotatorAccuracy(NamedTuple):
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row an annotator: accuracy and the limits of its interval."""
         low, high = self.accuracy_interval.T
-        columns = {"accuracy": self.accuracy, "low": low, "high": high}
-        return frame_of(columns, list(self.names))
+        return frame_of({"accuracy": self.accuracy, "low": low, "high": high}, list(self.names))
 
 
 class NoiseSums(NamedTuple):

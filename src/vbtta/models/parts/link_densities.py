@@ -83,8 +83,7 @@ def _probit(utility: Tensor) -> Tensor:
     below = (0.5 * (1 + torch.erf(gap * 0.5**0.5))).clamp_min(torch.finfo(utility.dtype).tiny)
     density = torch.exp(-0.5 * gap**2)
     log_below = below.log()
-    joint = density * torch.exp(log_below.sum(-2, keepdim=True) - log_below)
-    total = joint.sum(-1)
+    total = (density * torch.exp(log_below.sum(-2, keepdim=True) - log_below)).sum(-1)
     return total / total.sum(-1, keepdim=True)
 
 
