@@ -1,4 +1,4 @@
-"""Every framework behind one face, left as it was found, with errors that say what to do."""
+"""Predictors of every framework behind one protocol, left unchanged, with errors that name the remedy."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""Annotators of continuous labels: found, and worth knowing."""
+"""Annotators of continuous labels: bias and noise are recovered, and modelling them improves predictions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The latent pool for class labels: one weighted sum of logits, its mode, its noise and its doubts."""
+"""The latent pool for class labels: one weighted sum of logits, its mode, its noise and its intervals."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Every command end to end on small files, and every way to be told off."""
+"""Every command end to end on small files, and every error of wrong use."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Files under fire: faults at every step of a write, kills, full disks, damaged and hostile content."""
+"""Files: faults at every step of a write, kills, full disks, damaged and hostile content."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""The latent pool: a convex problem with the right answer, and honest uncertainty."""
+"""The latent pool: a convex problem with the right solution, and intervals that cover."""
 
 from dataclasses import replace
 from typing import Any

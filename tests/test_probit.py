@@ -1,3 +1,5 @@
+"""The probit integral: values, gradients and memory, against SciPy's quadrature and mpmath."""
+
 import tracemalloc
 
 import mpmath
