@@ -231,6 +231,18 @@ def test_ids_of_a_series_are_paired_by_the_index_of_the_inputs(network, inputs):
         collect_views(network, inputs[:3], [Identity()], ids=ids)
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_ids_and_groups_of_one_table_belong_together(network, inputs, order):
+    table = pd.DataFrame({"name": ["a", "b", "c"], "patient": [7, 8, 9]}).iloc[order]
+    X = pd.DataFrame(inputs[:3]).iloc[order]
+    options = {"ids": table["name"], "groups": table["patient"]}
+    found = collect_views(network, X, [Identity()], **options)
+    assert (found.ids.tolist(), found.groups.tolist()) == (table["name"].tolist(), table["patient"].tolist())
+    if order == [0, 1, 2]:
+        found = collect_views(network, inputs[:3], [Identity()], **options)
+        assert (found.ids.tolist(), found.groups.tolist()) == (["a", "b", "c"], [7, 8, 9])
+
+
 def test_modules_take_tables_of_numbers(network, inputs):
     table = pd.DataFrame(inputs)
     views = [Identity(), GaussianNoise(0.1)]

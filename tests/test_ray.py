@@ -777,7 +777,7 @@ def test_weights_and_groups_on_the_way(machines: Machines, tmp_path: Path) -> No
     predictions.save(tmp_path / "plain.parquet")
     assert not any(chunk.has_groups() for chunk in open_chunks(tmp_path / "plain.parquet"))
     series = pd.Series(np.arange(300.0), index=pd.Index(np.arange(300), name="id")).sample(frac=1, random_state=0)
-    labels = LabelSets.from_array(series).with_weights(1.0 + np.arange(300))
+    labels = LabelSets.from_array(series).with_weights(1.0 + series)
     labels.save(tmp_path / "labels.parquet")
     rows = np.arange(100, 220)
     for sets in (LabelSets.load(tmp_path / "labels.parquet"), labels):
@@ -815,6 +815,19 @@ def test_inputs_of_tables() -> None:
         read_inputs(pa.table({"inputs": [[1.0], [1.0, 2.0, 3.0]]}))
     with pytest.raises(ValueError, match="must be numbers"):
         read_inputs(pa.table({"a": ["x", "y"]}))
+    np.testing.assert_array_equal(read_inputs(pa.table({"id": [7, 8], "a": [1, 2]})), [[1], [2]])
+    for name in ("image_id", "label", "__index_level_0__"):
+        with pytest.raises(ValueError, match=f"column '{name}' is no feature; rename it to 'instance' or leave it out"):
+            read_inputs(pa.table({name: [7, 8], "a": [1, 2]}))
+
+
+def test_a_column_id_holds_the_ids(tmp_path: Path) -> None:
+    """As `instance` does, and it is no feature."""
+    pq.write_table(pa.table({"id": [12, 11, 10], "a": [1.0, 2.0, 3.0]}), tmp_path / "rows.parquet")
+    (piece,) = pieces_of(tmp_path / "rows.parquet")
+    ((_, ids, inputs),) = read_batches(piece, 10)
+    np.testing.assert_array_equal(ids, [12, 11, 10])
+    np.testing.assert_array_equal(inputs, [[1.0], [2.0], [3.0]])
 
 
 def test_a_large_row_group_is_not_held(tmp_path: Path) -> None:

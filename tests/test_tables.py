@@ -525,6 +525,62 @@ def test_odd_tables_are_read_or_refused_in_one_line(reader):
     assert not fallen_through
 
 
+@pytest.mark.parametrize("key", ["sample", "row", "file"])
+def test_a_shuffled_default_index_is_not_taken_for_ids_beside_another_column_of_ids(key):
+    predictions = ViewPredictions(LOGITS, ids=ORDER)  # whole numbers below N, as the index of the table
+    table = pd.DataFrame({key: ORDER, "label": TRUTH}).sample(frac=1, random_state=0)
+    for reader in (LabelSets.from_table, LabelSets.from_array, predictions.align):
+        with pytest.raises(ValueError, match=f"column '{key}' is not used; rename it to 'instance' if it holds ids"):
+            reader(table)
+    assert np.array_equal(predictions.align(table.rename(columns={key: "id"})).value, TRUTH)
+    indexed = table.set_index(key).assign(comment=IDS)  # a named index holds ids, whatever is beside it
+    assert np.array_equal(predictions.align(LabelSets.from_table(indexed)).value, TRUTH)
+
+
+def test_an_unused_column_named_like_ids_is_named_first():
+    table = pd.DataFrame({"": ORDER, "fold": 0, "image_id": IDS, "label": TRUTH})
+    with pytest.raises(ValueError, match="column 'image_id' is not used"):
+        LabelSets.from_table(table)
+
+
+@pytest.mark.parametrize("index", ["worker", "Rater", ["id", "worker"]])
+def test_annotators_and_ids_in_an_index_are_kept(index):
+    table = pd.DataFrame({"id": np.repeat(IDS, 2), "worker": np.tile(["bo", "al"], N), "label": np.repeat(TRUTH, 2)})
+    named = table.rename(columns={"worker": index}) if isinstance(index, str) else table
+    labels = LabelSets.from_table(named.sample(frac=1, random_state=0).set_index(index))
+    assert labels.annotator_names == ("al", "bo")
+    assert np.array_equal(PREDICTIONS.align(labels).value, np.repeat(TRUTH, 2))
+
+
+@pytest.mark.parametrize("name", ["patient", "Group", "fold", "split"])
+def test_groups_beside_labels_are_no_annotator(name):
+    predictions, age = ViewPredictions(LOGITS[:, :, :1], ids=IDS), LOGITS[:, 0, 0]
+    for label in ("y", "age"):
+        table = pd.DataFrame({"id": IDS, name: np.arange(N) // 4, label: age})
+        with pytest.raises(ValueError, match=f"column '({name}|y)' is no annotator: name that of labels 'label'"):
+            fit_policy(predictions, table, task="regression")
+        found = predictions.align(table.rename(columns={label: "label"}))
+        assert np.array_equal(found.value, age)
+        assert found.annotator is None
+    assert np.array_equal(predictions.align(table[["id", "age"]].set_axis(["id", "y"], axis=1)).value, age)
+
+
+def test_gaps_of_nullable_columns():
+    table = pd.DataFrame({"id": IDS, "car": TRUTH > 0, "bus": TRUTH > 1}).astype({"car": "boolean", "bus": "Int64"})
+    table.loc[3, "car"] = pd.NA
+    plain = table.set_index("id").astype(object).replace({pd.NA: np.nan}).astype(float)
+    expected = LabelSets.from_multilabel(plain)
+    found = LabelSets.from_multilabel(table.iloc[ORDER])
+    assert len(found) == 2 * N - 1
+    ids = np.array([f"{key}/{name}" for key in IDS for name in ("car", "bus")])
+    assert np.array_equal(found.align(2 * N, ids).value, expected.align(2 * N, ids).value)
+    proba = pd.DataFrame(np.eye(C)[TRUTH], index=IDS).astype("Float64")
+    proba.iloc[3] = pd.NA
+    assert len(LabelSets.from_probabilities(proba)) == N - 1
+    with pytest.raises(ValueError, match=r"instance_weights must be numbers"):
+        LabelSets.from_table(table[["id"]].assign(label=TRUTH)).with_weights(pd.Series("heavy", index=IDS))
+
+
 @pytest.mark.parametrize("name", ["imageId", "ImageID", "uid", "image_id"])
 def test_a_column_named_like_ids_is_no_annotator(name):
     table = pd.DataFrame({name: [10.0, 20.0, 30.0], "bo": [1.0, 2.0, 3.0]})

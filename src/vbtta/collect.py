@@ -24,7 +24,7 @@ from vbtta.augment.base import Augmentation, apply_view, part_of, reorder_classe
 from vbtta.augment.foreign import as_views
 from vbtta.augment.keypoints import Keypoints
 from vbtta.data.labels import Array, by_id, index_of
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import ViewPredictions, same_table
 
 
 def collect_views(
@@ -72,6 +72,7 @@ def collect_views(
     batches, n_rows = batches_of(inputs, batch_size)
     indexed = hasattr(inputs, "iloc") and inputs.index.nlevels == 1 and inputs.index.is_unique
     index = index_of(inputs, "inputs") if indexed else None
+    groups = by_id(groups, index, "groups", "the inputs") if same_table(ids, groups) else groups
     ids = index if ids is None else by_id(ids, index, "ids", "the inputs")
     collector = Collector(adapted, view_list, draws, seed, delta=variance == "delta", keep_draws=keep_draws, key=key)
     gathered: tuple[list[Array], list[Array], list[Array]] = ([], [], [])

@@ -11,6 +11,7 @@ import numpy as np
 from vbtta._support.checks import missing_extra
 from vbtta._support.tensors import RowList, as_batch, rows_of
 from vbtta.collect import collect_views
+from vbtta.data import labels as tables
 from vbtta.data.labels import ID_COLUMNS, Array, LabelSets, id_column, id_like, index_of, people_of, rows_of_table
 from vbtta.data.predictions import ViewPredictions
 from vbtta.fit import fit_policy
@@ -315,12 +316,10 @@ def _check_order(X: Any, values: Any, name: str) -> None:
     if hasattr(values, "iloc") and hasattr(values, "columns") and (key := id_column(values.columns, name)) is not None:
         way = "; of a long table give LabelSets.from_table(y), with the ids as the index of X" if name == "y" else ""
         raise ValueError(f"{name} has a column {key!r}: make it the index, in the order of X, or leave it out{way}")
-    first: Any = getattr(X, "index", None)
-    second: Any = getattr(values, "index", None)
-    both = hasattr(first, "equals") and hasattr(second, "equals") and len(first) == len(second)
-    if not both or first.equals(second):
+    both = hasattr(X, "iloc") and hasattr(values, "iloc") and len(X) == len(values)
+    if not both or X.index.equals(values.index):
         return
-    if first.sort_values().equals(second.sort_values()):
+    if set(X.index) == set(values.index):
         raise ValueError(f"X and {name} have the same pandas index in another order: use {name}.loc[X.index]")
     if index_of(X, "X") is not None or index_of(values, name) is not None:
         raise ValueError(f"X and {name} have different pandas indices; pair them by row with {name}.to_numpy()")
@@ -330,13 +329,10 @@ def _with_classes(predictions: ViewPredictions, classes: Array | None) -> ViewPr
     """Predictions with a column for every class, also for those that are not in a fold's training data."""
     if classes is None or predictions.classes is None or len(predictions.classes) == len(classes):
         return predictions
-    columns = [classes.astype(str).tolist().index(str(name)) for name in predictions.classes]
-
-    def widened(values: Array, unseen: float) -> Array:
-        whole = np.full((*values.shape[:2], len(classes)), unseen)
-        whole[:, :, columns] = values
-        return whole
-
-    mean = widened(predictions.outputs, min(_UNSEEN_CLASS_LOGIT, float(predictions.outputs.min())))
-    variance = None if predictions.variance is None else widened(predictions.variance, 0.0)
+    columns, shape = tables.look_up(predictions.classes, classes)[0], (*predictions.outputs.shape[:2], len(classes))
+    mean = np.full(shape, min(_UNSEEN_CLASS_LOGIT, float(predictions.outputs.min())))
+    mean[:, :, columns] = predictions.outputs
+    variance = None if predictions.variance is None else np.zeros(shape)
+    if variance is not None:
+        variance[:, :, columns] = predictions.variance
     return predictions.like(mean, variance, None, None, classes=classes)

@@ -178,10 +178,9 @@ class EstimatorPredictor(Adapter):
 
     def _with_names(self, batch: Batch) -> Batch:
         """Restore the column names, which an estimator fitted to a table asks for."""
-        pandas = sys.modules.get("pandas")
-        if not self.features or not pandas or not isinstance(batch, np.ndarray) or batch.ndim != 2:
-            return batch
-        return pandas.DataFrame(batch, columns=self.features) if batch.shape[1] == len(self.features) else batch
+        pandas, numbers = sys.modules.get("pandas"), isinstance(batch, np.ndarray) and self.features
+        named = pandas and numbers and batch.shape[1:] == (len(self.features),)
+        return pandas.DataFrame(batch, columns=self.features) if named else batch  # type: ignore[union-attr]
 
 
 def _method(estimator: Any, output: Output) -> str:
@@ -302,7 +301,7 @@ def as_columns(outputs: Any, batch: Batch) -> Any:
     if shape == (n_rows,):
         return outputs.reshape(n_rows, 1)
     if len(shape) not in (2, 4, 5) or shape[0] != n_rows or 0 in shape[1:]:
-        remedy = "it must return (B, C), (B,) or maps (B, C, H, W): pick or reshape its result with output="
+        remedy = "it must return (B, C), (B,) or maps (B, C, H, W): use output=, or give it one column of a table"
         raise ValueError(f"the model returned shape {shape} for a batch of {n_rows} rows; {remedy}")
     return outputs
 

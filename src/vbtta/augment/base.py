@@ -400,7 +400,7 @@ def check_streams(view: Augmentation, batch: Batch, rng: RowStreams | None) -> R
 
 def check_floating(view: Augmentation, batch: Batch) -> None:
     """Refuse whole numbers, which would be rounded silently."""
-    if not is_floating(batch):
+    if isinstance(batch, RowList) or not is_floating(batch):
         remedy = "Convert the inputs first (images: divide by 255)"
         raise TypeError(f"view {view.name} needs floating-point inputs; got {batch.dtype}. {remedy}.")
 

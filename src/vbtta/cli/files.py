@@ -114,7 +114,7 @@ def digest(path: Path) -> str:
 
 
 def read_inputs(path: Path) -> tuple[Array, Array | None]:
-    """Inputs (N, ...) and, from tables with a column `instance`, their ids."""
+    """Inputs (N, ...) and, from tables with a column `instance` or `id`, their ids."""
     if path.suffix == ".npz":
         arrays = files.read_npz(path)
         if "inputs" not in arrays:
@@ -131,7 +131,7 @@ def read_inputs(path: Path) -> tuple[Array, Array | None]:
             table = require("pyarrow.parquet", "cli").read_table(path, page_checksum_verification=True)
     else:
         table = require("pyarrow", "cli").table(files.read_table(_table(path)))
-    return read_cells(table, str(path)), files.columns_of(table, ["instance"]).get("instance")
+    return read_cells(table, str(path)), next(iter(files.columns_of(table, ["instance", "id"]).values()), None)
 
 
 def read_part(path: Path) -> ViewPredictions | None:

@@ -33,6 +33,8 @@ _NEVER_ROWS = ID_COLUMNS[1:]  # whole numbers in such a column are ids, not row 
 _ANNOTATOR_COLUMNS = ("annotator", "worker", "rater", "user")
 _UNKNOWN = "unknown"  # all annotators without a name
 _WIDE = re.compile(r"label_(.+)")
+_KNOWN = {"label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS}
+_NO_ANNOTATORS = {"y", "target", "class", "group", "patient", "subject", "fold", "split"}  # columns beside labels
 _MOST_WEIGHTS = 1 << 27  # a gigabyte
 _LARGEST_TOTAL = 1e15  # of the counts: beyond it sums lose single labels
 
@@ -83,7 +85,9 @@ class LabelSets:
             Whether column m is always the same annotator. By default the names of a DataFrame's columns, where they are
             strings or `Y.columns.name` is `worker` or the like; columns of arrays are anonymous labels.
         """
-        if isinstance(Y, Mapping) or (missing is None and annotators is None and _names_its_columns(as_table(Y))):
+        names = {str(name).lower() for name in getattr(as_table(Y), "columns", ())}
+        is_table = "label" in names or (not names.isdisjoint(ID_COLUMNS) and any(map(_WIDE.fullmatch, names)))
+        if isinstance(Y, Mapping) or (missing is None and annotators is None and is_table):
             return cls.from_table(Y)
         source = rows_of_table(Y, "Y")
         table, annotators = source.values, people_of(source.names or []) if annotators is None else annotators
@@ -132,6 +136,9 @@ class LabelSets:
             table = as_table(instance)
             if not _is_frame(table) and not isinstance(table, Mapping):
                 raise ValueError("label must be given, or one table with the columns instance and label")
+            levels = [str(name).lower() for name in getattr(getattr(table, "index", None), "names", ())]
+            if levels and set(levels) <= {*ID_COLUMNS, *_ANNOTATOR_COLUMNS} - set(map(str, table.columns)):
+                table = table.reset_index()
         else:
             key = str(getattr(instance, "name", "")).lower()
             optional = {"label": label, "annotator": annotator, "count": count}
@@ -141,8 +148,11 @@ class LabelSets:
         columns = {str(name): table[name] for name in names}
         check_one_index(**columns)
         if id_column(names, "the table") is None and not id_like(columns):
-            index = next((index_of(column, "table") for column in columns.values() if hasattr(column, "iloc")), None)
-            columns |= {} if index is None else {"id": index}
+            of_pandas: Any = next((column for column in columns.values() if hasattr(column, "iloc")), None)
+            index = index_of(of_pandas, "table")
+            others = {name: columns[name] for name in columns if not (name.lower() in _KNOWN or _WIDE.fullmatch(name))}
+            maybe_rows = index is not None and of_pandas.index.name is None and index.dtype.kind in "iu"
+            columns |= {} if index is None or (maybe_rows and _maybe_ids(others)) else {"id": index}
         arrays = {name: _as_array(column, printable(name)) for name, column in columns.items()}
         return cls.from_columns(arrays, "the table", n_instances)
 
@@ -208,7 +218,7 @@ class LabelSets:
         The columns of a DataFrame are the classes by name.
         """
         rows = rows_of_table(proba, "proba")
-        values = np.nan_to_num(real_array("proba", rows.values), nan=0.0)
+        values = np.nan_to_num(_numbers("proba", rows.values), nan=0.0)
         sums = values.sum(axis=-1)
         if values.ndim != 2 or (values < 0).any() or not np.all((np.abs(sums - 1) < 1e-3) | (sums == 0)):
             raise ValueError("proba must be (N, C), not negative, with rows that sum to 1; from_counts takes counts")
@@ -222,7 +232,7 @@ class LabelSets:
         its ids, and by its columns' names, which are the predictions' classes.
         """
         source = rows_of_table(Y, "Y")
-        values: Array = real_array("Y", source.values)
+        values = _numbers("Y", source.values)
         if values.ndim != 2 or not np.isin(values[~np.isnan(values)], (0, 1)).all():
             raise ValueError(f"Y must be (N, C) of 0 and 1, NaN where it is not known; got shape {values.shape}")
         flat = values.ravel()
@@ -306,12 +316,11 @@ class LabelSets:
             Positive numbers, in the order of `ids` where there are ids; a Series is paired with them by its index, a
             table by its column of ids.
         """
-        values = np.asarray(by_id(weights, self.ids, "instance_weights", "the labels"))
-        if values.shape != (self.n_instances,) or values.dtype.kind not in "iuf":
+        values: Array = real_array("instance_weights", by_id(weights, self.ids, "instance_weights", "the labels"))
+        if values.shape != (self.n_instances,):
             raise ValueError(f"instance_weights must be {self.n_instances} numbers; got shape {values.shape}")
         if not np.all(np.isfinite(values) & (values > 0)):
             raise ValueError("instance_weights must be positive; leave out the labels of instances that do not count")
-        values = values.astype(np.float64)
         return replace(self, count=self._unweighted * values[self.instance], instance_weights=values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -416,9 +425,7 @@ class LabelSets:
             raise ValueError("labels are not rankings; build them with LabelSets.from_rankings")
         if self.value.size and self.value.max() >= n_items:
             raise ValueError(f"a ranking names item {int(self.value.max())}, but the predictions have {n_items} items")
-        orders = np.full((len(self), n_items), -1, dtype=np.int64)
-        orders[:, : self.value.shape[1]] = self.value
-        return orders
+        return np.pad(self.value, ((0, 0), (0, n_items - self.value.shape[1])), constant_values=-1)
 
     # -- rearranging --------------------------------------------------------------------------
 
@@ -461,9 +468,8 @@ class LabelSets:
         if self.instance_weights is not None:
             weights = np.ones(n_instances)
             weights[rows[order]] = self.instance_weights[self.instance[order]]
-        changes: dict[str, Any] = {"n_instances": n_instances, "ids": ids, "instance_weights": weights}
-        changes |= {"open_ended": False, "unnamed_rows": False}
-        return replace(self, **self._entries(order), instance=rows[order], **changes)
+        changes: dict[str, Any] = {"n_instances": n_instances, "ids": ids, "open_ended": False, "unnamed_rows": False}
+        return replace(self, **self._entries(order), instance=rows[order], instance_weights=weights, **changes)
 
     def take(self, rows: Array) -> Self:
         """The labels of some instances; the k-th of `rows` becomes instance k."""
@@ -510,9 +516,8 @@ def _long_labels(table: Mapping[str, Array], where: str) -> tuple[str | None, di
     instance, gaps where there is no label. Columns such as `label_ann` name their annotators; numbered ones are
     anonymous. Without ids the instances are rows of the table. `where` names the table in errors.
     """
-    reserved = {"label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS}
     lower = [name.lower() for name in table]
-    table = {small if small in reserved and lower.count(small) == 1 else name: column
+    table = {small if small in _KNOWN and lower.count(small) == 1 else name: column
              for small, (name, column) in zip(lower, table.items(), strict=True)}  # fmt: skip
     key, person = (
         _one_column([name for name in names if name in table], where) for names in (ID_COLUMNS, _ANNOTATOR_COLUMNS)
@@ -523,7 +528,7 @@ def _long_labels(table: Mapping[str, Array], where: str) -> tuple[str | None, di
         if column.shape[:1] != first.shape[:1] or column.ndim not in ((1, 2) if name == "label" else (1,)):
             remedy = "" if column.ndim else "; a dict of ids goes in as pandas.Series"
             raise ValueError(f"{where}: columns must be lists of one length; {name!r} has shape {column.shape}{remedy}")
-    _check_unused({name: table[name] for name in table if name not in {*reserved, *endings}}, table, key, person, where)
+    _check_unused({name: table[name] for name in table if name not in {*_KNOWN, *endings}}, table, key, person, where)
     if endings and "label" in table:
         raise ValueError(f"{where} has both columns 'label' (long) and {next(iter(endings))!r} (wide); keep one layout")
     if not endings and "label" not in table:
@@ -554,10 +559,8 @@ def _check_unused(
     unused: Mapping[str, Array], table: Mapping[str, Array], key: str | None, person: str | None, where: str
 ) -> None:
     """Refuse columns that may be meant as labels, ids or annotators under another name."""
-    known = ("label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS)
     words = [name for name in unused if len(name) > 4 and not name[-1].isdigit()]
-    near = {name: get_close_matches(name.lower(), known, 1, 0.8) for name in words}
-    misspelt = {name: matches[0] for name, matches in near.items() if matches}
+    misspelt = {name: near[0] for name in words if (near := get_close_matches(name.lower(), sorted(_KNOWN), 1, 0.8))}
     misspelt |= {name: "instance_weight" for name in unused if re.fullmatch("(sample_?)?weights?", name.lower())}
     people = [name for name, column in unused.items() if column.dtype.kind in "OSU" or id_like([name])
               or (column.dtype.kind in "iu" and 2 * len(np.unique(column)) <= len(column))]  # fmt: skip
@@ -567,7 +570,7 @@ def _check_unused(
     elif "label" not in table and not any(map(_WIDE.fullmatch, table)):
         return  # without labels there is another error
     elif unused and key is None:
-        name, meant = next(iter(unused)), "instance"
+        name, meant = [*_maybe_ids(unused), *unused][0], "instance"
     elif people and person is None and key is not None and len(set(table[key].tolist())) < len(table[key]):
         name, meant = people[0], "annotator"  # several labels of an input, and nobody named
     else:
@@ -609,11 +612,7 @@ def rows_of_table(values: Any, name: str) -> TableRows:
             names.remove(key)
         if not names:
             raise ValueError(f"{name} is a table of ids alone; give it as a column, or add one of values")
-        unused = id_like(names)
-        for column in names if len(names) > 1 else ():
-            entries = np.asarray(values[column]).tolist()
-            if all(isinstance(entry, int | str) for entry in entries) and len(set(entries)) == len(entries) > 20:
-                unused.append(column)
+        unused = _maybe_ids({name: values[name] for name in names}) if len(names) > 1 else id_like(names)
         if unused and (key is None or len(names) > 1):  # a single column beside that of the ids holds the values
             first, reason = unused[0], "looks like ids, by its name or as it differs in every row"
             remedy = f"make it the index, as {name}.set_index({first!r}), or give {name}.to_numpy() if it holds labels"
@@ -639,11 +638,11 @@ def id_like(names: Iterable[Any]) -> list[str]:
     return [name for name in names if isinstance(name, str) and _ID_LIKE.search(name)]
 
 
-def _names_its_columns(values: Any) -> bool:
-    """Whether a DataFrame has labels and ids in columns of these names."""
-    names = [str(name).lower() for name in values.columns] if _is_frame(values) else []
-    labelled = "label" in names or any(map(_WIDE.fullmatch, names))
-    return labelled and any(name in ("label", *ID_COLUMNS) for name in names)
+def _maybe_ids(table: Mapping[Any, Any]) -> list[Any]:
+    """The columns that look like ids, by their names or as whole numbers or texts that differ in every row."""
+    cells = {name: np.asarray(table[name]).tolist() for name in table}
+    plain = [name for name, column in cells.items() if all(isinstance(cell, int | str) for cell in column)]
+    return [*id_like(cells), *(name for name in plain if len(set(cells[name])) == len(cells[name]) > 20)]
 
 
 def pair_ids(ids: Array, names: Any) -> Array:
@@ -725,6 +724,8 @@ def people_of(columns: list[Hashable]) -> list[str] | None:
     """The annotators that columns of a DataFrame are named for; numbers and label_1, label_2, ... name none."""
     if len(columns) < 2 or not all(isinstance(name, str) for name in columns):
         return None
+    if other := [name for name in columns if str(name).lower() in _NO_ANNOTATORS]:
+        raise ValueError(f"column {other[0]!r} is no annotator: name that of labels 'label', or leave others out")
     endings = [match.group(1) for name in columns if (match := _WIDE.fullmatch(str(name)))]
     if len(endings) < len(columns):
         return [str(name) for name in columns]
@@ -755,7 +756,7 @@ def is_absent(values: Array, missing: object = None) -> Array:
     elif values.dtype.kind in "mM":
         absent = np.isnat(values)
     elif values.dtype == object:
-        absent.ravel()[:] = [entry is None or _not_equal_to_itself(entry) for entry in values.ravel()]
+        absent.ravel()[:] = [entry is None or _is_nan(entry) for entry in values.ravel()]
     try:
         with np.errstate(over="ignore"):
             matches = np.asarray(False if missing is None else values == missing, dtype=bool)
@@ -766,14 +767,9 @@ def is_absent(values: Array, missing: object = None) -> Array:
     return np.asarray(absent | matches)
 
 
-def _not_equal_to_itself(entry: object) -> bool:
-    """Whether an entry is NaN or pandas' NA (whose comparisons are neither true nor false)."""
-    try:
-        return bool(entry != entry)
-    except TypeError:
-        return True
-    except ValueError:  # an array in the place of a number
-        return False
+def _is_nan(entry: object) -> bool:
+    """Whether an entry is NaN, or NA or NaT of pandas."""
+    return type(entry).__name__ in ("NAType", "NaTType") or (isinstance(entry, float | np.floating) and entry != entry)
 
 
 def _as_array(values: ArrayLike, name: str) -> Array:
@@ -785,6 +781,11 @@ def _as_array(values: ArrayLike, name: str) -> Array:
     if array.dtype.kind in "cV":
         raise ValueError(f"{name} must hold real numbers or strings; got {array.dtype}")
     return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
+
+
+def _numbers(name: str, cells: Array) -> Array:
+    """The cells as floats, gaps as NaN."""
+    return np.asarray(real_array(name, np.where(is_absent(cells), np.nan, cells) if cells.dtype == object else cells))
 
 
 def _plain_values(values: Array) -> Array:

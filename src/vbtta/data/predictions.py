@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Rows", "ViewPredictions", "conflict", "draws_of", "pivot", "require_views", "row_hashes"]
+__all__ = ["Rows", "ViewPredictions", "conflict", "draws_of", "pivot", "require_views", "row_hashes", "same_table"]
 
 import copy
 import hashlib
@@ -83,7 +83,7 @@ class ViewPredictions:
         self.names = tuple(f"view_{k}" for k in range(n_views)) if names is None else _names(names, n_views)
         self.ids = None if ids is None else _keys(ids, n_inputs, "ids")
         self.classes = None if classes is None else _keys(classes, n_outputs, "classes")
-        if not _same_table(ids, groups):
+        if not same_table(ids, groups):
             groups = tables.by_id(groups, self.ids, "groups", "the predictions")
         self.groups = None if groups is None else _keys(groups, n_inputs, "groups", distinct=False)
         self.draws = None if draws is None else _floats(draws, "draws")
@@ -289,7 +289,7 @@ def _floats(values: ArrayLike, name: str) -> Array:
         raise ValueError(f"{name} must be an (N, K, C) array of real numbers; got {type(values).__name__}") from None
 
 
-def _same_table(ids: Any, values: Any) -> bool:
+def same_table(ids: Any, values: Any) -> bool:
     """Whether ids and other values are columns of one pandas table, whose rows belong together."""
     indices: list[Any] = [getattr(part, "index", None) for part in (ids, values)]
     return all(hasattr(index, "equals") for index in indices) and bool(indices[0].equals(indices[1]))

@@ -50,7 +50,7 @@ class ProcessedPredictor(Adapter):
             return batch[0] if type(batch) in (list, tuple) else batch
         keys = [key for key, part in batch.items() if isinstance(part, RowList)] if self.key is None else [self.key]
         if len(keys) != 1 or keys[0] not in batch:
-            raise ValueError(f"key={self.key!r} does not say which of the columns {list(batch)} the processor takes")
+            raise ValueError(f"ProcessedPredictor(key={self.key!r}) must say which of the columns {list(batch)}")
         return batch[keys[0]]
 
     def __call__(self, batch: Batch) -> Array:

@@ -23,10 +23,11 @@ from vbtta.augment.foreign import as_views
 from vbtta.collect import Collector, check_options
 from vbtta.data.files import columns_of, footers, open_chunks, parquet_files, prediction_table, read_predictions
 from vbtta.data.images import decode_images
-from vbtta.data.labels import Array
+from vbtta.data.labels import Array, id_like
 from vbtta.data.predictions import ViewPredictions
 from vbtta.ray.cluster import Tasks, check_workers, connect, explained
 
+ROW_IDS = ("instance", "id")  # columns of ids, the first that is there
 _BUFFER = 1 << 18  # bytes of a column read at once; a whole group's columns may be larger than memory
 _ROW_GROUP = 1 << 25  # bytes that are written at once; twice that while they are put together
 
@@ -74,7 +75,7 @@ def collect_views(
     dataset : path or list of paths
         Parquet files, or folders of them, with a column `image` (image files, or arrays (H, W) or (H, W, channels); the
         predictor sees numbers from 0 to 1 of shape (n, channels, H, W)), a column `inputs` (lists of lists ...,
-        tensors), or only numbers; and optionally `instance`, the inputs' ids, which are row numbers otherwise.
+        tensors), or only numbers; and optionally `instance` or `id`, the inputs' ids, by default row numbers.
     out : path
         Folder of the predictions, on a file system that all nodes share.
     key : str
@@ -249,7 +250,7 @@ def read_batches(piece: Piece, batch_size: int) -> Iterator[tuple[int, Array, Ar
         first = piece.first
         for batch in file.iter_batches(batch_size=batch_size, row_groups=[piece.group]):
             table = arrow.Table.from_batches([batch])
-            ids = columns_of(table, ["instance"]).get("instance", np.arange(first, first + len(table)))
+            ids = next(iter(columns_of(table, ROW_IDS).values()), np.arange(first, first + len(table)))
             yield first, ids, read_inputs(table, piece.path)
             first += len(table)
 
@@ -267,9 +268,11 @@ def read_inputs(table: Any, where: str = "dataset") -> Array:
             return array.astype(np.float32) / (255 if array.dtype.kind in "iu" else 1)
         files: list[Any] = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in column.to_pylist()]
         return decode_images(files, mode="RGB", where=where).astype(np.float32) / 255
+    features = [name for name in names if name not in ROW_IDS]
+    if strange := [*id_like(features), *({"label"} & set(features))]:
+        raise ValueError(f"{where}: column {strange[0]!r} is no feature; rename it to 'instance' or leave it out")
     try:
-        columns = [table[name].to_numpy() for name in names if name != "instance"]
-        return np.stack([column.astype(np.float64) for column in columns], axis=1)
+        return np.stack([table[name].to_numpy().astype(np.float64) for name in features], axis=1)
     except (TypeError, ValueError):
         need = "no column 'image' or 'inputs', so all but 'instance' must be numbers"
         raise ValueError(f"{where} has {need}; it has {', '.join(names)}. Write a column 'inputs'") from None

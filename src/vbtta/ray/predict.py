@@ -12,7 +12,7 @@ from vbtta.collect import check_options
 from vbtta.data.files import columns_of, parquet_files
 from vbtta.policy import Policy
 from vbtta.ray.cluster import check_workers, connect
-from vbtta.ray.collect import Job, read_inputs
+from vbtta.ray.collect import ROW_IDS, Job, read_inputs
 
 
 def predict(
@@ -55,7 +55,7 @@ def predict(
     own = ("mean", "std", "lower", "upper") if policy.task == "regression" else ("label", "entropy")
     for name in set(columns) & set(own):
         raise ValueError(f"dataset has the column {name!r}, which predictions have, too: rename it, or leave it out")
-    if drawing and "instance" not in columns:
+    if drawing and not set(ROW_IDS) & set(columns):
         raise ValueError(f"dataset needs a column 'instance', by which {', '.join(drawing)} draw; number the rows")
     size = workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)
     job = Job(predictor_factory, used, draws, batch_size, False, output, seed, None, "", "")
@@ -77,9 +77,9 @@ class Worker:
         """The rows of a batch with the policy's prediction, instead of columns of the same names."""
         if not len(table):
             return table
+        ids = next(iter(columns_of(table, ROW_IDS).values()), np.arange(len(table)))
         if "instance" in table.column_names and table["instance"].null_count:
             raise ValueError("column 'instance' of dataset has gaps, and ids are needed to draw; number the rows")
-        ids = columns_of(table, ["instance"]).get("instance", np.arange(len(table)))
         if ids.dtype.kind not in "iu" or ids.min(initial=0) < 0:  # rows draw by digests of their ids
             digests = [hashlib.sha256(str(name).encode()).digest()[:7] for name in ids.tolist()]
             ids = np.array([int.from_bytes(digest) for digest in digests], dtype=np.int64)
