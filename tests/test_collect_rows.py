@@ -344,3 +344,19 @@ def test_images_with_their_colours_last_are_refused(kind: Any) -> None:
     narrow = kind(np.random.default_rng(0).random((4, 3, 12, 3), dtype=np.float32))
     mirrored = collect_views(lambda batch: batch[:, :, 0, 0], narrow, [HorizontalFlip()]).outputs
     np.testing.assert_array_equal(mirrored[:, 0], np.asarray(narrow)[:, :, 0, 2])
+
+
+def test_built_in_views_of_rows_of_different_lengths_name_the_remedy():
+    signals = [np.zeros(5), np.zeros(7), np.zeros(6)]
+    with pytest.raises(TypeError, match=r"noise\(0\.1\) does not take a list of ndarray .* as_view\(f\) of such"):
+        collect_views(lambda batch: np.ones((len(batch), 2)), signals, [GaussianNoise(0.1)])
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "review"}])
+def test_an_estimator_of_texts_asks_for_one_column_of_a_table(options):
+    texts = ["good film", "bad plot", "good plot", "bad film"] * 5
+    model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, [0, 1] * 10)
+    table = pd.DataFrame({"review": texts, "stars": 1})
+    with pytest.raises(ValueError, match="or give it one column of a table"):
+        collect_views(model, table, [Identity()], **options)
+    assert collect_views(model, table["review"], [Identity()]).outputs.shape == (20, 1, 2)
