@@ -143,7 +143,7 @@ def test_wrong_files_are_named(tmp_path, views):
     (tmp_path / "empty.json").write_text("{}")
     with pytest.raises(ValueError, match=r'empty.json: .*key "views"'):
         load_views(tmp_path / "empty.json")
-    with pytest.raises(ValueError, match=r"\.toml or \.json files; got .*views.yaml"):
+    with pytest.raises(ValueError, match=r"ending of .*views.yaml must be one of '\.toml', '\.json'"):
         save_views(views, tmp_path / "views.yaml")
     with pytest.raises(ValueError, match="identity occurs more than once"):
         from_entries([{"view": "Identity"}, {"view": "Identity"}], tmp_path)

@@ -717,3 +717,23 @@ def test_stages_and_sets(tmp_path: Path) -> None:
     assert run("predict", new[0], "--policy", covering, "--sets", "0.9", "--out", out).code == 0
     assert "fit with --sets 0.8" in run("predict", new[0], "--policy", covering, "--sets", "0.8", "--out", out).err
     assert "views are kept" in run("diagnose", held[0], "--policy", covering, "--no-refit").out
+
+
+def test_damaged_inputs_are_named(tmp_path: Path) -> None:
+    (tmp_path / "views.toml").write_text(VIEWS)
+    np.savez(tmp_path / "inputs.npz", inputs=np.zeros((3, 4)), ids=["a", "b", "c"])
+    whole = (tmp_path / "inputs.npz").read_bytes()
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    (tmp_path / "changed.npz").write_bytes(whole[:150] + b"\x01" + whole[151:])
+    (tmp_path / "cut.npz").write_bytes(whole[:-30])
+    (tmp_path / "empty.npy").write_bytes(b"")
+    for name, reason in {
+        "other.npz": "has no array `inputs`; write it with",
+        "changed.npz": "array 'inputs' cannot be read: Bad CRC-32",
+        "cut.npz": "is not an .npz file",
+        "empty.npy": "cannot be read: EOF",
+    }.items():
+        options = ["--views", tmp_path / "views.toml", "--out", tmp_path / "preds.npz"]
+        found = run("views", "--predictor", "json:loads", "--data", tmp_path / name, *options)
+        assert found.code in (1, 2)
+        assert re.fullmatch(rf"vbtta: error: \S*{name}:? {reason}.*\n", found.err), found.err

@@ -326,6 +326,7 @@ def test_files(rng, tmp_path):
     with pytest.raises(ValueError, match="damaged conformal policy"):
         ConformalPolicy.load(path)
     wrong = {"method": "foo", "covers": "foo", "levels": [0.5, 5.0], "strata": ["b", "a"], "n_units": [-1.0, 2.0]}
+    wrong["thresholds"] = [[*row, *row] for row in data["thresholds"]]  # of two outputs
     for key, value in wrong.items():
         path.write_text(json.dumps({**data, key: value}))
         with pytest.raises(ValueError, match="damaged conformal policy"):

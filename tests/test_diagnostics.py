@@ -462,3 +462,9 @@ def test_annotators_who_copy_numbers_are_named(digits: int) -> None:
         policy = fit_policy(predictions, labels, task="regression", model="latent", guard=False)
         copying = diagnose(policy, predictions, labels).copying or ()
         assert [(pair.first, pair.second) for pair in copying if pair.p_value < 0.01] == pairs
+
+
+def test_one_labelled_input_is_diagnosed_without_held_out_scores() -> None:
+    views = ViewPredictions(np.zeros((1, 2, 1)), names=["identity", "flip"])
+    policy = fit_policy(views, [[1.0]], task="regression", model="latent", guard=False)
+    assert diagnose(policy, views, [[1.0]]).influence is None

@@ -82,7 +82,7 @@ def test_moments_by_sampling(prediction: ContinuousPrediction, rng: np.random.Ge
     ("call", "message"),
     [
         (lambda p: p.quantile(1.0), "between 0 and 1"),
-        (lambda p: p.interval(0), "between 0 and 1"),
+        (lambda p: p.interval(0), "level must be a number between 1e-06 and 0.999999; got 0"),
         (lambda p: p.log_prob(np.zeros(12)), r"y must be \(12, 2\)"),
         (lambda p: p.crps(np.full((12, 2), np.nan)), "finite"),
     ],

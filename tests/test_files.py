@@ -474,7 +474,7 @@ def test_white_space_and_order_are_no_damage(policy: Policy, saved: Path) -> Non
         ({"history__weights": [[1.0]]}, "history|weights"),
         ({"views": ["flip", "flip"]}, "not distinct"),
         ({"converged": 2}, "expected bool"),
-        ({"classes": [1, 2]}, "its classes are not 3"),
+        ({"classes": [1, 2]}, "classes must be 3 integers or strings"),
     ],
 )
 def test_a_policy_is_checked_when_it_is_read(changes: dict[str, Any], message: str, saved: Path) -> None:

@@ -160,7 +160,7 @@ def test_heteroscedastic_needs_a_variance(helpful) -> None:  # type: ignore[no-u
         (lambda: GaussianMixture(beta=0.0), "beta must be a positive number"),
         (lambda: GaussianMixture(concentration=-1), "concentration must be a positive number"),
         (lambda: GaussianMixture(v=[1.0, np.nan]), "v must be a positive number"),
-        (lambda: GaussianMixture(beta="a"), "beta must be a positive number; got 'a'"),  # type: ignore[arg-type]
+        (lambda: GaussianMixture(beta="a"), "beta must be a positive number, 1e-300 to 1e300; got 'a'"),  # type: ignore[arg-type]
         (lambda: EM(max_steps=0), "max_steps must be a whole number of at least 1; got 0"),
         (lambda: EM(max_steps=2.5), "max_steps must be a whole number"),  # type: ignore[arg-type]
         (lambda: EM(tol=-1), "tol must be a number between 0 and 1; got -1"),
@@ -278,3 +278,13 @@ def test_numbers_beyond_a_float_are_refused_not_passed_on() -> None:
             assert "rescale predictions and labels" in str(error)  # noqa: PT017
         else:
             assert np.isfinite(policy.predict(predictions).variance).all()  # type: ignore[union-attr]
+
+
+def test_sizes_at_the_limit_of_floats_are_refused_in_words() -> None:
+    model = CategoricalMixture(link="probit")
+    rng = np.random.default_rng(0)
+    outputs = np.stack([np.full((6, 2), 1e99), rng.normal(size=(6, 2))], axis=2)
+    views = ViewPredictions(outputs, np.abs(outputs))
+    with pytest.raises(ValueError, match="numbers beyond the range of a float came up in the fit") as error:
+        fit_policy(views, np.zeros(6, dtype=int), task="classification", model=model, guard=False)
+    assert type(error.value) is ValueError

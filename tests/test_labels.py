@@ -1,5 +1,6 @@
 """Label sets: every way in leads to the same labels, and nonsense is named."""
 
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -439,7 +440,7 @@ def test_soft_and_multiple_labels_are_real_numbers(build, values) -> None:
 def test_an_array_in_the_place_of_a_label_is_named() -> None:
     nested = np.empty(2, dtype=object)
     nested[0] = np.array([1, 2])
-    with pytest.raises(ValueError, match="labels must be all numbers or all strings; got ndarray"):
+    with pytest.raises(ValueError, match=r"Y must hold real numbers or strings; got array\(\[1, 2\]\)"):
         LabelSets.from_array(nested)
 
 
@@ -467,3 +468,32 @@ def test_soft_labels_are_not_written_as_counts(suffix: str, tmp_path: Path) -> N
     with pytest.raises(ValueError, match="probabilities, rankings and vectors are not written; keep the arrays or tab"):
         soft.save(tmp_path / f"labels{suffix}")
     assert not list(tmp_path.iterdir())
+
+
+def test_some_instances_by_a_slice_or_a_mask() -> None:
+    labels = LabelSets.from_array([5, 6, 7, 8])
+    for rows in (slice(2, 4), np.array([False, False, True, True]), [-2, -1]):
+        np.testing.assert_array_equal(labels.take(rows).value, [7, 8])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rows must be a slice, a mask or positions among 4; got"):
+        labels.take([4])  # type: ignore[arg-type]
+
+
+def test_values_that_are_no_numbers_are_named() -> None:
+    nested = np.empty(2, dtype=object)
+    nested[:] = [[1], "a"]
+    with pytest.raises(ValueError, match=r"instance must hold real numbers or strings; got \[1\]"):
+        LabelSets.from_table(nested, [0, 1])
+    with pytest.raises(ValueError, match=r"annotator must hold real numbers or strings; got \[1\]"):
+        LabelSets.from_table([0, 1], [0, 1], nested)
+    with pytest.raises(ValueError, match="labels must be all numbers or all strings; got Decimal, float"):
+        LabelSets.from_array(np.array([1.0, Decimal("sNaN")], dtype=object), missing=-1.0)
+    with pytest.raises(ValueError, match="Y must hold real numbers or strings"):
+        LabelSets.from_array(np.zeros(2, dtype=[("a", "f8")]), missing=-1)
+
+
+def test_labels_of_another_byte_order_are_written(tmp_path: Path) -> None:
+    labels = LabelSets.from_array(np.array([1, 0, 2], dtype=">i4"))
+    labels.save(tmp_path / "labels.parquet")
+    np.testing.assert_array_equal(LabelSets.load(tmp_path / "labels.parquet").value, [1, 0, 2])
+    with pytest.raises(ValueError, match=r"ending of .*labels\.txt must be one of '\.csv', '\.parquet'"):
+        labels.save(tmp_path / "labels.txt")

@@ -836,3 +836,23 @@ def test_a_module_is_no_predictor():
     policy = fit_policy(predictions, np.arange(20) % 3, task="classification", model="mixture", guard=False)
     with pytest.raises(ValueError, match=r"applies its views by itself; pass the network, \.network"):
         collect_views(TTAModule(nn.Flatten(), views, policy), torch.rand(2, 1, 1, 3), views)
+
+
+def test_stages_refuse_results_that_are_not_finite(staged):
+    net, given, views, sequential = staged
+    broken = nn.Sequential(net, nn.Threshold(1e9, float("nan")))
+    with pytest.raises(ValueError, match="the result is not finite; collect_views says under which view"):
+        TTAModule(broken, views, sequential)(given[:4])
+
+
+def test_a_network_without_a_result_and_a_batch_of_nothing_are_named(images, views):
+    policy = classification_policy([view.name for view in views])
+
+    class Silent(nn.Module):
+        def forward(self, batch):
+            return None
+
+    with pytest.raises(ValueError, match=r"the network returned shape \(\) for \d+ rows; the policy was fitted to"):
+        TTAModule(Silent(), views, policy)(images)
+    with pytest.raises(TypeError, match="TTAModule takes tensors, or dicts or tuples of them"):
+        TTAModule(network(CLASSES), views, policy)(None)

@@ -99,7 +99,7 @@ def test_damaged_and_newer_files_are_refused(helpful, tmp_path: Path) -> None:  
         json.dumps({**data, "posterior": {}}): "damaged policy",
         json.dumps({**data, "task": "classification"}): "its task is 'classification'",
         json.dumps({**data, "task": [1]}): "its task is",
-        json.dumps({**data, "classes": 3}): "its classes are not",
+        json.dumps({**data, "classes": 3}): "classes must be 1 integers or strings",
         json.dumps({**data, "weights": [1, 0, 0]}): "disagree",
         json.dumps({**data, "model": {"kind": "Evil"}}): "unknown model",
         json.dumps({**data, "version": 0}): "upgrade vbtta",

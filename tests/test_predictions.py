@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -281,3 +282,29 @@ def test_other_byte_orders_are_saved(tmp_path: Path) -> None:
 def test_selected_views_are_side_by_side_in_memory() -> None:
     predictions = ViewPredictions(np.zeros((5, 4, 3)), names=list("abcd"))
     assert predictions.select(["a", "c"]).outputs.flags.c_contiguous  # a transposed layout makes predictions slow
+
+
+def test_rows_are_a_slice_a_mask_or_positions() -> None:
+    views = ViewPredictions(np.arange(24.0).reshape(4, 3, 2), ids=["a", "b", "c", "d"])
+    for rows in (slice(1, 3), [1, 2], np.array([False, True, True, False]), np.array([-3, -2])):
+        np.testing.assert_array_equal(views.take(rows).outputs, views.outputs[1:3])
+    np.testing.assert_array_equal(views.take(2).ids, ["c"])  # type: ignore[arg-type]
+    assert len(views.take([])) == 0  # type: ignore[arg-type]
+    prediction = CategoricalPrediction(np.full((4, 2), 0.5), np.zeros(4), np.arange(2))
+    for wrong in ([4], [-5], "a", [0.5], np.ones(3, dtype=bool)):
+        for taker in (views, prediction):
+            with pytest.raises(ValueError, match="rows must be a slice, a mask or positions among 4; got"):
+                taker.take(wrong)  # type: ignore[arg-type, attr-defined]
+
+
+def test_tensors_with_gradients_are_arrays() -> None:
+    outputs = torch.zeros(3, 2, 1, requires_grad=True)
+    assert ViewPredictions(outputs).outputs.dtype == np.float32
+    assert ViewPredictions(outputs.to(torch.bfloat16)).outputs.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["views.txt", "views", "views.csv", "views.NPZ"])
+def test_predictions_are_written_only_where_they_can_be_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"ending of .*{name} must be one of '\.npz', '\.parquet'"):
+        ViewPredictions(np.zeros((2, 1, 1))).save(tmp_path / name)
+    assert not list(tmp_path.iterdir())

@@ -167,7 +167,7 @@ def test_integers_take_the_arguments_of_numpy():
         (lambda: RowStreams(0, "v", 0, [0]).integers(0), "high must be between 1 and"),
         (lambda: RowStreams(0, "v", 0, [0, 1]).integers([1, 3], 3), r"high must be between \[2 4\] and"),
         (lambda: RowStreams(0, "v", 0, [0, 1]).poisson(np.ones(3)), r"the number of rows, 2; got \(3,\)"),
-        (lambda: RowStreams(0, "v", 0, [0]).beta(0.0, 1.0), "a must be a positive number; got 0.0"),
+        (lambda: RowStreams(0, "v", 0, [0]).beta(0.0, 1.0), "a must be a positive number, 1e-300 to 1e300; got 0.0"),
         (lambda: RowStreams(0, "v", 0, [0]).beta(1.0, math.inf), "b must be a positive number"),
     ],
 )

@@ -775,7 +775,7 @@ def test_weights_and_groups_on_the_way(machines: Machines, tmp_path: Path) -> No
     chunks = open_chunks(write(tmp_path / "views", grouped))
     np.testing.assert_array_equal(np.concatenate([chunk.read().groups for chunk in chunks]), grouped.groups)
     predictions.save(tmp_path / "plain.parquet")
-    assert not any(chunk.has_groups() for chunk in open_chunks(tmp_path / "plain.parquet"))
+    assert all(chunk.read().groups is None for chunk in open_chunks(tmp_path / "plain.parquet"))
     series = pd.Series(np.arange(300.0), index=pd.Index(np.arange(300), name="id")).sample(frac=1, random_state=0)
     labels = LabelSets.from_array(series).with_weights(1.0 + series)
     labels.save(tmp_path / "labels.parquet")

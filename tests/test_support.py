@@ -7,7 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vbtta import LabelSets, ViewPredictions, compare, diagnose, fit_policy
+from vbtta import (
+    CategoricalMixture,
+    LabelSets,
+    ViewPredictions,
+    compare,
+    diagnose,
+    fit_baseline,
+    fit_policy,
+    fit_sequential,
+    metrics,
+)
 from vbtta._support.checks import positive, whole_number
 from vbtta._support.files import atomic_path
 
@@ -70,3 +80,38 @@ def test_control_characters_of_names_are_shown_escaped() -> None:
         with pytest.raises(ValueError, match="31mred") as error:
             wrong()
         assert "\x1b" not in str(error.value)
+
+
+def test_arrays_in_the_place_of_predictions_are_named() -> None:
+    rng = np.random.default_rng(0)
+    label = rng.integers(2, size=20)
+    views = ViewPredictions(rng.normal(size=(20, 2, 2)), names=["identity", "flip"])
+    policy, array = fit_policy(views, label, task="classification", guard=False), views.outputs
+    staged = fit_sequential(views, label, task="classification", tolerance=5.0)
+    for wrong in (
+        lambda: policy.score(array, label),
+        lambda: policy.consensus(array, label),
+        lambda: staged.score(array, label),
+        lambda: fit_baseline("uniform", array, label, task="classification"),
+        lambda: diagnose(policy, array, label),
+        lambda: compare(array, label, views, label, task="classification"),
+    ):
+        with pytest.raises(TypeError, match="predictions must be ViewPredictions; got ndarray"):
+            wrong()
+
+
+def test_options_of_the_wrong_kind_are_named() -> None:
+    views = ViewPredictions(np.zeros((6, 2, 1)), names=["identity", "flip"])
+    prediction = fit_policy(views, np.arange(6.0), task="regression", model="latent", guard=False).predict(views)
+    for wrong, message in (
+        (lambda: whole_number("draws", np.timedelta64(3, "D"), 1), "draws must be a whole number"),
+        (lambda: prediction.interval("a"), "level must be a number between"),
+        (lambda: prediction.quantile([0.5, [0.1]]), "q must be numbers"),
+        (lambda: fit_policy(views, np.zeros(6), task="regression", guard=np.zeros(2)), "guard must be one of"),
+        (lambda: fit_policy(views, np.zeros(6), task="regression", engine=np.zeros(2)), "engine must be 'auto'"),
+        (lambda: CategoricalMixture(confusion_prior=3.0), "confusion_prior must be two numbers; got 3.0"),
+        (lambda: metrics.accuracy([[0], [1, 2]], np.full((2, 2), 0.5)), "y has rows of different lengths"),
+    ):
+        with pytest.raises(ValueError, match=message) as found:
+            wrong()
+        assert "\n" not in str(found.value)

@@ -23,7 +23,7 @@ from vbtta.baselines import BASELINES, fit_baseline
 from vbtta.baselines.methods import normal_prediction, residual_variance
 from vbtta.conformal import conformalize, shared_rows, unwrapped
 from vbtta.data.labels import Array, LabelSets, class_positions
-from vbtta.data.predictions import Rows, ViewPredictions, draws_of, row_hashes
+from vbtta.data.predictions import Rows, ViewPredictions, draws_of, require_views, row_hashes
 from vbtta.distributions import CategoricalPrediction, ContinuousPrediction, Prediction
 from vbtta.fit import fit_policy
 from vbtta.models.base import InMemory
@@ -189,6 +189,8 @@ def compare(
         For the bootstrap and the policies' folds; whether to count the methods that are done.
     """
     one_of("task", task, tuple(METRICS))
+    for part in (train_predictions, test_predictions):
+        require_views(part)
     between("level", level, 0.01, 0.99)
     by_image = tuple(dict.fromkeys([metrics] if isinstance(metrics, str) else metrics))
     if by_image and (task != "classification" or test_predictions.groups is None or not set(by_image) <= set(BY_IMAGE)):

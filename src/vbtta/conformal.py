@@ -135,8 +135,9 @@ class ConformalPolicy(Saved):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """What a file says; raises ValueError or KeyError where it is damaged."""
-        kind = SequentialPolicy if "policies" in data["policy"] else Policy
-        return replace(fields_from_plain(cls, data), policy=from_plain(kind, data["policy"]))
+        policy: Any = from_plain(SequentialPolicy if "policies" in data["policy"] else Policy, data["policy"])
+        n_thresholds = unwrapped(policy)[0].n_outputs if data["method"] == "distributional" else 1
+        return replace(fields_from_plain(cls, data, {"T": n_thresholds}), policy=policy)
 
     def _stratum(self, strata: ArrayLike | None, predictions: ViewPredictions) -> Array:
         """The stratum of every row by its place."""

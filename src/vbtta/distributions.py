@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
+from vbtta._support.checks import between, real_array, row_numbers, shown
 from vbtta.data.labels import Array, by_id, class_positions, frame_of
 from vbtta.inference.linalg import cholesky
 
@@ -33,6 +34,7 @@ class _OfInputs:
 
     def take(self, rows: Array | slice) -> Self:
         """The prediction of some inputs, which may repeat."""
+        rows = row_numbers(rows, len(getattr(self, "location" if hasattr(self, "location") else "proba")))
         arrays = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("dof", "classes")}
         return replace(self, **{name: None if array is None else array[rows] for name, array in arrays.items()})
 
@@ -99,9 +101,9 @@ class ContinuousPrediction(_OfInputs):
 
     def quantile(self, q: float | ArrayLike) -> Array:
         """Quantiles of every output: (N, C) for one q, (Q, N, C) for several."""
-        levels = np.asarray(q, dtype=np.float64)
+        levels = real_array("q", q)
         if levels.ndim > 1 or not levels.size or not np.all((levels > 0) & (levels < 1)):
-            raise ValueError(f"q must be between 0 and 1, a number or a list of them; got {q!r}")
+            raise ValueError(f"q must be between 0 and 1, a number or a list of them; got {shown(q)}")
         values = [self._quantile(float(p)) for p in levels.flat]
         return values[0] if levels.ndim == 0 else np.stack(values)
 
@@ -111,8 +113,7 @@ class ContinuousPrediction(_OfInputs):
 
     def interval(self, level: float) -> tuple[Array, Array]:
         """Equal-tailed interval of every output: lower and upper, (N, C) each."""
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
+        between("level", level, 1e-6, 1 - 1e-6)
         return self.quantile(0.5 - 0.5 * level), self.quantile(0.5 + 0.5 * level)
 
     def columns(self, level: float = 0.9) -> dict[str, Array]:
@@ -200,7 +201,7 @@ class ContinuousPrediction(_OfInputs):
 
     def _targets(self, y: ArrayLike) -> Array:
         n_inputs, _, n_outputs = self.location.shape
-        targets = np.asarray(by_id(y, self.ids, "y", "the prediction"), dtype=np.float64)
+        targets: Array = real_array("y", by_id(y, self.ids, "y", "the prediction"))
         if targets.shape == (n_inputs,) and n_outputs == 1:
             targets = targets[:, None]
         if targets.shape != (n_inputs, n_outputs):

@@ -14,12 +14,13 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from vbtta import crossval
-from vbtta._support.checks import one_of, whole_number
+from vbtta._support.checks import one_of, shown, whole_number
 from vbtta.crossval import MIN_UNITS, CrossValidated
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import Rows, ViewPredictions, require_views, row_hashes
 from vbtta.inference.advi import ADVI, fit_density
 from vbtta.inference.em import EM, Fit, fit_problem
+from vbtta.inference.linalg import TOO_LARGE
 from vbtta.models import base
 from vbtta.models.base import Engine, InMemory, Model, Posterior, Source, Stack
 from vbtta.models.parts.annotators import LabelFacts
@@ -445,10 +446,13 @@ def fit_candidate(
             lambda: base.pose_density(model, source, seed), engine, seed=seed, n_labels=labels.total, progress=progress
         )
     else:
-        problem, first = base.pose(model, source, candidate.start)
-        if candidate.near and problem.newton:
-            engine = replace(engine, tol=max(engine.tol, _NEAR_TOL))
-        fit = fit_problem(problem, first, engine, intervals=intervals, weights=candidate.weights)
+        try:
+            problem, first = base.pose(model, source, candidate.start)
+            if candidate.near and problem.newton:
+                engine = replace(engine, tol=max(engine.tol, _NEAR_TOL))
+            fit = fit_problem(problem, first, engine, intervals=intervals, weights=candidate.weights)
+        except (np.linalg.LinAlgError, ArithmeticError):
+            raise ValueError(TOO_LARGE) from None
     return policy_of(fit, model, engine, predictions, labels.annotator_names)
 
 
@@ -547,8 +551,8 @@ def model_record(model: Model | Callable[..., None] | str, task: str) -> Model:
 
 def _engine(engine: Engine | str, model: Model) -> Engine:
     """The engine record; by default EM if the model has closed-form updates."""
-    if engine not in ("auto", "em", "advi") and not isinstance(engine, EM | ADVI):
-        raise ValueError(f"engine must be 'auto', 'em', 'advi', EM(...) or ADVI(...); got {engine!r}")
+    if not isinstance(engine, EM | ADVI) and not (isinstance(engine, str) and engine in ("auto", "em", "advi")):
+        raise ValueError(f"engine must be 'auto', 'em', 'advi', EM(...) or ADVI(...); got {shown(engine)}")
     if isinstance(engine, str):
         engine = EM() if engine == "em" or (engine == "auto" and not model.obstacle) else ADVI()
     if isinstance(engine, EM) and model.obstacle:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vbtta._support.checks import real_array, shown, whole_number
-from vbtta.data.labels import Array, check_one_index
+from vbtta.data.labels import Array, as_array, check_one_index
 from vbtta.distributions import entropy
 
 _SUM_TOLERANCE = 1e-6
@@ -173,7 +173,7 @@ def iou(
 
 def dice_scores(y: ArrayLike, maps: ArrayLike, n_classes: int | None = None, *, ignore: int | None = None) -> Array:
     """Dice score of every image and class, (N, C); NaN for a class that is neither there nor predicted."""
-    truth, predicted = np.asarray(y), np.asarray(maps)
+    truth, predicted = as_array(y, "y"), as_array(maps, "maps")
     if predicted.ndim == truth.ndim + 1 and truth.ndim:
         probabilities = real_array("maps", maps)
         if np.isnan(probabilities).any():
@@ -211,7 +211,7 @@ def average_precision(y: ArrayLike, score: ArrayLike) -> float:
 
 def average_precisions(y: ArrayLike, score: ArrayLike) -> Array:
     """Average precision of every image, (N,): the mean precision at the positives, ties shared; NaN without any."""
-    truth, values = np.asarray(y), real_array("score", score)
+    truth, values = as_array(y, "y"), real_array("score", score)
     if truth.shape != values.shape or truth.ndim < 2 or not np.isin(truth, (0, 1)).all() or np.isnan(values).any():
         shapes = f"{truth.shape}, {values.shape}"
         raise ValueError(f"y must be (N, ...) of 0 and 1 and score numbers of its shape; got {shapes}")
@@ -226,7 +226,7 @@ def average_precisions(y: ArrayLike, score: ArrayLike) -> Array:
 
 def map_rows(y: ArrayLike, proba: ArrayLike, *, ignore: int | None = None) -> tuple[Array, Array]:
     """Rows (J,) and (J, C) of all labelled positions of maps (N, H, W) and (N, C, H, W), for the other metrics."""
-    truth, maps = np.asarray(y), np.asarray(proba)
+    truth, maps = as_array(y, "y"), as_array(proba, "proba")
     if maps.ndim != truth.ndim + 1 or maps.shape[:1] + maps.shape[2:] != truth.shape:
         raise ValueError(f"proba must be (N, C, ...) for y (N, ...); got {maps.shape} and {truth.shape}")
     rows = np.moveaxis(maps, 1, -1).reshape(-1, maps.shape[1])
@@ -301,7 +301,7 @@ def _same_shape(**arrays: ArrayLike) -> list[Array]:
 
 def _classes(y: ArrayLike, proba: ArrayLike) -> tuple[Array, Array]:
     check_one_index(y=y, proba=proba)
-    position, table = np.asarray(y), real_array("proba", proba)
+    position, table = as_array(y, "y"), real_array("proba", proba)
     if table.ndim != 2:
         raise ValueError(f"proba must be (J, C); got shape {table.shape}")
     if position.shape != table.shape[:1]:

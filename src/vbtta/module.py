@@ -46,6 +46,7 @@ _NUMBERS_ON_CPU, _NUMBERS_ELSEWHERE = 1 << 17, 1 << 24  # of maps, pooled at onc
 
 ViewOutputs = tuple[list[int], Tensor, Tensor | None]  # see `TTAModule._outputs`
 _augment = torch.compiler.disable(augment)  # type: ignore[no-untyped-call]
+_NOT_FINITE = "the result is not finite; collect_views says under which view, and for which input"
 _UNSEEN = -1e9  # logarithm of a weight, for positions that a view does not see
 
 
@@ -190,7 +191,7 @@ class TTAModule(nn.Module):
         result = result[:, 1] if self.policy.multilabel else result
         check = running and result.device.type == "cpu"  # on other devices a costly wait
         if check and not result.sum().isfinite() and not result.isfinite().all():  # the sum is fast, but may overflow
-            raise ValueError("the result is not finite; collect_views says under which view, and for which input")
+            raise ValueError(_NOT_FINITE)
         return result
 
     def maps(self, batch: Any) -> Maps:
@@ -267,6 +268,8 @@ class TTAModule(nn.Module):
                 if not len(left):
                     break
                 rows, outputs, batch = rows[left.numpy()], [outputs[0][:, left]], rows_of(batch, left)
+        if not result.isfinite().all():
+            raise ValueError(_NOT_FINITE)
         return _log(result) if self.output_kind == "log_probability" else result
 
     def _apply(self, function: Any, recurse: bool = True) -> Self:
@@ -392,9 +395,9 @@ class TTAModule(nn.Module):
             return torch.cat([self._call(part, part.shape[0]) for part in parts])
         raw = call_module(self.network, inputs, self._needed, self._keywords)
         outputs: Tensor = select_output(raw, self._select)
-        if outputs.ndim == 1:
-            outputs = outputs[:, None]
-        shape, same_rows = tuple(outputs.shape), torch.compiler.is_exporting() or outputs.shape[0] == n_rows
+        outputs = outputs[:, None] if getattr(outputs, "ndim", 0) == 1 else outputs
+        shape = tuple(getattr(outputs, "shape", ()))
+        same_rows = torch.compiler.is_exporting() or shape[:1] == (n_rows,)
         if len(shape) not in (2, 4, 5) or shape[1] != self.n_outputs or not same_rows:
             fitted = f"the policy was fitted to {self.n_outputs} outputs a row"
             raise ValueError(f"the network returned shape {shape} for {n_rows} rows; {fitted}")
@@ -424,7 +427,7 @@ class TTAModule(nn.Module):
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse arrays and tensors of another device."""
-        if isinstance(batch, np.ndarray | list):
+        if not isinstance(batch, Tensor | Mapping | tuple):
             remedy = "torch.from_numpy(batch) or torch.stack(batch), or collect_views for anything else"
             raise TypeError(f"TTAModule takes tensors, or dicts or tuples of them; use {remedy}")
         device = next((tensor.device for tensor in self.network.parameters()), self._device)

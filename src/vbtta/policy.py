@@ -18,7 +18,7 @@ from scipy import special
 from vbtta._support.checks import between, printable
 from vbtta._support.files import from_plain, read_json, to_plain, write_json
 from vbtta.data.labels import Array, LabelSets, frame_of
-from vbtta.data.predictions import Rows, ViewPredictions, conflict, draws_of, require_views
+from vbtta.data.predictions import Rows, ViewPredictions, conflict, draws_of, keys_of, require_views
 from vbtta.distributions import CategoricalPrediction, MultiLabelPrediction, Prediction, merge
 from vbtta.inference.advi import N_DRAWS
 from vbtta.inference.em import Optimum
@@ -211,7 +211,8 @@ class Policy(Saved):
     @property
     def elbo(self) -> float:
         """The bound at the end."""
-        self._refuse_stack("elbo")
+        if self.stacked:
+            raise _only_of_members("elbo", self.members)
         return self.final_elbo
 
     @property
@@ -287,6 +288,7 @@ class Policy(Saved):
         """
         return self._of_posterior("draws", "engine='advi'")(size, seed)  # type: ignore[no-any-return]
 
+    @np.errstate(over="ignore", divide="ignore", invalid="ignore")
     def weight_interval(self, level: float = 0.9) -> Array:
         """Intervals (K, 2) of the weights at a level; views left out of the fit have [0, 0].
 
@@ -328,6 +330,7 @@ class Policy(Saved):
         return self.posterior.score(self._chosen(sample.predictions), sample.labels, self._people(sample.labels))
 
     def _aligned(self, predictions: ViewPredictions, labels: Any) -> LabelSets:
+        require_views(predictions)
         if not self.multilabel:
             return predictions.align(labels)
         sets = labels if isinstance(labels, LabelSets) else LabelSets.from_multilabel(labels)
@@ -346,7 +349,8 @@ class Policy(Saved):
 
     def at_step(self, step: int) -> Self:
         """The policy as it was at entry `step` of the history, from 1; needs ``keep_states=True`` of the engine."""
-        self._refuse_stack("at_step")
+        if self.stacked:
+            raise _only_of_members("at_step", self.members)
         if not self.steps:
             raise ValueError("states were not kept (or not saved); fit with keep_states=True, as EM(keep_states=True)")
         if step not in range(1, len(self.steps) + 1):
@@ -437,7 +441,8 @@ class Policy(Saved):
         kinds = get_type_hints(cls, include_extras=True)
         read = {name: from_plain(kinds[name], data[FILE_KEYS.get(name, name)], sizes) for name in FILE_FIELDS}
         posterior = _read_posterior(model, engine, data["posterior"], sizes)
-        read |= {"final_elbo": np.nan if elbo is None else elbo, "classes": _read_classes(data["classes"], n_outputs)}
+        classes = None if data["classes"] is None else keys_of(data["classes"], n_outputs, "classes")
+        read |= {"final_elbo": np.nan if elbo is None else elbo, "classes": classes}
         policy = cls(model=model, engine=engine, posterior=posterior, **read)
         stated = from_plain(Annotated[Array, "V"], data["weights"], sizes)
         if not np.allclose(stated, policy.weights, atol=1e-9):
@@ -486,10 +491,6 @@ class Policy(Saved):
         annotator = np.array([-1, len(self.annotator_names) - 1] if self.annotator_names else [0])
         again = np.zeros(len(annotator), dtype=np.intp)
         return replace(labels, instance=again, value=labels.value[again], count=labels.count[again]), annotator
-
-    def _refuse_stack(self, name: str) -> None:
-        if self.stacked:
-            raise _only_of_members(name, self.members)
 
     def _of_posterior(self, name: str, needed: str) -> Any:
         """What some posteriors have and others have not."""
@@ -709,16 +710,6 @@ def _proper(prediction: Any) -> bool:
         return bool(np.isfinite(prediction.mean).all() and np.all(np.isfinite(spread) & (spread >= 0)))
     proba, classes = prediction.proba, prediction.classes.tolist()
     return bool(np.all(np.isfinite(proba) & (proba >= 0)) and len(set(classes)) == len(classes) == proba.shape[1])
-
-
-def _read_classes(data: Any, n_outputs: int) -> Array | None:
-    """The classes of a policy, as :class:`ViewPredictions` has them."""
-    if data is None:
-        return None
-    classes = np.asarray(data)
-    if not isinstance(data, list) or classes.shape != (n_outputs,) or classes.dtype.kind not in "iubfU":
-        raise ValueError(f"its classes are not {n_outputs} integers or strings")
-    return classes
 
 
 def _read_posterior(model: Model, engine: Engine, data: dict[str, Any], sizes: dict[str, int]) -> Any:

@@ -141,8 +141,8 @@ class SequentialPolicy(Saved):
 
     def score(self, predictions: ViewPredictions, labels: LabelSets | ArrayLike) -> Array:
         """Log score of every labelled input's label set after its last stage, noise model included: (N+,)."""
-        labels = predictions.align(labels)
-        scores, last = np.full(len(predictions), np.nan), self._stopped(predictions)[1]
+        last = self._stopped(predictions)[1]
+        labels, scores = predictions.align(labels), np.full(len(predictions), np.nan)
         for m, policy in enumerate(self.policies):
             if len(rows := np.intersect1d(np.flatnonzero(last == m), labels.labelled)):
                 scores[rows] = policy.score(predictions.take(rows), labels.take(rows))

@@ -21,19 +21,15 @@ def between(name: str, value: object, low: float, high: float) -> None:
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     """The value is one of a few."""
-    if isinstance(value, np.ndarray) or value not in allowed:
+    if not isinstance(value, str | int | np.generic | None) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(repr(option) for option in allowed)}; got {shown(value)}")
 
 
 def positive(**values: object) -> None:
     """Every value is a positive number whose powers a float can hold, or None."""
     for name, value in values.items():
-        if value is None:
-            continue
-        if not 0 < _real(value) < math.inf:
-            raise ValueError(f"{name} must be a positive number; got {shown(value)}")
-        if not 1e-300 <= _real(value) <= 1e300:
-            raise ValueError(f"{name} must be between 1e-300 and 1e300; got {shown(value)}")
+        if value is not None and not 1e-300 <= _real(value) <= 1e300:
+            raise ValueError(f"{name} must be a positive number, 1e-300 to 1e300; got {shown(value)}")
 
 
 def takes(name: str, function: Callable[..., Any], *arguments: str) -> None:
@@ -59,8 +55,16 @@ def _real(value: object) -> float:
     number = isinstance(value, Real) and not isinstance(value, bool)
     try:
         return float(cast(SupportsFloat, value)) if number else math.nan
-    except OverflowError:
+    except (OverflowError, TypeError):  # of a duration, which NumPy counts among the integers
         return math.nan
+
+
+def row_numbers(rows: Any, size: int) -> Any:
+    """Positions among so many rows, counted from 0, of a slice, a mask or positions."""
+    try:
+        return np.arange(size)[rows].reshape(-1)
+    except (IndexError, TypeError, ValueError):
+        raise ValueError(f"rows must be a slice, a mask or positions among {size}; got {shown(rows)}") from None
 
 
 def real_array(name: str, values: Any) -> Any:

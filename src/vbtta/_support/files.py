@@ -115,10 +115,8 @@ def to_plain(value: Any) -> Any:
     """A dataclass, NamedTuple, array or number in the types of JSON; by its `to_dict` where it has one."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: to_plain(getattr(value, name)) for name in value._fields}
+    if names := getattr(value, "_fields", getattr(value, "__dataclass_fields__", ())):
+        return {name: to_plain(getattr(value, name)) for name in names}
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, dict):

@@ -34,14 +34,10 @@ def as_batch(batch: Any) -> Batch:
             return np.asarray(batch)
         except ValueError:  # rows of different lengths
             return RowList(batch)
-    if isinstance(batch[0], Mapping) and any(map(_is_single, batch[0].values())):
+    values = batch[0].values() if isinstance(batch[0], Mapping) else ()  # a dict that holds one number or text is a row
+    if any(not isinstance(value, Mapping | list | tuple) and not len(getattr(value, "shape", ())) for value in values):
         return {key: _stacked([row[key] for row in batch]) for key in batch[0]}
     return RowList(batch) if _has_rows(batch) else type(batch)(as_batch(part) for part in batch)
-
-
-def _is_single(value: Any) -> bool:
-    """Whether this is one number, text or other object, so that a dict that holds it is a row."""
-    return not isinstance(value, Mapping | list | tuple) and len(getattr(value, "shape", ())) == 0
 
 
 def _stacked(entries: list[Any]) -> Batch:

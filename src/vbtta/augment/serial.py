@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vbtta._support.checks import one_of
 from vbtta._support.files import atomic_path
 from vbtta.augment import arrays, base, images, keypoints, text
 from vbtta.augment.arrays import Mixing
@@ -27,7 +28,8 @@ _KINDS = {kind.__name__: kind for kind in _BUILT_IN if not issubclass(kind, Mixi
 
 def load_views(path: str | os.PathLike[str]) -> list[Augmentation]:
     """Read views from a .toml or .json file, as `save_views` writes it."""
-    file = _checked(path)
+    file = Path(path)
+    one_of(f"the ending of {path}", file.suffix, (".toml", ".json"))
     if not file.is_file():
         raise FileNotFoundError(f"file of views {file} not found.")
     try:
@@ -46,21 +48,15 @@ def save_views(views: Iterable[Augmentation], path: str | os.PathLike[str]) -> N
 
     Views that hold arrays of a user's data, as mixup its pool, are refused.
     """
-    file = _checked(path)
+    one_of(f"the ending of {path}", Path(path).suffix, (".toml", ".json"))
     described = [describe(view) for view in views]
-    if file.suffix == ".json":
+    if Path(path).suffix == ".json":
         text = json.dumps({"views": described}, indent=2) + "\n"
     else:
         tables = ("\n".join(f"{key} = {_toml(value)}" for key, value in entry.items()) for entry in described)
         text = "\n".join(f"[[views]]\n{table}\n" for table in tables)
-    with atomic_path(file) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def _checked(path: str | os.PathLike[str]) -> Path:
-    if Path(path).suffix not in (".toml", ".json"):
-        raise ValueError(f"views are kept in .toml or .json files; got {path}.")
-    return Path(path)
 
 
 def describe(view: Augmentation) -> dict[str, Any]:

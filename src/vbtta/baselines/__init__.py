@@ -15,7 +15,7 @@ from vbtta.baselines import methods
 from vbtta.baselines.methods import CLASSIFICATION, REGRESSION, Rule
 from vbtta.baselines.solvers import Votes
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import ViewPredictions, require_views
 from vbtta.distributions import CategoricalPrediction, Prediction, view_information
 
 BASELINES: dict[str, tuple[str, ...]] = {"classification": tuple(CLASSIFICATION), "regression": tuple(REGRESSION)}
@@ -99,7 +99,8 @@ def fit_baseline(name: str, predictions: ViewPredictions, labels: LabelSets | Ar
     task : "classification" or "regression"
     """
     one_of("task", task, tuple(BASELINES))
-    method, plus, suffix = name.partition("+")
+    require_views(predictions)
+    method, plus, suffix = str(name).partition("+")
     if method not in BASELINES[task] or (plus and (suffix != "t" or task == "regression")):
         also = "each also with '+t' appended" if task == "classification" else "a temperature is for classification"
         raise ValueError(f"there is no {task} baseline {name!r}; there are {', '.join(BASELINES[task])}; {also}")

@@ -23,7 +23,6 @@ from vbtta.ray.collect import read_inputs as read_cells
 from vbtta.report.documents import provenance
 from vbtta.report.html import write_report
 
-_TABLES = (".csv", ".tsv", ".txt", ".parquet")
 _CLASSES = (
     "; where labels are not 0, 1, ..., add an array `classes` to the predictions file, the names in the order of the "
     "outputs (in parquet: name the columns logit_<class>)"
@@ -39,8 +38,8 @@ def read_predictions(path: Path) -> ViewPredictions:
 
 
 def _table(path: Path) -> Path:
-    if existing(path, "a table (.csv or .parquet)").suffix not in _TABLES:
-        raise UsageError(f"{path}: tables are read from .csv or .parquet files")
+    known = existing(path, "a table (.csv or .parquet)").suffix in (".csv", ".parquet")
+    refuse(not known, f"{path}: tables are read from .csv or .parquet files")
     return path
 
 

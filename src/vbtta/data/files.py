@@ -16,16 +16,13 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from vbtta._support.checks import printable, require
+from vbtta._support.checks import one_of, printable, require
 from vbtta._support.files import atomic_path
 from vbtta.data.labels import Array, LabelSets, first_seen
 from vbtta.data.predictions import ViewPredictions, pivot
 
 _METADATA = b"vbtta"  # key of a parquet file's metadata
-_REMEDIES = {  # for files that are not parquet
-    "labels": ". Write one, as pyarrow.parquet.write_table(pyarrow.csv.read_csv(path), ...), or give LabelSets",
-    "dataset": ". Predictions of other files: ViewPredictions.load(path).save('views.parquet')",
-}
+_REMEDY = ". Predictions of other files: ViewPredictions.load(path).save('views.parquet')"
 _FORMULA = re.compile(r"'*[=+\-@]")  # the beginning of a cell that a spreadsheet might compute
 _MAX_INFLATION = 200  # times that the arrays of a file may be larger than the file
 
@@ -52,6 +49,7 @@ def read_predictions(path: Any, *, mmap: bool = False) -> ViewPredictions:
 
 def write_predictions(path: str | os.PathLike[str], predictions: ViewPredictions) -> None:
     """Write predictions to an .npz file, uncompressed so that it can be mapped, or to a parquet file."""
+    one_of(f"the ending of {path}", Path(path).suffix, (".npz", ".parquet"))
     if Path(path).suffix == ".parquet":
         with atomic_path(path) as temporary:
             write_arrow(prediction_table(predictions), temporary)
@@ -135,10 +133,6 @@ class Chunk(NamedTuple):
         """The rows' identifiers alone."""
         return columns_of(self.table(("instance",))).get("instance")
 
-    def has_groups(self) -> bool:
-        """Whether the rows belong to groups."""
-        return bool(self.table(("group",)).column_names)
-
     def table(self, columns: Iterable[str]) -> Any:
         """Some columns of a row group, as far as they are there."""
         parquet = require("pyarrow.parquet", "data")
@@ -173,7 +167,7 @@ def reading(where: Any) -> Iterator[None]:
     """Name the file, in one line, in what a damaged one makes Arrow and constructors raise."""
     try:
         yield
-    except (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, OSError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, OSError, EOFError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
         raise ValueError(f"{where} cannot be read: {reason}; write it again") from None
 
@@ -319,9 +313,10 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Array]:
 
 def write_table(path: str | os.PathLike[str], columns: Mapping[str, Array]) -> None:
     """Write named columns to a CSV or parquet file."""
+    one_of(f"the ending of {path}", Path(path).suffix, (".csv", ".parquet"))
     with atomic_path(path) as temporary:
         if Path(path).suffix == ".parquet":
-            write_arrow(require("pyarrow", "data").table(dict(columns)), temporary)
+            write_arrow(require("pyarrow", "data").table({k: _native(v) for k, v in columns.items()}), temporary)
             return
         with open(temporary, "w", newline="", encoding="utf-8") as file:
             rows = chain([columns], zip(*(column.tolist() for column in columns.values()), strict=True))
@@ -372,7 +367,7 @@ def footers(paths: Sequence[str], name: str) -> list[Any]:
         try:
             return parquet.read_metadata(path)
         except (OSError, ValueError, NotImplementedError) as error:
-            reason = f"{str(error).splitlines()[0]}{_REMEDIES.get(name, '')}"
+            reason = f"{str(error).splitlines()[0]}{_REMEDY if name == 'dataset' else ''}"
             raise ValueError(f"{name}{': ' if name else ''}{path} is not a parquet file: {reason}") from None
 
     with ThreadPoolExecutor(16) as pool:

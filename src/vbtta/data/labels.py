@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
-    "ID_COLUMNS", "Array", "LabelSets", "as_table", "by_id", "check_one_index", "class_positions",
+    "ID_COLUMNS", "Array", "LabelSets", "as_array", "as_table", "by_id", "check_one_index", "class_positions",
     "first_seen", "frame_of", "id_column", "id_like", "index_of", "is_absent", "look_up", "pair_ids", "people_of",
     "rows_of_table",
 ]  # fmt: skip
@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vbtta._support.checks import printable, real_array, require, shown, whole_number
+from vbtta._support.checks import printable, real_array, require, row_numbers, shown, whole_number
+from vbtta._support.tensors import to_array
 
 Array = NDArray[Any]
 
@@ -36,6 +37,7 @@ _WIDE = re.compile(r"label_(.+)")
 _KNOWN = {"label", "count", "instance_weight", *ID_COLUMNS, *_ANNOTATOR_COLUMNS}
 _NO_ANNOTATORS = {"y", "target", "class", "group", "patient", "subject", "fold", "split"}  # columns beside labels
 _MOST_WEIGHTS = 1 << 27  # a gigabyte
+_SEVERAL = (list, tuple, dict, set, np.ndarray)  # what is no number or string
 _LARGEST_TOTAL = 1e15  # of the counts: beyond it sums lose single labels
 
 
@@ -153,7 +155,7 @@ class LabelSets:
             others = {name: columns[name] for name in columns if not (name.lower() in _KNOWN or _WIDE.fullmatch(name))}
             maybe_rows = index is not None and of_pandas.index.name is None and index.dtype.kind in "iu"
             columns |= {} if index is None or (maybe_rows and _maybe_ids(others)) else {"id": index}
-        arrays = {name: _as_array(column, printable(name)) for name, column in columns.items()}
+        arrays = {name: as_array(column, printable(name)) for name, column in columns.items()}
         return cls.from_columns(arrays, "the table", n_instances)
 
     @classmethod
@@ -259,13 +261,13 @@ class LabelSets:
             raise ValueError("orders is a table; give a list of rankings, as orders.to_numpy()")
         if instance is not None:
             check_one_index(instance=instance, orders=orders)
-        rows = [np.zeros(0) if order is None else _as_array(order, "orders") for order in orders]
+        rows = [np.zeros(0) if order is None else as_array(order, "orders") for order in orders]
         for place, row in enumerate(rows):
             if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
                 raise ValueError(f"orders[{place}] must be positions of items, best first; got {shown(row.tolist())}")
             if len(np.unique(row)) < len(row):
                 raise ValueError(f"orders[{place}] names an item twice: {shown(row.tolist())}")
-        key = np.arange(len(rows)) if instance is None else _as_array(instance, "instance")
+        key = np.arange(len(rows)) if instance is None else as_array(instance, "instance")
         if key.shape != (len(rows),) or (key.size and (key.dtype.kind not in "iu" or key.min() < 0)):
             raise ValueError(f"instance must be {len(rows)} row numbers, one a ranking; got shape {key.shape}")
         kept = np.flatnonzero([row.size for row in rows])
@@ -473,6 +475,7 @@ class LabelSets:
 
     def take(self, rows: Array) -> Self:
         """The labels of some instances; the k-th of `rows` becomes instance k."""
+        rows = row_numbers(rows, self.n_instances)
         end = np.searchsorted(self.instance, rows, side="right")
         length = end - np.searchsorted(self.instance, rows, side="left")
         instance = np.repeat(np.arange(len(rows)), length)
@@ -602,13 +605,13 @@ def rows_of_table(values: Any, name: str) -> TableRows:
     """The values of an array, Series or table with one row an instance, whose ids are in a column or the index."""
     values = as_table(values)
     if not hasattr(values, "to_numpy"):
-        return TableRows(_as_array(values, name), None, None, False)
+        return TableRows(as_array(values, name), None, None, False)
     ids, names = index_of(values, name), None
     if _is_frame(values):
         names = list(values.columns)
         key = id_column(names, name)
         if key is not None:
-            ids = _id_values(_as_array(values[key], str(key)), str(key))
+            ids = _id_values(as_array(values[key], str(key)), str(key))
             names.remove(key)
         if not names:
             raise ValueError(f"{name} is a table of ids alone; give it as a column, or add one of values")
@@ -620,7 +623,7 @@ def rows_of_table(values: Any, name: str) -> TableRows:
         values = values[names]
         if str(getattr(values.columns, "name", "")).lower() in _ANNOTATOR_COLUMNS:  # as pivot_table makes them
             names = [str(column) for column in names]
-    return TableRows(_as_array(values.to_numpy(), name), ids, names, ids is None)
+    return TableRows(as_array(values.to_numpy(), name), ids, names, ids is None)
 
 
 def id_column(names: Iterable[Any], where: str) -> Any:
@@ -739,7 +742,7 @@ def check_one_index(**columns: Any) -> None:
     other = next((name for name, index in indices.items() if not np.array_equal(index, indices[first])), None)
     key = next((name for name in columns if name.lower() in ID_COLUMNS), first)
     if other is None and key not in indices and first and (ids := index_of(columns[first], first)) is not None:
-        other = None if np.array_equal(ids.astype(str), _as_array(columns[key], key).astype(str)) else key
+        other = None if np.array_equal(ids.astype(str), as_array(columns[key], key).astype(str)) else key
     if other is not None:
         remedy = f"take them from one table, as {other}.loc[{first}.index], or pair them by row with .to_numpy()"
         raise ValueError(f"{first} and {other} have different pandas indices or ids: {remedy}")
@@ -760,7 +763,7 @@ def is_absent(values: Array, missing: object = None) -> Array:
     try:
         with np.errstate(over="ignore"):
             matches = np.asarray(False if missing is None else values == missing, dtype=bool)
-    except (OverflowError, ValueError):  # an integer that no float can hold, or objects that are arrays
+    except (ArithmeticError, TypeError, ValueError):  # an integer that no float can hold, or objects that are arrays
         return absent
     if matches.shape not in ((), values.shape):
         raise ValueError(f"missing must be one value; got {shown(missing)}")
@@ -772,14 +775,15 @@ def _is_nan(entry: object) -> bool:
     return type(entry).__name__ in ("NAType", "NaTType") or (isinstance(entry, float | np.floating) and entry != entry)
 
 
-def _as_array(values: ArrayLike, name: str) -> Array:
+def as_array(values: ArrayLike, name: str) -> Array:
     """An array of the values; ragged input gets a clear error."""
     try:
-        array = np.asarray(values)
-    except ValueError:
+        array = to_array(values)
+    except (TypeError, ValueError):
         raise ValueError(f"{name} has rows of different lengths; fill gaps with NaN, or use from_table") from None
-    if array.dtype.kind in "cV":
-        raise ValueError(f"{name} must hold real numbers or strings; got {array.dtype}")
+    parts = [entry for entry in array.flat if isinstance(entry, _SEVERAL)] if array.dtype == object else []
+    if array.dtype.kind in "cV" or parts:
+        raise ValueError(f"{name} must hold real numbers or strings; got {shown(parts[0]) if parts else array.dtype}")
     return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
 
 

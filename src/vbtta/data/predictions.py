@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import printable, real_array, shown
+from vbtta._support.checks import printable, real_array, row_numbers, shown
 from vbtta._support.fingerprints import UNKNOWN
+from vbtta._support.tensors import to_array
 from vbtta.data import labels as tables
 from vbtta.data.labels import Array, LabelSets
 
@@ -81,11 +82,11 @@ class ViewPredictions:
             raise ValueError(f"variance must be shaped like outputs, {self.outputs.shape}; got {self.variance.shape}")
         self.generated_names = names is None
         self.names = tuple(f"view_{k}" for k in range(n_views)) if names is None else _names(names, n_views)
-        self.ids = None if ids is None else _keys(ids, n_inputs, "ids")
-        self.classes = None if classes is None else _keys(classes, n_outputs, "classes")
+        self.ids = None if ids is None else keys_of(ids, n_inputs, "ids")
+        self.classes = None if classes is None else keys_of(classes, n_outputs, "classes")
         if not same_table(ids, groups):
             groups = tables.by_id(groups, self.ids, "groups", "the predictions")
-        self.groups = None if groups is None else _keys(groups, n_inputs, "groups", distinct=False)
+        self.groups = None if groups is None else keys_of(groups, n_inputs, "groups", distinct=False)
         self.draws = None if draws is None else _floats(draws, "draws")
         if self.draws is not None:
             shape = self.draws.shape
@@ -124,6 +125,7 @@ class ViewPredictions:
 
     def take(self, rows: Array | slice) -> Self:
         """Some of the inputs."""
+        rows = rows if isinstance(rows, slice) else row_numbers(rows, len(self))  # a slice copies nothing
         parts = {name: getattr(self, name) for name in ("outputs", "variance", "ids", "groups", "features")}
         kept = {name: None if values is None else values[rows] for name, values in parts.items()}
         return self._part(**kept, draws=None)
@@ -152,7 +154,7 @@ class ViewPredictions:
     def with_groups(self, groups: ArrayLike) -> Self:
         """The same predictions with other groups: (N,) integers or strings, or a Series by id."""
         values = tables.by_id(groups, self.ids, "groups", "the predictions")
-        return self._part(groups=_keys(values, len(self), "groups", distinct=False))
+        return self._part(groups=keys_of(values, len(self), "groups", distinct=False))
 
     def as_binary(self) -> Self:
         """Every output as a two-class problem of its own: (N C, K, 2), with the logits 0 and that of the output.
@@ -283,7 +285,7 @@ def _floats(values: ArrayLike, name: str) -> Array:
     if isinstance(values, np.ma.MaskedArray):
         raise ValueError(f"{name} is a masked array; every view needs a prediction for every input")
     try:
-        array = np.asanyarray(values) if isinstance(values, np.memmap) else np.asarray(values)
+        array = values if isinstance(values, np.memmap) else to_array(values)
         return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64, casting="same_kind")
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be an (N, K, C) array of real numbers; got {type(values).__name__}") from None
@@ -352,7 +354,7 @@ def _names(names: Sequence[str] | Array, size: int, argument: str = "names") -> 
     return texts
 
 
-def _keys(values: ArrayLike, length: int, name: str, *, distinct: bool = True) -> Array:
+def keys_of(values: ArrayLike, length: int, name: str, *, distinct: bool = True) -> Array:
     """Identifiers as integers or strings, never objects (which could only be saved as pickles)."""
     keys = np.asarray(values)
     if keys.dtype == object and tables.is_absent(keys).any():

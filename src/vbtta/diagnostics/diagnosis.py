@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vbtta._support.checks import printable, require
+from vbtta._support.checks import printable, real_array, require
 from vbtta._support.files import finite, to_plain
+from vbtta.crossval import n_units
 from vbtta.data.labels import Array, LabelSets
-from vbtta.data.predictions import ViewPredictions
+from vbtta.data.predictions import ViewPredictions, require_views
 from vbtta.diagnostics import checks
 from vbtta.diagnostics.normality import Normality, normality_of
 from vbtta.inference.em import EM
@@ -113,7 +114,8 @@ def diagnose(
     refit : bool
         Whether to fit again without each view and under other priors (some dozens of fits).
     """
-    drawn = predictions.draws if draws is None else np.asarray(draws)
+    require_views(predictions)
+    drawn = predictions.draws if draws is None else real_array("draws", draws)
     sets, incoming = checks.label_sets(labels, policy), checks.two_class(policy, incoming)[1]
     policy, predictions = checks.two_class(policy, predictions)
     findings: dict[str, Any] = {}
@@ -122,7 +124,7 @@ def diagnose(
         findings["copying"] = checks.copying_of(policy, *data)
         findings["overlap"] = checks.overlap_of(policy, *data)
         findings["predictive"] = checks.predictive_checks(policy, *data, seed=seed)
-        if refit and isinstance(policy.engine, EM):
+        if refit and isinstance(policy.engine, EM) and n_units(data[1], predictions.groups) > 1:
             findings["influence"] = checks.influence_of(policy, *data, seed=seed)
             findings["sensitivity"] = checks.prior_sensitivity(policy, *data)
     names = ("task", "names", "weights", "converged", "guard", "annotators")

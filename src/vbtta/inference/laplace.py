@@ -5,6 +5,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from scipy import special
 
+from vbtta._support.checks import between
 from vbtta.data.labels import Array
 from vbtta.inference.linalg import check_covariance, check_positive, cholesky
 from vbtta.inference.linalg import inverse as inverse_of
@@ -177,8 +178,7 @@ class NoIntervalsError(ValueError):
 
 def check_level(level: float, known: bool) -> None:
     """Refuse what is not a level of confidence, and a fit without intervals."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, such as 0.9; got {level}")
+    between("level", level, 1e-6, 1 - 1e-6)
     if not known:
         raise NoIntervalsError("this policy has no intervals: it is a step on the way, not the end of a fit")
 

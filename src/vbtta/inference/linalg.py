@@ -11,7 +11,7 @@ from scipy import special
 from vbtta.data.labels import Array
 
 TAIL_DOF = 2.0  # degrees of freedom of Student t priors
-TOO_LARGE = "numbers beyond the range of a float came up in the fit: rescale predictions and labels to sizes near 1"
+TOO_LARGE = "numbers beyond the range of a float came up in the fit: rescale predictions and labels, weights too"
 
 
 def check_covariance(matrix: Array) -> None:

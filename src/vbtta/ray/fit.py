@@ -141,7 +141,7 @@ class Calibration:
         """Pair chunks of predictions and labels."""
         if task == "classification":
             class_data.check_logits(chunks[0].empty)
-        if chunks[0].has_groups():
+        if chunks[0].table(("group",)).column_names:
             problem = "predictions have groups: on a cluster weight intervals do not allow for them and are too short"
             warnings.warn(f"{problem}; fit a sample in memory with fit_policy for intervals", stacklevel=3)
         ids = tasks.results(Chunk.ids, [(chunk,) for chunk in chunks])

@@ -291,7 +291,7 @@ class LatentClassProblem(ClassProblem[LatentClassState, PoolSums]):
 
         def slope(centre: float) -> float:
             log_centre, place = math.log(centre), root * centre / n_views / math.sqrt(2)
-            hazard = math.sqrt(2 / math.pi) * math.exp(-(place**2)) / math.erfc(-place)  # phi / Phi
+            hazard = math.sqrt(2 / math.pi) * math.exp(-place * place) / math.erfc(-place)  # phi / Phi
             return float(student_precision(log_centre**2, kappa_scale) * log_centre / centre + root * hazard)
 
         return slope

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from vbtta._support.checks import one_of, positive
+from vbtta._support.checks import one_of, positive, shown
 from vbtta.models.base import Model, Posterior, Source
 from vbtta.models.parts.annotators import LabelFacts
 from vbtta.models.parts.class_data import CategoricalBlocks
@@ -33,8 +33,8 @@ class ClassModel(Model):
         positive(kappa_scale=self.kappa_scale, offset_scale=self.offset_scale or None)
         for name in ("confusion_prior", "accuracy_prior"):
             prior = getattr(self, name)
-            if prior is not None and len(prior) != 2:
-                raise ValueError(f"{name} must be two numbers; got {prior}")
+            if prior is not None and not (hasattr(prior, "__len__") and len(prior) == 2):
+                raise ValueError(f"{name} must be two numbers; got {shown(prior)}")
             for value in prior or ():
                 positive(**{name: value})
 

@@ -156,7 +156,8 @@ def built_in(xp: ModuleType, task: str, outputs: Any, unit: Any, places: list[in
 def _two_largest(xp: ModuleType, outputs: Any) -> Any:
     """The two largest of the classes' outputs (n, K, C): (n, K) each."""
     if xp is not np:
-        return outputs.topk(2, -1).values.unbind(-1)
+        largest, place = outputs.max(-1, keepdim=True)
+        return largest[..., 0], outputs.scatter(-1, place, -float("inf")).amax(-1)  # ten times as fast as topk
     if outputs.shape[2] <= _FEW_CLASSES:  # reductions over a short last axis are slow
         largest, *others = outputs.transpose(2, 0, 1)
         second = np.full_like(largest, -np.inf)
