@@ -208,3 +208,25 @@ def test_views_that_only_some_inputs_need_are_kept():
     weighted = LabelSets.from_array(truth).with_weights(np.full(n, 0.5))
     chosen = select_views(predictions, weighted, budget=4, task="classification").selection.chosen
     assert set(turns[1:]) < set(chosen.views)
+
+
+def test_few_labels_do_not_cost_the_network_that_the_stack_relies_on():
+    """The choice predicts new inputs as well as a fit of the heaviest views of all, which keeps the identity."""
+    behind = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        truth = rng.integers(0, 5, size=1530)
+        common = 2 * np.eye(5)[truth] + 0.7 * rng.normal(size=(1530, 5))
+        sizes = np.linspace(0.6, 1.2, 12)[:, None]
+        logits = common[:, None] + sizes * rng.normal(size=(1530, 12, 5))
+        logits[:, 6:] = np.roll(logits[:, 6:], 1, axis=2)  # of other classes
+        predictions = ViewPredictions(logits, names=["identity", *(f"view{k}" for k in range(11))])
+        labelled, rest, y = predictions.take(slice(30)), predictions.take(slice(30, None)), truth[:30]
+        policy = select_views(labelled, y, budget=3, task="classification")
+        assert "identity" in policy.selection.chosen.views
+        weights = fit_policy(labelled, y, task="classification").weights
+        heaviest = [predictions.names[k] for k in np.argsort(-weights)[:3]]
+        other = fit_policy(labelled.select(heaviest), y, task="classification")
+        scores = (fit.predict(rest).log_prob(truth[30:]).mean() for fit in (policy, other))
+        behind.append(-np.subtract(*scores))
+    assert np.mean(behind) < 0.003

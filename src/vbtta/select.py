@@ -86,9 +86,8 @@ def select_views(
             f"{cheapest!r}, costs {price[cheapest]:g}"
         )
     crossval.check_units(labels, predictions.groups, "views are selected", "fit_policy and Policy.prune")
-    options["seed"] = whole_number("seed", options["seed"], 0)
-    engine = options.get("engine")
-    search = _Search(engine if isinstance(engine, EM) else EM(), options["seed"], price, float(budget))
+    seed, engine = whole_number("seed", options["seed"], 0), options.get("engine")
+    search = _Search(engine if isinstance(engine, EM) else EM(), seed, price, float(budget))
     selection = search.run(InMemory(predictions, labels), record.resolve(labels))
     policy = fit_policy(predictions.select(selection.chosen.views), labels, task=task, **options)
     if options["guard"] and "identity" in set(predictions.names) - set(selection.chosen.views):
@@ -153,8 +152,7 @@ class _Search:
             raw = stack.raw if len(by_member) > len(members) else None
             counts = crossval.prior_counts(len(members), raw is not None, stack.prior_count)
             odds = None if raw is None else crossval.even_odds(raw, sample.labels)
-            several = len(by_member) > 1
-            scores.append(crossval.stack_scores(by_member, counts, odds)[1] if several else by_member[0])
+            scores.append(crossval.stack_scores(by_member, counts, odds)[1] if len(by_member) > 1 else by_member[0])
         points = [
             SelectionPoint(views, self.cost(views), score.scores.mean(), *compare_scores(score, scores[0]))
             for (views, _), score in zip(levels, scores, strict=False)
@@ -188,21 +186,20 @@ class _Search:
                 model = member.model.rescale(len(views) / len(names)) if member.free else member.model
                 begin = alone.posterior if start is None and alone is not None else start
                 engine = self.engine if start is None else coarse
-                if model.ungated is not None:  # starts from the constant weights of the same views
-                    begin = None
+                begin = begin if model.ungated is None else None  # a gate starts from constant weights
                 policies.append(quick_fit(Candidate(model, begin), engine, self.seed, part, policies))
             levels.append((views, [*policies, alone] if alone is not None and "identity" in views else policies))
             if len(views) == 1:
                 return levels
-            kept = self._affordable(views, self._most_needed(views, policies, part))
+            kept = self._affordable(views, self._most_needed(views, policies, alone, part))
             places = np.array([views.index(name) for name in kept])
-            fitted = [policy.posterior for policy in policies]  # start from fits whose views keep some weight
-            starts = [fit.keep(places) if fit.weights[places].sum() > 0.01 else None for fit in fitted]
+            starts = [fit.posterior.keep(places) if fit.weights[places].sum() > 0.01 else None for fit in policies]
             views = kept
 
-    def _most_needed(self, views: Views, policies: Sequence[Policy], part: InMemory) -> list[str]:
+    def _most_needed(self, views: Views, policies: Sequence[Policy], alone: Policy | None, part: InMemory) -> list[str]:
         """The views in order: by weight or, where a gate fits the labels best, by what its log score would lose.
 
+        Few labels may rank views wrongly: the identity also has the raw network's prior share, as in a stack.
         Without the views D an input's score changes by ln(1 - sum_D r_k) - ln(1 - sum_D w_k): r are the
         responsibilities, w the weights. Views that only some inputs need stay, and views that replace each other go.
         """
@@ -211,13 +208,16 @@ class _Search:
         gated = len(constant) < len(policies)
         best = max(policies, key=lambda policy: float(policy.log_scores(part).sum())) if gated else policies[0]
         if best.gate is None:
-            order = np.argsort(-np.mean([policy.weights for policy in constant], axis=0) / price, kind="stable")
-            return [views[k] for k in order]
+            weights = np.mean([policy.weights for policy in constant], axis=0)
+            if alone is not None and "identity" in views:
+                n_units = crossval.n_units(part.labels, part.predictions.groups)
+                log_odds = crossval.trust(n_units, crossval.even_odds(alone.model, part.labels))
+                weights = special.expit(log_odds) * weights + special.expit(-log_odds) * alone.among(views).weights
+            return [views[k] for k in np.argsort(-weights / price, kind="stable")]
         used = np.flatnonzero(best.weights > 0)
         shares = np.maximum(best.weights_for(part.predictions)[:, used], np.finfo(np.float64).tiny)
         scores = np.stack([best.restrict([k]).log_scores(part) for k in used], axis=1)  # (N, K)
-        weights = part.labels.instance_weights  # which scores are multiplied by
-        importance = np.ones(len(scores)) if weights is None else weights
+        importance = np.ones(len(scores)) if part.labels.instance_weights is None else part.labels.instance_weights
         responsibility = special.softmax(np.log(shares) + scores / importance[:, None], axis=1)
         eliminated, kept = [k for k in range(len(views)) if k not in used], np.stack([responsibility, shares])
         while len(used):
