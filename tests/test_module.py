@@ -22,6 +22,7 @@ from vbtta.models.base import Stack
 from vbtta.models.categorical_latent.spec import CategoricalLatent
 from vbtta.models.categorical_mixture.posterior import CategoricalPosterior
 from vbtta.models.categorical_mixture.spec import CategoricalMixture
+from vbtta.models.gaussian_mixture.spec import GaussianMixture
 from vbtta.models.parts.link_densities import class_probabilities
 from vbtta.models.parts.links import Calibration
 from vbtta.module import TTAModule
@@ -698,6 +699,37 @@ def test_stages_of_numbers(images, views):
     expected = sequential.predict(collect_views(net, images, views))
     found = TTAModule(net, views, sequential)(images)
     np.testing.assert_allclose(found.numpy(), expected.mean, atol=1e-5)
+
+
+def test_a_stage_of_rows_is_one_forward_pass_with_a_gate_too():
+    net = network(2).eval()
+    given = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    views = [Identity(), HorizontalFlip(), Shift(0.25, 0.0), Rotate(10.0)]
+    collected = collect_views(net, given, views)
+    truth = collected.outputs.mean(axis=1) + 0.001 * np.random.default_rng(0).normal(size=(300, 2))
+    stages = [[view.name for view in part] for part in (views[:2], views[2:])]
+    model = GaussianMixture(weights="input", gate_scale=1.0)
+    options = {"task": "regression", "model": model, "stages": stages, "tolerance": 50.0}
+    sequential = replace(fit_sequential(collected, truth[:, None], **options), threshold=0.0)
+    assert sequential.policies[-1].gate is not None
+    sizes = []
+    handle = net.register_forward_hook(lambda _module, _inputs, outputs: sizes.append(len(outputs)))
+    module = TTAModule(net, views, sequential)
+    for rows in (given[:1], given[:8]):
+        sizes.clear()
+        found = module(rows)
+        assert sizes == [len(stage) * len(rows) for stage in sequential.stages]
+        expected = sequential.predict(collected.take(slice(len(rows)))).mean
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+    handle.remove()
+
+
+def test_stages_refuse_results_that_are_not_finite(staged):
+    net, given, views, sequential = staged
+    spoiled = given[:4].clone()
+    spoiled[2] = torch.nan
+    with pytest.raises(ValueError, match="the result is not finite"):
+        TTAModule(net, views, sequential)(spoiled)
 
 
 def test_stages_are_exported_one_by_one(staged, tmp_path):

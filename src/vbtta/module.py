@@ -137,6 +137,7 @@ class TTAModule(nn.Module):
         self.views = _used_views(as_views(views), policy, adapter.output_kind)
         self.n_outputs, names = policy.n_outputs, policy.used_names
         self._gives_maps: bool | None = None  # not known before the first call
+        self._identity_alone = policy.gate is not None  # other views' outputs are compared with its own
         self.policy = replace(policy, generated_names=False)
         # a gate compares maps of the views with that of the identity, which is then computed first
         order = sorted(range(len(self.views)), key=lambda k: policy.gate is not None and names[k] != "identity")
@@ -261,10 +262,10 @@ class TTAModule(nn.Module):
                     result = torch.empty_like(outputs[0][0])
                     sequential.check_groups(maps=result.ndim > 2)
                 known = _rows_of(outputs[0], [names.index(name) for name in stage.view_names])
-                result[rows], features = stage.point(known)
-                if place + 1 == len(self.stages) or not len(rows):
-                    break
-                left = torch.from_numpy(np.flatnonzero(sequential.go_on(place, features, len(rows))))
+                last = place + 1 == len(self.stages) or not len(rows)
+                result[rows], features = stage.point(known, last)
+                go_on = np.zeros(0) if last else sequential.go_on(place, features, len(rows))
+                left = torch.from_numpy(np.flatnonzero(go_on))
                 if not len(left):
                     break
                 rows, outputs, batch = rows[left.numpy()], [outputs[0][:, left]], rows_of(batch, left)
@@ -329,7 +330,7 @@ class TTAModule(nn.Module):
             indices.append(k)
             tensors.append(_by_rows(augmented))
             del augmented
-            if len(indices) == at_once or (k == 0 and self.policy.gate is not None and not exporting):
+            if len(indices) == at_once or (k == 0 and self._identity_alone and not exporting):
                 yield from self._call_jointly(*pending.pop(shape), batch, n_rows)
         for indices, tensors in pending.values():
             yield from self._call_jointly(indices, tensors, batch, n_rows)
@@ -621,6 +622,7 @@ class Stage(TTAModule):
     def __init__(self, network: Any, views: Any, policy: Policy, names: tuple[str, ...], **options: Any) -> None:
         super().__init__(network, views, policy, **options)
         self.views = [view for name in names for view in self.views if view.name == name]
+        self._identity_alone = False  # outputs of all views are kept
 
     def forward(self, batch: Any) -> Tensor:
         """Outputs of the stage's views, in the order of `SequentialPolicy.stages`."""
@@ -640,18 +642,20 @@ class Stage(TTAModule):
         order = np.argsort([view for part in parts for view in part[0]]).tolist()
         return _rows_of(outputs, order)
 
-    def point(self, outputs: Tensor) -> tuple[Tensor, Array]:
+    def point(self, outputs: Tensor, last: bool) -> tuple[Tensor, Array]:
         """Probabilities or means (B, C, ...) from all views so far (V, B, C, ...), and what the rule looks at."""
-        if self.policy.task == "classification":
-            proba = self.finish([pool.add(None, list(range(len(outputs))), outputs, None) for pool in self.pools])
-            highest, second = proba.topk(2, dim=1).values.unbind(1)
-            entropy = torch.special.entr(proba).sum(1)
-            return proba, class_features(to_array(entropy.flatten()), to_array((highest - second).flatten()))
+        if last or self.policy.task == "classification":
+            values = self.finish([pool.add(None, list(range(len(outputs))), outputs, None) for pool in self.pools])
+            if last:  # all rows stop
+                return values, np.empty(0)
+            highest, second = values.topk(2, dim=1).values.unbind(1)
+            entropy = torch.special.entr(values).sum(1)
+            return values, class_features(to_array(entropy.flatten()), to_array((highest - second).flatten()))
         shape = outputs[0].movedim(1, -1).shape
         groups = np.repeat(np.arange(shape[0]), int(np.prod(shape[1:-1])))
         positions = to_array(outputs.movedim(0, -1).movedim(1, -1).flatten(0, -3))
-        views = ViewPredictions(positions, names=self.view_names, groups=groups)
-        prediction: Any = self.policy.predict(views)
+        views = ViewPredictions(positions, names=self.view_names, groups=groups).select(self.policy.used_names)
+        prediction: Any = self.policy.posterior.predict(views)
         means = torch.from_numpy(prediction.mean).to(outputs).reshape(shape).movedim(-1, 1)
         return means, gain_features(self.policy, prediction, views)
 
@@ -668,8 +672,7 @@ def _used_views(views: list[Augmentation], policy: Policy, output_kind: str) -> 
             raise ValueError(f"the policy was fitted to {len(policy.names)} unnamed views and got {len(views)}")
         by_name = dict(zip(policy.names, views, strict=True))
     needed = policy.used_names
-    missing = [name for name in needed if name not in by_name]
-    if missing:
+    if missing := [name for name in needed if name not in by_name]:
         raise ValueError(f"the policy needs the views {missing}, which are not among {list(by_name)}")
     for name in needed:
         difference = conflict(policy.fingerprints.get(name, ""), f"{view_fingerprint(by_name[name])}/{output_kind}")

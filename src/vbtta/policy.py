@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
 
@@ -261,7 +261,7 @@ class Policy(Saved):
         """Number of accepted updates, of all members together."""
         return sum(len(member.history.elbo) for member in self.members)
 
-    @property
+    @cached_property
     def used_names(self) -> tuple[str, ...]:
         """The views of positive weight, in the order of the fit: those that a prediction needs."""
         return tuple(name for name, weight in zip(self._fitted, self.posterior.weights, strict=True) if weight > 0)
@@ -536,8 +536,7 @@ class Policy(Saved):
                 f"predictions have {len(predictions.names)} unnamed views but the policy was fitted to "
                 f"{len(self.names)}; name the views so that they can be matched"
             )
-        missing = [name for name in self.used_names if name not in predictions.names]
-        if missing:
+        if missing := [name for name in self.used_names if name not in predictions.names]:
             raise ValueError(f"the policy needs the views {missing}, which the predictions lack")
         redrawn = None
         for name in self.used_names:
@@ -560,8 +559,7 @@ class Policy(Saved):
     def _people(self, labels: LabelSets) -> Array:
         """The position of every label's annotator in the fit; -1 for unknown annotators."""
         if labels.annotator is None:
-            place = -1 if self.annotator_names else 0
-            return np.full(len(labels), place, dtype=np.intp)
+            return np.full(len(labels), -1 if self.annotator_names else 0, dtype=np.intp)
         known = {name: place for place, name in enumerate(self.annotator_names)}
         return np.array([known.get(name, -1) for name in labels.annotator_names], dtype=np.intp)[labels.annotator]
 

@@ -230,9 +230,7 @@ class _Search:
 
     def _affordable(self, views: Views, order: Sequence[str]) -> Views:
         """The next set: what half of the cost pays for, or the budget if that is met first."""
-        limit = _SHRINK * self.cost(views)
-        if not self.fits(views):
-            limit = max(limit, self.budget)
+        limit = max(_SHRINK * self.cost(views), 0.0 if self.fits(views) else self.budget)
         kept: set[str] = set()
         for name in order:
             if sum(self.price[view] for view in kept) + self.price[name] <= limit * (1 + 1e-9):

@@ -95,8 +95,7 @@ def _build(entry: Any) -> BuiltIn:
     view_class = _KINDS[kind]
     known = {item.name for item in fields(view_class) if item.init}
     parameters = {key: value for key, value in entry.items() if key != "view"}
-    unknown = sorted(set(parameters) - known)
-    if unknown:
+    if unknown := sorted(set(parameters) - known):
         raise ValueError(f"view {kind} has no parameter {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
     if "views" in parameters:
         parameters["views"] = tuple(_build(part) for part in parameters["views"])

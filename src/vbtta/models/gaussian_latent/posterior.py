@@ -84,7 +84,7 @@ class LatentPosterior(LabelPooling, PoolPosterior):
         mean = self.standard.apply_to_predictions(predictions.outputs)  # (N, K, C)
         location = np.einsum("k,nkc->nc", state.pool[used], mean) + state.offset
         root, K = cholesky(self.covariance), len(used)
-        spread = np.einsum("nkc,kp->ncp", mean, root[:K][used], optimize=True) + root[K:]  # (N, C, P)
+        spread = np.tensordot(mean, root[:K][used], axes=(1, 0)) + root[K:]  # (N, C, P)
         uncertainty = np.einsum("ncp,ndp->ncd", spread, spread)  # by a root, so that rounding leaves it positive
         dof = state.dof + 1 - C
         stretch = np.exp(2 * state.scale_slope * scale_covariate(location, 1))[:, None, None]

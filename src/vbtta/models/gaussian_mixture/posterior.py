@@ -298,9 +298,12 @@ class MixturePosterior(LabelPooling, Posterior):
         mean = self.standard.apply_to_predictions(predictions.outputs)  # (N, K, C)
         offset, gain = calibration(views.theta_mean, C)
         dof = views.dof + 1 - C
-        H = np.stack([mean, np.ones_like(mean)][0 if self.prior.affine else 1 :])  # (R, N, K, C)
-        covariance = views.calibration_covariance(self.prior.beta).reshape(-1, len(H), C, len(H), C)
-        of_mean = np.einsum("rnkc,krcsd,snkd->nkcd", H, covariance, H, optimize=True)  # H Cov(theta) H^T
+        covariance = views.calibration_covariance(self.prior.beta)
+        of_mean = np.broadcast_to(covariance[:, -C:, -C:], (*mean.shape, C))
+        if self.prior.affine:  # H Cov(theta) H^T
+            row, column = mean[..., :, None], mean[..., None, :]
+            of_mean = of_mean + covariance[:, C:, :C] * column
+            of_mean += row * (covariance[:, :C, :C] * column + covariance[:, :C, C:])
         noise = views.inverse_scale / dof[:, None, None]
         if self.prior.heteroscedastic:
             if predictions.variance is None:
