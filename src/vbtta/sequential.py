@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from vbtta._support.checks import one_of, positive, shown, whole_number
-from vbtta.crossval import CrossValidated, check_units, compare_scores, folds_of, score_folds
+from vbtta.crossval import CrossValidated, check_units, compare_scores, folds_of, n_units, score_folds
 from vbtta.data.labels import Array, LabelSets
 from vbtta.data.predictions import Rows, ViewPredictions, require_views
 from vbtta.distributions import CategoricalPrediction, Prediction, merge
@@ -28,6 +28,7 @@ _ALPHA = 0.05  # probability that the upper limit of the loss is too low
 _N_THRESHOLDS = 100
 _UNDECIDED_SHARE = 0.05  # of a group's rows at which it stops
 _EXCESS_SCALE = 2.0  # prior standard deviation of the realised loss, relative to that which the full policy expects
+_LEAST_UNITS, _FEW_UNITS = 15, 100  # labelled inputs or groups: for an early stop, and for a normal limit of the excess
 _DRAWS = 16  # of an input's predictive distribution
 _SMALL = 1e-6
 _LARGEST_COEFFICIENT = 1e6  # of an expected gain's logarithm
@@ -100,12 +101,9 @@ class SequentialPolicy(Saved):
     @cached_property
     def stages(self) -> tuple[Views, ...]:
         """Names of the views that every stage adds."""
-        known: set[str] = set()
-        stages = []
-        for policy in self.policies:
-            stages.append(tuple(name for name in policy.used_names if name not in known))
-            known.update(stages[-1])
-        return tuple(stages)
+        used = [policy.used_names for policy in self.policies]
+        known = accumulate(used, initial=())  # by the stages before
+        return tuple(tuple(name for name in new if name not in old) for new, old in zip(used, known, strict=False))
 
     @property
     def names(self) -> Views:
@@ -180,8 +178,7 @@ class SequentialPolicy(Saved):
         """Predictions from the views of all stages, and the last stage of every row."""
         require_views(predictions)
         for place, stage in enumerate(self.stages):
-            missing = [name for name in stage if name not in predictions.names]
-            if missing:
+            if missing := [name for name in stage if name not in predictions.names]:
                 raise ValueError(
                     f"the sequential policy needs the views {missing} at stage {place + 1} of {len(self.stages)}, "
                     "which the predictions lack; collect them, or fit with stages=..."
@@ -348,15 +345,13 @@ class _Evidence(NamedTuple):
         cost = np.cumsum([sum(sequential.cost[name] for name in stage) for stage in sequential.stages])
         n_rows, units, quantile = len(self.full.scores), self.full.units, float(-special.ndtri(alpha))
         # with probability alpha, n inputs show no loss that one in n / -ln(alpha) inputs has
-        losses = self.divergence[first:]
-        if units is not None:
-            place = np.unique(units, return_inverse=True)[1]
-            losses = np.stack([np.bincount(place, stage) for stage in losses])
+        place = np.arange(n_rows) if units is None else np.unique(units, return_inverse=True)[1]
+        losses = np.stack([np.bincount(place, stage) for stage in self.divergence[first:]])
         unseen_loss = -np.log(alpha) * float(np.quantile(losses, 0.99, axis=1).max()) / n_rows
         zero_scores, points = self.full._replace(scores=np.zeros(n_rows)), []
-        shares = np.linspace(0, 1, _N_THRESHOLDS + 1)[1:]
-        thresholds = np.unique(np.quantile(self.expected[first:], shares)).tolist()
-        for threshold in (0.0, *thresholds):  # expected gains are positive: at 0 nothing stops
+        few = max(1.0, _FEW_UNITS / losses.shape[1])
+        thresholds = np.quantile(self.expected[first:], np.linspace(0, 1, _N_THRESHOLDS + 1)[1:])
+        for threshold in (0.0, *np.unique(thresholds).tolist()):  # expected gains are positive: at 0 nothing stops
             stops = [_stops(stage, threshold, units) for stage in self.expected[first:]]
             last = np.argmax([*stops, np.ones(n_rows, dtype=bool)], axis=0)  # (n,)
             stopped = first + last, np.arange(n_rows)
@@ -366,7 +361,7 @@ class _Evidence(NamedTuple):
             shrinkage = 1 / (1 + (excess_error / max(_EXCESS_SCALE * loss, _SMALL**2)) ** 2)
             upper = 0.0
             if np.any(stops):
-                excess_upper = shrinkage * excess + quantile * float(np.sqrt(shrinkage)) * excess_error
+                excess_upper = shrinkage * excess + quantile * few * float(np.sqrt(shrinkage)) * excess_error
                 upper = loss + quantile * error + unseen_loss + max(excess_upper, 0.0)
             means = float(passes[last].mean()), float(cost[last].mean()), float(self.scores[stopped].mean())
             points.append(SequentialPoint(threshold, *means, loss + max(shrinkage * excess, 0.0), error, upper))
@@ -391,7 +386,8 @@ def _choose(whole: SequentialPolicy, policies: tuple[Policy, ...], sample: InMem
     evidence = _Evidence(scores, divergence, scores[-1] - scores - of_refits, expected, full)
     gains = [_fit_gain(*stage) for stage in zip(features, gain, strict=True)]
     best, lowest = whole, sum(whole.cost[name] for name in whole.names)
-    for first in range(len(gains)):
+    enough = n_units(sample.labels, sample.predictions.groups) >= _LEAST_UNITS
+    for first in range(enough * len(gains)):
         candidate = replace(whole, policies=policies[first:], gains=tuple(gains[first:]))
         points = evidence.limits(first, candidate, _ALPHA / len(gains))
         *_, chosen = takewhile(lambda point: point.loss_upper <= whole.tolerance, points)
