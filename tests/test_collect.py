@@ -389,3 +389,10 @@ def test_images_that_colour_views_would_clip_are_warned_of_once():
     assert caught[0].filename == __file__
     collect_views(network, images, views)  # warnings are errors
     collect_views(network, normalised, [Brightness(0.1, mean=mean, std=std)])
+
+
+def test_names_of_views_are_escaped_in_errors():
+    hostile = as_view(lambda batch: -batch, name="\x1b[31mred\r\n")
+    with pytest.raises(ValueError, match=r"under view \\x1b\[31mred\\r\\n; leave out") as error:
+        collect_views(lambda batch: np.where(batch < 0, np.nan, batch), np.ones((2, 1)), [hostile])
+    assert "\x1b" not in str(error.value)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import whole_number
+from vbtta._support.checks import printable, whole_number
 from vbtta._support.fingerprints import prediction_fingerprint
 from vbtta._support.random import RowStreams
 from vbtta._support.tensors import Batch, Progress, batches_of, copy_of, is_tensor, n_rows_of
@@ -182,7 +182,7 @@ class Collector:
             mean = mean + change / (m + 1)
             deviation = deviation + change * (outputs - mean)
         mean = mean.astype(dtype, copy=False)
-        self.check(mean, rows, view.name)
+        self.check(mean, rows, printable(view.name))
         variance: Array | None = None
         if self.delta:
             variance = np.asarray(reorder_classes(view, self._delta_variance(view, batch, rows, mean.shape)))

@@ -157,7 +157,7 @@ def _two_largest(xp: ModuleType, outputs: Any) -> Any:
     """The two largest of the classes' outputs (n, K, C): (n, K) each."""
     if xp is not np:
         largest, place = outputs.max(-1, keepdim=True)
-        return largest[..., 0], outputs.scatter(-1, place, -float("inf")).amax(-1)  # of 100 classes six times as fast as topk
+        return largest[..., 0], outputs.scatter(-1, place, -float("inf")).amax(-1)  # topk is slow
     if outputs.shape[2] <= _FEW_CLASSES:  # reductions over a short last axis are slow
         largest, *others = outputs.transpose(2, 0, 1)
         second = np.full_like(largest, -np.inf)
