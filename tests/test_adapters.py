@@ -168,8 +168,8 @@ def test_onnx_session(tmp_path, batch):
     path = sum_session(tmp_path / "model.onnx", "rows")
     scale = np.arange(5.0)[:, None]
     model = as_predictor(path, "total")
-    for given in ({"x": batch, "scale": scale}, (batch, scale)):
-        np.testing.assert_allclose(model(model.prepare(given)), batch * scale, atol=1e-6)
+    for inputs in ({"x": batch, "scale": scale}, (batch, scale)):
+        np.testing.assert_allclose(model(model.prepare(inputs)), batch * scale, atol=1e-6)
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(as_predictor(session, 1)((batch, scale)), 2 * batch, atol=1e-6)
     difference = as_predictor(session, lambda outputs: outputs["twice"] - outputs["total"])
@@ -204,8 +204,8 @@ def test_dispatch_refuses_what_is_no_model():
 def test_log_probability_of_tensors_and_arrays_agree():
     values = np.array([[0.0, 0.25, 0.75]])
     np.testing.assert_allclose(log_probability(torch.tensor(values)).numpy(), log_probability(values))
-    found = np.exp(log_probability(np.array([[0.0, 0.25, 0.75], [0.0, 0.001, 0.999], [0.0, 1e-9, 1.0]])))
-    np.testing.assert_allclose(found[:, 0], [0.05 / 3, 0.001, 1e-7])  # never above another class of the row
+    proba = np.exp(log_probability(np.array([[0.0, 0.25, 0.75], [0.0, 0.001, 0.999], [0.0, 1e-9, 1.0]])))
+    np.testing.assert_allclose(proba[:, 0], [0.05 / 3, 0.001, 1e-7])  # never above another class of the row
     broken = np.array([[np.nan, 0.5, 0.5]])
     assert np.isnan(log_probability(broken)[0, 0])
     assert torch.isnan(log_probability(torch.tensor(broken))[0, 0])
@@ -275,8 +275,8 @@ def test_classes_that_a_configuration_names(names, known):
     x = torch.randn(30, 4)
     predictions = collect_views(network, x, [Identity()])
     assert (None if predictions.classes is None else predictions.classes.tolist()) == known
-    given = collect_views(network, x, [Identity()], classes=["a", "b", "c"])
-    assert given.classes.tolist() == ["a", "b", "c"]
+    collected = collect_views(network, x, [Identity()], classes=["a", "b", "c"])
+    assert collected.classes.tolist() == ["a", "b", "c"]
     labels = predictions.outputs[:, 0].argmax(axis=1)  # positions
     policy = fit_policy(predictions, labels, task="classification", model="mixture", guard=False)
     np.testing.assert_array_equal(

@@ -80,11 +80,11 @@ class Normal:
 def test_a_normal_posterior_is_found_exactly(bound: Any) -> None:
     target = Normal(0)
     engine = ADVI(steps=1000, bound=bound)
-    found = ascent.ascend_draws(target, engine, 0, 10.0)
-    np.testing.assert_allclose(found.mean, target.mean, atol=1e-3)
-    np.testing.assert_allclose(found.factor @ found.factor.T, target.covariance, atol=2e-3)
-    assert ascent.estimate_bound(target, found.mean, found.factor, engine, 0)[0] == pytest.approx(0, abs=1e-3)
-    assert found.converged
+    posterior = ascent.ascend_draws(target, engine, 0, 10.0)
+    np.testing.assert_allclose(posterior.mean, target.mean, atol=1e-3)
+    np.testing.assert_allclose(posterior.factor @ posterior.factor.T, target.covariance, atol=2e-3)
+    assert ascent.estimate_bound(target, posterior.mean, posterior.factor, engine, 0)[0] == pytest.approx(0, abs=1e-3)
+    assert posterior.converged
 
 
 def test_one_particle_makes_all_bounds_the_elbo() -> None:
@@ -229,10 +229,10 @@ def test_em_and_advi_agree(task: str, model: Any, n_labels: int, tmp_path: Path)
 
     advi.save(tmp_path / "policy.json")
     loaded = Policy.load(tmp_path / "policy.json")
-    one, other, reference = (policy.predict(predictions) for policy in (advi, loaded, em))
+    prediction, other, reference = (policy.predict(predictions) for policy in (advi, loaded, em))
     value = "mean" if task == "regression" else "proba"
-    np.testing.assert_allclose(getattr(one, value), getattr(other, value))
-    np.testing.assert_allclose(getattr(one, value), getattr(reference, value), atol=0.06)
+    np.testing.assert_allclose(getattr(prediction, value), getattr(other, value))
+    np.testing.assert_allclose(getattr(prediction, value), getattr(reference, value), atol=0.06)
     np.testing.assert_allclose(loaded.weight_interval(0.9), interval)
     assert loaded.engine == QUICK
     kept = loaded.prune(0.2)
@@ -297,7 +297,7 @@ def test_the_density_is_that_of_labels_one_by_one(n_outputs: int) -> None:
     u = flat.start + 0.2 * rng.normal(size=(3, len(flat.start)))
     draws = constrain(flat.sites, u)
     values = {name: torch.from_numpy(value) for name, value in draws.items()}
-    found = density.log_likelihood(values, slice(None)).numpy()
+    log_likelihood = density.log_likelihood(values, slice(None)).numpy()
 
     data = density.tensors
     views, C = density.views(values, slice(None)), n_outputs
@@ -320,7 +320,7 @@ def test_the_density_is_that_of_labels_one_by_one(n_outputs: int) -> None:
                 location = views.location[m, k, i].numpy() + bias[m, who]
                 each.append(stats.multivariate_normal(location.ravel(), shared + noise).logpdf(y))
             total += special.logsumexp(np.log(draws["weights"][m]) + each)
-        assert found[m] == pytest.approx(total)
+        assert log_likelihood[m] == pytest.approx(total)
 
     value, gradient = flat.value_and_gradient(u)
     step = 1e-6 * np.eye(u.shape[1])
@@ -363,14 +363,14 @@ def test_intervals_are_the_quantiles_of_q(n_views: int) -> None:
     D = n_views + 8
     factor = np.tril(0.05 * rng.normal(size=(D, D)), -1) + np.diag(rng.uniform(0.1, 0.3, size=D))
     guide = Guide(sites, 0.3 * rng.normal(size=D), factor)
-    found = WeightDraws(guide, np.arange(n_views)).weight_interval(0.9)
+    interval = WeightDraws(guide, np.arange(n_views)).weight_interval(0.9)
     edge = guide.mean[0] + factor[0, 0] * special.ndtri([0.05, 0.95])
     exact = special.expit(edge - np.log(n_views - 1))
-    np.testing.assert_allclose(found[0], exact, rtol=1e-3)
+    np.testing.assert_allclose(interval[0], exact, rtol=1e-3)
     noise = rng.normal(size=(200_000, D))
     many = constrain(sites, guide.mean + noise @ factor.T)["weights"]
     low, high = np.quantile(many, [0.05, 0.95], axis=0)
-    np.testing.assert_allclose(np.diff(found, axis=1)[:, 0], high - low, rtol=0.015)
+    np.testing.assert_allclose(np.diff(interval, axis=1)[:, 0], high - low, rtol=0.015)
     only = guide.only("theta")
     np.testing.assert_allclose(only.factor @ only.factor.T, factor[n_views - 1 :] @ factor[n_views - 1 :].T, atol=1e-12)
 
@@ -454,13 +454,13 @@ def test_a_laplace_component_predicts_a_laplace() -> None:
         )
         for component in ("laplace", "normal")
     }
-    one = policies["laplace"].predict(predictions)
-    np.testing.assert_allclose(one.variance.mean(), 0.5, rtol=0.15)
-    centre, size = one.mean[0, 0], np.sqrt(one.variance[0, 0] / 2)
+    prediction = policies["laplace"].predict(predictions)
+    np.testing.assert_allclose(prediction.variance.mean(), 0.5, rtol=0.15)
+    centre, size = prediction.mean[0, 0], np.sqrt(prediction.variance[0, 0] / 2)
     points = centre + size * np.array([-3.0, -0.5, 0.3, 2.0])
-    found = [one.log_prob(np.full(800, point))[0] for point in points]
-    np.testing.assert_allclose(found, stats.laplace(centre, size).logpdf(points), atol=0.01)
-    assert one.log_prob(y).mean() > policies["normal"].predict(predictions).log_prob(y).mean()
+    log_density = [prediction.log_prob(np.full(800, point))[0] for point in points]
+    np.testing.assert_allclose(log_density, stats.laplace(centre, size).logpdf(points), atol=0.01)
+    assert prediction.log_prob(y).mean() > policies["normal"].predict(predictions).log_prob(y).mean()
     labels = np.stack([y, y + 0.1], axis=1)
     assert np.isfinite(policies["laplace"].consensus(predictions, labels).mean).all()
 
@@ -500,10 +500,10 @@ def test_runs_repeat_and_seeds_matter() -> None:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        one, same, other = (fit_policy(predictions, y, seed=seed, **options) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(one.history.elbo, same.history.elbo)
-    np.testing.assert_array_equal(one.weights, same.weights)
-    assert not np.array_equal(one.history.elbo, other.history.elbo)
+        policy, same, other = (fit_policy(predictions, y, seed=seed, **options) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(policy.history.elbo, same.history.elbo)
+    np.testing.assert_array_equal(policy.weights, same.weights)
+    assert not np.array_equal(policy.history.elbo, other.history.elbo)
 
 
 def test_minibatches_find_the_same_weights() -> None:
@@ -547,9 +547,9 @@ def test_large_data_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None
     whole, rows = flat.value_and_gradient(u), np.arange(0, 50, 3)
     batch = flat.value_and_gradient(u, rows)
     monkeypatch.setattr(densities, "CHUNK_ENTRIES", 50)
-    for one, other in ((flat.value_and_gradient(u), whole), (flat.value_and_gradient(u, rows), batch)):
-        np.testing.assert_allclose(one[0], other[0])
-        np.testing.assert_allclose(one[1], other[1], atol=1e-9)
+    for result, other in ((flat.value_and_gradient(u), whole), (flat.value_and_gradient(u, rows), batch)):
+        np.testing.assert_allclose(result[0], other[0])
+        np.testing.assert_allclose(result[1], other[1], atol=1e-9)
 
 
 # -- bad input ----------------------------------------------------------------------------------------

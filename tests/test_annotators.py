@@ -136,20 +136,20 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     assert float(sums.log_evidence) == pytest.approx(special.logsumexp(log_rho, axis=1).sum())  # (15), (16)
     p = special.softmax(log_rho, axis=1)
     shape, rate = np.full(n_people, prior.shape), np.full(n_people, prior.rate)
-    given, residual = np.zeros(n_people), np.zeros((n_people, C))
+    n_labels, residual = np.zeros(n_people), np.zeros((n_people, C))
     for j, i in enumerate(block.instance):
         u, n, y = block.annotator[j], block.repeats[j], block.value[:, j]
         squares = ((y - truth[i] - people.bias[u]) ** 2).sum(axis=1) + spread[i] + doubt[u]  # (K,)
         shape[u], rate[u] = shape[u] + 0.5 * C * n, rate[u] + 0.5 * n * p[i] @ squares
-        given[u], residual[u] = given[u] + n, residual[u] + n * (y - p[i] @ truth[i])
-    found = problem.update(state, sums).annotators
-    assert found is not None
-    np.testing.assert_allclose(found.shape, shape)  # (17)
-    np.testing.assert_allclose(found.rate, rate)
+        n_labels[u], residual[u] = n_labels[u] + n, residual[u] + n * (y - p[i] @ truth[i])
+    annotators = problem.update(state, sums).annotators
+    assert annotators is not None
+    np.testing.assert_allclose(annotators.shape, shape)  # (17)
+    np.testing.assert_allclose(annotators.rate, rate)
     B, new = contrasts(n_people), shape / rate
-    covariance = B @ np.linalg.inv(prior.gamma * np.eye(n_people - 1) + B.T @ np.diag(given * new) @ B) @ B.T
-    np.testing.assert_allclose(found.bias_variance, np.diagonal(covariance), atol=1e-12)  # (18)
-    np.testing.assert_allclose(found.bias, covariance @ (new[:, None] * residual), atol=1e-10)
+    covariance = B @ np.linalg.inv(prior.gamma * np.eye(n_people - 1) + B.T @ np.diag(n_labels * new) @ B) @ B.T
+    np.testing.assert_allclose(annotators.bias_variance, np.diagonal(covariance), atol=1e-12)  # (18)
+    np.testing.assert_allclose(annotators.bias, covariance @ (new[:, None] * residual), atol=1e-10)
 
 
 def crowd(
@@ -170,11 +170,11 @@ def test_annotators_are_recovered(model: str) -> None:
     predictions = ViewPredictions(f)
     policy = fit_policy(predictions, labels, task="regression", model=model, guard=False)  # type: ignore[arg-type]
     assert policy.model.noise == "annotator"  # type: ignore[attr-defined]
-    found = policy.annotators
-    np.testing.assert_allclose(found.bias[:, 0], known["bias"], atol=0.1)
-    assert (found.bias_error[:, 0] < 0.08).all()
-    np.testing.assert_allclose(found.noise[:, 0], known["noise"], rtol=0.12)
-    assert (found.noise_interval[:, 0, 0] < found.noise[:, 0]).all()
+    annotators = policy.annotators
+    np.testing.assert_allclose(annotators.bias[:, 0], known["bias"], atol=0.1)
+    assert (annotators.bias_error[:, 0] < 0.08).all()
+    np.testing.assert_allclose(annotators.noise[:, 0], known["noise"], rtol=0.12)
+    assert (annotators.noise_interval[:, 0, 0] < annotators.noise[:, 0]).all()
     consensus = policy.consensus(predictions, labels)
     labelled = np.isfinite(Y).any(axis=1)
     mean_label = np.nanmean(Y[labelled], axis=1)

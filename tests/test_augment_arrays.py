@@ -380,7 +380,7 @@ def test_modules_that_draw_are_recognised():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "what"),
+    ("make", "error", "message"),
     [
         (lambda: Identity(name=3), ValueError, "Identity: name must be a string; got 3"),
         (lambda: GaussianNoise(0.1, clip=1), ValueError, "clip must be"),
@@ -391,8 +391,8 @@ def test_modules_that_draw_are_recognised():
         (lambda: as_views("views.json"), TypeError, "load_views"),
     ],
 )
-def test_what_is_no_view_is_refused_in_one_line(make, error, what):
-    with pytest.raises(error, match=what) as caught:
+def test_what_is_no_view_is_refused_in_one_line(make, error, message):
+    with pytest.raises(error, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
 

@@ -258,11 +258,11 @@ def test_albumentations_transforms_take_lists_of_images():
     def left(batch):
         return [float(np.asarray(picture)[:, 0].sum()) for picture in batch]
 
-    found = collect_views(left, pictures, [Identity(), mirror])
-    np.testing.assert_array_equal(found.outputs[:, 1, 0], [array[:, -1].sum() for array in arrays])
+    predictions = collect_views(left, pictures, [Identity(), mirror])
+    np.testing.assert_array_equal(predictions.outputs[:, 1, 0], [array[:, -1].sum() for array in arrays])
     by_channel = [np.moveaxis(array, -1, 0).astype(np.float32) for array in arrays]  # (C, H, W)
-    found = collect_views(lambda batch: [float(image[:, :, 0].sum()) for image in batch], by_channel, [mirror])
-    np.testing.assert_array_equal(found.outputs[:, 0, 0], [array[:, -1].sum() for array in arrays])
+    predictions = collect_views(lambda batch: [float(image[:, :, 0].sum()) for image in batch], by_channel, [mirror])
+    np.testing.assert_array_equal(predictions.outputs[:, 0, 0], [array[:, -1].sum() for array in arrays])
 
 
 def check_rows_are_seeded(view, images):

@@ -68,10 +68,10 @@ def centroid(images):
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_points_go_where_pixels_go(view):
     points = torch.tensor([[[26.0, 20.0]], [[36.5, 27.25]]], dtype=torch.float64)
-    found = centroid(view(blobs(points)))
-    torch.testing.assert_close(view.inverse_points(found, (HEIGHT, WIDTH)), points, atol=0.05, rtol=0)
-    as_array = view.inverse_points(found.numpy(), (HEIGHT, WIDTH))
-    np.testing.assert_allclose(as_array, view.inverse_points(found, (HEIGHT, WIDTH)), atol=1e-9)
+    moved_points = centroid(view(blobs(points)))
+    torch.testing.assert_close(view.inverse_points(moved_points, (HEIGHT, WIDTH)), points, atol=0.05, rtol=0)
+    as_array = view.inverse_points(moved_points.numpy(), (HEIGHT, WIDTH))
+    np.testing.assert_allclose(as_array, view.inverse_points(moved_points, (HEIGHT, WIDTH)), atol=1e-9)
 
 
 def test_only_views_that_mirror_exchange_left_and_right():
@@ -140,8 +140,8 @@ def test_heat_maps_are_maps_whose_classes_are_points(rng):
     policy = fit_policy(predictions, labels, task="classification", guard=False)
     assert policy.weights[1] < 0.1
     maps = TTAModule(as_module(network), views, policy).eval()(images)
-    found = torch.cat([centroid(maps[:, [c]] * (maps[:, [c]] > 0.5)) for c in (1, 2)], dim=1)
-    torch.testing.assert_close(found, points, atol=0.3, rtol=0)
+    centroids = torch.cat([centroid(maps[:, [c]] * (maps[:, [c]] > 0.5)) for c in (1, 2)], dim=1)
+    torch.testing.assert_close(centroids, points, atol=0.3, rtol=0)
 
 
 def as_module(function):

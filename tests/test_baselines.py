@@ -82,9 +82,9 @@ def test_mutual_information_is_that_of_view_and_label():
 def test_mutual_information_is_part_of_the_entropy(method):
     rng = np.random.default_rng(0)
     views, labels = ViewPredictions(5 * rng.normal(size=(200, 3, 4))), LabelSets.from_array(rng.integers(0, 4, 200))
-    found = fit_baseline(method, views, labels, task="classification").predict(views)
-    assert (found.mutual_information >= 0).all()
-    assert (found.mutual_information <= found.entropy).all()
+    prediction = fit_baseline(method, views, labels, task="classification").predict(views)
+    assert (prediction.mutual_information >= 0).all()
+    assert (prediction.mutual_information <= prediction.entropy).all()
 
 
 def test_entropy_pool_by_hand_and_tau_is_the_best():
@@ -112,8 +112,8 @@ def test_one_step_of_aug_tta_by_hand():
     s = 1 / (1 + np.exp(-1))
     gradient = np.array([s - 1, 1 - s]) + 1e-4 * 0.5
     theta = np.array([0.5, 0.5]) - 0.01 * gradient
-    found = solvers.train_view_weights(np.array([[[2.0, 0.0], [0.0, 0.0]]]), np.array([[1.0, 0.0]]), epochs=1)
-    np.testing.assert_allclose(found, theta / theta.sum(), rtol=1e-12)
+    weights = solvers.train_view_weights(np.array([[[2.0, 0.0], [0.0, 0.0]]]), np.array([[1.0, 0.0]]), epochs=1)
+    np.testing.assert_allclose(weights, theta / theta.sum(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -136,9 +136,9 @@ def test_training_agrees_with_torch(per_class):
     expected = theta.detach().numpy()
     views = ViewPredictions(logits)
     name = "class_tta" if per_class else "aug_tta"
-    found = fit_baseline(name, views, LabelSets.from_array(truth), task="classification").weights
-    np.testing.assert_allclose(found, expected if per_class else expected[:, 0] / expected.sum(), atol=1e-12)
-    assert (found == 0).any()  # the clamp was at work
+    weights = fit_baseline(name, views, LabelSets.from_array(truth), task="classification").weights
+    np.testing.assert_allclose(weights, expected if per_class else expected[:, 0] / expected.sum(), atol=1e-12)
+    assert (weights == 0).any()  # the clamp was at work
 
 
 def test_the_better_of_aug_and_class_tta_is_that_of_a_held_out_fifth():
@@ -220,10 +220,10 @@ def test_bma_of_logits_by_hand():
         def loss(b, subset=subset):
             return np.logaddexp(0, np.where(y == 1, -1, 1) * (x[:, subset] @ b)).sum()
 
-        found = optimize.minimize(loss, np.zeros(len(subset)), method="BFGS", options={"gtol": 1e-8})
-        bic.append(len(subset) * np.log(len(y)) + 2 * found.fun)
+        optimum = optimize.minimize(loss, np.zeros(len(subset)), method="BFGS", options={"gtol": 1e-8})
+        bic.append(len(subset) * np.log(len(y)) + 2 * optimum.fun)
         average.append(np.zeros(2))
-        average[-1][subset] = found.x
+        average[-1][subset] = optimum.x
     share = special.softmax(-np.array(bic) / 2)
     fitted = fit_baseline("bma", views, labels, task="classification")
     np.testing.assert_allclose(fitted.weights, share @ np.array(average), rtol=1e-5)
@@ -282,10 +282,10 @@ def test_weights_by_output():
         assert fitted.weights.shape == (4, 2)
         for output in range(2):
             alone = ViewPredictions(views.outputs[:, :, [output]], names=NAMES)
-            one = LabelSets.from_array(labels.value[:, output].reshape(60, 2))
+            output_labels = LabelSets.from_array(labels.value[:, output].reshape(60, 2))
             np.testing.assert_allclose(
                 fitted.weights[:, output],  # type: ignore[index]
-                fit_baseline(name, alone, one, task="regression").weights,
+                fit_baseline(name, alone, output_labels, task="regression").weights,
             )
 
 
@@ -457,10 +457,10 @@ def test_another_number_of_outputs_is_refused(task, name):
 def test_learning_loss_takes_the_view_that_the_identity_says_is_best() -> None:
     """Inputs that the identity calls positive are seen right by the first view, the others by the second."""
     rng = np.random.default_rng(0)
-    truth, said = rng.normal(size=400), rng.choice([-1.0, 1.0], size=400) + 0.1 * rng.normal(size=400)
+    truth, identity = rng.normal(size=400), rng.choice([-1.0, 1.0], size=400) + 0.1 * rng.normal(size=400)
     wrong = truth + 3 * rng.normal(size=400)
-    first, second = np.where(said > 0, truth, wrong), np.where(said > 0, wrong, truth)
-    views = ViewPredictions(np.stack([said, first, second], axis=1)[:, :, None], names=["identity", "one", "two"])
+    first, second = np.where(identity > 0, truth, wrong), np.where(identity > 0, wrong, truth)
+    views = ViewPredictions(np.stack([identity, first, second], axis=1)[:, :, None], names=["identity", "one", "two"])
     fitted = fit_baseline("learning_loss", views, truth, task="regression")
     np.testing.assert_allclose(fitted.predict(views).mean[:, 0], truth, atol=1e-9)
 
@@ -500,10 +500,10 @@ def noisy_labels(n: int = 400) -> tuple[ViewPredictions, LabelSets, np.ndarray]:
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 3, size=n)
     logits = 2 * np.eye(3)[truth][:, None] + rng.normal(size=(n, 4, 3)) * np.array([1.0, 1.0, 3.0, 3.0])[:, None]
-    said = np.where(rng.random((n, 3)) < 0.15, rng.integers(0, 3, size=(n, 3)), truth[:, None])
-    said[:, 2] = np.where(truth == 0, 1, said[:, 2])
+    votes = np.where(rng.random((n, 3)) < 0.15, rng.integers(0, 3, size=(n, 3)), truth[:, None])
+    votes[:, 2] = np.where(truth == 0, 1, votes[:, 2])
     views = ViewPredictions(logits, names=["identity", "a", "b", "c"])
-    return views, LabelSets.from_array(said, annotators=["ann", "bob", "cid"]), truth
+    return views, LabelSets.from_array(votes, annotators=["ann", "bob", "cid"]), truth
 
 
 def votes_of(labels: LabelSets) -> solvers.Votes:
@@ -520,16 +520,16 @@ def test_the_truth_of_labels_alone_is_that_of_crowd_kit() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pandas, about crowd-kit
         expected = aggregation.DawidSkene(n_iter=200, tol=1e-9).fit_predict_proba(table).sort_index()[[0, 1, 2]]
-    found = solvers.dawid_skene(votes, 3)
-    np.testing.assert_array_equal(found.argmax(axis=1), expected.to_numpy().argmax(axis=1))
-    assert np.abs(found - expected.to_numpy()).mean() < 0.02  # the two stop at different steps
+    proba = solvers.dawid_skene(votes, 3)
+    np.testing.assert_array_equal(proba.argmax(axis=1), expected.to_numpy().argmax(axis=1))
+    assert np.abs(proba - expected.to_numpy()).mean() < 0.02  # the two stop at different steps
 
 
 def test_an_annotator_who_always_errs_is_seen_through() -> None:
     views, labels, truth = noisy_labels()
-    found = solvers.dawid_skene(votes_of(labels), 3).argmax(axis=1)
+    estimate = solvers.dawid_skene(votes_of(labels), 3).argmax(axis=1)
     majority = np.array([np.bincount(labels.value[labels.instance == i], minlength=3).argmax() for i in range(400)])
-    assert (found == truth).mean() > (majority == truth).mean()
+    assert (estimate == truth).mean() > (majority == truth).mean()
     scores = {
         name: fit_baseline(name, views, labels, task="classification").predict(views).log_prob(truth).mean()
         for name in ("original+t", "original_noise", "raykar", "dawid_skene")
@@ -545,9 +545,9 @@ def test_noise_aware_baselines_survive_small_samples(name: str) -> None:
     truth = rng.integers(0, 10, size=1020)
     logits = 3 * np.eye(10)[truth][:, None] + rng.normal(size=(1020, 1, 10)) + rng.normal(size=(1020, 18, 10))
     views = ViewPredictions(logits, names=["identity", *(f"view {k}" for k in range(17))])
-    said = np.where(rng.random((20, 3)) < 0.15, rng.integers(0, 10, size=(20, 3)), truth[:20, None])
+    votes = np.where(rng.random((20, 3)) < 0.15, rng.integers(0, 10, size=(20, 3)), truth[:20, None])
     train, test = views.take(slice(20)), views.take(slice(20, None))
-    labels = LabelSets.from_array(said, annotators=["ann", "bob", "cid"])
+    labels = LabelSets.from_array(votes, annotators=["ann", "bob", "cid"])
     loss, unaided = (
         -fit_baseline(method, train, labels, task="classification").predict(test).log_prob(truth[20:]).mean()
         for method in (name, "original")

@@ -87,12 +87,12 @@ def test_mode_is_that_of_an_independent_solver():
 
     start = np.concatenate([np.full(4, 0.25), np.zeros(4)])
     bounds = [(0, None)] * 4 + [(None, None)] * 4
-    found = optimize.minimize(energy, start, bounds=bounds, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-9})
+    optimum = optimize.minimize(energy, start, bounds=bounds, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-9})
     state = ascent.state
-    np.testing.assert_allclose(state.pool, found.x[:4], atol=2e-4)
-    np.testing.assert_allclose(state.offset, found.x[4:7], atol=2e-4)
+    np.testing.assert_allclose(state.pool, optimum.x[:4], atol=2e-4)
+    np.testing.assert_allclose(state.offset, optimum.x[4:7], atol=2e-4)
     constant = 2 * np.log(20.0 / (2 * np.pi)) - 3 * np.log(0.1 * np.sqrt(2 * np.pi))
-    assert ascent.bounds[-1] == pytest.approx(-found.fun + constant, abs=1e-4)
+    assert ascent.bounds[-1] == pytest.approx(-optimum.fun + constant, abs=1e-4)
 
 
 @pytest.mark.parametrize("link", ["softmax", "probit"])
@@ -147,9 +147,9 @@ def test_a_pool_held_tightly_finds_its_gain_in_a_few_steps(noise):
     rng = np.random.default_rng(3)
     truth = rng.integers(4, size=300)
     logits = rng.normal(size=(300, 8, 4)) + 2 * np.eye(4)[truth][:, None]  # together they hardly ever err
-    given = np.where(rng.random((300, 2)) < 0.8, truth[:, None], rng.integers(4, size=(300, 2)))
-    _, tight = fit(logits, given, noise, EM(tol=1e-10), shrinkage=1e7)
-    _, single = fit(logits.mean(axis=1, keepdims=True), given, noise, EM(tol=1e-10), shrinkage=1e7)
+    labels = np.where(rng.random((300, 2)) < 0.8, truth[:, None], rng.integers(4, size=(300, 2)))
+    _, tight = fit(logits, labels, noise, EM(tol=1e-10), shrinkage=1e7)
+    _, single = fit(logits.mean(axis=1, keepdims=True), labels, noise, EM(tol=1e-10), shrinkage=1e7)
     assert tight.converged
     assert len(tight.bounds) < 60
     assert tight.state.pool.sum() == pytest.approx(single.state.pool.sum(), rel=1e-3)
@@ -167,8 +167,8 @@ def test_recovers_pool_and_annotators():
     posterior = problem.finish(ascent)
     np.testing.assert_allclose(posterior.weights, pool / pool.sum(), atol=0.03)
     assert posterior.gain == pytest.approx(pool.sum(), rel=0.07)
-    found = posterior.describe_annotators(sets.annotator_names)
-    np.testing.assert_allclose(found.accuracy, accuracy, atol=0.02)
+    annotators = posterior.describe_annotators(sets.annotator_names)
+    np.testing.assert_allclose(annotators.accuracy, accuracy, atol=0.02)
     interval = posterior.weight_interval(0.95)
     assert ((interval[:, 0] <= pool / pool.sum()) & (pool / pool.sum() <= interval[:, 1])).all()
     used = np.flatnonzero(posterior.weights > 0)
@@ -180,9 +180,9 @@ def test_recovers_pool_and_annotators():
 
 def test_shrinkage_from_the_evidence_tells_equal_views_from_unequal_ones():
     rng = np.random.default_rng(3)
-    equal, _, some = draw(rng, 800, 6, 3, pool=np.full(6, 1 / 6), accuracy=(1.0,), sharp=3.0)
+    equal, _, equal_labels = draw(rng, 800, 6, 3, pool=np.full(6, 1 / 6), accuracy=(1.0,), sharp=3.0)
     unequal, _, others = draw(rng, 800, 6, 3, pool=[1.0, 0, 0, 0, 0, 0], accuracy=(1.0,), sharp=3.0)
-    assert fit(equal, some)[0].shrinkage > 10 * fit(unequal, others)[0].shrinkage
+    assert fit(equal, equal_labels)[0].shrinkage > 10 * fit(unequal, others)[0].shrinkage
 
 
 def test_permutations_permute_and_counts_equal_repeats():
@@ -221,8 +221,8 @@ def test_probit_of_two_classes_is_its_closed_form():
     pool, offset = posterior.pool[used], posterior.offset
     gap = (logits[:, used, 1] - logits[:, used, 0]) @ pool + offset[1] - offset[0]
     spread = np.sqrt(variance[:, used].sum(axis=2) @ pool**2 + 2)
-    found = posterior.predict(ViewPredictions(logits[:, used], variance[:, used])).proba[:, 1]
-    np.testing.assert_allclose(found, special.ndtr(gap / spread), atol=1e-8)
+    proba = posterior.predict(ViewPredictions(logits[:, used], variance[:, used])).proba[:, 1]
+    np.testing.assert_allclose(proba, special.ndtr(gap / spread), atol=1e-8)
 
 
 def test_scores_predictions_and_kept_views():
@@ -241,8 +241,8 @@ def test_scores_predictions_and_kept_views():
     assert (prediction.mutual_information <= prediction.entropy).all()
     score = posterior.score(views, sets, nobody).sum()
     assert score == pytest.approx(float(ascent.statistics.sums.log_evidence))
-    given = np.stack([(labels == c).sum(axis=1) for c in range(3)], axis=1) * prediction.proba  # one label is right
-    np.testing.assert_allclose(posterior.consensus(views, sets, nobody).proba, given / given.sum(axis=1)[:, None])
+    joint = np.stack([(labels == c).sum(axis=1) for c in range(3)], axis=1) * prediction.proba  # one label is right
+    np.testing.assert_allclose(posterior.consensus(views, sets, nobody).proba, joint / joint.sum(axis=1)[:, None])
     kept = posterior.keep(np.array([0, 1]))
     assert kept.gain == pytest.approx(posterior.gain)
     assert kept.weight_interval(0.9).shape == (2, 2)

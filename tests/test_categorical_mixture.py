@@ -116,9 +116,9 @@ def exact_log_joint(problem, state, labels):
     for views in itertools.product(range(n_views), repeat=n):
         for truth in itertools.product(range(n_classes), repeat=n):
             one_hot = np.eye(n_classes)[list(truth)]
-            given = problem.noise.of_kind.counts(one_hot[table.groups.owner], table)
-            prior = np.broadcast_to(state.noise.prior, given.shape)
-            counts = prior + given
+            label_counts = problem.noise.of_kind.counts(one_hot[table.groups.owner], table)
+            prior = np.broadcast_to(state.noise.prior, label_counts.shape)
+            counts = prior + label_counts
             log_labels = (log_beta(counts) - log_beta(prior)).sum()
             if problem.noise.kind != "confusion":  # which of the wrong classes
                 log_labels -= (counts - prior)[:, 1].sum() * np.log(n_classes - 1)
@@ -206,8 +206,8 @@ def test_components_are_the_links_of_calibrated_logits():
         "probit": np.exp(log_probit(utility.T, scale.T)).T,
     }
     for link, proba in expected.items():
-        found, inverse = view_proba(LINKS[link], logits, variance, Calibration(log_kappa, offset))
-        np.testing.assert_allclose(found * inverse, proba, rtol=1e-10)
+        density, inverse = view_proba(LINKS[link], logits, variance, Calibration(log_kappa, offset))
+        np.testing.assert_allclose(density * inverse, proba, rtol=1e-10)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -220,7 +220,7 @@ def test_weights_are_the_convex_solution(seed):
     proba = special.softmax(logits, axis=2)
     instance = np.repeat(np.arange(400), 2)
     likelihood = proba[instance, :, labels.ravel()]  # (J, K)
-    found = optimize.minimize(
+    optimum = optimize.minimize(
         lambda w: -np.log(likelihood @ w).sum(),
         np.full(5, 0.2),
         jac=lambda w: -(likelihood / (likelihood @ w)[:, None]).sum(axis=0),
@@ -229,8 +229,8 @@ def test_weights_are_the_convex_solution(seed):
         method="SLSQP",
         options={"ftol": 1e-14, "maxiter": 1000},
     )
-    np.testing.assert_allclose(ascent.weights[-1], found.x, atol=1e-5)
-    at_edge = found.x < 1e-7
+    np.testing.assert_allclose(ascent.weights[-1], optimum.x, atol=1e-5)
+    at_edge = optimum.x < 1e-7
     assert (ascent.weights[-1][at_edge] == 0).all()
     if true is not None:
         assert at_edge.any()
@@ -248,11 +248,11 @@ def test_recovers_the_truth_from_three_annotators():
         posterior = problem.finish(ascent)
         np.testing.assert_allclose(posterior.weights, weights, atol=0.03)
         np.testing.assert_allclose(posterior.kappa[:3], kappa, rtol=0.15)
-        found = posterior.describe_annotators(sets.annotator_names)
-        np.testing.assert_allclose(found.accuracy, accuracy, atol=0.02)
+        annotators = posterior.describe_annotators(sets.annotator_names)
+        np.testing.assert_allclose(annotators.accuracy, accuracy, atol=0.02)
         matrices = np.where(np.eye(5, dtype=bool), np.array(accuracy)[:, None, None], 0)
         matrices += (1 - np.eye(5)) * (1 - np.array(accuracy))[:, None, None] / 4
-        np.testing.assert_allclose(found.confusion, matrices, atol=0.05)
+        np.testing.assert_allclose(annotators.confusion, matrices, atol=0.05)
         interval = posterior.weight_interval(0.99)
         assert ((interval[:, 0] <= weights + 1e-3) & (weights <= interval[:, 1])).all()
         used = np.flatnonzero(posterior.weights > 0)
@@ -288,8 +288,8 @@ def test_probit_of_two_classes_is_its_closed_form():
     gap = kappa * (logits[:, used, 1] - logits[:, used, 0]) + offset[1] - offset[0]
     spread = np.sqrt(kappa**2 * variance[:, used].sum(axis=2) + 2)
     expected = special.ndtr(gap / spread) @ posterior.weights[used]
-    found = posterior.predict(ViewPredictions(logits[:, used], variance[:, used])).proba
-    np.testing.assert_allclose(found[:, 1], expected, atol=1e-8)
+    proba = posterior.predict(ViewPredictions(logits[:, used], variance[:, used])).proba
+    np.testing.assert_allclose(proba[:, 1], expected, atol=1e-8)
     chosen = np.where(labels[:, 0] == 1, expected, 1 - expected)
     bound = np.log(chosen).sum() + problem.prior.log_density(ascent.state.calibration)
     assert ascent.bounds[-1] == pytest.approx(bound, abs=1e-6)
@@ -325,8 +325,8 @@ def test_counts_equal_repeats(noise):
         repeated = LabelSets.from_table(np.tile(rows, 2), np.tile(labels[:, 0], 2), np.tile(people, 2), n_instances=40)
     results = [fit(logits, sets, noise=noise) for sets in (counted, repeated)]
     np.testing.assert_allclose(*(ascent.bounds for _, ascent in results))
-    one, other = (problem.finish(ascent).weight_interval(0.9) for problem, ascent in results)
-    np.testing.assert_allclose(one, other, atol=1e-8)
+    interval, other = (problem.finish(ascent).weight_interval(0.9) for problem, ascent in results)
+    np.testing.assert_allclose(interval, other, atol=1e-8)
 
 
 def test_counts_table_equals_labels():
@@ -381,9 +381,9 @@ def test_class_weights_are_a_maximum_even_where_the_first_view_has_no_responsibi
     count[:, 0] = [1e-15, 1e-30, 1e-160, 5.0]
     load = 50 + 30 * rng.random((4, 3))
     load[:, 0] = 6.6  # far below the others', so that the start is this view's
-    found = update_class_weights(count, load, common, 20.0)
-    np.testing.assert_allclose(found.sum(axis=0), 1)
-    multiplier = (count + 20 * common).T / found - load.T  # at the maximum the same for all views
+    weights = update_class_weights(count, load, common, 20.0)
+    np.testing.assert_allclose(weights.sum(axis=0), 1)
+    multiplier = (count + 20 * common).T / weights - load.T  # at the maximum the same for all views
     np.testing.assert_allclose(multiplier, multiplier[:1] * np.ones((3, 1)), rtol=1e-9)
 
 
@@ -391,9 +391,9 @@ def test_overconfident_views_without_responsibility_keep_finite_class_weights():
     rng = np.random.default_rng(1)
     truth = rng.integers(0, 5, size=300)
     right = np.array([0.9, 0.85, 0.5, 0.2])
-    said = np.where(rng.random((300, 4)) < right, truth[:, None], rng.integers(0, 5, size=(300, 4)))
-    said[:, 3] = np.where(said[:, 3] >= 3, 0, said[:, 3])  # a view that never says some classes
-    logits = 40 * np.eye(5)[said] + rng.normal(size=(300, 4, 5))
+    view_classes = np.where(rng.random((300, 4)) < right, truth[:, None], rng.integers(0, 5, size=(300, 4)))
+    view_classes[:, 3] = np.where(view_classes[:, 3] >= 3, 0, view_classes[:, 3])  # a view that never says some classes
+    logits = 40 * np.eye(5)[view_classes] + rng.normal(size=(300, 4, 5))
     for noise in ("none", "uniform"):
         problem, ascent = fit(logits, truth, noise=noise, weights="view_class", engine=EM(max_steps=400, tol=1e-10))
         assert np.isfinite(ascent.bounds).all()
@@ -411,13 +411,13 @@ def test_consensus_and_score_include_the_noise():
     views = ViewPredictions(logits)
     prior = posterior.predict(views)
     few = sets.take(np.arange(5))
-    some = views.take(np.arange(8))
+    subset = views.take(np.arange(8))
     few = LabelSets.from_table(few.instance, few.value, few.annotator, n_instances=8)
     stranger = np.full(len(few), -1)
     for who, counts in ((few.annotator, posterior.noise.counts), (stranger, None)):
-        found = posterior.consensus(some, few, who)
-        np.testing.assert_allclose(found.proba[5:], prior.proba[5:8])  # no labels, no news
-        np.testing.assert_allclose(found.proba.sum(axis=1), 1)
+        consensus = posterior.consensus(subset, few, who)
+        np.testing.assert_allclose(consensus.proba[5:], prior.proba[5:8])  # no labels, no news
+        np.testing.assert_allclose(consensus.proba.sum(axis=1), 1)
         average = posterior.noise.counts.mean(axis=0, keepdims=True)  # a stranger is as the others on average
         mean = np.repeat(average, 3, axis=0) if counts is None else counts
         matrix, people = mean / mean.sum(axis=2, keepdims=True), few.annotator
@@ -427,7 +427,7 @@ def test_consensus_and_score_include_the_noise():
                 for i in range(5)
             ]
         )
-        np.testing.assert_allclose(found.proba[:5], special.softmax(log_truth, axis=1))
+        np.testing.assert_allclose(consensus.proba[:5], special.softmax(log_truth, axis=1))
         expected = [
             np.log(
                 prior.proba[i]
@@ -435,7 +435,7 @@ def test_consensus_and_score_include_the_noise():
             )
             for i in range(5)
         ]
-        np.testing.assert_allclose(posterior.score(some, few, who), expected)
+        np.testing.assert_allclose(posterior.score(subset, few, who), expected)
 
 
 def test_kept_views_predict_as_if_the_others_had_no_weight():

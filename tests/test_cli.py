@@ -49,10 +49,10 @@ class Result:
 
 
 def run(*args: object) -> Result:
-    found = CliRunner().invoke(app, [str(arg) for arg in args])
-    if found.exception is not None and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    return Result(found.exit_code, found.stdout, found.stderr)
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Result(result.exit_code, result.stdout, result.stderr)
 
 
 def problem(rng: np.random.Generator, n: int) -> tuple[ViewPredictions, np.ndarray, np.ndarray]:
@@ -135,17 +135,17 @@ def test_the_demo_runs_from_training_to_report(tmp_path: Path) -> None:
     assert example("demo") == ["demo", "--out", "runs/demo"]
     done = run("demo", "--out", tmp_path / "runs" / "demo", "--json")
     assert done.code == 0, done.err
-    found = json.loads(done.out)
-    weight = {view["name"]: view["weight"] for view in found["views"]}
+    document = json.loads(done.out)
+    weight = {view["name"]: view["weight"] for view in document["views"]}
     assert len(weight) == 12
     assert weight["contrast(1.3)"] + weight["contrast(1.6)"] > 0.3
     assert sum(weight[name] for name in ("zoom(1.2)", "blur(1.5)", "brightness(+0.3)")) < 0.1
-    assert found["dice"]["policy"] > found["dice"]["network"] + 0.02
-    methods = {record["method"]: record for record in found["comparison"]["methods"]}
+    assert document["dice"]["policy"] > document["dice"]["network"] + 0.02
+    methods = {record["method"]: record for record in document["comparison"]["methods"]}
     assert methods["vbtta"]["nll_minus_original_high"] < 0
     people = Policy.load(tmp_path / "runs" / "demo" / "policy.json").annotators
     for name, accuracy in zip(people.names, people.accuracy, strict=True):
-        assert abs(accuracy - found["skill"][name]) < 0.06
+        assert abs(accuracy - document["skill"][name]) < 0.06
     assert "training a small U-Net" in done.err
     page = (tmp_path / "runs" / "demo" / "report.html").read_text()
     assert page.count("<svg") == 5  # differences, weights, reliability, annotators, cost curve
@@ -163,8 +163,8 @@ def test_both_layouts_are_told_apart_and_echoed(labels: str, here: Path, tmp_pat
     people = "" if labels == "labels.csv" else ", 3 annotators"
     assert f"read 60 instances, {n_labels} labels{people}, 3 classes" in done.err
     assert f"({labels}, paired by row)" in done.err
-    found = json.loads(done.out)
-    weights = {view["name"]: view["weight"] for view in found["views"]}
+    document = json.loads(done.out)
+    weights = {view["name"]: view["weight"] for view in document["views"]}
     assert weights["blur"] == min(weights.values()) < 0.2
     assert sum(weights.values()) == pytest.approx(1)
 
@@ -228,11 +228,11 @@ def test_predictions_in_parquet(here: Path, tmp_path: Path) -> None:
     table |= {f"logit_{name}": views.outputs[:, :, c].ravel() for c, name in enumerate(CLASSES)}
     order = np.random.default_rng(0).permutation(n * k)
     pq.write_table(pa.table({name: column[order] for name, column in table.items()}), tmp_path / "p.parquet")
-    found = read_predictions(tmp_path / "p.parquet")
-    assert found.classes is not None
-    assert found.ids is not None
-    assert set(found.names) == set(views.names)
-    np.testing.assert_array_equal(found.select(NAMES).outputs[np.argsort(found.ids)], views.outputs)
+    predictions = read_predictions(tmp_path / "p.parquet")
+    assert predictions.classes is not None
+    assert predictions.ids is not None
+    assert set(predictions.names) == set(views.names)
+    np.testing.assert_array_equal(predictions.select(NAMES).outputs[np.argsort(predictions.ids)], views.outputs)
     fit = run("fit", tmp_path / "p.parquet", "long.csv", "--task", "classification", "-o", tmp_path / "p.json")
     assert fit.code == 0
     assert "paired by id" in fit.err
@@ -281,11 +281,11 @@ def test_the_consensus_is_written(here: Path, tmp_path: Path) -> None:
     assert f"wrote {out} and {table}" in done.out
     header, *rows = [line.split(",") for line in table.read_text().splitlines()]
     assert header == ["instance", "label", "certainty", "proba_cat", "proba_cow", "proba_dog", "labels"]
-    given = read_labels(Path("long.csv"))
-    truth = Policy.load(out).consensus(ViewPredictions.load("preds.npz"), given)
+    labels = read_labels(Path("long.csv"))
+    truth = Policy.load(out).consensus(ViewPredictions.load("preds.npz"), labels)
     assert [row[1] for row in rows] == truth.label.tolist()
     np.testing.assert_allclose([float(row[2]) for row in rows], truth.proba.max(axis=1))
-    assert [int(row[-1]) for row in rows] == given.labels_per_instance.tolist()
+    assert [int(row[-1]) for row in rows] == labels.labels_per_instance.tolist()
     told_off(2, "must end in .csv or .parquet", args=["fit", "p.npz", "l.csv", "--task", "regression", "--out", out,
                                                       "--consensus", "c.txt"])  # fmt: skip
 
@@ -613,10 +613,10 @@ def test_a_report_says_what_is_not_recorded(here: Path, tmp_path: Path) -> None:
     args = ["preds.npz", "labels.csv", "--task", "classification", "--out", tmp_path / "policy.json"]
     assert run("fit", *args, "--report", tmp_path / "fit.html").code == 0
     assert run("report", tmp_path).code == 0
-    said = "<dt>seed</dt><dd>not recorded</dd>"
-    assert said in (tmp_path / "report.html").read_text()
+    entry = "<dt>seed</dt><dd>not recorded</dd>"
+    assert entry in (tmp_path / "report.html").read_text()
     assert "<dt>options</dt><dd>not recorded</dd>" in (tmp_path / "report.html").read_text()
-    assert said not in (tmp_path / "fit.html").read_text()
+    assert entry not in (tmp_path / "fit.html").read_text()
     (tmp_path / "run.json").write_text('{"options": {"seed": 3}}')
     assert run("report", tmp_path, "--out", tmp_path / "report.html").code == 0
     assert "<dt>seed</dt><dd>3</dd>" in (tmp_path / "report.html").read_text()
@@ -696,8 +696,8 @@ def test_stages_and_sets(tmp_path: Path) -> None:
     fitted, new, held = ([tmp_path / f"{name}{end}" for end in (".npz", ".csv")] for name in ("fit", "new", "held"))
     staged, out, page = tmp_path / "staged.json", tmp_path / "out.csv", tmp_path / "page.html"
     options = ("--task", "classification", "--model", "latent", "--sequential", "--tolerance", "0.1", "--json")
-    found = run("fit", *fitted, *options, "--out", staged, "--report", page)
-    document = json.loads(found.out)["sequential"]
+    result = run("fit", *fitted, *options, "--out", staged, "--report", page)
+    document = json.loads(result.out)["sequential"]
     assert len(document["stages"]) > 1
     assert document["loss_upper"] <= 0.1
     assert "an input stops early by its expected gain" in page.read_text()
@@ -707,8 +707,8 @@ def test_stages_and_sets(tmp_path: Path) -> None:
     assert run(*sets, "--calibration", *held).code == 0
     header, *rows = [line.split(",") for line in out.read_text().splitlines()]
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
-    given = new[1].read_text().split()[1:]
-    inside = [label in text.split("|") for label, text in zip(given, columns["set_0.9"], strict=True)]
+    held_labels = new[1].read_text().split()[1:]
+    inside = [label in text.split("|") for label, text in zip(held_labels, columns["set_0.9"], strict=True)]
     assert 0.8 < np.mean(inside) < 0.99
     assert [len(text.split("|")) if text else 0 for text in columns["set_0.9"]] == list(map(int, columns["size_0.9"]))
     assert set(columns["passes"]) > {"1"}
@@ -734,6 +734,6 @@ def test_damaged_inputs_are_named(tmp_path: Path) -> None:
         "empty.npy": "cannot be read: EOF",
     }.items():
         options = ["--views", tmp_path / "views.toml", "--out", tmp_path / "preds.npz"]
-        found = run("views", "--predictor", "json:loads", "--data", tmp_path / name, *options)
-        assert found.code in (1, 2)
-        assert re.fullmatch(rf"vbtta: error: \S*{name}:? {reason}.*\n", found.err), found.err
+        result = run("views", "--predictor", "json:loads", "--data", tmp_path / name, *options)
+        assert result.code in (1, 2)
+        assert re.fullmatch(rf"vbtta: error: \S*{name}:? {reason}.*\n", result.err), result.err

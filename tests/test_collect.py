@@ -54,10 +54,10 @@ def reference(network, inputs, views):
 
 @pytest.mark.parametrize("batch_size", [1, 7, 256])
 def test_batch_size_does_not_matter(network, inputs, views, reference, batch_size):
-    found = collect_views(network, inputs, views, draws=3, seed=7, keep_draws=9, batch_size=batch_size)
-    np.testing.assert_allclose(found.outputs, reference.outputs, atol=1e-5)
-    np.testing.assert_allclose(found.variance, reference.variance, atol=1e-5)
-    np.testing.assert_allclose(found.draws, reference.draws, atol=1e-5)
+    predictions = collect_views(network, inputs, views, draws=3, seed=7, keep_draws=9, batch_size=batch_size)
+    np.testing.assert_allclose(predictions.outputs, reference.outputs, atol=1e-5)
+    np.testing.assert_allclose(predictions.variance, reference.variance, atol=1e-5)
+    np.testing.assert_allclose(predictions.draws, reference.draws, atol=1e-5)
 
 
 def test_source_does_not_matter(network, inputs, views, reference):
@@ -70,9 +70,9 @@ def test_source_does_not_matter(network, inputs, views, reference):
         tensor,
     ]
     for source in sources:
-        found = collect_views(network, source, views, draws=3, seed=7)
-        np.testing.assert_allclose(found.outputs, reference.outputs, atol=1e-5)
-        np.testing.assert_allclose(found.variance, reference.variance, atol=1e-5)
+        predictions = collect_views(network, source, views, draws=3, seed=7)
+        np.testing.assert_allclose(predictions.outputs, reference.outputs, atol=1e-5)
+        np.testing.assert_allclose(predictions.variance, reference.variance, atol=1e-5)
 
 
 def test_seed_matters_and_moments_are_those_of_the_draws(network, inputs, views, reference):
@@ -94,11 +94,11 @@ def test_draws_and_fingerprints_survive_files_and_choices(reference, tmp_path):
     loaded = ViewPredictions.load(tmp_path / "views.npz")
     np.testing.assert_array_equal(loaded.draws, reference.draws)
     assert loaded.fingerprints == reference.fingerprints
-    some = loaded.select(["noise(0.2)"])
-    assert some.draws.shape == (9, 1, 3, 3)
-    assert list(some.fingerprints) == ["noise(0.2)"]
+    subset = loaded.select(["noise(0.2)"])
+    assert subset.draws.shape == (9, 1, 3, 3)
+    assert list(subset.fingerprints) == ["noise(0.2)"]
     assert loaded.take(np.arange(3)).draws is None
-    both = loaded.select(["identity"]).concat(some, axis="views")
+    both = loaded.select(["identity"]).concat(subset, axis="views")
     assert set(both.fingerprints) == {"identity", "noise(0.2)"}
     with pytest.raises(ValueError, match="draws must be"):
         ViewPredictions(np.zeros((2, 1, 1)), draws=np.zeros((3, 1, 4, 1)))
@@ -148,9 +148,9 @@ def test_memory_is_the_result_and_one_batch():
 
 
 def test_ids_and_classes_are_carried(inputs):
-    found = collect_views(lambda x: x[:, :2], inputs, [Identity()], ids=np.arange(40) + 100, classes=["no", "yes"])
-    assert found.ids[0] == 100  # type: ignore[index]
-    assert list(found.classes) == ["no", "yes"]
+    collected = collect_views(lambda x: x[:, :2], inputs, [Identity()], ids=np.arange(40) + 100, classes=["no", "yes"])
+    assert collected.ids[0] == 100  # type: ignore[index]
+    assert list(collected.classes) == ["no", "yes"]
 
 
 def test_progress_goes_to_the_error_stream(inputs, capsys):
@@ -236,18 +236,18 @@ def test_ids_and_groups_of_one_table_belong_together(network, inputs, order):
     table = pd.DataFrame({"name": ["a", "b", "c"], "patient": [7, 8, 9]}).iloc[order]
     X = pd.DataFrame(inputs[:3]).iloc[order]
     options = {"ids": table["name"], "groups": table["patient"]}
-    found = collect_views(network, X, [Identity()], **options)
-    assert (found.ids.tolist(), found.groups.tolist()) == (table["name"].tolist(), table["patient"].tolist())
+    collected = collect_views(network, X, [Identity()], **options)
+    assert (collected.ids.tolist(), collected.groups.tolist()) == (table["name"].tolist(), table["patient"].tolist())
     if order == [0, 1, 2]:
-        found = collect_views(network, inputs[:3], [Identity()], **options)
-        assert (found.ids.tolist(), found.groups.tolist()) == (["a", "b", "c"], [7, 8, 9])
+        collected = collect_views(network, inputs[:3], [Identity()], **options)
+        assert (collected.ids.tolist(), collected.groups.tolist()) == (["a", "b", "c"], [7, 8, 9])
 
 
 def test_modules_take_tables_of_numbers(network, inputs):
     table = pd.DataFrame(inputs)
     views = [Identity(), GaussianNoise(0.1)]
-    found = collect_views(network, table, views).outputs
-    np.testing.assert_allclose(found, collect_views(network, inputs, views).outputs)
+    outputs = collect_views(network, table, views).outputs
+    np.testing.assert_allclose(outputs, collect_views(network, inputs, views).outputs)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +297,10 @@ def zeroed(batch):
 def test_a_view_that_works_in_place_gets_a_copy(of):
     inputs = of([[1.0, 2.0], [3.0, 4.0]])
     chain = Chain([as_view(zeroed), Affine(np.eye(2), name="same")], name="chain")
-    found = collect_views(lambda batch: batch, inputs, [as_view(zeroed), chain, Identity()])
+    predictions = collect_views(lambda batch: batch, inputs, [as_view(zeroed), chain, Identity()])
     np.testing.assert_array_equal(inputs, [[1.0, 2.0], [3.0, 4.0]])
-    np.testing.assert_array_equal(found.outputs[:, :2], np.zeros((2, 2, 2)))
-    np.testing.assert_array_equal(found.outputs[:, 2], inputs)
+    np.testing.assert_array_equal(predictions.outputs[:, :2], np.zeros((2, 2, 2)))
+    np.testing.assert_array_equal(predictions.outputs[:, 2], inputs)
 
 
 def test_parts_of_a_batch_are_copied_too():
@@ -309,8 +309,8 @@ def test_parts_of_a_batch_are_copied_too():
         return batch
 
     inputs = {"x": np.ones((3, 2))}
-    found = collect_views(lambda batch: batch["x"], inputs, [as_view(without), Identity()])
-    np.testing.assert_array_equal(found.outputs[0], [[0, 0], [1, 1]])
+    predictions = collect_views(lambda batch: batch["x"], inputs, [as_view(without), Identity()])
+    np.testing.assert_array_equal(predictions.outputs[0], [[0, 0], [1, 1]])
     assert inputs["x"].all()
 
 
@@ -326,8 +326,8 @@ def test_dropout_as_a_view_follows_the_seed():
 
 def test_a_function_gets_the_inputs_of_a_labelled_loader():
     inputs, labels = torch.arange(6.0).reshape(3, 2), torch.arange(3)
-    found = collect_views(lambda batch: batch.sum(1), DataLoader(TensorDataset(inputs, labels)), [Identity()])
-    np.testing.assert_array_equal(found.outputs[:, 0, 0], [1, 5, 9])
+    predictions = collect_views(lambda batch: batch.sum(1), DataLoader(TensorDataset(inputs, labels)), [Identity()])
+    np.testing.assert_array_equal(predictions.outputs[:, 0, 0], [1, 5, 9])
     with pytest.raises(ValueError, match="lists of 3 parts"):
         collect_views(len, DataLoader(TensorDataset(inputs, labels, labels)), [Identity()])
 
@@ -347,9 +347,9 @@ def test_a_numpy_batch_size_is_one_and_no_seed_is_none():
 
 def test_a_model_that_works_in_place_changes_neither_inputs_nor_later_views():
     inputs = torch.tensor([[-1.0, 2.0]])
-    found = collect_views(nn.ReLU(inplace=True), inputs, [Identity(), as_view(torch.neg, name="minus")])
+    predictions = collect_views(nn.ReLU(inplace=True), inputs, [Identity(), as_view(torch.neg, name="minus")])
     assert inputs.tolist() == [[-1.0, 2.0]]
-    np.testing.assert_array_equal(found.outputs[0], [[0, 2], [1, 0]])
+    np.testing.assert_array_equal(predictions.outputs[0], [[0, 2], [1, 0]])
 
 
 def test_a_policy_holds_for_the_draws_it_was_fitted_to():

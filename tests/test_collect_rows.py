@@ -43,17 +43,17 @@ def longer(batch):
 
 @pytest.mark.parametrize("of", [list, tuple, np.array, pd.Series, lambda texts: pd.Series(texts, index=[9, 7, 5, 3])])
 def test_texts_are_rows(of):
-    found = collect_views(lengths, of(TEXTS), [Identity(), as_view(longer), Case("upper")], batch_size=3)
-    np.testing.assert_array_equal(found.outputs[:, :, 0].T, [LENGTHS, LENGTHS + 1, LENGTHS])
+    predictions = collect_views(lengths, of(TEXTS), [Identity(), as_view(longer), Case("upper")], batch_size=3)
+    np.testing.assert_array_equal(predictions.outputs[:, :, 0].T, [LENGTHS, LENGTHS + 1, LENGTHS])
     assert set(measure_cost(lengths, of(TEXTS), [Identity()], repeats=1)) == {"identity"}
 
 
 def test_texts_in_dicts_and_loaders():
     for inputs in ({"text": TEXTS, "n": np.arange(4)}, [{"text": text, "n": n} for n, text in enumerate(TEXTS)]):
-        found = collect_views(lambda batch: lengths(batch["text"]), inputs, [Identity(), Template("{}!")])
-        np.testing.assert_array_equal(found.outputs[:, 1, 0], LENGTHS + 1)
-        found = collect_views(lambda batch: lengths(batch["text"]), inputs, [as_view(longer)], key="text")
-        np.testing.assert_array_equal(found.outputs[:, 0, 0], LENGTHS + 1)
+        predictions = collect_views(lambda batch: lengths(batch["text"]), inputs, [Identity(), Template("{}!")])
+        np.testing.assert_array_equal(predictions.outputs[:, 1, 0], LENGTHS + 1)
+        predictions = collect_views(lambda batch: lengths(batch["text"]), inputs, [as_view(longer)], key="text")
+        np.testing.assert_array_equal(predictions.outputs[:, 0, 0], LENGTHS + 1)
     labelled = ([part, np.zeros(2)] for part in (TEXTS[:2], TEXTS[2:]))  # as a DataLoader of pairs gives them
     np.testing.assert_array_equal(collect_views(lengths, labelled, [Identity()]).outputs[:, 0, 0], LENGTHS)
     with pytest.raises(ValueError, match="view upper takes texts; row 0 is 1: make it a text or drop it"):
@@ -74,15 +74,15 @@ def test_pictures_and_signals_of_different_sizes_are_rows():
     def turned(batch):
         return [picture.rotate(90, expand=True) for picture in batch]
 
-    found = collect_views(lambda batch: [float(p.size[0]) for p in batch], pictures, [Identity(), as_view(turned)])
-    np.testing.assert_array_equal(found.outputs[:, :, 0], [[6, 8], [6, 9], [6, 10], [6, 11]])
+    collected = collect_views(lambda batch: [float(p.size[0]) for p in batch], pictures, [Identity(), as_view(turned)])
+    np.testing.assert_array_equal(collected.outputs[:, :, 0], [[6, 8], [6, 9], [6, 10], [6, 11]])
     signals = [rng.normal(size=size) for size in (5, 9, 7)]
     for batch_size in (1, 3):
-        found = collect_views(lambda batch: [s.sum() for s in batch], signals, [Identity()], batch_size=batch_size)
-        np.testing.assert_allclose(found.outputs[:, 0, 0], [signal.sum() for signal in signals])
+        collected = collect_views(lambda batch: [s.sum() for s in batch], signals, [Identity()], batch_size=batch_size)
+        np.testing.assert_allclose(collected.outputs[:, 0, 0], [signal.sum() for signal in signals])
     images = [rng.normal(size=(3, 5 + i, 6)) for i in range(4)]
-    found = collect_views(lambda batch: [i.mean() for i in batch], images, [Identity()], batch_size=3)
-    np.testing.assert_allclose(found.outputs[:, 0, 0], [image.mean() for image in images])
+    collected = collect_views(lambda batch: [i.mean() for i in batch], images, [Identity()], batch_size=3)
+    np.testing.assert_allclose(collected.outputs[:, 0, 0], [image.mean() for image in images])
     with pytest.raises(TypeError, match="list of arrays, which may be rows or batches"):
         collect_views(lambda batch: batch.mean(axis=(1, 2)), [np.ones((4, 2, 2)), np.ones((3, 2, 2))], [Identity()])
 
@@ -92,11 +92,11 @@ def test_lists_of_arrays_in_a_dict_are_stacked(kind):
     rng = np.random.default_rng(0)
     images = [rng.normal(size=(3, 5, 6)) for _ in range(4)]
     for part in (images, [torch.as_tensor(image) for image in images]):
-        found = collect_views(lambda b: b["pixel_values"].mean((1, 2, 3)), kind(pixel_values=part), [Identity()])
-        np.testing.assert_allclose(found.outputs[:, 0, 0], [image.mean() for image in images])
+        predictions = collect_views(lambda b: b["pixel_values"].mean((1, 2, 3)), kind(pixel_values=part), [Identity()])
+        np.testing.assert_allclose(predictions.outputs[:, 0, 0], [image.mean() for image in images])
     unequal = kind(pixel_values=[rng.normal(size=(3, 5 + i, 6)) for i in range(4)])
-    found = collect_views(lambda b: [i.mean() for i in b["pixel_values"]], unequal, [Identity()], batch_size=3)
-    np.testing.assert_allclose(found.outputs[:, 0, 0], [image.mean() for image in unequal["pixel_values"]])
+    predictions = collect_views(lambda b: [i.mean() for i in b["pixel_values"]], unequal, [Identity()], batch_size=3)
+    np.testing.assert_allclose(predictions.outputs[:, 0, 0], [image.mean() for image in unequal["pixel_values"]])
 
 
 SIZED = {
@@ -180,10 +180,10 @@ def test_views_of_texts_do_what_they_say(tmp_path):
     assert 0 < sum(a != b for a, b in zip(misspelt.split(), text.split(), strict=True)) < 200
     assert Template("It says: {}.")(["x"]) == ["It says: x."]
     assert Template("{}").name == "identity"
-    one, two = paraphrases({"a": ["b", "c"]})
-    assert (one.name, one(["a"]), two(["a"])) == ("paraphrase_1", ["b"], ["c"])
+    first_view, two = paraphrases({"a": ["b", "c"]})
+    assert (first_view.name, first_view(["a"]), two(["a"])) == ("paraphrase_1", ["b"], ["c"])
     with pytest.raises(ValueError, match="no paraphrase of 'z'"):
-        one(["z"])
+        first_view(["z"])
     for wrong in (lambda: Template("x"), lambda: WordDropout(0), lambda: Case("loud"), lambda: paraphrases({"a": "b"})):
         with pytest.raises(ValueError, match="must"):
             wrong()
@@ -226,8 +226,8 @@ def test_lists_of_arrays_are_not_guessed_to_be_rows_or_batches() -> None:
 
 def test_a_list_of_dicts_of_arrays_has_one_input_a_dict() -> None:
     rows = [{"x": np.full(4, float(n)), "mask": np.ones(4)} for n in range(6)]
-    found = collect_views(lambda batch: batch["x"] * batch["mask"], rows, [Identity()], batch_size=4)
-    assert found.outputs[:, 0].tolist() == [row["x"].tolist() for row in rows]
+    predictions = collect_views(lambda batch: batch["x"] * batch["mask"], rows, [Identity()], batch_size=4)
+    assert predictions.outputs[:, 0].tolist() == [row["x"].tolist() for row in rows]
     with pytest.raises(TypeError, match="rows or batches"):
         collect_views(lambda batch: batch["x"], [*rows, {"x": np.ones(4)}], [Identity()])
 
@@ -242,9 +242,9 @@ def test_arrow_tables_and_columns_are_inputs() -> None:
     for inputs in (arrow, arrow.to_batches()[0], of_arrow, nullable):
         np.testing.assert_array_equal(collect_views(model, inputs, views, batch_size=7).outputs, expected)
     for inputs in (table, of_arrow, nullable):  # beside words, too
-        found = collect_views(lambda rows: np.asarray(rows["a"], float), inputs.assign(word="x"), views).outputs
+        outputs = collect_views(lambda rows: np.asarray(rows["a"], float), inputs.assign(word="x"), views).outputs
         noise = collect_views(lambda rows: rows["a"], table, views).outputs
-        np.testing.assert_array_equal(found, noise)
+        np.testing.assert_array_equal(outputs, noise)
     gappy = nullable.assign(a=nullable["a"].where(nullable["a"] > 0))
     trees = HistGradientBoostingRegressor(min_samples_leaf=5).fit(gappy, expected[:, 0, 0])
     np.testing.assert_array_equal(collect_views(trees, gappy, views).outputs[:, 0, 0], trees.predict(gappy))
@@ -273,8 +273,8 @@ def test_a_column_of_a_table_is_the_part_that_views_work_on(kind: str) -> None:
     if kind == "polars":
         table = pytest.importorskip("polars").from_pandas(table)
     views = [Identity(), Case("upper"), as_view(longer)]
-    found = collect_views(lambda batch: lengths(batch["text"]), table, views, key="text", batch_size=3).outputs
-    np.testing.assert_array_equal(found[:, :, 0].T, [LENGTHS, LENGTHS, LENGTHS + 1])
+    outputs = collect_views(lambda batch: lengths(batch["text"]), table, views, key="text", batch_size=3).outputs
+    np.testing.assert_array_equal(outputs[:, :, 0].T, [LENGTHS, LENGTHS, LENGTHS + 1])
     changed = collect_views(lambda batch: np.asarray(batch["n"]), table, [GaussianNoise(1.0)], key="n").outputs
     assert (changed[:, 0, 0] != np.arange(4)).all()
     with pytest.raises(ValueError, match="key='words' is not among the parts of the batch: 'text', 'n'"):
@@ -283,10 +283,10 @@ def test_a_column_of_a_table_is_the_part_that_views_work_on(kind: str) -> None:
 
 def test_views_of_arrays_pass_over_the_texts_of_a_dict() -> None:
     batch = {"image": torch.rand(4, 1, 2, 2), "file": ["a", "b", "c", "d"]}
-    found = collect_views(lambda part: part["image"][:, 0, 0], batch, [Identity(), HorizontalFlip()]).outputs
-    np.testing.assert_array_equal(found[:, 0], found[:, 1, ::-1])
-    found = collect_views(lambda part: lengths(part["file"]), batch, [Template("{}!")]).outputs
-    np.testing.assert_array_equal(found[:, 0, 0], 2)
+    outputs = collect_views(lambda part: part["image"][:, 0, 0], batch, [Identity(), HorizontalFlip()]).outputs
+    np.testing.assert_array_equal(outputs[:, 0], outputs[:, 1, ::-1])
+    outputs = collect_views(lambda part: lengths(part["file"]), batch, [Template("{}!")]).outputs
+    np.testing.assert_array_equal(outputs[:, 0, 0], 2)
     batch["mask"] = torch.rand(4, 1, 2, 2)
     with pytest.raises(TypeError, match=r"view hflip does not take a dict of 'image', 'file', 'mask' .*key="):
         collect_views(lambda part: part["image"][:, 0, 0], batch, [HorizontalFlip()])
@@ -297,14 +297,14 @@ def test_functions_that_take_no_dict_say_how_they_get_a_part() -> None:
     mirror = as_view(lambda images: images.flip(-1), "mirror")
     with pytest.raises(TypeError, match=r"mirror does not take a dict of 'image', 'label' .*attribute 'flip'.*key="):
         collect_views(lambda part: part["image"][:, 0, 0], batch, [mirror])
-    found = collect_views(lambda part: part["image"][:, 0, 0], batch, [Identity(), mirror], key="image").outputs
-    np.testing.assert_array_equal(found[:, 0], found[:, 1, ::-1])
+    outputs = collect_views(lambda part: part["image"][:, 0, 0], batch, [Identity(), mirror], key="image").outputs
+    np.testing.assert_array_equal(outputs[:, 0], outputs[:, 1, ::-1])
 
 
 def test_logits_are_found_among_the_outputs_of_a_function() -> None:
     x = np.random.default_rng(0).normal(size=(5, 3))
-    found = collect_views(lambda batch: {"loss": None, "logits": batch}, x, [Identity()]).outputs[:, 0]
-    np.testing.assert_array_equal(found, x)
+    outputs = collect_views(lambda batch: {"loss": None, "logits": batch}, x, [Identity()]).outputs[:, 0]
+    np.testing.assert_array_equal(outputs, x)
     named = collect_views(lambda batch: {"logits": batch, "depth": -batch}, x, [Identity()], output="depth")
     np.testing.assert_array_equal(named.outputs[:, 0], -x)
     with pytest.raises(ValueError, match=r"several outputs \('logits', 'depth'\); choose one"):

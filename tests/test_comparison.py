@@ -93,8 +93,8 @@ def test_bootstrap_is_the_metric_of_resampled_instances(seed):
     row = np.sort(generator.integers(0, 12, 20))
     rows, instance = np.unique(row, return_inverse=True)
     test = HeldOut(row, instance, generator.integers(0, 3, 20), generator.integers(1, 3, 20).astype(float), len(rows))
-    found = [columns(CategoricalPrediction(proba, np.zeros(12), np.arange(3)), test)]
-    replicates = bootstrap(found, test, resamples=3, seed=seed)
+    values = [columns(CategoricalPrediction(proba, np.zeros(12), np.arange(3)), test)]
+    replicates = bootstrap(values, test, resamples=3, seed=seed)
     drawn = np.random.default_rng(seed).integers(0, len(rows), (3, len(rows)))
     for r in range(3):
         labels = np.concatenate([np.flatnonzero(instance == i) for i in drawn[r]])
@@ -102,7 +102,7 @@ def test_bootstrap_is_the_metric_of_resampled_instances(seed):
         expected = [metrics.accuracy(*arguments), None, metrics.brier(*arguments), metrics.ece(*arguments)]
         expected[1] = metrics.nll(np.log(arguments[1][np.arange(len(labels)), arguments[0]]), arguments[2])
         np.testing.assert_allclose(replicates[r, 0], expected, atol=1e-12)
-    assert resampled(found, test, np.ones((1, len(rows)))).shape == (1, 1, 4)
+    assert resampled(values, test, np.ones((1, len(rows)))).shape == (1, 1, 4)
 
 
 def test_bootstrap_does_not_depend_on_the_block_size(monkeypatch):
@@ -122,8 +122,8 @@ def test_intervals_cover_the_true_difference():
     for trial in range(400):
         squares = (generator.normal(size=(2, 150, 1)) * np.array([1, 1.1])[:, None, None]) ** 2
         replicates = bootstrap([{"mse": squares[0]}, {"mse": squares[1]}], test, resamples=400, seed=trial)
-        found = _difference(["first", "second"], squares.mean(axis=1), replicates, 0, 0.95)
-        inside += found.low[1, 0] <= 0.21 <= found.high[1, 0]
+        difference = _difference(["first", "second"], squares.mean(axis=1), replicates, 0, 0.95)
+        inside += difference.low[1, 0] <= 0.21 <= difference.high[1, 0]
     assert 0.91 <= inside / 400 <= 0.98
 
 
@@ -438,9 +438,9 @@ def test_overlap_by_image_is_that_of_whole_maps():
         {"metrics": ["f1"]},
         {"test_predictions": ViewPredictions(views.outputs, names=views.names), "metrics": "iou"},
     ):
-        given = {"test_predictions": views, "test_labels": labels, **options, **wrong}
+        arguments = {"test_predictions": views, "test_labels": labels, **options, **wrong}
         with pytest.raises(ValueError, match="metrics may name 'dice' and 'iou'"):
-            compare(views, labels, **given)
+            compare(views, labels, **arguments)
 
 
 @same_sample

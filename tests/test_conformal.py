@@ -178,12 +178,12 @@ def test_the_consensus_covers_true_numbers(rng):
     policy = fit_policy(
         predictions, LabelSets.from_array(labels, annotators=["a", "b", "c"]), task="regression", model="latent"
     )
-    calibration, _, given = sample(800)
+    calibration, _, label_sets = sample(800)
     test, truth, _ = sample(4000)
-    given = LabelSets.from_array(given, annotators=["a", "b", "c"])
+    label_sets = LabelSets.from_array(label_sets, annotators=["a", "b", "c"])
     coverage = {}
     for covers in ("label", "truth"):
-        lower, upper = conformalize(policy, calibration, given, level=0.8, covers=covers).predict_interval(test)
+        lower, upper = conformalize(policy, calibration, label_sets, level=0.8, covers=covers).predict_interval(test)
         coverage[covers] = np.mean((lower[:, 0] <= truth) & (truth <= upper[:, 0]))
     assert coverage["truth"] == pytest.approx(0.8, abs=0.03)
     assert coverage["label"] > 0.9
@@ -313,10 +313,10 @@ def test_files(rng, tmp_path):
     path = tmp_path / "conformal.json"
     conformal.save(path)
     loaded = ConformalPolicy.load(path)
-    for one, other in zip(
+    for bound, other in zip(
         conformal.predict_interval(views, strata=where), loaded.predict_interval(views, strata=where), strict=True
     ):
-        np.testing.assert_allclose(one, other, rtol=1e-9)
+        np.testing.assert_allclose(bound, other, rtol=1e-9)
     np.testing.assert_allclose(loaded.predict(views).mean, policy.predict(views).mean)
     assert repr(loaded) == repr(conformal)
     with pytest.raises(ValueError, match="is not a policy"):

@@ -297,10 +297,10 @@ def numbers_of(prediction: Any) -> dict[str, np.ndarray]:
     return {"mean": prediction.mean, "variance": prediction.variance, "low": quantiles[0], "median": quantiles[1]}
 
 
-def assert_alike(one: Any, other: Any, atol: float) -> None:
+def assert_alike(prediction: Any, other: Any, atol: float) -> None:
     """Two predictive distributions agree."""
     expected = numbers_of(other)
-    for name, values in numbers_of(one).items():
+    for name, values in numbers_of(prediction).items():
         np.testing.assert_allclose(values, expected[name], rtol=atol, atol=atol, err_msg=name)
 
 
@@ -409,14 +409,14 @@ def test_components_have_the_densities_of_their_names(component: Any, outputs: i
     density = MixtureDensity(problem, first, component)
     sd, value, dof = 1.7, np.random.default_rng(0).normal(size=(7, outputs)), 5.0
     views = Views(torch.zeros(1, 1), torch.zeros(1, 7, outputs).double(), torch.eye(outputs)[None].double() / sd, None)
-    found = density.log_components(views, torch.tensor(value), {"excess_dof": torch.tensor(dof - 2)})[0].numpy()
+    log_density = density.log_components(views, torch.tensor(value), {"excess_dof": torch.tensor(dof - 2)})[0].numpy()
     if component == "normal":
         expected = stats.norm(0, sd).logpdf(value).sum(axis=1)
     elif component == "student_t":
         expected = stats.multivariate_t(np.zeros(outputs), sd**2 * np.eye(outputs), dof).logpdf(value)
     else:
         expected = stats.laplace(0, sd / np.sqrt(2)).logpdf(value[:, 0])
-    np.testing.assert_allclose(found, expected, atol=1e-9)
+    np.testing.assert_allclose(log_density, expected, atol=1e-9)
 
 
 def test_a_laplace_is_of_one_output() -> None:
@@ -506,11 +506,11 @@ def _class_labels(proba: np.ndarray, model: Any, rng: np.random.Generator) -> np
     if not model.difficulty:
         return np.asarray(np.log((proba * own[0] * own[1]).sum(axis=2)).sum(axis=1))
     hard, apparent = rng.beta(6.0, 20.0, size=(DRAWS, 1, 1)), special.softmax(TINY_LOGITS.mean(axis=1), axis=1)
-    given = (1 - hard) * own[0] * own[1]
+    likelihood = (1 - hard) * own[0] * own[1]
     for d in range(2):  # the apparent class, which a label of a hard instance is with probability 0.4
         each = [0.4 * (TINY_CLASSES[:, u] == d)[:, None] + 0.6 * own[u] for u in range(2)]
-        given = given + hard * apparent[:, d, None] * each[0] * each[1]
-    return np.asarray(np.log((proba * given).sum(axis=2)).sum(axis=1))
+        likelihood = likelihood + hard * apparent[:, d, None] * each[0] * each[1]
+    return np.asarray(np.log((proba * likelihood).sum(axis=2)).sum(axis=1))
 
 
 def _input_weights(weights: np.ndarray, scale: float, rng: np.random.Generator) -> np.ndarray:
@@ -704,10 +704,10 @@ def test_counts_equal_repeats(case: Case) -> None:
         annotator=None if labels.annotator is None else np.repeat(labels.annotator, times),
     )
     assert counted.total == repeated.total
-    one, other = (case.fit(predictions, sets, engine=case.few_steps) for sets in (counted, repeated))
-    np.testing.assert_allclose(one.weights, other.weights, atol=1e-6)
-    assert one.elbo == pytest.approx(other.elbo, rel=1e-8, abs=1e-6)
-    assert_alike(one.predict(predictions), other.predict(predictions), 1e-5)
+    policy, other = (case.fit(predictions, sets, engine=case.few_steps) for sets in (counted, repeated))
+    np.testing.assert_allclose(policy.weights, other.weights, atol=1e-6)
+    assert policy.elbo == pytest.approx(other.elbo, rel=1e-8, abs=1e-6)
+    assert_alike(policy.predict(predictions), other.predict(predictions), 1e-5)
 
 
 @every(tuple(case for case in CASES if case.task == "classification"))
@@ -716,12 +716,12 @@ def test_weights_of_instances_equal_repeated_instances(case: Case) -> None:
     times = np.arange(len(predictions)) % 3 + 1
     rows = np.repeat(np.arange(len(predictions)), times)
     problems = (predictions, labels.with_weights(times.astype(float))), (chosen(predictions, rows), labels.take(rows))
-    one, other = (case.fit(*problem, engine=case.few_steps) for problem in problems)
+    policy, other = (case.fit(*problem, engine=case.few_steps) for problem in problems)
     atol = 0.06 if isinstance(case.engine, ADVI) else 1e-6  # ADVI draws other numbers where units are other ones
-    np.testing.assert_allclose(one.weights, other.weights, atol=atol)
+    np.testing.assert_allclose(policy.weights, other.weights, atol=atol)
     if not isinstance(case.engine, ADVI):
-        assert one.elbo == pytest.approx(other.elbo, rel=1e-8, abs=1e-6)
-        np.testing.assert_allclose(one.weight_interval(0.9), other.weight_interval(0.9), atol=1e-4)
+        assert policy.elbo == pytest.approx(other.elbo, rel=1e-8, abs=1e-6)
+        np.testing.assert_allclose(policy.weight_interval(0.9), other.weight_interval(0.9), atol=1e-4)
 
 
 @every(tuple(case for case in CASES if case.task == "classification"))
@@ -730,11 +730,11 @@ def test_tallies_equal_unnamed_labels(case: Case) -> None:
     tallies = np.zeros((len(predictions), predictions.outputs.shape[2]))
     np.add.at(tallies, (labels.instance, labels.value), 1)
     unnamed = replace(labels, annotator=None, annotator_names=())
-    one, other = (
+    policy, other = (
         case.fit(predictions, sets, engine=case.few_steps) for sets in (LabelSets.from_counts(tallies), unnamed)
     )
-    np.testing.assert_allclose(one.weights, other.weights, atol=1e-6)
-    assert one.elbo == pytest.approx(other.elbo, rel=1e-8, abs=1e-6)
+    np.testing.assert_allclose(policy.weights, other.weights, atol=1e-6)
+    assert policy.elbo == pytest.approx(other.elbo, rel=1e-8, abs=1e-6)
 
 
 # -- the consensus ------------------------------------------------------------------------------------
@@ -749,14 +749,14 @@ def test_the_consensus_without_a_noise_model_respects_the_labels(case: Case) -> 
     policy, predictions, labels = fitted(case)
     value = np.stack([labels.value[labels.instance == i][0] for i in range(len(predictions))])
     twice = LabelSets.from_table(np.tile(np.arange(len(value)), 2), np.concatenate([value, value]))
-    found = policy.consensus(predictions, twice)
+    consensus = policy.consensus(predictions, twice)
     if case.task == "classification":
-        assert (found.label == value).all()
+        assert (consensus.label == value).all()
         return
-    np.testing.assert_allclose(found.mean, value.reshape(found.mean.shape), atol=0.02 * value.std())
+    np.testing.assert_allclose(consensus.mean, value.reshape(consensus.mean.shape), atol=0.02 * value.std())
     noise = value.std() * np.random.default_rng(0).normal(size=(2, *value.shape)) * 2
     noisy = LabelSets.from_table(twice.instance, np.concatenate([value + noise[0], value + noise[1]]))
-    error = (policy.consensus(predictions, noisy).mean - value.reshape(found.mean.shape)).std()
+    error = (policy.consensus(predictions, noisy).mean - value.reshape(consensus.mean.shape)).std()
     assert error < noise.mean(axis=0).std()  # than that of the labels' mean: their spread says how noisy they are
 
 
@@ -863,11 +863,11 @@ def test_a_saved_policy_predicts_the_same_to_the_last_bit(case: Case, tmp_path: 
     policy, predictions, labels = fitted(case)
     policy.save(tmp_path / "policy.json")
     loaded = Policy.load(tmp_path / "policy.json")
-    for one, other in (
+    for prediction, other in (
         (policy.predict(predictions), loaded.predict(predictions)),
         (policy.consensus(predictions, labels), loaded.consensus(predictions, labels)),
     ):
-        expected = numbers_of(one)
+        expected = numbers_of(prediction)
         for name, values in numbers_of(other).items():
             assert np.array_equal(values, expected[name]), name
     assert np.array_equal(policy.weights, loaded.weights)

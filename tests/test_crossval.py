@@ -135,9 +135,9 @@ def test_a_few_newton_steps_from_the_fit_to_all_rows_score_as_converged_folds(mo
     rng = np.random.default_rng(labels)
     truth = rng.integers(0, 4, size=600)
     logits = rng.normal(size=(600, 6, 4)) + np.linspace(0.5, 2, 6)[:, None] * np.eye(4)[truth][:, None]
-    given = np.where(rng.random((600, labels)) < 0.85, truth[:, None], rng.integers(0, 4, size=(600, labels)))
+    votes = np.where(rng.random((600, labels)) < 0.85, truth[:, None], rng.integers(0, 4, size=(600, labels)))
     predictions = ViewPredictions(logits)
-    sample = InMemory(predictions, predictions.align(given))
+    sample = InMemory(predictions, predictions.align(votes))
     settled = replace(model.resolve(sample.labels), noise="uniform", difficulty=False)
     cold = Candidate(settled, None)
     near = cold._replace(start=fit_candidate(cold, EM(), 0, sample).posterior, near=True)

@@ -185,8 +185,8 @@ def test_parts_of_dicts_are_mapped(key):
     expected, _ = collect_dense(Strided(Pointwise(), 4), images, views, masks_of(images), positions=30)
     rows = [{name: part[row] for name, part in inputs.items()} for row in range(4)]
     loader: Any = torch.utils.data.DataLoader(rows, batch_size=3)
-    for given in (inputs, loader, rows):
-        predictions, labels = collect_dense(Segmenter(), given, views, masks_of(images), positions=30, key=key)
+    for source in (inputs, loader, rows):
+        predictions, labels = collect_dense(Segmenter(), source, views, masks_of(images), positions=30, key=key)
         np.testing.assert_allclose(predictions.outputs, 2 * expected.outputs, atol=1e-5)
     policy = fit_policy(predictions, labels, task="classification", guard=False, model="mixture")
     maps = TTAModule(Segmenter(), views, policy, key=key)(**inputs).detach().numpy()

@@ -51,8 +51,8 @@ def test_raters_qualities_of_staple() -> None:
     random = np.random.default_rng(0)
     truth = random.random((40, 40)) < 0.3
     masks = np.stack([np.where(random.random(truth.shape) < 0.1, ~truth, truth) for _ in range(4)]).astype(np.uint8)
-    found, sensitivity, specificity = dense._run_staple(masks)
-    assert ((found > 0.5) == truth).mean() > 0.95
+    proba, sensitivity, specificity = dense._run_staple(masks)
+    assert ((proba > 0.5) == truth).mean() > 0.95
     assert sensitivity == pytest.approx(0.9, abs=0.04)
     assert specificity == pytest.approx(0.9, abs=0.04)
     assert dense._run_staple(np.zeros((3, 4, 4), dtype=np.uint8))[0].max() < 0.2

@@ -48,10 +48,10 @@ def test_the_henze_zirkler_statistic_is_pingouins(n, d, rng):
     import pingouin
 
     for sample in (rng.normal(size=(n, d)), rng.gamma(2.0, size=(n, d)) @ rng.normal(size=(d, d)) + 5):
-        found, expected = henze_zirkler(sample), pingouin.multivariate_normality(sample)
-        assert found.statistic == pytest.approx(expected.hz, abs=1e-6)
+        result, expected = henze_zirkler(sample), pingouin.multivariate_normality(sample)
+        assert result.statistic == pytest.approx(expected.hz, abs=1e-6)
         if d <= 2 and n >= 100:  # where the asymptotic p-value holds
-            assert found.p_value == pytest.approx(expected.pval, abs=0.05)
+            assert result.p_value == pytest.approx(expected.pval, abs=0.05)
 
 
 @pytest.mark.parametrize(("n", "d"), [(100, 1), (120, 2), (30, 2), (30, 5)])
@@ -138,14 +138,14 @@ def test_draws_of_collected_views_are_tested_in_output_space(rng):
     linear = rng.normal(size=(3, 2))
     views = [vbtta.augment.Identity(), GaussianNoise(0.2), Mixup(0.5, pool)]
     predictions = collect_views(lambda batch: batch @ linear, inputs, views, draws=60, keep_draws=40)
-    found = normality_of(predictions.draws, predictions.names)
-    assert list(found.tested) == [0, 40, 40]
-    assert np.isnan(found.henze_zirkler[0])
-    for shares in (found.henze_zirkler, found.anderson_darling, found.shapiro_wilk):
+    normality = normality_of(predictions.draws, predictions.names)
+    assert list(normality.tested) == [0, 40, 40]
+    assert np.isnan(normality.henze_zirkler[0])
+    for shares in (normality.henze_zirkler, normality.anderson_darling, normality.shapiro_wilk):
         assert shares[1] < 0.2
         assert shares[2] > 0.8
-    np.testing.assert_allclose(found.qq_draws[1], found.qq_normal, atol=0.3)
-    assert np.isnan(found.qq_draws[0]).all()
+    np.testing.assert_allclose(normality.qq_draws[1], normality.qq_normal, atol=0.3)
+    assert np.isnan(normality.qq_draws[0]).all()
 
 
 def test_normality_refuses_what_it_cannot_test():
@@ -174,23 +174,23 @@ def test_copies_of_a_view_overlap_and_different_views_do_not():
     predictions = ViewPredictions(np.stack([a, a + 1e-3 * rng.normal(size=600), b], axis=1)[:, :, None], names=NAMES)
     few = EM(max_steps=10, tol=0, accelerate=False)  # before the copy is dropped, as it would be in the end
     policy = fit_policy(predictions, truth, task="regression", model="mixture", engine=few, guard=False)
-    found = overlap_of(policy, predictions, LabelSets.from_array(truth))
-    assert found.share.sum() == pytest.approx(1)
-    np.testing.assert_allclose(np.diagonal(found.matrix), 1)
-    assert np.all((found.matrix >= 0) & (found.matrix <= 1 + 1e-12))
-    assert found.names == tuple(NAMES)
-    assert found.matrix[0, 1] > 0.8
-    assert max(found.matrix[2, :2]) < 0.2
+    overlap = overlap_of(policy, predictions, LabelSets.from_array(truth))
+    assert overlap.share.sum() == pytest.approx(1)
+    np.testing.assert_allclose(np.diagonal(overlap.matrix), 1)
+    assert np.all((overlap.matrix >= 0) & (overlap.matrix <= 1 + 1e-12))
+    assert overlap.names == tuple(NAMES)
+    assert overlap.matrix[0, 1] > 0.8
+    assert max(overlap.matrix[2, :2]) < 0.2
 
 
 def test_influence_says_which_view_is_missed():
     predictions, y = ages(n=600)
     policy = fit_policy(predictions, y, task="regression", model="latent", guard=False)
-    found = influence_of(policy, predictions, LabelSets.from_array(y))
-    assert found.score[0] < -2 * found.standard_error[0] < 0
-    assert found.score[0] < found.score[1] < 0
-    assert abs(found.score[2]) < 3 * found.standard_error[2] + 1e-3
-    assert all(found.score[k] == 0 for k in range(3) if policy.weights[k] == 0)
+    influence = influence_of(policy, predictions, LabelSets.from_array(y))
+    assert influence.score[0] < -2 * influence.standard_error[0] < 0
+    assert influence.score[0] < influence.score[1] < 0
+    assert abs(influence.score[2]) < 3 * influence.standard_error[2] + 1e-3
+    assert all(influence.score[k] == 0 for k in range(3) if policy.weights[k] == 0)
 
 
 # -- checks -------------------------------------------------------------------------------------
@@ -207,16 +207,16 @@ def test_label_sets_of_the_model_pass_the_predictive_checks(model):
 
 
 def test_small_crowds_raise_no_false_alarms():
-    found: dict[str, list[float]] = {}
+    p_values_of: dict[str, list[float]] = {}
     for seed in range(60):
         predictions, y = crowd(seed=seed, n=60 + 20 * (seed % 3), accuracy=(0.8, 0.95)[seed % 2])
         labels = LabelSets.from_array(y, annotators="columns")
         model = CategoricalMixture(noise="confusion")
         policy = fit_policy(predictions, labels, task="classification", model=model, guard=False)
         for check in predictive_checks(policy, predictions, labels, simulations=100, seed=seed):
-            found.setdefault(check.statistic, []).append(check.p_value)
-    assert {name: np.mean(np.array(p_values) < 0.05) < 0.15 for name, p_values in found.items()} == dict.fromkeys(
-        found, True
+            p_values_of.setdefault(check.statistic, []).append(check.p_value)
+    assert {name: np.mean(np.array(p_values) < 0.05) < 0.15 for name, p_values in p_values_of.items()} == dict.fromkeys(
+        p_values_of, True
     )
 
 
@@ -271,8 +271,8 @@ def test_a_wrong_model_fails_the_predictive_checks():
     predictions, y = ages()
     heavy = y + (np.random.default_rng(1).random(y.shape) < 0.02) * 30
     policy = fit_policy(predictions, heavy, task="regression", model="latent", guard=False)
-    found = predictive_checks(policy, predictions, LabelSets.from_array(heavy))
-    assert min(check.p_value for check in found) < 0.01
+    results = predictive_checks(policy, predictions, LabelSets.from_array(heavy))
+    assert min(check.p_value for check in results) < 0.01
 
 
 def test_the_agreement_of_pairs_counts_counts():
@@ -288,9 +288,9 @@ def test_the_agreement_of_pairs_counts_counts():
 def test_prior_sensitivity_names_the_prior_that_matters():
     predictions, y = ages(n=30)
     policy = fit_policy(predictions, y, task="regression", model=vbtta.GaussianLatent(shrinkage=300.0), guard=False)
-    found = prior_sensitivity(policy, predictions, LabelSets.from_array(y))
-    assert {one.prior for one in found} == {"shrinkage", "beta"}
-    worst = max(found, key=lambda one: one.distance)
+    sensitivities = prior_sensitivity(policy, predictions, LabelSets.from_array(y))
+    assert {sensitivity.prior for sensitivity in sensitivities} == {"shrinkage", "beta"}
+    worst = max(sensitivities, key=lambda sensitivity: sensitivity.distance)
     assert worst.prior == "shrinkage"
     assert 0.01 < worst.distance <= 1
 
@@ -304,9 +304,9 @@ def test_drift_is_seen_where_there_is_some_and_only_there():
     same, _ = ages(1, n=1000)
     assert not drift_of(policy, predictions, same).drifted
     apart = ViewPredictions(same.outputs + np.array([0, 1.0, 0])[:, None], names=NAMES)
-    found = drift_of(policy, predictions, apart)
-    assert found.drifted
-    assert {check.signal for check in found.checks} == {"predicted deviation", "disagreement", "prediction"}
+    drift = drift_of(policy, predictions, apart)
+    assert drift.drifted
+    assert {check.signal for check in drift.checks} == {"predicted deviation", "disagreement", "prediction"}
     views, labels = crowd(0, n=1000)
     policy = fit_policy(views, labels, task="classification", model="mixture", guard=False)
     same, _ = crowd(1, n=1000)
@@ -327,19 +327,19 @@ def test_a_diagnosis_reads_as_text_and_as_json(rng):
     draws = predictions.outputs[:30, :, None] + rng.normal(size=(30, 3, 40, 4)) * np.array([0, 1, 1])[:, None, None]
     draws[:, 2] = np.exp(draws[:, 2])
     incoming = ViewPredictions(predictions.outputs * 0.3, names=NAMES)
-    found = diagnose(policy, predictions, labels, draws, incoming=incoming)
-    text = str(found)
-    assert text == found.summary()
+    diagnosis = diagnose(policy, predictions, labels, draws, incoming=incoming)
+    text = str(diagnosis)
+    assert text == diagnosis.summary()
     assert "views are kept" in text
     assert "Annotators: annotator_0 " in text
     assert "! noise: draws are not Gaussian for" in text
     assert "! Incoming views differ from calibration time" in text
     assert "! twin: draws" not in text
-    assert "Diagnosis(classification: 3 views" in repr(found)
-    assert len(found.plot().axes) == 2
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert "Diagnosis(classification: 3 views" in repr(diagnosis)
+    assert len(diagnosis.plot().axes) == 2
+    plain = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
     assert plain["normality"]["henze_zirkler"][0] is None
-    assert plain["effective_views"] == pytest.approx(found.effective_views)
+    assert plain["effective_views"] == pytest.approx(diagnosis.effective_views)
 
 
 def test_annotators_who_guess_are_named(rng):
@@ -347,9 +347,9 @@ def test_annotators_who_guess_are_named(rng):
     views = ViewPredictions(2 * np.eye(3)[truth][:, None] + rng.normal(size=(300, 2, 3)), names=["identity", "flip"])
     skill = {"ann": 0.9, "bob": 0.8, "spam": 1 / 3, "foe": 0.1}
     guesses = rng.integers(1, 3, size=(300, 4)) + truth[:, None]  # another class
-    given = np.where(rng.random((300, 4)) < [*skill.values()], truth[:, None], guesses % 3)
+    votes = np.where(rng.random((300, 4)) < [*skill.values()], truth[:, None], guesses % 3)
     for people, guessing in ((["ann", "bob", "spam", "foe"], ("spam", "foe")), (["ann", "bob"], ())):
-        labels = LabelSets.from_array(given[:, : len(people)], annotators=people)
+        labels = LabelSets.from_array(votes[:, : len(people)], annotators=people)
         policy = fit_policy(views, labels, task="classification", model=CategoricalMixture(noise="annotator"))
         diagnosis = diagnose(policy, views)
         assert diagnosis.at_chance == guessing
@@ -360,10 +360,10 @@ def test_annotators_who_guess_are_named(rng):
 def test_a_diagnosis_without_labels_or_draws_says_what_is_missing():
     predictions, y = ages(n=100)
     policy = fit_policy(predictions, y, task="regression", model="latent", guard=False)
-    found = diagnose(policy, predictions)
-    assert found.overlap is None
-    assert found.influence is None
-    assert "not tested: there are none" in str(found)
+    diagnosis = diagnose(policy, predictions)
+    assert diagnosis.overlap is None
+    assert diagnosis.influence is None
+    assert "not tested: there are none" in str(diagnosis)
     quick = diagnose(policy, predictions, y, refit=False)
     assert quick.influence is None
     assert quick.predictive is not None
@@ -391,9 +391,9 @@ def test_henze_zirkler_keeps_outputs_of_very_different_size() -> None:
 
 
 def test_too_few_draws_for_the_multivariate_test_are_no_acceptance(rng):
-    found = normality_of(rng.exponential(size=(20, 1, 10, 10)) ** 3)
-    assert np.isnan(found.henze_zirkler[0])
-    assert found.anderson_darling[0] == 1
+    normality = normality_of(rng.exponential(size=(20, 1, 10, 10)) ** 3)
+    assert np.isnan(normality.henze_zirkler[0])
+    assert normality.anderson_darling[0] == 1
 
 
 def test_henze_zirkler_does_not_reject_by_rounding_in_many_dimensions(rng):

@@ -45,9 +45,9 @@ def test_log_prob_is_scipys(prediction: ContinuousPrediction, rng: np.random.Gen
 
 
 def test_quantiles_and_intervals_invert_the_cdf(prediction: ContinuousPrediction) -> None:
-    found = prediction.quantile([0.025, 0.5, 0.99])
-    assert found.shape == (3, 12, 2)
-    for level, row in zip([0.025, 0.5, 0.99], found, strict=True):
+    quantiles = prediction.quantile([0.025, 0.5, 0.99])
+    assert quantiles.shape == (3, 12, 2)
+    for level, row in zip([0.025, 0.5, 0.99], quantiles, strict=True):
         assert _cdf(prediction, row[4, 1], 4, 1) == pytest.approx(level, abs=1e-10)
     lower, upper = prediction.interval(0.9)
     assert _cdf(prediction, upper[3, 0], 3, 0) - _cdf(prediction, lower[3, 0], 3, 0) == pytest.approx(0.9, abs=1e-10)
@@ -56,11 +56,11 @@ def test_quantiles_and_intervals_invert_the_cdf(prediction: ContinuousPrediction
 @pytest.mark.parametrize("far", [0.0, 5.0, 200.0])
 def test_crps_is_the_integral(prediction: ContinuousPrediction, far: float) -> None:
     y = np.zeros((12, 2)) + far
-    found = prediction.crps(y)
+    crps = prediction.crps(y)
     for n in (0, 7):
         below = integrate.quad(lambda x, n=n: _cdf(prediction, x, n, 1) ** 2, -np.inf, far, limit=400)[0]
         above = integrate.quad(lambda x, n=n: (1 - _cdf(prediction, x, n, 1)) ** 2, far, np.inf, limit=400)[0]
-        assert found[n, 1] == pytest.approx(below + above, rel=1e-6)
+        assert crps[n, 1] == pytest.approx(below + above, rel=1e-6)
 
 
 def test_moments_by_sampling(prediction: ContinuousPrediction, rng: np.random.Generator) -> None:

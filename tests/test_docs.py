@@ -172,7 +172,7 @@ def _rows() -> list[list[str]]:
 
 
 def test_the_map_names_every_numbered_equation_once() -> None:
-    numbers = [int(found[1]) for row in _rows() if (found := re.match(r"\**(\d+)\**,", row[0]))]
+    numbers = [int(match[1]) for row in _rows() if (match := re.match(r"\**(\d+)\**,", row[0]))]
     assert numbers == list(range(1, 56))
 
 
@@ -201,9 +201,9 @@ def test_every_slip_of_the_map_has_its_numbers() -> None:
 
 
 def _config() -> dict[str, object]:
-    found = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
-    return found
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert isinstance(config, dict)
+    return config
 
 
 def test_the_site_needs_nothing_from_elsewhere() -> None:
@@ -226,12 +226,12 @@ def test_long_lines_of_python_go_on_in_the_next_line() -> None:
 
 
 def test_every_result_has_a_page() -> None:
-    found = hooks.result_pages()
+    page_texts = hooks.result_pages()
     for path in (ROOT / "results").rglob("*.md"):
-        assert f"results/{path.relative_to(ROOT / 'results')}" in found
-    assert next(iter(found)) == "results/README.md"
-    first = found["results/README.md"]
-    assert all(f"({name.removeprefix('results/')}" in first for name in found if name != "results/README.md")
+        assert f"results/{path.relative_to(ROOT / 'results')}" in page_texts
+    assert next(iter(page_texts)) == "results/README.md"
+    first = page_texts["results/README.md"]
+    assert all(f"({name.removeprefix('results/')}" in first for name in page_texts if name != "results/README.md")
 
 
 def test_a_dead_link_of_the_results_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,8 +429,8 @@ def test_the_readme_table_has_the_values_of_the_rows() -> None:
 
 
 def test_what_the_guide_on_sizes_takes_from_the_learning_curve_is_there() -> None:
-    found = json.loads((ROOT / "results" / "learning_curve" / "results.json").read_text(encoding="utf-8"))["data_sets"]
-    images, faces = found["cifar10n-pretrained"], found["utkface-pretrained"]
+    curves = json.loads((ROOT / "results" / "learning_curve" / "results.json").read_text(encoding="utf-8"))["data_sets"]
+    images, faces = curves["cifar10n-pretrained"], curves["utkface-pretrained"]
 
     def score(case: dict[str, Any], metric: str, size: int, each: int) -> float:
         rows = [row for row in case["rows"] if (row["instances"], row["labels_each"]) == (size, each)]

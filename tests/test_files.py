@@ -479,9 +479,9 @@ def test_white_space_and_order_are_no_damage(policy: Policy, saved: Path) -> Non
 )
 def test_a_policy_is_checked_when_it_is_read(changes: dict[str, Any], message: str, saved: Path) -> None:
     edit(saved, **changes)
-    with pytest.raises(ValueError, match=f"policy.json is a damaged policy: .*({message})") as found:
+    with pytest.raises(ValueError, match=f"policy.json is a damaged policy: .*({message})") as caught:
         Policy.load(saved, verify=False)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
 
 
 @cache
@@ -554,9 +554,9 @@ def test_a_policy_that_predicts_is_refused_if_other_uses_would_fail(
     policy_with(kind).save(path)
     Policy.load(path)
     edit(path, **changes)
-    with pytest.raises(ValueError, match=f"policy.json is a damaged policy: .*{message}.*; save it again") as found:
+    with pytest.raises(ValueError, match=f"policy.json is a damaged policy: .*{message}.*; save it again") as caught:
         Policy.load(path, verify=False)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("component", "tail"), [("normal", 5.0), ("student_t", 0.0)])

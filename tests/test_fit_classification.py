@@ -123,8 +123,8 @@ def test_held_out_scores_choose_the_noise_model(hard: float, pairs: float, noise
         members = fit_policy(predictions, labels, task="classification").members
         chosen.append({(member.model.noise, member.model.difficulty) for member in members})  # type: ignore[attr-defined]
         assert len(chosen[-1]) == 1
-    found = [options.pop() for options in chosen]
-    assert sum(kind == noise and difficulty in (None, level) for kind, level in found) >= 4
+    noise_models = [options.pop() for options in chosen]
+    assert sum(kind == noise and difficulty in (None, level) for kind, level in noise_models) >= 4
 
 
 def test_options_that_are_given_are_not_chosen() -> None:

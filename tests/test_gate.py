@@ -162,12 +162,12 @@ def test_single_precision_gives_the_same_predictions(n_classes: int, weights: st
     single = ViewPredictions(outputs.astype(np.float32), names=["identity", "a", "b", "c"])
     double = ViewPredictions(single.outputs.astype(np.float64), names=single.names)
     policy = fit("classification", double, label, weights=weights)
-    for some in (slice(None), slice(3, 4)):
-        expected, found = policy.predict(double.take(some)), policy.predict(single.take(some))
-        np.testing.assert_allclose(found.proba, expected.proba, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(found.mutual_information, expected.mutual_information, atol=2e-5)
+    for rows in (slice(None), slice(3, 4)):
+        expected, prediction = policy.predict(double.take(rows)), policy.predict(single.take(rows))
+        np.testing.assert_allclose(prediction.proba, expected.proba, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(prediction.mutual_information, expected.mutual_information, atol=2e-5)
         np.testing.assert_allclose(
-            policy.weights_for(single.take(some)), policy.weights_for(double.take(some)), rtol=1e-5, atol=1e-6
+            policy.weights_for(single.take(rows)), policy.weights_for(double.take(rows)), rtol=1e-5, atol=1e-6
         )
 
 
@@ -177,9 +177,9 @@ def test_huge_logits_of_single_precision_stay_finite(weights: str) -> None:
     policy = fit("classification", predictions, labels, weights=weights)
     for size in (100.0, 1e6, 3e38):
         outputs = (predictions.outputs / np.abs(predictions.outputs).max() * size).astype(np.float32)
-        found: Any = policy.predict(ViewPredictions(outputs, names=predictions.names))
-        np.testing.assert_allclose(found.proba.sum(axis=1), 1)
-        assert np.isfinite(found.mutual_information).all()
+        prediction: Any = policy.predict(ViewPredictions(outputs, names=predictions.names))
+        np.testing.assert_allclose(prediction.proba.sum(axis=1), 1)
+        assert np.isfinite(prediction.mutual_information).all()
 
 
 def test_extrapolation_is_bounded() -> None:
@@ -298,18 +298,18 @@ def test_instance_weights_count_like_instances_given_twice(noise: str) -> None:
     times = np.arange(200) % 2 + 1
     rows = np.repeat(np.arange(200), times)
     weighted = LabelSets.from_array(labels).with_weights(times.astype(float))
-    one = fit("classification", predictions, weighted, noise=noise, features="none", gate_scale=1.0)
+    policy = fit("classification", predictions, weighted, noise=noise, features="none", gate_scale=1.0)
     other = fit("classification", predictions.take(rows), labels[rows], noise=noise, features="none", gate_scale=1.0)
     expected = other.weights_for(predictions)
     assert np.ptp(expected[:, 0]) > 0.3
-    np.testing.assert_allclose(one.weights_for(predictions), expected, atol=1e-3)
+    np.testing.assert_allclose(policy.weights_for(predictions), expected, atol=1e-3)
 
 
 def test_the_bound_never_falls_with_difficulty_and_instance_weights() -> None:
     predictions, labels = gated_data("classification", 1, 150)
     rng = np.random.default_rng(0)
-    said = np.where(rng.random((150, 3)) < 0.2, rng.integers(0, 4, size=(150, 3)), labels[:, None])
-    sets = LabelSets.from_array(said, annotators=list("abc")).with_weights(rng.uniform(0.5, 3, size=150))
+    votes = np.where(rng.random((150, 3)) < 0.2, rng.integers(0, 4, size=(150, 3)), labels[:, None])
+    sets = LabelSets.from_array(votes, annotators=list("abc")).with_weights(rng.uniform(0.5, 3, size=150))
     policy = fit("classification", predictions, sets, noise="annotator", difficulty=True)
     assert policy.label_noise.model.difficulty
     assert (np.diff(policy.history.elbo) >= -1e-9 * abs(policy.elbo)).all()
@@ -399,9 +399,9 @@ def test_maps_have_weights_by_position() -> None:
     assert policy.weights.min() > 0.1
     assert np.ptp(policy.weights_for(ViewPredictions(outputs, names=predictions.names))[:, 0]) > 0.1
     images = torch.randn(2, 2, 4, 5)
-    found = TTAModule(network, views, policy)(images).detach()
+    maps = TTAModule(network, views, policy)(images).detach()
     expected = TTAModule(network, views, policy).maps(images).probability
-    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
+    np.testing.assert_allclose(maps.numpy(), expected.numpy(), atol=1e-5)
 
 
 def image_data(seed: int, *, by_image: bool) -> tuple[ViewPredictions, np.ndarray]:
@@ -452,10 +452,10 @@ def test_maps_are_added_up_view_by_view(choice: str) -> None:
     module = TTAModule(network, views, policy)
     rows = policy.predict(collected[0].take(np.flatnonzero(collected[0].groups == 0))).proba  # all 80 positions
     place = [int(name.partition(":")[2]) for name in collected[0].ids[:80]]  # type: ignore[index]
-    found = module(images).detach()
-    np.testing.assert_allclose(found[0].reshape(3, -1).T[place], rows, atol=1e-5)
-    np.testing.assert_allclose(found, module.maps(images).probability, atol=1e-5)
-    np.testing.assert_allclose(found, TTAModule(network, views, policy, max_batch=24)(images).detach(), atol=1e-5)
+    maps = module(images).detach()
+    np.testing.assert_allclose(maps[0].reshape(3, -1).T[place], rows, atol=1e-5)
+    np.testing.assert_allclose(maps, module.maps(images).probability, atol=1e-5)
+    np.testing.assert_allclose(maps, TTAModule(network, views, policy, max_batch=24)(images).detach(), atol=1e-5)
     partial = [Identity(), HorizontalFlip(), Zoom(0.7)]  # of which the last does not see the border
     policy = fit("classification", *collect_dense(network, images, partial, targets), features="own", gate_scale=1.0)
     module = TTAModule(network, partial, policy)

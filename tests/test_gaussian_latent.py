@@ -105,8 +105,8 @@ def test_uncertainty_is_that_of_the_pool_where_views_are_far_worse(n):
     views = truth + 0.8 * rng.normal(size=(n + 2000, 4))
     y = views.mean(axis=1) + 0.05 * rng.normal(size=n + 2000)
     policy = fit_policy(ViewPredictions(views[:n, :, None]), y[:n], task="regression", model="latent")
-    found = policy.predict(ViewPredictions(views[n:, :, None]))
-    assert np.sqrt(found.variance.mean()) == pytest.approx(0.05, rel=0.25)
+    prediction = policy.predict(ViewPredictions(views[n:, :, None]))
+    assert np.sqrt(prediction.variance.mean()) == pytest.approx(0.05, rel=0.25)
 
 
 def test_a_pool_whose_views_are_all_offset_is_finite() -> None:

@@ -143,7 +143,7 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     problem, first = posed(predictions, labels, GaussianMixture(heteroscedastic=True, scale="constant"), noise="none")
     state = problem.update(first, problem.evaluate(first)[1])  # no longer uniform
     _, sums = problem.evaluate(state)
-    found, views, prior, block = problem.update(state, sums), state, problem.prior, problem.data.blocks[0]
+    next_state, views, prior, block = problem.update(state, sums), state, problem.prior, problem.data.blocks[0]
     assert block.instance is not None
     assert block.variance is not None
     labelled = range(len(block.instance))
@@ -163,8 +163,8 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
     p = special.softmax(log_p, axis=0) * block.repeats  # (8)
     np.testing.assert_allclose(sums.mass, p.sum(axis=1), rtol=1e-8)
     assert float(sums.log_evidence) == pytest.approx(block.repeats @ special.logsumexp(log_p, axis=0))
-    np.testing.assert_allclose(found.weights, p.sum(axis=1) / block.repeats.sum(), rtol=1e-8)  # (7)
-    np.testing.assert_allclose(found.dof, prior.nu + p.sum(axis=1), rtol=1e-8)  # (6)
+    np.testing.assert_allclose(next_state.weights, p.sum(axis=1) / block.repeats.sum(), rtol=1e-8)  # (7)
+    np.testing.assert_allclose(next_state.dof, prior.nu + p.sum(axis=1), rtol=1e-8)  # (6)
     D = 2 * C  # the joint normal of theta_0 and all theta_k: its precision G and linear term
     square = views.common_mean**2 + np.diagonal(views.common_covariance)
     G, pull = np.zeros(((K + 1) * D, (K + 1) * D)), np.zeros((K + 1) * D)
@@ -177,17 +177,17 @@ def test_a_step_is_its_formulas_label_by_label(rng: np.random.Generator) -> None
             G[own, own] += weighted @ designs[k, j]
             pull[own] += weighted @ residuals[k, j]
     joint_mean, joint_covariance = np.linalg.solve(G, pull), np.linalg.inv(G)
-    np.testing.assert_allclose(found.common_mean, joint_mean[:D], rtol=1e-6, atol=1e-9)  # (4)
-    np.testing.assert_allclose(found.common_covariance, joint_covariance[:D, :D], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(next_state.common_mean, joint_mean[:D], rtol=1e-6, atol=1e-9)  # (4)
+    np.testing.assert_allclose(next_state.common_covariance, joint_covariance[:D, :D], rtol=1e-6, atol=1e-9)
     for k in range(K):
         own, V = slice((k + 1) * D, (k + 2) * D), prior.inverse_scale.copy()
         m, covariance = joint_mean[own], joint_covariance[own, own]
-        np.testing.assert_allclose(found.theta_mean[k], m, rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(found.calibration_covariance(prior.beta)[k], covariance, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(next_state.theta_mean[k], m, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(next_state.calibration_covariance(prior.beta)[k], covariance, rtol=1e-6, atol=1e-9)
         for j in labelled:
             H, gap = designs[k, j], residuals[k, j] - designs[k, j] @ m
             V += p[k, j] * roots[k, j] @ (np.outer(gap, gap) + H @ covariance @ H.T) @ roots[k, j]
-        np.testing.assert_allclose(found.inverse_scale[k], V, rtol=1e-6, atol=1e-9)  # (5), (6)
+        np.testing.assert_allclose(next_state.inverse_scale[k], V, rtol=1e-6, atol=1e-9)  # (5), (6)
 
 
 def log_marginal(residual: np.ndarray, design: np.ndarray, beta: float, nu: float, V: float) -> float:
@@ -302,11 +302,11 @@ def test_data_from_the_model_return_its_parameters() -> None:
     y = offset[z] + slope[z] * f[rows, z] + noise[z] * rng.normal(size=J)
     policy = fit_policy(ViewPredictions(f[:, :, None]), y, task="regression", model="mixture", guard=False)
     np.testing.assert_allclose(policy.weights, weights, atol=0.02)
-    one = policy.posterior.predict(ViewPredictions(np.zeros((1, K, 1))))
+    at_zero = policy.posterior.predict(ViewPredictions(np.zeros((1, K, 1))))
     two = policy.posterior.predict(ViewPredictions(np.ones((1, K, 1))))
-    np.testing.assert_allclose(two.location - one.location, slope[None, :, None], rtol=0.05)  # type: ignore[union-attr]
-    np.testing.assert_allclose(one.location[0, :, 0], offset, rtol=0.05, atol=0.05)  # type: ignore[union-attr]
-    np.testing.assert_allclose(np.sqrt(one.scale[0, :, 0, 0]), noise, rtol=0.05)  # type: ignore[union-attr]
+    np.testing.assert_allclose(two.location - at_zero.location, slope[None, :, None], rtol=0.05)  # type: ignore[union-attr]
+    np.testing.assert_allclose(at_zero.location[0, :, 0], offset, rtol=0.05, atol=0.05)  # type: ignore[union-attr]
+    np.testing.assert_allclose(np.sqrt(at_zero.scale[0, :, 0, 0]), noise, rtol=0.05)  # type: ignore[union-attr]
 
 
 def fit(f: np.ndarray, y: object, **options: object):  # type: ignore[no-untyped-def]
@@ -611,8 +611,8 @@ def test_a_view_without_labels_does_not_decide_the_variance(link):
     views = truth[:, None] + rng.normal(size=(300, 3)) * [0.1, 0.15, 0.3]
     predictions = ViewPredictions(views[:, :, None])
     sure, dirichlet = (
-        fit_policy(predictions, truth, task="regression", model=GaussianMixture(link=link, concentration=one))
-        for one in (None, 1.0)
+        fit_policy(predictions, truth, task="regression", model=GaussianMixture(link=link, concentration=concentration))
+        for concentration in (None, 1.0)
     )
     assert (dirichlet.weights > 0).all()
     spread = [np.sqrt(policy.predict(predictions).variance.mean()) for policy in (sure, dirichlet)]

@@ -91,9 +91,9 @@ def test_imports_go_one_way() -> None:
     program = (
         f"import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports({contracts!r}, no_cache=True))"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert "5 kept, 0 broken" in found.stdout
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "5 kept, 0 broken" in process.stdout
 
 
 def calls_of_a_fit(**options: Any) -> Counter[tuple[str, str]]:

@@ -195,8 +195,8 @@ def test_windows_of_monai_give_the_map_of_the_whole_image():
     with torch.no_grad():
         whole, tiled = module(images), windows(images, module)
         assert tiled.shape == whole.shape
-        one = SlidingWindowInferer(roi_size=(-1, -1))(images, module)
-        torch.testing.assert_close(one, whole)
+        window_map = SlidingWindowInferer(roi_size=(-1, -1))(images, module)
+        torch.testing.assert_close(window_map, whole)
         torch.testing.assert_close(PolicyInferer(windows, views, policy)(images, network), tiled)
         of_metadata = PolicyInferer(SimpleInferer(), views, policy)(monai.data.MetaTensor(images), network)
         torch.testing.assert_close(of_metadata.as_tensor(), whole)

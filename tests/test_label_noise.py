@@ -91,8 +91,8 @@ def test_one_annotator_is_the_uniform_model():
     position = labels.categorical(4)
     alone = replace(labels, annotator=np.zeros(len(labels), dtype=int), annotator_names=("ann",))
     counts = [
-        updated(noise(kind, 4, accuracy_prior=(8, 2)), truth, label_noise.label_table(some, position, kind)).counts
-        for kind, some in (("uniform", labels), ("annotator", alone))
+        updated(noise(kind, 4, accuracy_prior=(8, 2)), truth, label_noise.label_table(sets, position, kind)).counts
+        for kind, sets in (("uniform", labels), ("annotator", alone))
     ]
     np.testing.assert_allclose(*counts)
 
@@ -123,24 +123,24 @@ def test_description_holds_known_annotators(kind):
     labels = LabelSets.from_array(np.stack(columns, axis=1), annotators=["ann", "bob"])
     table = label_noise.label_table(labels, labels.categorical(3), kind)
     model = noise(kind, 3)
-    found = label_noise.describe(updated(model, np.eye(3)[truth], table), labels.annotator_names)
+    description = label_noise.describe(updated(model, np.eye(3)[truth], table), labels.annotator_names)
     if kind == "uniform":
-        assert found.names == ("all",)
-        np.testing.assert_allclose(found.accuracy, [np.mean(accuracy)], atol=0.02)
+        assert description.names == ("all",)
+        np.testing.assert_allclose(description.accuracy, [np.mean(accuracy)], atol=0.02)
     else:
-        assert found.names == ("ann", "bob")
-        np.testing.assert_allclose(found.accuracy, accuracy, atol=0.02)
-    assert (found.accuracy_interval[:, 0] < found.accuracy).all()
-    assert (found.accuracy < found.accuracy_interval[:, 1]).all()
-    assert np.ptp(found.accuracy_interval, axis=1).max() < 0.04
-    np.testing.assert_allclose(found.confusion.sum(axis=2), 1)
+        assert description.names == ("ann", "bob")
+        np.testing.assert_allclose(description.accuracy, accuracy, atol=0.02)
+    assert (description.accuracy_interval[:, 0] < description.accuracy).all()
+    assert (description.accuracy < description.accuracy_interval[:, 1]).all()
+    assert np.ptp(description.accuracy_interval, axis=1).max() < 0.04
+    np.testing.assert_allclose(description.confusion.sum(axis=2), 1)
 
 
 def test_interval_is_the_beta_posterior():
     model = noise("annotator", 5)
-    found = label_noise.describe(label_noise.FittedNoise(model, np.array([[20.0, 5.0]])), ("ann",))
-    assert special.betainc(20, 5, found.accuracy_interval[0, 0]) == pytest.approx(0.05)
-    assert special.betainc(20, 5, found.accuracy_interval[0, 1]) == pytest.approx(0.95)
+    description = label_noise.describe(label_noise.FittedNoise(model, np.array([[20.0, 5.0]])), ("ann",))
+    assert special.betainc(20, 5, description.accuracy_interval[0, 0]) == pytest.approx(0.05)
+    assert special.betainc(20, 5, description.accuracy_interval[0, 1]) == pytest.approx(0.95)
 
 
 def test_intervals_of_accuracies_cover_them_under_confusion():
@@ -151,8 +151,8 @@ def test_intervals_of_accuracies_cover_them_under_confusion():
     for _ in range(runs):
         truth = rng.integers(0, n_classes, size=(n, 1))
         wrong = (truth + rng.integers(1, n_classes, size=(n, 3))) % n_classes
-        given = np.where(rng.random((n, 3)) < accuracy, truth, wrong)
-        labels = LabelSets.from_array(given, annotators="columns")
+        votes = np.where(rng.random((n, 3)) < accuracy, truth, wrong)
+        labels = LabelSets.from_array(votes, annotators="columns")
         table = label_noise.label_table(labels, labels.categorical(n_classes), "confusion")
         fitted = updated(model, np.eye(n_classes)[truth[:, 0]], table)
         low, high = label_noise.describe(fitted, labels.annotator_names).accuracy_interval.T
@@ -163,9 +163,9 @@ def test_intervals_of_accuracies_cover_them_under_confusion():
 
 def test_accuracy_under_confusion_without_labels_is_that_of_its_prior():
     model = noise("confusion", 4, accuracy_prior=(6.0, 2.0))
-    found = label_noise.describe(model.start(1), ("ann",))
-    assert found.accuracy[0] == pytest.approx(0.75)
-    np.testing.assert_allclose(special.betainc(6, 2, found.accuracy_interval[0]), [0.05, 0.95])
+    description = label_noise.describe(model.start(1), ("ann",))
+    assert description.accuracy[0] == pytest.approx(0.75)
+    np.testing.assert_allclose(special.betainc(6, 2, description.accuracy_interval[0]), [0.05, 0.95])
 
 
 def test_confusion_by_default_needs_overlap_and_ten_labels_a_row():
@@ -245,13 +245,13 @@ def crowd(seed, n=300, n_classes=4, hard=0.0):
     logits += np.where(is_hard, 0.9, 2.2)[:, None, None] * np.eye(n_classes)[truth][:, None]
     logits += np.where(is_hard, 1.2, 0)[:, None, None] * np.eye(n_classes)[apparent][:, None]
     people = np.argsort(rng.random((n, 12)), axis=1)[:, :3]
-    given = np.where(
+    votes = np.where(
         rng.random((n, 3)) < accuracy[people],
         truth[:, None],
         (truth[:, None] + rng.integers(1, n_classes, (n, 3))) % n_classes,
     )
-    given = np.where(is_hard[:, None] & (rng.random((n, 3)) < 0.4), apparent[:, None], given)
-    labels = LabelSets.from_table(np.repeat(np.arange(n), 3), given.ravel(), [f"{u:02d}" for u in people.ravel()])
+    votes = np.where(is_hard[:, None] & (rng.random((n, 3)) < 0.4), apparent[:, None], votes)
+    labels = LabelSets.from_table(np.repeat(np.arange(n), 3), votes.ravel(), [f"{u:02d}" for u in people.ravel()])
     return ViewPredictions(logits), labels, truth, accuracy * (1 - 0.4 * hard) + 0.2 * hard
 
 
@@ -300,11 +300,11 @@ def test_tables_of_annotators():
 def test_annotators_who_copy_are_reported():
     rng = np.random.default_rng(0)
     predictions, _, truth, _ = crowd(3, n=200, hard=0.3)
-    given = np.where(rng.random((200, 4)) < 0.7, truth[:, None], rng.integers(0, 4, (200, 4)))
+    votes = np.where(rng.random((200, 4)) < 0.7, truth[:, None], rng.integers(0, 4, (200, 4)))
     options = {"task": "classification", "model": CategoricalMixture(noise="annotator"), "guard": False}
     for copied in (False, True):
-        given[:, 3] = np.where((rng.random(200) < 0.5) & copied, given[:, 2], given[:, 3])
-        labels = LabelSets.from_array(given, annotators=["ann", "bob", "cleo", "dan"])
+        votes[:, 3] = np.where((rng.random(200) < 0.5) & copied, votes[:, 2], votes[:, 3])
+        labels = LabelSets.from_array(votes, annotators=["ann", "bob", "cleo", "dan"])
         diagnosis = diagnose(fit_policy(predictions, labels, **options), predictions, labels, refit=False)
         assert len(diagnosis.copying) == 6
         suspects = [(pair.first, pair.second) for pair in diagnosis.copying if pair.p_value < 0.01]
@@ -319,8 +319,8 @@ def test_who_never_errs_is_not_ranked_below_who_does() -> None:
     truth = rng.integers(0, 3, size=300)
     views = ViewPredictions(6 * np.eye(3)[truth][:, None] + rng.normal(size=(300, 2, 3)))
     wrong = rng.random(300) < 0.05
-    said = np.stack([truth, np.where(wrong, (truth + 1) % 3, truth)], axis=1)
-    labels = LabelSets.from_array(said, annotators=["never", "sometimes"])
+    votes = np.stack([truth, np.where(wrong, (truth + 1) % 3, truth)], axis=1)
+    labels = LabelSets.from_array(votes, annotators=["never", "sometimes"])
     people = fit_policy(views, labels, task="classification", guard=False).annotators
     never, sometimes = people.accuracy
     assert never > sometimes

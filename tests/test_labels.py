@@ -111,11 +111,11 @@ def test_pairing_by_row_and_by_id() -> None:
 def test_take_keeps_labels_with_their_instances(rng: np.random.Generator) -> None:
     rows = rng.integers(0, 20, size=50)
     labels = LabelSets.from_table(rows, rows.astype(float), n_instances=20)
-    some = np.array([7, 3, 11])
-    taken = labels.take(some)
+    places = np.array([7, 3, 11])
+    taken = labels.take(places)
     assert taken.n_instances == 3
-    np.testing.assert_array_equal(taken.value, some[taken.instance])
-    assert taken.total == np.isin(rows, some).sum()
+    np.testing.assert_array_equal(taken.value, places[taken.instance])
+    assert taken.total == np.isin(rows, places).sum()
 
 
 def test_classes() -> None:
@@ -360,8 +360,8 @@ def test_weights_stay_with_their_instances(rng: np.random.Generator, suffix: str
     weight = pd.Series(1.0 + np.arange(40), index=IDS)
     labels = LabelSets.from_table(frame.sample(frac=1, random_state=0)).with_weights(weight[::-1])
     labels.save(tmp_path / f"labels.{suffix}")
-    for some in (labels, LabelSets.load(tmp_path / f"labels.{suffix}")):
-        paired = some.align(40, IDS)
+    for label_sets in (labels, LabelSets.load(tmp_path / f"labels.{suffix}")):
+        paired = label_sets.align(40, IDS)
         assert paired.instance_weights is not None
         np.testing.assert_array_equal(paired.instance_weights, 1.0 + np.arange(40))
         np.testing.assert_array_equal(paired.count, 1.0 + np.arange(40))

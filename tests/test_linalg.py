@@ -20,9 +20,9 @@ def test_a_wishart_with_its_inverse_scale_has_scipys_density() -> None:
 
 
 def test_divergence_of_wisharts_is_scipys_entropy_and_the_expected_log_prior() -> None:
-    found = kl_wishart(DOF, SCALES, PRIOR_DOF, PRIOR)
+    divergences = kl_wishart(DOF, SCALES, PRIOR_DOF, PRIOR)
     prior = stats.wishart(PRIOR_DOF, np.linalg.inv(PRIOR))
-    for kl, dof, V in zip(found, DOF, SCALES, strict=True):
+    for kl, dof, V in zip(divergences, DOF, SCALES, strict=True):
         mean = dof * np.linalg.inv(V)
         log_det = special.digamma([0.5 * dof, 0.5 * (dof - 1)]).sum() + 2 * np.log(2) - np.linalg.slogdet(V)[1]
         assert wishart_log_det(dof, np.linalg.slogdet(V)[1], 2) == pytest.approx(log_det)
@@ -35,7 +35,7 @@ def test_matrices_that_rounding_made_singular_are_inverted() -> None:
     """Columns whose sizes differ by eight orders, two of them equal: NumPy's inverse has no finite number."""
     columns = np.ones((3, 3)) * [1e8, 1e8, 1.0]
     matrix = columns.T @ columns + np.diag([0.0, 0.0, 0.1])
-    found, log_det = inverse_and_log_det(matrix)
-    assert np.isfinite(found).all()
+    inverse, log_det = inverse_and_log_det(matrix)
+    assert np.isfinite(inverse).all()
     assert np.isfinite(log_det)
-    assert (np.linalg.eigvalsh(found) >= -1e-12).all()
+    assert (np.linalg.eigvalsh(inverse) >= -1e-12).all()

@@ -41,8 +41,8 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(6 * 4, outputs)
 
     def forward(self, images):
-        found = self.features(images)
-        return self.head(nn.functional.adaptive_avg_pool2d(found, 2).flatten(1))
+        features = self.features(images)
+        return self.head(nn.functional.adaptive_avg_pool2d(features, 2).flatten(1))
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +163,8 @@ def test_stochastic_views_draw_what_collect_views_draws(images):
     net = network(CLASSES)
     policy = classification_policy([view.name for view in views])
     expected = policy.predict(collect_views(net, images, views, draws=3, seed=5)).proba
-    found = TTAModule(net, views, policy, draws=3, seed=5)(images)
-    np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-5)
+    outputs = TTAModule(net, views, policy, draws=3, seed=5)(images)
+    np.testing.assert_allclose(outputs.detach().numpy(), expected, atol=1e-5)
 
 
 def test_one_forward_pass_for_all_views_that_fit(images, views):
@@ -188,9 +188,9 @@ def test_tensors_of_many_rows_go_through_in_parts_of_one_size(images, views):
     whole = TTAModule(net, views, policy, max_batch=10_000)(images)
     sizes = []
     net.register_forward_pre_hook(lambda module, arguments: sizes.append(len(arguments[0])))
-    found = TTAModule(net, views, policy, max_batch=5)(images)
+    outputs = TTAModule(net, views, policy, max_batch=5)(images)
     assert sizes == 4 * [4, 4, 4]
-    torch.testing.assert_close(found, whole)
+    torch.testing.assert_close(outputs, whole)
 
 
 def test_state_round_trip_and_other_policies_are_refused(images, views, tmp_path):
@@ -232,8 +232,8 @@ def test_few_sizes_of_batches_are_compiled_for():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, while it traces
         compiled = torch.compile(module, backend=backend)
         for n_rows in (1, 3, 4, 5, 6, 7, 9, 11, 17, 20, 23, 40, 41, 50, 90, 91):
-            some = torch.rand(n_rows, 6)
-            torch.testing.assert_close(compiled(some), module(some))
+            rows = torch.rand(n_rows, 6)
+            torch.testing.assert_close(compiled(rows), module(rows))
     assert len(compilations) <= 4
 
 
@@ -254,8 +254,8 @@ def test_export_and_onnx_on_any_batch_size(images, views, tmp_path):
     for n_rows in (1, 5, 12):
         expected = module(images[:n_rows]).detach()
         torch.testing.assert_close(program.module()(images[:n_rows]), expected)
-        (found,) = session.run(None, {session.get_inputs()[0].name: images[:n_rows].numpy()})
-        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+        (outputs,) = session.run(None, {session.get_inputs()[0].name: images[:n_rows].numpy()})
+        np.testing.assert_allclose(outputs, expected.numpy(), atol=1e-5)
 
 
 def test_stochastic_views_are_not_exported(images):
@@ -277,16 +277,16 @@ def test_parts_of_outputs_are_chosen_through_the_adapter(images, views):
             return {"logits": self.net(images), "other": images}
 
     policy = classification_policy([view.name for view in views])
-    found = TTAModule(as_predictor(Wrapped(), "logits"), views, policy)(images)
-    torch.testing.assert_close(found, TTAModule(net, views, policy)(images))
+    outputs = TTAModule(as_predictor(Wrapped(), "logits"), views, policy)(images)
+    torch.testing.assert_close(outputs, TTAModule(net, views, policy)(images))
 
 
 def test_probit_probabilities_of_two_classes_have_a_closed_form():
     from scipy.special import ndtr
 
     gap = torch.linspace(-6, 6, 25)
-    found = class_probabilities("probit", torch.stack([gap, torch.zeros(25)], dim=1))
-    np.testing.assert_allclose(found[:, 0].numpy(), ndtr(gap.numpy() / np.sqrt(2)), atol=2e-6)
+    proba = class_probabilities("probit", torch.stack([gap, torch.zeros(25)], dim=1))
+    np.testing.assert_allclose(proba[:, 0].numpy(), ndtr(gap.numpy() / np.sqrt(2)), atol=2e-6)
 
 
 def test_bad_input_is_named(images, views):
@@ -435,8 +435,8 @@ def map_policy(net, images, kind):
         return classification_policy(names, class_weights=by_class / by_class.sum(axis=0))
     maps = restored(net, images, MAP_VIEWS if net.outputs > 1 else MAP_VIEWS[:-1])[0]
     if "regression" in kind:  # the mean of the views, or one of them
-        one = np.take_along_axis(maps, rng.integers(0, len(maps), size=(1, *maps.shape[1:])), 0)[0]
-        targets = (maps.mean(0) if "latent" in kind else one)[..., 0]
+        sampled_map = np.take_along_axis(maps, rng.integers(0, len(maps), size=(1, *maps.shape[1:])), 0)[0]
+        targets = (maps.mean(0) if "latent" in kind else sampled_map)[..., 0]
         targets = targets + 0.05 * maps.std() * rng.normal(size=targets.shape)
         predictions, labels = collect_dense(net, images, MAP_VIEWS[:-1], targets, positions=60)
         return fit_policy(predictions, labels, task="regression", model=kind.split()[1], guard=False)
@@ -458,15 +458,15 @@ def expected_maps(net, images, policy):
     seen = np.moveaxis(np.broadcast_to(masks, maps.shape[:-1]), 0, -1).reshape(-1, len(views))
     order = [view.name for view in views]
     fitted = list(policy.fitted or policy.names)
-    found: dict[str, list] = {}
+    values_by_name: dict[str, list] = {}
     for row in range(len(outputs)):
         names = [name for name, sees in zip(order, seen[row], strict=True) if sees]
         part = policy.restrict(sorted(fitted.index(name) for name in names)) if len(names) < len(order) else policy
         prediction = part.predict(ViewPredictions(outputs[row : row + 1, seen[row]], names=names))
         for name in ("proba", "entropy", "mutual_information", "mean", "variance"):
             if hasattr(prediction, name):
-                found.setdefault(name, []).append(getattr(prediction, name)[0])
-    return {name: np.array(values).reshape(len(images), 12, 16, -1) for name, values in found.items()}
+                values_by_name.setdefault(name, []).append(getattr(prediction, name)[0])
+    return {name: np.array(values).reshape(len(images), 12, 16, -1) for name, values in values_by_name.items()}
 
 
 @pytest.mark.parametrize(
@@ -492,8 +492,8 @@ def test_maps_equal_predicting_every_position_from_the_views_that_see_it(kind, s
     module = TTAModule(net, MAP_VIEWS, policy).eval()
     value = expected["mean" if "regression" in kind else "proba"]
     with torch.no_grad():
-        for given in (None, 2, 64):
-            result = TTAModule(net, MAP_VIEWS, policy, max_batch=given).eval()(images)
+        for max_batch in (None, 2, 64):
+            result = TTAModule(net, MAP_VIEWS, policy, max_batch=max_batch).eval()(images)
             assert result.shape == (2, value.shape[-1], 12, 16)
             np.testing.assert_allclose(result.movedim(1, -1), value, atol=1e-5)
         maps = module.maps(images)
@@ -634,10 +634,10 @@ def test_maps_are_exported_to_onnx(tmp_path, kind):
             module, (images,), tmp_path / "maps.onnx", dynamic_shapes=({0: batch},), dynamo=True, verbose=False
         )
     session = onnxruntime.InferenceSession(tmp_path / "maps.onnx")
-    for some in (images, torch.rand(5, 3, 12, 16)):
-        result = session.run(None, {session.get_inputs()[0].name: some.numpy()})[0]
+    for inputs in (images, torch.rand(5, 3, 12, 16)):
+        result = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0]
         with torch.no_grad():
-            np.testing.assert_allclose(result, module(some), atol=1e-5)
+            np.testing.assert_allclose(result, module(inputs), atol=1e-5)
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------
@@ -647,9 +647,9 @@ def test_maps_are_exported_to_onnx(tmp_path, kind):
 def staged():
     """A network, views with one that draws, and a sequential policy of which some inputs stop at every stage."""
     net = network(CLASSES).eval()
-    given = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    inputs = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     views = [Identity(), HorizontalFlip(), GaussianNoise(0.1), Rotate(10.0)]
-    predictions = collect_views(net, given, views, draws=2, seed=5)
+    predictions = collect_views(net, inputs, views, draws=2, seed=5)
     rng = np.random.default_rng(0)
     scaled = ViewPredictions(
         3 * (predictions.outputs - predictions.outputs.mean(axis=(0, 1))) / predictions.outputs.std(),
@@ -664,48 +664,48 @@ def staged():
     second = second._replace(coefficients=second.coefficients + 4 * np.eye(len(second.coefficients))[0])
     passes = np.array([point.passes for point in policies.curve])
     threshold = policies.curve[int(np.abs(passes - 1.7).argmin())].threshold
-    return net, given, views, replace(policies, gains=(first, second), threshold=threshold)
+    return net, inputs, views, replace(policies, gains=(first, second), threshold=threshold)
 
 
 @pytest.mark.parametrize("max_batch", [None, 7])
 def test_stages_are_computed_for_the_rows_that_are_left(staged, max_batch):
-    net, given, views, sequential = staged
-    expected = sequential.predict(collect_views(net, given, views, draws=2, seed=5))
+    net, inputs, views, sequential = staged
+    expected = sequential.predict(collect_views(net, inputs, views, draws=2, seed=5))
     assert set(expected.passes) >= {1, len(sequential.names)}
     module = TTAModule(net, views, sequential, max_batch=max_batch, seed=5)
     rows = []
     handle = net.register_forward_hook(lambda _module, _inputs, outputs: rows.append(len(outputs)))
-    found = module(given)
+    proba = module(inputs)
     handle.remove()
-    np.testing.assert_allclose(found.numpy(), expected.proba, atol=1e-5)
+    np.testing.assert_allclose(proba.numpy(), expected.proba, atol=1e-5)
     draws = {name: 2 if name.startswith("noise") else 1 for name in sequential.names}
     passes = np.cumsum([sum(draws[name] for name in stage) for stage in sequential.stages])
     computed = dict(zip(np.cumsum([len(stage) for stage in sequential.stages]).tolist(), passes.tolist(), strict=True))
     assert sum(rows) == sum(computed[count] for count in expected.passes.tolist())
-    logs = TTAModule(net, views, sequential, output="log_probability", seed=5)(given)
+    logs = TTAModule(net, views, sequential, output="log_probability", seed=5)(inputs)
     np.testing.assert_allclose(logs.exp().numpy(), expected.proba, atol=1e-5)
     assert list(module.state_dict()) == list(TTAModule(net, views, sequential.policies[-1]).state_dict())
 
 
 def test_stages_of_numbers(images, views):
     net = network(2).eval()
-    given = torch.rand(200, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    predictions = collect_views(net, given, views)
+    inputs = torch.rand(200, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    predictions = collect_views(net, inputs, views)
     truth = predictions.outputs.mean(axis=1) + 0.001 * np.random.default_rng(0).normal(size=(200, 2))
     sequential = fit_sequential(
         predictions, truth[:, None], task="regression", model="latent", stages=predictions.names, tolerance=50.0
     )
     sequential = replace(sequential, threshold=float(np.median([point.threshold for point in sequential.curve])))
     expected = sequential.predict(collect_views(net, images, views))
-    found = TTAModule(net, views, sequential)(images)
-    np.testing.assert_allclose(found.numpy(), expected.mean, atol=1e-5)
+    outputs = TTAModule(net, views, sequential)(images)
+    np.testing.assert_allclose(outputs.numpy(), expected.mean, atol=1e-5)
 
 
 def test_a_stage_of_rows_is_one_forward_pass_with_a_gate_too():
     net = network(2).eval()
-    given = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    inputs = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     views = [Identity(), HorizontalFlip(), Shift(0.25, 0.0), Rotate(10.0)]
-    collected = collect_views(net, given, views)
+    collected = collect_views(net, inputs, views)
     truth = collected.outputs.mean(axis=1) + 0.001 * np.random.default_rng(0).normal(size=(300, 2))
     stages = [[view.name for view in part] for part in (views[:2], views[2:])]
     model = GaussianMixture(weights="input", gate_scale=1.0)
@@ -715,19 +715,19 @@ def test_a_stage_of_rows_is_one_forward_pass_with_a_gate_too():
     sizes = []
     handle = net.register_forward_hook(lambda _module, _inputs, outputs: sizes.append(len(outputs)))
     module = TTAModule(net, views, sequential)
-    for rows in (given[:1], given[:8]):
+    for rows in (inputs[:1], inputs[:8]):
         sizes.clear()
-        found = module(rows)
+        means = module(rows)
         assert sizes == [len(stage) * len(rows) for stage in sequential.stages]
         expected = sequential.predict(collected.take(slice(len(rows)))).mean
-        np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+        np.testing.assert_allclose(means.numpy(), expected, atol=1e-5)
     handle.remove()
 
 
 def test_stages_are_exported_one_by_one(staged, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    net, given, views, sequential = staged
+    net, inputs, views, sequential = staged
     noise = next(name for name in sequential.names if name.startswith("noise"))
     kept = [name for name in sequential.policies[-1].used_names if name != noise]
     policies = (
@@ -738,26 +738,26 @@ def test_stages_are_exported_one_by_one(staged, tmp_path):
     module = TTAModule(net, views, sequential).eval()
     rows = torch.export.Dim("rows", min=1, max=4096)
     with pytest.raises(Exception, match=r"export each of module\.stages"):
-        torch.export.export(module, (given,), dynamic_shapes=({0: rows},))
+        torch.export.export(module, (inputs,), dynamic_shapes=({0: rows},))
     sessions = []
     for place, stage in enumerate(module.stages):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.export(stage, (given,), dynamic_shapes=({0: rows},))
+            program = torch.export.export(stage, (inputs,), dynamic_shapes=({0: rows},))
             torch.onnx.export(program, (), tmp_path / f"stage{place}.onnx", verbose=False)
         sessions.append(runtime.InferenceSession(tmp_path / f"stage{place}.onnx", providers=["CPUExecutionProvider"]))
 
     def compute(stage, left):
         session = sessions[stage]
-        return session.run(None, {session.get_inputs()[0].name: given.numpy()[left]})[0]
+        return session.run(None, {session.get_inputs()[0].name: inputs.numpy()[left]})[0]
 
-    np.testing.assert_allclose(sequential.run(compute, len(given)).proba, module(given).numpy(), atol=1e-5)
+    np.testing.assert_allclose(sequential.run(compute, len(inputs)).proba, module(inputs).numpy(), atol=1e-5)
 
 
 def test_stages_are_compiled_one_by_one(staged):
-    net, given, views, sequential = staged
+    net, inputs, views, sequential = staged
     module = TTAModule(net, views, sequential, seed=5)
-    expected = [module(given[:40]), module(given[40:90])]
+    expected = [module(inputs[:40]), module(inputs[40:90])]
     compilations = []
 
     def backend(graph, _inputs):
@@ -767,9 +767,9 @@ def test_stages_are_compiled_one_by_one(staged):
     torch._dynamo.reset()
     for stage in module.stages:
         stage.compile(backend=backend)
-    for rows, result in zip((given[:40], given[40:90]), expected, strict=True):
+    for rows, result in zip((inputs[:40], inputs[40:90]), expected, strict=True):
         torch.testing.assert_close(module(rows), result)
-    for row in given[:5]:
+    for row in inputs[:5]:
         module(row[None])
     assert 1 <= len(compilations) <= 3  # of the network: for one size, any size and one row
 
@@ -795,9 +795,9 @@ def test_stages_move_with_their_module(staged):
 def test_stages_predict_as_the_policy_does(model):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, CLASSES)).eval()
-    given = 6 * torch.randn(400, 3, 8, 8)
+    inputs = 6 * torch.randn(400, 3, 8, 8)
     views = [Shift(0.25, 0.0), Identity(), Rotate(10.0), HorizontalFlip()]
-    collected = collect_views(net, given, views)
+    collected = collect_views(net, inputs, views)
     rng = np.random.default_rng(0)
     seen = collected.outputs[np.arange(400), rng.integers(4, size=400)]  # one of the views has the label
     labels = (seen + rng.gumbel(size=(400, CLASSES))).argmax(axis=1)
@@ -810,8 +810,8 @@ def test_stages_predict_as_the_policy_does(model):
     assert len(np.unique(expected.passes)) > 1
     module = TTAModule(net, views, sequential)
     for size in (1, 64, 400):
-        found = torch.cat([module(batch) for batch in given.split(size)])
-        np.testing.assert_allclose(found.numpy(), expected.proba, atol=1e-5)
+        proba = torch.cat([module(batch) for batch in inputs.split(size)])
+        np.testing.assert_allclose(proba.numpy(), expected.proba, atol=1e-5)
 
 
 @pytest.mark.parametrize("features", [None, "own", "pooled"])
@@ -863,10 +863,10 @@ def test_a_module_is_no_predictor():
 
 
 def test_stages_refuse_results_that_are_not_finite(staged):
-    net, given, views, sequential = staged
+    net, inputs, views, sequential = staged
     broken = nn.Sequential(net, nn.Threshold(1e9, float("nan")))
     with pytest.raises(ValueError, match="the result is not finite; collect_views says under which view"):
-        TTAModule(broken, views, sequential)(given[:4])
+        TTAModule(broken, views, sequential)(inputs[:4])
 
 
 def test_a_network_without_a_result_and_a_batch_of_nothing_are_named(images, views):

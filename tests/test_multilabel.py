@@ -38,18 +38,18 @@ def test_labels_of_one_input_share_weights_and_calibration(tmp_path):
     binary = predictions.as_binary()
     same = fit_policy(binary, present.ravel(), task="classification", model="mixture")
     np.testing.assert_array_equal(policy.weights, same.weights)
-    found = policy.predict(predictions)
-    np.testing.assert_allclose(found.proba.ravel(), same.predict(binary).proba[:, 1])
-    np.testing.assert_array_equal(found.label, found.proba > 0.5)
+    prediction = policy.predict(predictions)
+    np.testing.assert_allclose(prediction.proba.ravel(), same.predict(binary).proba[:, 1])
+    np.testing.assert_array_equal(prediction.label, prediction.proba > 0.5)
     raw = special.expit(predictions.outputs[:, 0])
-    log_score = [np.where(present, np.log(p), np.log1p(-p)).mean() for p in (found.proba, raw)]
+    log_score = [np.where(present, np.log(p), np.log1p(-p)).mean() for p in (prediction.proba, raw)]
     assert log_score[0] > log_score[1] + 0.02  # the raw logits are twice too large
     policy.save(tmp_path / "policy.json")
     back = Policy.load(tmp_path / "policy.json")
-    np.testing.assert_array_equal(back.predict(predictions).proba, found.proba)
+    np.testing.assert_array_equal(back.predict(predictions).proba, prediction.proba)
     assert policy.score(predictions, present).shape == (N * C,)
     assert policy.consensus(predictions, present).proba.shape == (N, C)
-    assert list(found.to_frame().columns) == [f"proba_{c}" for c in range(C)]
+    assert list(prediction.to_frame().columns) == [f"proba_{c}" for c in range(C)]
 
 
 def test_several_labels_are_paired_by_id_and_name():
@@ -92,10 +92,10 @@ def test_soft_labels_are_the_expected_log_probability():
     predictions = ViewPredictions(outputs, names=["identity", "flip"])
     policy = fit_policy(predictions, LabelSets.from_probabilities(soft), task="classification", model="mixture")
     assert policy.model.noise == "none"  # type: ignore[attr-defined]
-    found = policy.predict(predictions).proba
-    assert np.abs(found - soft).mean() < 0.03  # twice too sharp before
+    proba = policy.predict(predictions).proba
+    assert np.abs(proba - soft).mean() < 0.03  # twice too sharp before
     np.testing.assert_allclose(
-        policy.score(predictions, LabelSets.from_probabilities(soft)), (soft * np.log(found)).sum(axis=1), atol=0.02
+        policy.score(predictions, LabelSets.from_probabilities(soft)), (soft * np.log(proba)).sum(axis=1), atol=0.02
     )
     hard = np.eye(C)[soft.argmax(axis=1)]
     options = {"task": "classification", "model": CategoricalMixture(noise="none"), "guard": False}

@@ -22,10 +22,10 @@ def test_ordinal_recovers_cut_points_and_weights(tmp_path: Path) -> None:
     y = np.digitize(f[np.arange(N), z] + 0.8 * rng.normal(size=N), cuts) + 1
     predictions = ViewPredictions(f[:, :, None], names=["identity", "flip", "crop"])
     policy = fit_policy(predictions, y, task="ordinal", engine=QUICK)
-    found = policy.cut_points  # type: ignore[attr-defined]
-    np.testing.assert_allclose(found.value, cuts, atol=0.35)
-    assert (found.interval[:, 0] < found.value).all()
-    assert found.noise == pytest.approx(0.8, abs=0.2)
+    cut_points = policy.cut_points  # type: ignore[attr-defined]
+    np.testing.assert_allclose(cut_points.value, cuts, atol=0.35)
+    assert (cut_points.interval[:, 0] < cut_points.value).all()
+    assert cut_points.noise == pytest.approx(0.8, abs=0.2)
     shares = np.bincount(z) / N
     np.testing.assert_allclose(policy.weights, shares, atol=0.07)
 

@@ -37,9 +37,9 @@ def test_select_and_take() -> None:
     assert chosen.names == ("noise", "identity")
     np.testing.assert_array_equal(chosen.outputs, views.outputs[:, [2, 0]])
     assert views.select(views.names) is views
-    some = views.take(np.array([2, 0]))
-    assert some.ids is not None
-    assert some.ids.tolist() == [12, 10]
+    taken = views.take(np.array([2, 0]))
+    assert taken.ids is not None
+    assert taken.ids.tolist() == [12, 10]
     with pytest.raises(ValueError, match=r"\['rotate'\] are not among"):
         views.select(["rotate"])
 
@@ -87,9 +87,9 @@ def test_files_round_trip(tmp_path: Path, mmap: bool) -> None:
 def test_groups_are_kept(groups: list[object], suffix: str, tmp_path: Path) -> None:
     views = make(ids=["a", "b", "c", "d"], groups=groups, variance=np.ones((4, 3, 2)), classes=["cat", "dog"])
 
-    def kept(some: ViewPredictions) -> list[object]:
-        assert some.groups is not None
-        return some.groups.tolist()
+    def kept(predictions: ViewPredictions) -> list[object]:
+        assert predictions.groups is not None
+        return predictions.groups.tolist()
 
     assert kept(views) == kept(views.select(["flip"])) == groups
     assert kept(views.take(np.array([2, 0]))) == [groups[2], groups[0]]

@@ -114,7 +114,7 @@ def test_all_seeds_have_the_same_images_and_other_labels():
 def test_the_entropy_step_follows_the_gradient():
     rng = np.random.default_rng(0)
     features, weight, bias = rng.normal(size=(3, 4, 6)), rng.normal(size=(5, 6)), rng.normal(size=5)
-    found = shift.adapted(features, weight, bias, rate=0.01)
+    logits = shift.adapted(features, weight, bias, rate=0.01)
     for row in range(3):
         w, b = (torch.tensor(part, requires_grad=True) for part in (weight, bias))
         f = torch.tensor(features[row])
@@ -122,7 +122,7 @@ def test_the_entropy_step_follows_the_gradient():
         entropy = -(mean * mean.log()).sum()
         to_weight, to_bias = torch.autograd.grad(entropy, (w, b))
         stepped = torch.softmax(f[0] @ (w - 0.01 * to_weight).T + b - 0.01 * to_bias, dim=0)
-        np.testing.assert_allclose(found[row], stepped.detach().numpy(), rtol=1e-10)
+        np.testing.assert_allclose(logits[row], stepped.detach().numpy(), rtol=1e-10)
 
 
 @pytest.mark.parametrize("kind", shift.KINDS)
@@ -168,7 +168,7 @@ def test_a_folder_of_images_is_compared(network, tmp_path):
         patch.setattr(quality, "methods_of", lambda kind: ["original", "original+t", "uniform", "vbtta"])
         outcome = quality.run_own(Path("images"), network, **options)
     assert list(outcome["data_sets"]) == ["images@10", "images@20"]
-    assert [len(found["trials"]) for found in outcome["data_sets"].values()] == [2, 1]
+    assert [len(data_set["trials"]) for data_set in outcome["data_sets"].values()] == [2, 1]
     rows = {row["method"]: row["values"] for row in outcome["data_sets"]["images@20"]["methods"]}
     assert rows["original"]["accuracy"] == 1.0
     prepared = own_images.prepare(Path("images"), network, tmp_path / "cache", 8)

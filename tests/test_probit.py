@@ -210,11 +210,11 @@ def test_gradient_and_value_agree_and_weights_enter_linearly():
     rng = np.random.default_rng(6)
     mean, scale = random_rows(rng, 30, 8, 10.0)
     first, second = rng.normal(size=(2, 30, 8))
-    one, two = log_probit_vjp(mean, scale, first), log_probit_vjp(mean, scale, second)
+    first_result, two = log_probit_vjp(mean, scale, first), log_probit_vjp(mean, scale, second)
     both = log_probit_vjp(mean, scale, first + 2 * second)
-    assert_allclose(one.log_proba, log_probit(mean, scale), rtol=1e-12, atol=1e-12)
+    assert_allclose(first_result.log_proba, log_probit(mean, scale), rtol=1e-12, atol=1e-12)
     for name in ("grad_mean", "grad_scale"):
-        expected = getattr(one, name) + 2 * getattr(two, name)
+        expected = getattr(first_result, name) + 2 * getattr(two, name)
         assert_allclose(getattr(both, name), expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max())
 
 

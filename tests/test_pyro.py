@@ -19,16 +19,16 @@ pyro = pytest.importorskip("pyro", reason="ADVI needs the extra advi")
 def test_a_users_own_model(tmp_path: Path) -> None:
     """The example runs, and blames the careless annotator instead of a view."""
     path = Path(__file__).parents[1] / "examples" / "own_pyro_model.py"
-    found = runpy.run_path(str(path))
-    robust, plain = found["robust"], found["plain"]
+    script = runpy.run_path(str(path))
+    robust, plain = script["robust"], script["plain"]
     assert robust.weights[2] < 0.03 < plain.weights[2]
-    assert found["tail"]["careless"] < 3 < found["tail"]["careful"]
+    assert script["tail"]["careless"] < 3 < script["tail"]["careful"]
     robust.save(tmp_path / "policy.json")
     loaded = Policy.load(tmp_path / "policy.json")
     assert "heavy_tailed_annotators" in str(loaded.model.function)  # type: ignore[attr-defined, union-attr]
-    np.testing.assert_allclose(loaded.predict(found["predictions"]).mean, robust.predict(found["predictions"]).mean)
+    np.testing.assert_allclose(loaded.predict(script["predictions"]).mean, robust.predict(script["predictions"]).mean)
     with pytest.raises(ValueError, match="by its name only"):
-        fit_policy(found["predictions"], found["labels"], task="regression", model=loaded.model)
+        fit_policy(script["predictions"], script["labels"], task="regression", model=loaded.model)
 
 
 def test_own_models_equal_built_in_ones_where_they_say_the_same() -> None:
@@ -71,21 +71,21 @@ def test_own_models_may_use_plates_and_any_names() -> None:
             pyro.factor("likelihood", mixed(views, labels, width))
 
     def without(predictions: Any, labels: Any, prior: Any) -> None:
-        views, one = prior.sample(predictions), torch.ones(labels.n_annotators, dtype=torch.float64)
-        width = pyro.sample("pool", pyro.distributions.HalfNormal(one).to_event(1))
+        views, unit_scale = prior.sample(predictions), torch.ones(labels.n_annotators, dtype=torch.float64)
+        width = pyro.sample("pool", pyro.distributions.HalfNormal(unit_scale).to_event(1))
         pyro.factor("likelihood", mixed(views, labels, width).sum())
 
     engine = ADVI(steps=20, particles=2, batch_size=10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        one, other = (
+        policy, other = (
             fit_policy(predictions, labels, task="regression", model=model, engine=engine)
             for model in (with_plates, without)
         )
     names = ["chi_squared", "common", "deviation", "scale_slope", "tau", "weights"]
-    assert sorted(one.posterior.draws(3)) == names  # type: ignore[attr-defined]
-    np.testing.assert_allclose(one.history.elbo, other.history.elbo)
-    np.testing.assert_allclose(one.weight_interval(0.9), other.weight_interval(0.9))
+    assert sorted(policy.posterior.draws(3)) == names  # type: ignore[attr-defined]
+    np.testing.assert_allclose(policy.history.elbo, other.history.elbo)
+    np.testing.assert_allclose(policy.weight_interval(0.9), other.weight_interval(0.9))
     assert other.weights.shape == (3,)
 
 

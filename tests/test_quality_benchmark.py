@@ -43,7 +43,7 @@ def outcome(tmp_path_factory):
 
 def test_values_are_those_of_compare(outcome):
     for row in outcome["data_sets"]["mnist1000"]["methods"]:
-        for seed, found in enumerate(row["by_seed"]):
+        for seed, scores in enumerate(row["by_seed"]):
             task = cells.task_of(prepared(seed), seed, part="dev")
             expected = compare(
                 task.calibration,
@@ -55,8 +55,8 @@ def test_values_are_those_of_compare(outcome):
                 resamples=1,
                 seed=seed,
             )
-            assert found == {metric: pytest.approx(expected[row["method"], metric]) for metric in expected.metrics}
-        both = [found["nll"] for found in row["by_seed"]]
+            assert scores == {metric: pytest.approx(expected[row["method"], metric]) for metric in expected.metrics}
+        both = [scores["nll"] for scores in row["by_seed"]]
         assert row["values"]["nll"] == pytest.approx(np.mean(both))
 
 
@@ -98,14 +98,14 @@ def test_calibration_labels_never_include_the_truth():
 
 
 def test_shared_images_are_resampled_together(tmp_path):
-    found = {}
+    cells_by_seed = {}
     for seed in (0, 1):
         task = cells.task_of(prepared(), 0, part="dev")  # the same data twice: nothing is learned from the second
-        found[seed] = cells.run_cells(task, METHODS[:2], str(tmp_path), part="dev", say=False)
+        cells_by_seed[seed] = cells.run_cells(task, METHODS[:2], str(tmp_path), part="dev", say=False)
     ids = np.arange(300)
-    once = pool("classification", {0: found[0]}, {0: ids}).difference("uniform", "original", "nll")
-    twice = pool("classification", found, {0: ids, 1: ids}).difference("uniform", "original", "nll")
-    apart = pool("classification", found, {0: ids, 1: ids + 300}).difference("uniform", "original", "nll")
+    once = pool("classification", {0: cells_by_seed[0]}, {0: ids}).difference("uniform", "original", "nll")
+    twice = pool("classification", cells_by_seed, {0: ids, 1: ids}).difference("uniform", "original", "nll")
+    apart = pool("classification", cells_by_seed, {0: ids, 1: ids + 300}).difference("uniform", "original", "nll")
     assert twice == pytest.approx(once)
     assert apart[2] - apart[1] < 0.85 * (once[2] - once[1])
 
@@ -134,11 +134,11 @@ def test_verdicts_follow_from_the_intervals():
 def test_margins_follow_from_the_numbers():
     losses = {**dict.fromkeys(cifar10n.RIVALS, 0.5), "vbtta": 0.4}
     good = {"consensus": 0.95, "majority": 0.91, "annotators_estimated": 0.83, "annotators_true": 0.82}
-    found = cifar10n.margins(pooled(losses), [good])
-    assert [one["holds"] for one in found] == [True, False, True, True, True]  # its calibration error is 40 % here
+    margins = cifar10n.margins(pooled(losses), [good])
+    assert [row["holds"] for row in margins] == [True, False, True, True, True]  # its calibration error is 40 % here
     worse = {**good, "consensus": 0.93, "annotators_estimated": 0.88}
-    found = cifar10n.margins(pooled({**losses, "vbtta": 0.46}), [good, worse])
-    assert [one["holds"] for one in found] == [False, False, True, True, False]
+    margins = cifar10n.margins(pooled({**losses, "vbtta": 0.46}), [good, worse])
+    assert [row["holds"] for row in margins] == [False, False, True, True, False]
 
 
 def test_without_data_the_outcome_says_so(tmp_path, monkeypatch):

@@ -29,6 +29,6 @@ def test_rankings_recover_weights_and_temperature(tmp_path: Path) -> None:
     first = np.array([order[0] for order in orders])
     assert prediction.log_prob(first).mean() > np.log(1 / L) + 0.3
     everything = [LabelSets.from_rankings([order] + [None] * (N - 1)) for order in ([0], [1], [2], [3])]
-    total = sum(np.exp(loaded.score(predictions, one))[0] for one in everything)
+    total = sum(np.exp(loaded.score(predictions, ranking))[0] for ranking in everything)
     assert total == pytest.approx(1)  # some item is the best
     assert loaded.consensus(predictions, labels).proba.shape == (N, L)

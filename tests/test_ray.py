@@ -94,12 +94,12 @@ def machines() -> Iterator[Machines]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = Machines()
-        ray.init(address=found.address, logging_level="error", log_to_driver=False)
-        found.add("second")
-        yield found
+        cluster = Machines()
+        ray.init(address=cluster.address, logging_level="error", log_to_driver=False)
+        cluster.add("second")
+        yield cluster
         ray.shutdown()
-        found.cluster.shutdown()
+        cluster.cluster.shutdown()
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ def classes(n: int = 4000, seed: int = 0) -> tuple[ViewPredictions, LabelSets]:
     rng = np.random.default_rng(seed)
     truth = rng.integers(0, 3, n)
     logits = rng.normal(size=(n, 4, 3)) + np.array([2.5, 1.5, 1.0, 0.0])[:, None] * np.eye(3)[truth][:, None]
-    given = np.where(rng.random((n, 2)) < 0.85, truth[:, None], rng.integers(0, 3, (n, 2)))
+    votes = np.where(rng.random((n, 2)) < 0.85, truth[:, None], rng.integers(0, 3, (n, 2)))
     predictions = ViewPredictions(logits, 0.1 * rng.gamma(1.0, size=logits.shape), names=NAMES, ids=np.arange(n))
-    return predictions, LabelSets.from_array(given, annotators=["ann", "bob"])
+    return predictions, LabelSets.from_array(votes, annotators=["ann", "bob"])
 
 
 def write(folder: Path, predictions: ViewPredictions, n_files: int = 3) -> Path:
@@ -151,16 +151,16 @@ def write_labels(path: Path, labels: LabelSets) -> Path:
     return path
 
 
-def assert_same(found: Policy, expected: Policy, predictions: ViewPredictions) -> None:
-    np.testing.assert_allclose(found.weights, expected.weights, atol=1e-8)
-    for ours, theirs in zip(found.members or [found], expected.members or [expected], strict=True):
+def assert_same(policy: Policy, expected: Policy, predictions: ViewPredictions) -> None:
+    np.testing.assert_allclose(policy.weights, expected.weights, atol=1e-8)
+    for ours, theirs in zip(policy.members or [policy], expected.members or [expected], strict=True):
         assert ours.elbo == pytest.approx(theirs.elbo, abs=1e-8 * abs(theirs.elbo))
-    np.testing.assert_allclose(found.weight_interval(0.9), expected.weight_interval(0.9), atol=1e-8)
-    assert found.n_steps == expected.n_steps
-    one, other = found.predict(predictions), expected.predict(predictions)
+    np.testing.assert_allclose(policy.weight_interval(0.9), expected.weight_interval(0.9), atol=1e-8)
+    assert policy.n_steps == expected.n_steps
+    prediction, other = policy.predict(predictions), expected.predict(predictions)
     for name in ("mean", "variance", "proba"):
         if hasattr(other, name):
-            np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-8)
+            np.testing.assert_allclose(getattr(prediction, name), getattr(other, name), atol=1e-8)
 
 
 # -- sums -----------------------------------------------------------------------------------------
@@ -205,11 +205,11 @@ def test_weights_bound_and_predictions_are_those_of_memory(
         for n_workers in sizes:
             calibration = Calibration.of(open_chunks(folder), labels, task, Tasks(n_workers, {}))
             for (model, engine), policy in zip(models, expected, strict=True):
-                found = fit_sample(
+                cluster_policy = fit_sample(
                     calibration, task=task, model=model, engine=engine, guard=False, seed=0, progress=False
                 )
-                assert_same(found, policy, predictions.take(slice(0, 50)))
-                assert found.annotator_names == policy.annotator_names
+                assert_same(cluster_policy, policy, predictions.take(slice(0, 50)))
+                assert cluster_policy.annotator_names == policy.annotator_names
 
 
 def test_choice_guard_and_labels_in_files(machines: Machines, tmp_path: Path) -> None:
@@ -225,10 +225,10 @@ def test_choice_guard_and_labels_in_files(machines: Machines, tmp_path: Path) ->
     labels = LabelSets.from_table(predictions.ids[order], truth[order])
     folder = write(tmp_path / "views", predictions)
     expected = fit_policy(predictions, labels, task="regression")
-    found = fit_on_cluster(folder, tmp_path / "labels.parquet", task="regression", workers=2)
-    assert_same(found, expected, predictions)
-    assert type(found.model) is type(expected.model)
-    assert found.guard.reason == expected.guard.reason
+    policy = fit_on_cluster(folder, tmp_path / "labels.parquet", task="regression", workers=2)
+    assert_same(policy, expected, predictions)
+    assert type(policy.model) is type(expected.model)
+    assert policy.guard.reason == expected.guard.reason
     strangers = pa.table({"instance": ["i0001", "nobody"], "label": [0.0, 1.0]})
     pq.write_table(strangers, tmp_path / "strangers.parquet")
     with pytest.raises(ValueError, match=r"labels name instance 'nobody'.*\(1 of 2 labels are not\)"):
@@ -273,12 +273,12 @@ def test_a_loss_during_a_step(
         return plain(parts, waiting, every)
 
     monkeypatch.setattr(Parts, "sum", interrupted)
-    found = fit_on_cluster(folder, labels, task="regression", **options)
+    policy = fit_on_cluster(folder, labels, task="regression", **options)
     assert (busy / "killed").exists()
-    assert found.elbo == expected.elbo
-    np.testing.assert_array_equal(found.weights, expected.weights)
-    np.testing.assert_array_equal(found.weight_interval(0.9), expected.weight_interval(0.9))
-    assert_same(found, fit_policy(predictions, labels, task="regression", **without_workers(options)), predictions)
+    assert policy.elbo == expected.elbo
+    np.testing.assert_array_equal(policy.weights, expected.weights)
+    np.testing.assert_array_equal(policy.weight_interval(0.9), expected.weight_interval(0.9))
+    assert_same(policy, fit_policy(predictions, labels, task="regression", **without_workers(options)), predictions)
     if lost == "worker":
         machines.kill(node)
 
@@ -326,10 +326,10 @@ def test_a_node_killed_during_collection(machines: Machines, tmp_path: Path) -> 
     killer = threading.Thread(target=kill_when_busy)
     killer.start()
     options: dict[str, Any] = {"draws": 3, "seed": 7, "batch_size": 64, "key": "a"}
-    found = collect_on_cluster(make, tmp_path / "inputs", views, out, workers=4, **options)
+    collection = collect_on_cluster(make, tmp_path / "inputs", views, out, workers=4, **options)
     killer.join()
-    assert (found.n_instances, found.n_parts, found.n_reused) == (1500, 16, 0)
-    loaded = found.load()
+    assert (collection.n_instances, collection.n_parts, collection.n_reused) == (1500, 16, 0)
+    loaded = collection.load()
     assert loaded.ids is not None
     assert loaded.variance is not None
     assert expected.variance is not None
@@ -372,9 +372,9 @@ def test_a_worker_that_dies_is_replaced(machines: Machines, tmp_path: Path) -> N
 
         return model
 
-    found = collect_on_cluster(make, tmp_path / "inputs", [Identity()], tmp_path / "out", key="a", workers=1)
+    collection = collect_on_cluster(make, tmp_path / "inputs", [Identity()], tmp_path / "out", key="a", workers=1)
     assert died.exists()
-    np.testing.assert_array_equal(found.load().outputs[:, 0], inputs[:, :1])
+    np.testing.assert_array_equal(collection.load().outputs[:, 0], inputs[:, :1])
 
 
 def test_parts_that_have_begun_are_finished_after_an_error(machines: Machines, tmp_path: Path) -> None:
@@ -432,8 +432,8 @@ def growing() -> Callable[[np.ndarray], np.ndarray]:
 
 
 class UnsendableError(Exception):
-    def __init__(self, one: str, other: str) -> None:
-        super().__init__(one + other)
+    def __init__(self, first: str, other: str) -> None:
+        super().__init__(first + other)
         self.lock = threading.Lock()
 
 
@@ -467,7 +467,7 @@ def test_a_worker_says_what_failed(tmp_path: Path, factory: Any, kind: type[Exce
 def test_errors_of_workers_are_short(machines: Machines, tmp_path: Path) -> None:
     """Not Ray's, whose traceback is the cause."""
     inputs_in_files(tmp_path / "inputs", 20)
-    with pytest.raises(RuntimeError, match=r"^predictor_factory raised FileNotFoundError: weights\.pt$") as found:
+    with pytest.raises(RuntimeError, match=r"^predictor_factory raised FileNotFoundError: weights\.pt$") as caught:
         collect_on_cluster(
             raising(FileNotFoundError("weights.pt")),
             tmp_path / "inputs",
@@ -476,7 +476,7 @@ def test_errors_of_workers_are_short(machines: Machines, tmp_path: Path) -> None
             key="a",
             workers=1,
         )
-    assert isinstance(found.value.__cause__, WorkerError)
+    assert isinstance(caught.value.__cause__, WorkerError)
 
     def fail(error: Exception | None) -> None:
         if error is None:
@@ -584,9 +584,9 @@ def test_a_driver_that_is_killed_and_restarted(machines: Machines, tmp_path: Pat
     undisturbed = json.loads(run("whole").stdout.splitlines()[-1])
     assert run("parts", "collecting").returncode == -signal.SIGKILL
     assert run("parts", "fitting").returncode == -signal.SIGKILL
-    found = json.loads(run("parts").stdout.splitlines()[-1])
-    assert found["reused"] == 7
-    assert found["numbers"] == undisturbed["numbers"]
+    document = json.loads(run("parts").stdout.splitlines()[-1])
+    assert document["reused"] == 7
+    assert document["numbers"] == undisturbed["numbers"]
     for path in (tmp_path / "whole").glob("*.parquet"):
         assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes()
 
@@ -633,9 +633,9 @@ def test_memory_of_the_driver_is_flat(machines: Machines, tmp_path: Path) -> Non
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        said = json.loads(done.stdout.splitlines()[-1])
-        assert said["instances"] == n
-        peaks[n] = said["kilobytes"] / 1000
+        document = json.loads(done.stdout.splitlines()[-1])
+        assert document["instances"] == n
+        peaks[n] = document["kilobytes"] / 1000
     assert peaks[1_000_000] - peaks[100_000] < 50
 
 
@@ -661,14 +661,14 @@ def test_commands(machines: Machines, tmp_path: Path, monkeypatch: pytest.Monkey
         return done.stdout
 
     views = ["views", "--predictor", "cluster_model:make", "--data", "inputs.parquet", "--views", "views.toml"]
-    said = json.loads(run(*views, "--out", "preds", "--backend", "ray", "--key", "a", "--workers", "1", "--json"))
-    assert (said["inputs"], said["parts"], said["parts_found"]) == (300, 1, 0)
+    collection = json.loads(run(*views, "--out", "preds", "--backend", "ray", "--key", "a", "--workers", "1", "--json"))
+    assert (collection["inputs"], collection["parts"], collection["parts_found"]) == (300, 1, 0)
     run(*views, "--out", "preds.npz")
     fit = ["--task", "regression", "--model", "mixture", "--json", "--out"]
     on_cluster = ["--backend", "ray", "--workers", "1"]
-    found = json.loads(run("fit", "preds", "labels.parquet", *fit, "ray.json", *on_cluster))
+    document = json.loads(run("fit", "preds", "labels.parquet", *fit, "ray.json", *on_cluster))
     expected = json.loads(run("fit", "preds.npz", "labels.parquet", *fit, "local.json"))
-    assert found["views"] == expected["views"]
+    assert document["views"] == expected["views"]
     wrong = CliRunner().invoke(app, ["fit", "preds", "labels.parquet", *fit, "x.json", *on_cluster, "--budget", "1"])
     assert wrong.exit_code == 2
     assert "leave out --backend ray" in wrong.stderr
@@ -701,11 +701,11 @@ def test_a_policy_predicts_a_ray_data_set(machines: Machines, tmp_path: Path) ->
         np.random.default_rng(1).permutation(300)
     )
     predict = partial(predict_on_cluster, linear_model, views=[*views, GaussianNoise(9.0)], policy=policy, level=0.8)
-    found = predict(dataset=data.from_arrow(table).repartition(4), batch_size=32, workers=2, **options).to_pandas()
-    found = found.sort_values("instance")
-    assert list(found) == ["instance", "site", "mean", "std", "lower", "upper"]
+    frame = predict(dataset=data.from_arrow(table).repartition(4), batch_size=32, workers=2, **options).to_pandas()
+    frame = frame.sort_values("instance")
+    assert list(frame) == ["instance", "site", "mean", "std", "lower", "upper"]
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, atol=1e-9)
+        np.testing.assert_allclose(frame[name], values, atol=1e-9)
     with pytest.raises(ValueError, match="needs a column 'instance', by which noise"):
         predict(dataset=data.from_arrow(table.drop_columns("instance")))
     truth = data.from_arrow(table.append_column("mean", pa.array(np.zeros(300))))
@@ -741,10 +741,10 @@ def test_a_policy_predicts_images_in_files(machines: Machines, tmp_path: Path) -
         for name, file in zip(names, pictures, strict=True)
     ]
     for path in (tmp_path, [tmp_path / "images.parquet"], data.from_items(arrays)):
-        found = predict_on_cluster(make, path, views, policy, batch_size=16, workers=1).to_pandas()
-        assert found["instance"].tolist() == names
-        assert (found["label"] == sizes).mean() > 0.9
-        np.testing.assert_allclose(found[[f"proba_{c}" for c in range(5)]].sum(axis=1), 1)
+        frame = predict_on_cluster(make, path, views, policy, batch_size=16, workers=1).to_pandas()
+        assert frame["instance"].tolist() == names
+        assert (frame["label"] == sizes).mean() > 0.9
+        np.testing.assert_allclose(frame[[f"proba_{c}" for c in range(5)]].sum(axis=1), 1)
 
 
 def test_the_example_predicts_on_workers(machines: Machines) -> None:
@@ -862,8 +862,8 @@ def test_every_row_group_with_rows_is_a_piece(tmp_path: Path) -> None:
 
 
 def test_input_files_that_do_not_match(tmp_path: Path) -> None:
-    def both(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-        pq.write_table(pa.table(one), tmp_path / "0.parquet")
+    def both(first: dict[str, Any], other: dict[str, Any]) -> list[str]:
+        pq.write_table(pa.table(first), tmp_path / "0.parquet")
         pq.write_table(pa.table(other), tmp_path / "1.parquet")
         return [str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")]
 
@@ -931,10 +931,10 @@ def test_workers_replace_columns_and_refuse_gaps_in_ids() -> None:
     policy = fit_policy(predictions, predictions.outputs.mean(axis=1), task="regression", guard=False)
     worker = Worker(Job(linear_model, [Identity()], 1, 40, False, None, 0, None, "", ""), policy, 0.9)
     table = pa.table({"inputs": x.tolist(), "mean": np.zeros(40), "instance": np.arange(40)})
-    found = worker(table)
+    result = worker(table)
     expected = policy.predict(predictions).columns(0.9)
-    assert found.column_names == ["instance", *expected]
-    np.testing.assert_allclose(found["mean"].to_numpy(), expected["mean"])
+    assert result.column_names == ["instance", *expected]
+    np.testing.assert_allclose(result["mean"].to_numpy(), expected["mean"])
     assert len(worker(table.slice(0, 0))) == 0
     gaps = table.set_column(2, "instance", pa.array([None, *range(39)]))
     with pytest.raises(ValueError, match="column 'instance' of dataset has gaps"):

@@ -25,7 +25,7 @@ def test_the_code_runs_and_prints_what_it_says(tmp_path: Path) -> None:
     pages = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pages)
     _write_files(tmp_path)
-    steps = pages.run(ROOT / "README.md", tmp_path, given=_what_a_reader_has())
+    steps = pages.run(ROOT / "README.md", tmp_path, variables=_what_a_reader_has())
     assert [step.language for step in steps] == ["python", "bash"]
     assert pages.difference(steps[0]) is None
     made = ("policy.json", "report.html", "predictions.parquet")

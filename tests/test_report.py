@@ -215,8 +215,8 @@ def test_annotators_who_guess_are_named_without_a_diagnosis_too() -> None:
     rng = np.random.default_rng(0)
     truth = rng.integers(3, size=(300, 1))
     views = ViewPredictions(2 * np.eye(3)[truth] + rng.normal(size=(300, 1, 3)), names=["identity"])
-    given = np.where(rng.random((300, 3)) < [0.9, 0.8, 0.0], truth, rng.integers(3, size=(300, 3)))
-    labels = LabelSets.from_array(given, annotators=["ann", "bob", "spam"])
+    votes = np.where(rng.random((300, 3)) < [0.9, 0.8, 0.0], truth, rng.integers(3, size=(300, 3)))
+    labels = LabelSets.from_array(votes, annotators=["ann", "bob", "spam"])
     policy = fit_policy(views, labels, task="classification", model="mixture", guard=False)
     assert "No better than guessing, by their intervals of accuracy: spam." in render_report(policy)
     page = render_report(policy, predictions=views)
@@ -250,8 +250,8 @@ def test_labels_are_compared_with_what_their_annotators_make_of_the_truth() -> N
     rng = np.random.default_rng(0)
     truth = rng.normal(size=400)
     views = ViewPredictions(truth[:, None, None] + 0.3 * rng.normal(size=(400, 3, 1)), names=["identity", "a", "b"])
-    given = truth[:, None] + [-1, 0, 1] + rng.normal(size=(400, 3)) * [0.3, 0.6, 1.5]
-    labels = LabelSets.from_array(given, annotators="columns")
+    estimates = truth[:, None] + [-1, 0, 1] + rng.normal(size=(400, 3)) * [0.3, 0.6, 1.5]
+    labels = LabelSets.from_array(estimates, annotators="columns")
     policy = fit_policy(views, labels, task="regression", model="latent", guard=False)
     drawing = quality_figures(policy, views, labels, "calibration labels")["coverage"]
     assert "moved by the annotator's bias and widened" in drawing.caption
@@ -267,8 +267,8 @@ def test_confidence_in_a_label_is_that_of_its_annotator() -> None:
     logits = rng.normal(size=(600, 2, 3)) + 3 * np.eye(3)[truth][:, None]
     views = ViewPredictions(logits, names=["identity", "a"], ids=np.arange(600))
     wrong = rng.random((600, 2)) < [0.05, 0.5]
-    given = np.where(wrong, (truth[:, None] + rng.integers(1, 3, size=(600, 2))) % 3, truth[:, None])
-    labels = LabelSets.from_array(given, annotators="columns")
+    votes = np.where(wrong, (truth[:, None] + rng.integers(1, 3, size=(600, 2))) % 3, truth[:, None])
+    labels = LabelSets.from_array(votes, annotators="columns")
     policy = fit_policy(views, labels, task="classification", model="latent", guard=False)
     drawing = quality_figures(policy, views, labels, "calibration labels")["reliability"]
     confidence, right = (_shown(drawing, rf"{words} ([\d.]+) %") for words in ("a probability of", "is given in"))
@@ -279,9 +279,9 @@ def test_confidence_in_a_label_is_that_of_its_annotator() -> None:
 
 def _shown(drawing: Drawing, pattern: str) -> float:
     """A number from the words for those who cannot see a figure."""
-    found = re.search(pattern, drawing.svg)
-    assert found is not None
-    return float(found.group(1))
+    match = re.search(pattern, drawing.svg)
+    assert match is not None
+    return float(match.group(1))
 
 
 def test_words_say_whether_a_gain_may_be_chance() -> None:
@@ -321,9 +321,9 @@ def test_the_page_works_in_a_browser(page: str, width: int, tmp_path: Path) -> N
     command = [browser, *options.split(), f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr, done.stderr
-    found = re.search(r'<pre id="outcome">(.+?)</pre>', done.stdout, re.DOTALL)
-    assert found is not None, done.stdout
-    outcome: dict[str, Any] = json.loads(unescape(found.group(1)))
+    match = re.search(r'<pre id="outcome">(.+?)</pre>', done.stdout, re.DOTALL)
+    assert match is not None, done.stdout
+    outcome: dict[str, Any] = json.loads(unescape(match.group(1)))
     assert outcome["width"] == width
     assert outcome["page"] <= width
     assert outcome["figures"] == 5
@@ -443,8 +443,8 @@ def test_many_views_annotators_classes_and_outputs_are_cut() -> None:
     assert f'data-value="p007">p007</th><td data-value="{count}.0">{count}</td>' in shown
     page = render_report(policy)
     assert "the 15 best and the 15 worst of 100 annotators" in page
-    said = re.findall(r"(p\d\d\d) \d+", page.partition("100 annotators, the worst first: ")[2].partition("<")[0])
-    assert said == [policy.annotators.names[u] for u in np.argsort(policy.annotators.accuracy, kind="stable")[:8]]
+    worst = re.findall(r"(p\d\d\d) \d+", page.partition("100 annotators, the worst first: ")[2].partition("<")[0])
+    assert worst == [policy.annotators.names[u] for u in np.argsort(policy.annotators.accuracy, kind="stable")[:8]]
     assert "and 92 more" in page
 
     numbers = ViewPredictions(rng.normal(size=(80, 2, 30)), names=["identity", "flip"])

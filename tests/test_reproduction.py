@@ -54,8 +54,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [example] = [line[4:] for line in lines if line[:4] == ["Example:", "python", "-m", "reproduction"]]
     folder = tmp_path_factory.mktemp("here")
     with contextlib.chdir(folder):
-        found = run("figure1", *example)
-    assert found.exit_code == 0, found.stderr
+        result = run("figure1", *example)
+    assert result.exit_code == 0, result.stderr
     return folder / "results"
 
 
@@ -66,9 +66,9 @@ def rows_of(path: Path) -> Any:
 
 
 def test_the_list_names_every_item() -> None:
-    found = run("ls")
-    assert found.exit_code == 0
-    assert [line.split()[0] for line in found.stdout.splitlines()] == list(ITEMS)
+    result = run("ls")
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(ITEMS)
     assert set(json.loads(run("ls", "--json").stdout)) == set(ITEMS)
 
 
@@ -94,9 +94,9 @@ def test_an_item_leaves_rows_tables_figures_and_a_summary(results: Path) -> None
 def test_finished_trials_are_kept_and_nothing_is_computed_to_draw(results: Path, tmp_path: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in (results / ".trials").glob("*.json")}
     drawn = (results / "figure3" / "figure3.svg").read_bytes()
-    found = run("figure3", "--profile", "smoke", "--out", results, "--jobs", "1", "--json")
-    assert "0 of 2 trials to run, 2 kept from before" in found.stderr
-    assert [claim["verdict"] for claim in json.loads(found.stdout)["items"]["figure3"]]
+    result = run("figure3", "--profile", "smoke", "--out", results, "--jobs", "1", "--json")
+    assert "0 of 2 trials to run, 2 kept from before" in result.stderr
+    assert [claim["verdict"] for claim in json.loads(result.stdout)["items"]["figure3"]]
     assert {path.name: path.stat().st_mtime_ns for path in (results / ".trials").glob("*.json")} == before
     assert (results / "figure3" / "figure3.svg").read_bytes() == drawn
 
@@ -121,18 +121,18 @@ def test_a_trial_has_its_own_place_in_the_store(tmp_path: Path, monkeypatch: pyt
 
 
 def test_verify_runs_trials_again(results: Path, tmp_path: Path) -> None:
-    found = run("figure3", "--verify", "--out", results, "--sample", "1", "--jobs", "1")
-    assert found.exit_code == 0
-    assert "1 trials agree, largest difference 0.0e+00" in found.stdout
+    result = run("figure3", "--verify", "--out", results, "--sample", "1", "--jobs", "1")
+    assert result.exit_code == 0
+    assert "1 trials agree, largest difference 0.0e+00" in result.stdout
 
     outcome = read_outcome(results / "figure3" / "rows.json")
     for trial in outcome.trials:
         trial["rows"][1]["skewness"] += 1e-4
     write_outcome(tmp_path / "figure3" / "rows.json", outcome)
-    found = run("figure3", "--verify", "--out", tmp_path, "--sample", "1", "--jobs", "1")
-    assert found.exit_code == 1
-    assert "skewness is" in found.stderr
-    assert len(found.stderr.splitlines()) == 2  # what it does, and what is wrong
+    result = run("figure3", "--verify", "--out", tmp_path, "--sample", "1", "--jobs", "1")
+    assert result.exit_code == 1
+    assert "skewness is" in result.stderr
+    assert len(result.stderr.splitlines()) == 2  # what it does, and what is wrong
 
 
 def test_provenance_is_that_of_the_trials_not_of_the_day_they_are_written(results: Path, tmp_path: Path) -> None:
@@ -164,24 +164,24 @@ def test_verify_skips_what_it_has_no_data_for(results: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(running, "verify", without_faces)
     arguments = ("--verify", "--out", results, "--sample", "1", "--jobs", "1")
-    found = run(*arguments)
-    assert found.exit_code == 0, found.stderr
-    assert "figure1: skipped, faces: no data folder" in found.stdout
-    assert "figure3: 1 trials agree" in found.stdout
-    assert "1 of 2 items skipped" in found.stdout
-    found = run("figure1", *arguments)
-    assert found.exit_code == 1
-    assert "reproduction: error: nothing was checked" in found.stderr
+    result = run(*arguments)
+    assert result.exit_code == 0, result.stderr
+    assert "figure1: skipped, faces: no data folder" in result.stdout
+    assert "figure3: 1 trials agree" in result.stdout
+    assert "1 of 2 items skipped" in result.stdout
+    result = run("figure1", *arguments)
+    assert result.exit_code == 1
+    assert "reproduction: error: nothing was checked" in result.stderr
 
     for name in ("figure1", "figure3"):
         outcome = read_outcome(results / name / "rows.json")
         for trial in outcome.trials:
             trial["rows"].pop()
         write_outcome(tmp_path / name / "rows.json", outcome)
-    found = run("--verify", "--out", tmp_path, "--sample", "1", "--jobs", "1", "--json")
-    assert found.exit_code == 1
-    assert "other rows" in found.stderr
-    assert set(json.loads(found.stdout)) == {"figure1", "figure3"}
+    result = run("--verify", "--out", tmp_path, "--sample", "1", "--jobs", "1", "--json")
+    assert result.exit_code == 1
+    assert "other rows" in result.stderr
+    assert set(json.loads(result.stdout)) == {"figure1", "figure3"}
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -222,11 +222,11 @@ def test_wrong_use_and_failures_are_one_line(
     Path("file").write_text("not a folder")
     Path("damaged/figure3").mkdir(parents=True)
     Path("damaged/figure3/rows.json").write_text('{"item": "figure3"}')
-    found = run(*args)
-    assert found.exit_code == code
-    assert found.stderr.startswith("reproduction: error: ")
-    assert len(found.stderr.splitlines()) == 1
-    assert words in found.stderr
+    result = run(*args)
+    assert result.exit_code == code
+    assert result.stderr.startswith("reproduction: error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert words in result.stderr
 
 
 def test_missing_data_skips_an_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,13 +234,13 @@ def test_missing_data_skips_an_item(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return (DataMissing("faces are not in any folder; give --data") for _ in names)
 
     monkeypatch.setattr(running, "run_items", nothing_there)
-    found = run("table4", "--out", tmp_path, "--profile", "smoke")
-    assert found.exit_code == 1
-    assert "table4: skipped, faces are not in any folder" in found.stderr
-    assert "reproduction: error: table4 was not made" in found.stderr
-    found = run("all", "--out", tmp_path, "--profile", "smoke", "--json")
-    assert found.exit_code == 0
-    assert set(json.loads(found.stdout)["skipped"]) == set(ITEMS)
+    result = run("table4", "--out", tmp_path, "--profile", "smoke")
+    assert result.exit_code == 1
+    assert "table4: skipped, faces are not in any folder" in result.stderr
+    assert "reproduction: error: table4 was not made" in result.stderr
+    result = run("all", "--out", tmp_path, "--profile", "smoke", "--json")
+    assert result.exit_code == 0
+    assert set(json.loads(result.stdout)["skipped"]) == set(ITEMS)
 
 
 def test_a_trial_that_fails_ends_the_run_and_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,19 +43,19 @@ def test_every_item_makes_its_table_and_figures(name: str, rows: dict[str, list[
 
 @pytest.mark.parametrize("name", ["table2", "table3"])
 def test_tables_have_every_strategy_reading_and_ablation(name: str, rows: dict[str, list[Row]]) -> None:
-    config, found = ITEMS[name].profiles["smoke"], rows[name]
+    config, table = ITEMS[name].profiles["smoke"], rows[name]
     for views in SETS:
         for reading in ("inductive", "transductive"):
             for draws in (config.draws, 1):
                 for fitted_on in ("out-of-fold", "training"):
                     where: dict[str, Any] = {"views": views, "reading": reading, "draws": draws, "fitted_on": fitted_on}
-                    assert len(select(found, method="uniform", **where)) == config.seeds
-                    assert len(select(found, method="vb", engine="em", **where)) == config.seeds
+                    assert len(select(table, method="uniform", **where)) == config.seeds
+                    assert len(select(table, method="vb", engine="em", **where)) == config.seeds
             main = {"views": views, "reading": reading, "draws": config.draws, "fitted_on": "out-of-fold"}
-            assert len(select(found, method="vb", engine="advi", **main)) == config.seeds
-    for row in select(found, method="vb"):
+            assert len(select(table, method="vb", engine="advi", **main)) == config.seeds
+    for row in select(table, method="vb"):
         assert [key for key in row if key.startswith("mse_")] == [f"mse_{step}" for step in config.steps]
-    for row in select(found, method="vb", reading="inductive"):
+    for row in select(table, method="vb", reading="inductive"):
         assert np.allclose(row["first_weights"], 1 / len(SETS[str(row["views"])]), atol=1e-6)
         if row["engine"] != "advi":  # whose bound is estimated from draws
             assert np.all(np.diff(row["bound"]) > 0)
@@ -124,9 +124,9 @@ def test_views_depend_on_the_setting_alone() -> None:
     setting = replace(SMALL, epochs=1)
     first, second = (_sample_and_views(setting, 2)[1] for _ in range(2))
     other = _sample_and_views(replace(setting, seed=1), 2)[1]
-    for one, two, three in zip(first[:3], second[:3], other[:3], strict=True):
-        assert np.array_equal(one.outputs, two.outputs)
-        assert not np.allclose(one.outputs, three.outputs)
+    for first_views, two, three in zip(first[:3], second[:3], other[:3], strict=True):
+        assert np.array_equal(first_views.outputs, two.outputs)
+        assert not np.allclose(first_views.outputs, three.outputs)
 
 
 def test_views_are_read_from_the_cache_as_they_were_written(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_views_are_read_from_the_cache_as_they_were_written(tmp_path: Path) -> N
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")} == kept
     for draws in (2, 1):
         assert made[draws].network_mse == read[draws].network_mse
-        for one, two in zip(made[draws][:3], read[draws][:3], strict=True):
-            assert one.names == two.names
-            assert np.array_equal(one.outputs, two.outputs)
+        for written_views, two in zip(made[draws][:3], read[draws][:3], strict=True):
+            assert written_views.names == two.names
+            assert np.array_equal(written_views.outputs, two.outputs)
 
 
 @pytest.mark.parametrize("distribution", ["gaussian", "gamma"])
@@ -203,9 +203,9 @@ def test_claims_follow_the_numbers() -> None:
 
 def _made_up_rows(sign: float) -> list[Row]:
     """Errors that fall (or rise) by half, the more the more views there are; most of it by step 50."""
-    found: list[Row] = []
+    table: list[Row] = []
     for seed in range(3):
-        found.append({"seed": seed, "method": "network", "reading": "inductive", "mse_1": 0.3})
+        table.append({"seed": seed, "method": "network", "reading": "inductive", "mse_1": 0.3})
         for name, members in SETS.items():
             for reading in ("inductive", "transductive"):
                 for draws in (32, 1):
@@ -218,11 +218,11 @@ def _made_up_rows(sign: float) -> list[Row]:
                             "fitted_on": fitted_on,
                         }
                         end = 0.4 - sign * (0.1 + 0.01 * len(members)) + 0.001 * seed
-                        found.append({**common, "method": "uniform", "mse_1": 0.4 + 0.001 * seed})
+                        table.append({**common, "method": "uniform", "mse_1": 0.4 + 0.001 * seed})
                         for engine in ("em", "advi", "em, offsets only"):
                             steps = {"mse_1": 0.4, "mse_50": end + 0.01 * sign, "mse_300": end}
-                            found.append({**common, "method": "vb", "engine": engine, **steps})
-    return found
+                            table.append({**common, "method": "vb", "engine": engine, **steps})
+    return table
 
 
 def _sample_and_views(setting: Setting, draws: int) -> tuple[Any, Any]:

@@ -62,8 +62,8 @@ class TestEveryItem:
         item = ITEMS[name]
         assert set(item.profiles) >= set(PROFILES)
         for config in item.profiles.values():
-            found = item.trials(config)
-            assert len(set(map(repr, found))) == len(found) >= 1
+            trials = item.trials(config)
+            assert len(set(map(repr, trials))) == len(trials) >= 1
 
     def test_missing_data_is_said(self):
         trial = replace(ITEMS["table1"].profiles["smoke"].trial, synthetic=False)
@@ -79,32 +79,32 @@ class TestEveryItem:
 class TestUniformRows:
     @pytest.mark.parametrize("name", ["cifar10n", "utkface"])
     def test_are_the_average_of_the_views(self, name: str, places: Places, rows: dict[str, list]):
-        found = paper_views(SETUPS["smoke"][name], places)
+        views = paper_views(SETUPS["smoke"][name], places)
         names = STRATEGIES["Mixup + CutMix"]
-        outputs = found.test.select(names).outputs.astype(np.float64)  # (N, K, C)
+        outputs = views.test.select(names).outputs.astype(np.float64)  # (N, K, C)
         [row] = select(
             rows["table4"], data_set=name, seed=0, method="uniform", strategy="Mixup + CutMix", identity=False
         )
         if name == "utkface":
-            expected = np.abs(outputs.mean(axis=1)[:, 0] - found.sample.truth).mean()
+            expected = np.abs(outputs.mean(axis=1)[:, 0] - views.sample.truth).mean()
             assert row["mae"] == pytest.approx(expected, rel=1e-9)
         else:
             proba = np.exp(outputs - outputs.max(axis=2, keepdims=True))
             proba /= proba.sum(axis=2, keepdims=True)
-            expected = np.mean(proba.mean(axis=1).argmax(axis=1) == found.sample.truth)
+            expected = np.mean(proba.mean(axis=1).argmax(axis=1) == views.sample.truth)
             assert row["accuracy"] == pytest.approx(expected, abs=1e-12)
 
     @pytest.mark.parametrize("name", ["cifar10n", "utkface"])
     def test_equal_the_first_step_for_the_same_calibration(self, name: str, places: Places):
-        found = paper_views(SETUPS["smoke"][name], places)
-        calibration, test = found.chosen(STRATEGIES["Mixup"])
-        task, labels = found.sample.task, found.sample.labels
+        views = paper_views(SETUPS["smoke"][name], places)
+        calibration, test = views.chosen(STRATEGIES["Mixup"])
+        task, labels = views.sample.task, views.sample.labels
         model = CategoricalMixture(calibrate=False) if task == "classification" else GaussianMixture()
         first = fit_steps(calibration, labels, task, model, 5).at_step(1)
         np.testing.assert_allclose(first.weights, 1 / 3)
         if task == "classification":
-            expected = scores(uniform(calibration, labels, test, task), found.sample.truth)
-            assert scores(first.predict(test), found.sample.truth) == pytest.approx(expected)
+            expected = scores(uniform(calibration, labels, test, task), views.sample.truth)
+            assert scores(first.predict(test), views.sample.truth) == pytest.approx(expected)
         else:
             # The mixture's mean with equal weights is the average of its calibrated views.
             components = first.predict(test)
@@ -186,10 +186,10 @@ class TestTable4:
 
 class TestExtensions:
     def test_both_parts_are_there(self, rows: dict[str, list]):
-        found = rows["extensions"]
-        assert len(select(found, part="inference")) == 6
-        assert len(select(found, part="shift")) == 5 * (1 + 3 * len(CORRUPTIONS))
-        [reference] = select(found, method="EM, normal")
+        table = rows["extensions"]
+        assert len(select(table, part="inference")) == 6
+        assert len(select(table, part="shift")) == 5 * (1 + 3 * len(CORRUPTIONS))
+        [reference] = select(table, method="EM, normal")
         assert reference["from_em"] == 0
 
     def test_clean_and_shifted_weights_agree_without_a_shift(self, rows: dict[str, list]):
@@ -219,10 +219,10 @@ class TestSamples:
     def test_parts_do_not_overlap_and_seed_decides(self):
         config = SampleConfig("cifar10n", 3, 30, 12, 10, size=8, synthetic=True)
         sample = draw_sample(config, Places())
-        one, two = ({image.tobytes() for image in part} for part in (sample.images, sample.calibration))
-        assert len(one) == 30
+        images, two = ({image.tobytes() for image in part} for part in (sample.images, sample.calibration))
+        assert len(images) == 30
         assert len(two) == 12
-        assert not one & two
+        assert not images & two
         assert sample.labels.shape == (12, 3)
         np.testing.assert_array_equal(draw_sample(config, Places()).images, sample.images)
         assert not np.array_equal(draw_sample(replace(config, seed=4), Places()).images, sample.images)

@@ -50,8 +50,8 @@ def test_a_gain_within_its_error_is_no_evidence(saved: tuple[float, float], verd
             nll = 1.0 if method == "normal, ELBO" else 1.0 - gain
             rows.append({"part": "inference", "method": f"ADVI, {method}", "seed": seed, "nll": nll, "bound": -1.0})
         rows += [{"part": "shift", "method": method, "strength": 1, "accuracy": 0.5} for method in METHODS[1:]]
-    found = {words.partition(":")[2].split()[0]: verdict for words, verdict, _ in verdicts("extensions", rows)}
-    assert found["tighter"] == found["components"] == verdict
+    verdict_of = {words.partition(":")[2].split()[0]: verdict for words, verdict, _ in verdicts("extensions", rows)}
+    assert verdict_of["tighter"] == verdict_of["components"] == verdict
 
 
 def test_tables_2_and_3_judge_against_no_augmentation() -> None:
@@ -59,18 +59,18 @@ def test_tables_2_and_3_judge_against_no_augmentation() -> None:
         return {"views": views, "draws": 4, "fitted_on": "out-of-fold", "reading": "inductive", **more}
 
     def rows(errors: dict[str, float]) -> list[Row]:
-        found: list[Row] = [{"method": "network", "reading": "inductive", "mse_1": 0.5}]
+        table: list[Row] = [{"method": "network", "reading": "inductive", "mse_1": 0.5}]
         for views, error in errors.items():
-            found.append(row(views, method="uniform", mse_1=0.9))
-            found.append(row(views, method="vb", engine="em", mse_1=0.8, mse_9=error))
-        return found
+            table.append(row(views, method="uniform", mse_1=0.9))
+            table.append(row(views, method="vb", engine="em", mse_1=0.8, mse_9=error))
+        return table
 
     def against_the_network(rows: list[Row]) -> Verdict:
         return judge(ITEMS["table2"].claims[-1:], rows)[0]
 
-    found = against_the_network(rows({"mixup": 0.55, "cutmix": 0.4, "mixup + cutmix": 0.3}))
-    assert found.verdict == "holds if the views are not mixup alone, which no augmentation beats"
-    assert "no augmentation 0.5000" in found.numbers
+    verdict = against_the_network(rows({"mixup": 0.55, "cutmix": 0.4, "mixup + cutmix": 0.3}))
+    assert verdict.verdict == "holds if the views are not mixup alone, which no augmentation beats"
+    assert "no augmentation 0.5000" in verdict.numbers
     assert against_the_network(rows(dict.fromkeys(SETS, 0.4))).verdict == "holds"
     assert against_the_network(rows(dict.fromkeys(SETS, 0.6))).verdict == "does not hold"
     where = {"draws": 4, "fitted_on": "out-of-fold", "reading": "inductive"}

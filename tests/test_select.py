@@ -40,12 +40,12 @@ def test_the_budget_is_kept_and_the_right_views_are_found(problem, three):
 def test_the_policy_is_a_fit_of_the_chosen_views(problem, three):
     predictions, labels = problem
     alone = fit_policy(predictions.select(three.selection.chosen.views), labels, **FAST)
-    found, expected = three.predict(predictions), alone.predict(predictions)
-    np.testing.assert_allclose(found.mean, expected.mean, atol=1e-9)
+    prediction, expected = three.predict(predictions), alone.predict(predictions)
+    np.testing.assert_allclose(prediction.mean, expected.mean, atol=1e-9)
     assert three.names == predictions.names
     assert three.history.weights.shape == (three.n_steps, 6)
     only = predictions.select(three.selection.chosen.views)
-    np.testing.assert_allclose(three.predict(only).mean, found.mean)
+    np.testing.assert_allclose(three.predict(only).mean, prediction.mean)
 
 
 def test_the_curve_rises_with_cost_and_knows_the_full_set(problem, three):
@@ -168,15 +168,15 @@ def test_the_guard_says_that_identity_was_not_chosen(problem):
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
+    ("options", "message"),
     [
         ({"cost": 2.0}, "cost must be a dict"),
         ({"cost": dict.fromkeys(NOISE, "1")}, "cost must be positive"),
         ({"seed": None}, "seed must be a whole number"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_in_one_line(problem, options, what):
-    with pytest.raises(ValueError, match=what):
+def test_options_that_make_no_sense_are_refused_in_one_line(problem, options, message):
+    with pytest.raises(ValueError, match=message):
         select_views(*problem, **{"budget": 2, **FAST, **options})
 
 

@@ -452,10 +452,10 @@ def test_a_module_stops_image_by_image(model, monkeypatch):
     between = [point.threshold for point in sequential.curve if 2.2 < point.passes < 3.8]
     sequential = replace(sequential, threshold=between[0])
     module = TTAModule(network, views, sequential)
-    found = module(images)
+    outputs = module(images)
     rows = sequential.predict(predictions)
     image, place = np.array([name.split(":") for name in predictions.ids]).astype(int).T
-    np.testing.assert_allclose(found.numpy().reshape(40, 3, -1)[image, :, place], rows.proba, atol=1e-5)
+    np.testing.assert_allclose(outputs.numpy().reshape(40, 3, -1)[image, :, place], rows.proba, atol=1e-5)
     assert 1 < len(np.unique(rows.passes)) <= len(stages)
     assert all(len(np.unique(rows.passes[image == n])) == 1 for n in range(40))  # type: ignore[index]
     rowwise = fit_sequential(

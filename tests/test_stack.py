@@ -32,8 +32,8 @@ def classes():
     truth = rng.integers(0, 4, size=200)
     common = 2.5 * np.eye(4)[truth] + rng.normal(size=(200, 4))
     outputs = common[:, None] + rng.normal(size=(200, 4, 4)) * np.array([0.8, 0.8, 1.5, 5.0])[:, None]
-    said = np.where(rng.random((200, 3)) < 0.25, rng.integers(0, 4, size=(200, 3)), truth[:, None])
-    return ViewPredictions(outputs, names=NAMES), LabelSets.from_array(said), truth
+    votes = np.where(rng.random((200, 3)) < 0.25, rng.integers(0, 4, size=(200, 3)), truth[:, None])
+    return ViewPredictions(outputs, names=NAMES), LabelSets.from_array(votes), truth
 
 
 @pytest.fixture(scope="module")
@@ -337,15 +337,15 @@ def test_members_take_over_the_noise_of_single_labels_that_the_raw_network_infer
     truth = rng.integers(0, 5, size=150)
     outputs = (4 * np.eye(5)[truth])[:, None] + rng.normal(size=(150, 12, 5))
     outputs[:, 6:] = rng.normal(size=(150, 6, 5))  # views that only wrong labels speak for
-    said = np.where(rng.random(150) < 0.25, rng.integers(0, 5, size=150), truth)
+    labels = np.where(rng.random(150) < 0.25, rng.integers(0, 5, size=150), truth)
     predictions = ViewPredictions(outputs, names=["identity", *(f"view {k}" for k in range(11))])
-    policy = fit_policy(predictions, said, task="classification")
+    policy = fit_policy(predictions, labels, task="classification")
     raw = policy.members[-1]
     counts = raw.label_noise.counts[0]
     for member in policy.members[:-1]:
         assert member.model.accuracy_prior == tuple(counts)  # type: ignore[attr-defined]
     assert policy.annotators.accuracy == raw.annotators.accuracy  # not counted twice
-    alone = fit_policy(predictions, said, task="classification", model="mixture", guard=False)
+    alone = fit_policy(predictions, labels, task="classification", model="mixture", guard=False)
     score = {name: p.predict(predictions).log_prob(truth).mean() for name, p in (("stack", policy), ("mixture", alone))}
     assert score["stack"] > score["mixture"]
 

@@ -27,19 +27,19 @@ def test_what_helps_and_hurts_strong_networks_follows_from_the_intervals() -> No
     outcome = _read("strong")
     page = (RESULTS / "strong" / "README.md").read_text(encoding="utf-8")
     lines = iter(re.findall(r"^\* (.+): better .+? with (.+); worse with (.+)$", page, flags=re.M))
-    for found in outcome["data_sets"].values():
-        point = point_metric(found)
+    for data_set in outcome["data_sets"].values():
+        point = point_metric(data_set)
         sign = 1 if point == "accuracy" else -1
         _, better, worse = next(lines)
         # Means over trials, and differences of these, computed again from what every trial gave.
-        mean = {row["method"]: np.mean([trial[point] for trial in row["by_seed"]]) for row in found["methods"]}
-        for row in found["methods"]:
+        mean = {row["method"]: np.mean([trial[point] for trial in row["by_seed"]]) for row in data_set["methods"]}
+        for row in data_set["methods"]:
             value, low, high = row["minus_original"][point]
             assert value == pytest.approx(mean[row["method"]] - mean["original"], abs=1e-9)
             assert low - 1e-9 <= value <= high + 1e-9
             assert (f"`{row['method']}`" in re.split(r", ", better)) == (min(sign * low, sign * high) > 0)
             assert (f"`{row['method']}`" in re.split(r", ", worse)) == (max(sign * low, sign * high) < 0)
-        assert {"original", "original+t"} <= set(mean) or found["task"] == "regression"
+        assert {"original", "original+t"} <= set(mean) or data_set["task"] == "regression"
 
 
 def test_the_page_on_shift_is_that_of_its_rows() -> None:

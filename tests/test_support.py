@@ -36,12 +36,12 @@ def test_any_name_that_a_file_may_have_can_be_written(name: str, tmp_path: Path)
 
 def test_failures_name_the_target_and_leave_nothing(tmp_path: Path) -> None:
     target = tmp_path / "target"
-    with pytest.raises(FileNotFoundError) as found, atomic_path(target) as temporary:
+    with pytest.raises(FileNotFoundError) as caught, atomic_path(target) as temporary:
         temporary.unlink()
-    assert found.value.filename == str(target)
-    with pytest.raises(FileNotFoundError) as found, atomic_path(target):
+    assert caught.value.filename == str(target)
+    with pytest.raises(FileNotFoundError) as caught, atomic_path(target):
         (tmp_path / "other").read_text()
-    assert found.value.filename == str(tmp_path / "other")
+    assert caught.value.filename == str(tmp_path / "other")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -112,6 +112,6 @@ def test_options_of_the_wrong_kind_are_named() -> None:
         (lambda: CategoricalMixture(confusion_prior=3.0), "confusion_prior must be two numbers; got 3.0"),
         (lambda: metrics.accuracy([[0], [1, 2]], np.full((2, 2), 0.5)), "y has rows of different lengths"),
     ):
-        with pytest.raises(ValueError, match=message) as found:
+        with pytest.raises(ValueError, match=message) as caught:
             wrong()
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(caught.value)

@@ -132,10 +132,10 @@ def test_results_are_tables():
     frame = policy.to_frame()
     assert list(frame.index) == list(PREDICTIONS.names)
     assert ((frame.low <= frame.weight) & (frame.weight <= frame.high)).all()
-    found = policy.predict(PREDICTIONS)
-    table = found.to_frame(index=IDS)
-    assert np.array_equal(table[["proba_0", "proba_1", "proba_2"]], found.proba)
-    assert table.loc["image-07", "label"] == found.label[7]
+    prediction = policy.predict(PREDICTIONS)
+    table = prediction.to_frame(index=IDS)
+    assert np.array_equal(table[["proba_0", "proba_1", "proba_2"]], prediction.proba)
+    assert table.loc["image-07", "label"] == prediction.label[7]
     views = ViewPredictions(LOGITS[:, :, :1], names=PREDICTIONS.names)
     policy = fit_policy(views, LOGITS[:, 0, 0], task="regression", model="mixture", guard=False)
     numbers: Any = policy.predict(views)
@@ -396,7 +396,7 @@ def test_every_entry_refuses_a_table_without_ids(entry, labels):
 
 
 @pytest.mark.parametrize(
-    ("what", "error"),
+    ("call", "error"),
     [
         (lambda: NAMELESS.with_groups(shuffled(patient=0)), "have no ids"),
         (lambda: PREDICTIONS.with_groups(shuffled(item=0, patient=0)), "which mean the same"),
@@ -410,10 +410,10 @@ def test_every_entry_refuses_a_table_without_ids(entry, labels):
         (lambda: ViewPredictions(LOGITS, ids=IDS, features=LONG.assign(item=0)), "which mean the same"),
     ],
 )  # fmt: skip
-def test_groups_weights_and_features_are_paired_by_id_or_refused(what, error):
+def test_groups_weights_and_features_are_paired_by_id_or_refused(call, error):
     assert PREDICTIONS.with_groups(shuffled(patient_id=IDS)).groups.tolist() == IDS.tolist()
     with pytest.raises(ValueError, match=error):
-        what()
+        call()
 
 
 @pytest.mark.parametrize(
@@ -471,13 +471,13 @@ def test_the_command_line_pairs_by_id_or_refuses(header, key, ids, error, tmp_pa
     arguments = [str(tmp_path / name) if "." in name else name for name in arguments]
     with pytest.raises(SystemExit) as end:
         app([*arguments, "--out", str(tmp_path / "policy.json")])
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     if error is None:
         assert end.value.code == 0
         assert Policy.load(tmp_path / "policy.json").elbo == pytest.approx(POLICY.elbo)
     else:
         assert end.value.code == 1
-        assert re.search(error, said)
+        assert re.search(error, stderr)
 
 
 ODD_TABLES: dict[str, Any] = {
@@ -559,9 +559,9 @@ def test_groups_beside_labels_are_no_annotator(name):
         table = pd.DataFrame({"id": IDS, name: np.arange(N) // 4, label: age})
         with pytest.raises(ValueError, match=f"column '({name}|y)' is no annotator: name that of labels 'label'"):
             fit_policy(predictions, table, task="regression")
-        found = predictions.align(table.rename(columns={label: "label"}))
-        assert np.array_equal(found.value, age)
-        assert found.annotator is None
+        aligned_labels = predictions.align(table.rename(columns={label: "label"}))
+        assert np.array_equal(aligned_labels.value, age)
+        assert aligned_labels.annotator is None
     assert np.array_equal(predictions.align(table[["id", "age"]].set_axis(["id", "y"], axis=1)).value, age)
 
 
@@ -570,10 +570,10 @@ def test_gaps_of_nullable_columns():
     table.loc[3, "car"] = pd.NA
     plain = table.set_index("id").astype(object).replace({pd.NA: np.nan}).astype(float)
     expected = LabelSets.from_multilabel(plain)
-    found = LabelSets.from_multilabel(table.iloc[ORDER])
-    assert len(found) == 2 * N - 1
+    label_sets = LabelSets.from_multilabel(table.iloc[ORDER])
+    assert len(label_sets) == 2 * N - 1
     ids = np.array([f"{key}/{name}" for key in IDS for name in ("car", "bus")])
-    assert np.array_equal(found.align(2 * N, ids).value, expected.align(2 * N, ids).value)
+    assert np.array_equal(label_sets.align(2 * N, ids).value, expected.align(2 * N, ids).value)
     proba = pd.DataFrame(np.eye(C)[TRUTH], index=IDS).astype("Float64")
     proba.iloc[3] = pd.NA
     assert len(LabelSets.from_probabilities(proba)) == N - 1
@@ -738,7 +738,7 @@ def test_costs_in_a_series_are_those_of_the_views_it_names():
     cost = {"blur": 3.0, "identity": 1.0, "flip": 2.0}
     options: dict[str, Any] = {"task": "classification", "budget": 2.5, "model": "mixture"}
     expected = select_views(PREDICTIONS, TRUTH, cost=cost, **options)
-    found = select_views(PREDICTIONS, TRUTH, cost=pd.Series(cost), **options)
-    assert found.selection.cost == expected.selection.cost == {"identity": 1.0, "flip": 2.0, "blur": 3.0}
+    policy = select_views(PREDICTIONS, TRUTH, cost=pd.Series(cost), **options)
+    assert policy.selection.cost == expected.selection.cost == {"identity": 1.0, "flip": 2.0, "blur": 3.0}
     with pytest.raises(ValueError, match="cost must have one entry an id; 'flip' has none"):
         select_views(PREDICTIONS, TRUTH, cost=pd.Series(cost).drop("flip"), **options)

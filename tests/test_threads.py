@@ -55,8 +55,8 @@ def test_a_module_in_training_mode_is_in_evaluation_mode_for_all_threads() -> No
     """One thread leaves while others are inside: their dropout stays off, and the mode comes back in the end."""
     inputs, network = torch.randn(40, 4), Meeting(16).train()
     single = collect_views(_copy(network), inputs, VIEWS, draws=2)
-    found = in_threads(16, lambda n: collect_views(network, inputs[: 10 + 2 * n], VIEWS, draws=2))
-    for n, part in enumerate(found):
+    parts = in_threads(16, lambda n: collect_views(network, inputs[: 10 + 2 * n], VIEWS, draws=2))
+    for n, part in enumerate(parts):
         # kernels of torch round by the size of the batch on some processors; dropout would double or remove outputs
         np.testing.assert_allclose(part.outputs, single.outputs[: 10 + 2 * n], atol=1e-6)
     assert network.training
@@ -184,8 +184,8 @@ class Rows(Dataset[Any]):
 
     def __getitem__(self, place: int) -> torch.Tensor:
         with torch.no_grad():
-            found: torch.Tensor = self.module(self.inputs[place : place + 1])[0]
-            return found
+            output: torch.Tensor = self.module(self.inputs[place : place + 1])[0]
+            return output
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -101,15 +101,15 @@ def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
 
 def result_pages() -> dict[str, str]:
     """The pages of the results by their place in the site: every Markdown file there, the speed, and an overview."""
-    found = {f"results/{path.relative_to(RESULTS)}": _page(path) for path in sorted(RESULTS.rglob("*.md"))}
-    if (RESULTS / "bench").is_dir() and "results/bench/README.md" not in found:
-        found["results/bench/README.md"] = _speed(sorted((RESULTS / "bench").glob("*.json")))
-    listed = "\n".join(f"- [{_heading(text)}]({name.removeprefix('results/')})" for name, text in found.items())
-    first = found.pop("results/README.md", "# Results\n\nWhat was measured, by scripts that are part of the project.\n")
+    pages = {f"results/{path.relative_to(RESULTS)}": _page(path) for path in sorted(RESULTS.rglob("*.md"))}
+    if (RESULTS / "bench").is_dir() and "results/bench/README.md" not in pages:
+        pages["results/bench/README.md"] = _speed(sorted((RESULTS / "bench").glob("*.json")))
+    listed = "\n".join(f"- [{_heading(text)}]({name.removeprefix('results/')})" for name, text in pages.items())
+    first = pages.pop("results/README.md", "# Results\n\nWhat was measured, by scripts that are part of the project.\n")
     more = [line for line in listed.splitlines() if "](README.md)" not in line and line.split("](")[1] not in first]
     if more:
         first += "\n## All pages\n\n" + "\n".join(more) + "\n"
-    return {"results/README.md": first, **found}
+    return {"results/README.md": first, **pages}
 
 
 def _page(path: Path) -> str:
@@ -150,10 +150,10 @@ def _speed(paths: list[Path]) -> str:
         "Ratios within one run, so that another machine finds similar ones; a limit is what the project promises.",
     ]
     for path in paths:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        made, where = found["provenance"], found["circumstances"]
-        rows = [f"| {name} | {value} |" for name, value in _flat(found["outcome"])]
-        lines += ["", f"## {found['benchmark']}", "", "| what | value |", "| --- | ---: |", *rows, ""]
+        record = json.loads(path.read_text(encoding="utf-8"))
+        made, where = record["provenance"], record["circumstances"]
+        rows = [f"| {name} | {value} |" for name, value in _flat(record["outcome"])]
+        lines += ["", f"## {record['benchmark']}", "", "| what | value |", "| --- | ---: |", *rows, ""]
         lines += [
             f"{where['seconds']:.0f} s on {where['cores']} cores, {made['machine']}, commit {made['git'][:12]}, "
             f"{made['time'][:10]}."
@@ -279,12 +279,12 @@ def undocumented(path: str) -> list[str]:
     except ModuleNotFoundError:
         module, _, name = path.rpartition(".")
     thing = getattr(import_module(module), name)
-    found = [] if (thing.__doc__ or "").strip() else [path]
+    missing = [] if (thing.__doc__ or "").strip() else [path]
     if inspect.isclass(thing):
         for member, value in vars(thing).items():
             value = getattr(value, "__func__", value)
             if not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
-                said = inspect.getdoc(getattr(thing, member)) or f"{member} :" in (thing.__doc__ or "")
-                if not said:
-                    found.append(f"{path}.{member}")
-    return found
+                documented = inspect.getdoc(getattr(thing, member)) or f"{member} :" in (thing.__doc__ or "")
+                if not documented:
+                    missing.append(f"{path}.{member}")
+    return missing

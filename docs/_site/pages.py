@@ -51,7 +51,7 @@ def has_code(page: Path) -> bool:
 
 def not_run(text: str) -> list[str]:
     """The blocks of a page that are neither run, nor the output of one that is, nor of the excluded kinds."""
-    found, before, end = [], "", 0
+    blocks, before, end = [], "", 0
     for match in _FENCE.finditer(text):
         language, source = match[1], match[2]
         follows = before in _RUN and not text[end : match.start()].strip()
@@ -63,19 +63,19 @@ def not_run(text: str) -> list[str]:
             or (language == "diff" and source.startswith("diff --git"))  # the tests apply it
         )
         if not allowed:
-            found.append(match[0])
+            blocks.append(match[0])
         before, end = language, match.end()
     n_shown = len(re.findall("<pre>", markdown.markdown(text, extensions=["fenced_code"])))
     n_fences = len(list(_FENCE.finditer(text)))
-    return found + [f"{n_shown - n_fences} indented blocks; use fences"] * (n_shown != n_fences)
+    return blocks + [f"{n_shown - n_fences} indented blocks; use fences"] * (n_shown != n_fences)
 
 
-def run(page: Path, folder: Path, *, strict: bool = True, given: Mapping[str, Any] | None = None) -> list[Step]:
+def run(page: Path, folder: Path, *, strict: bool = True, variables: Mapping[str, Any] | None = None) -> list[Step]:
     """Run a page in a folder, with the names that the reader brings; where it is strict a warning is an error."""
     text = page.read_text(encoding="utf-8")
     fences = [(match[1], match[2]) for match in _FENCE.finditer(text)]
     lines = [text.count("\n", 0, match.start()) + 1 for match in _FENCE.finditer(text)]
-    names: dict[str, Any] = {"__name__": "__main__", **(given or {})}
+    names: dict[str, Any] = {"__name__": "__main__", **(variables or {})}
     steps = []
     with _in(folder), warnings.catch_warnings():
         warnings.simplefilter("error" if strict else "ignore")

@@ -20,8 +20,8 @@ class Roles(griffe.Extension):
     def on_instance(self, *, obj: Any, **_: Any) -> None:
         """Called for every object of the package."""
         if obj.docstring is not None:
-            text = _ROLE.sub(lambda found: _link(found[1]), obj.docstring.value)
-            text = _CHOICE.sub(lambda found: found[1] + found[2].replace(", ", " or "), text)
+            text = _ROLE.sub(lambda match: _link(match[1]), obj.docstring.value)
+            text = _CHOICE.sub(lambda match: match[1] + match[2].replace(", ", " or "), text)
             obj.docstring.value = _SEVERAL.sub(_one_each, text)
 
 
@@ -41,7 +41,7 @@ def _reference() -> frozenset[str]:
     return frozenset(re.findall(r"^::: (\S+)", text, flags=re.MULTILINE))
 
 
-def _one_each(found: re.Match[str]) -> str:
+def _one_each(match: re.Match[str]) -> str:
     """Parameters described together, one by one: together all would be shown with the default of the first."""
-    said, after = found[3].rstrip("\n"), "\n" * found[3].endswith("\n\n")
-    return "".join(f"{name}{found[2] or ''}\n{said}\n" for name in found[1].split(", ")) + after
+    description, after = match[3].rstrip("\n"), "\n" * match[3].endswith("\n\n")
+    return "".join(f"{name}{match[2] or ''}\n{description}\n" for name in match[1].split(", ")) + after

@@ -121,13 +121,13 @@ def _rules(definitions: dict[str, Any]) -> list[dict[str, Any]]:
         for engine, posterior in zip(_ENGINES, (entry.posterior if entry.closed else "", sampled), strict=True):
             if posterior:
                 kind = getattr(import_module(f"vbtta.models.{entry.folder}.posterior"), posterior)
-                given = {"model": _kind(name), "engine": _kind(engine)}
-                rules.append(_rule(given, {"posterior": _schema(kind, definitions)}))
+                condition = {"model": _kind(name), "engine": _kind(engine)}
+                rules.append(_rule(condition, {"posterior": _schema(kind, definitions)}))
     return rules
 
 
-def _rule(given: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
-    return {"if": {"properties": given}, "then": {"properties": then}}
+def _rule(condition: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
+    return {"if": {"properties": condition}, "then": {"properties": then}}
 
 
 def _kind(name: str) -> dict[str, Any]:

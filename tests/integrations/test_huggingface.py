@@ -69,8 +69,8 @@ def sources():
 def test_all_inputs_give_the_same_predictions(vit, source):
     expected = collect_views(lambda batch: vit(batch).logits.detach(), IMAGES, VIEWS)
     for key in (None, "pixel_values"):
-        found = collect_views(vit, sources()[source], VIEWS, batch_size=10, key=key)
-        np.testing.assert_allclose(found.outputs, expected.outputs, atol=1e-5)
+        predictions = collect_views(vit, sources()[source], VIEWS, batch_size=10, key=key)
+        np.testing.assert_allclose(predictions.outputs, expected.outputs, atol=1e-5)
 
 
 def test_a_wrapped_model_takes_what_the_model_takes(vit):
@@ -78,13 +78,13 @@ def test_a_wrapped_model_takes_what_the_model_takes(vit):
     policy = fit_policy(predictions, LABELS, task="classification", guard=False)
     expected = policy.predict(predictions).proba
     module, batch = TTAModule(vit, VIEWS, policy), transformers.BatchFeature({"pixel_values": IMAGES})
-    for found in (
+    for proba in (
         module(IMAGES),
         module(batch),
         module(**batch),
         TTAModule(vit, VIEWS, policy, key="pixel_values")(batch),
     ):
-        np.testing.assert_allclose(found.detach(), expected, atol=1e-5)
+        np.testing.assert_allclose(proba.detach(), expected, atol=1e-5)
     with pytest.raises(ValueError, match="key='image' is not among the parts of the batch: 'pixel_values'"):
         TTAModule(vit, VIEWS, policy, key="image")(batch)
 
@@ -131,8 +131,8 @@ def test_views_of_pictures_in_front_of_a_processor(vit, pictures):
         expected = [vit(**processor(batch, return_tensors="pt")).logits for batch in (pictures, turned)]
     table = datasets.Dataset.from_dict({"image": pictures, "label": LABELS.tolist()})
     for inputs in (pictures, table, table["image"], table.to_iterable_dataset()):
-        found = collect_views(predictor, inputs, views, batch_size=10).outputs
-        np.testing.assert_allclose(found, torch.stack(expected, dim=1), atol=1e-5)
+        outputs = collect_views(predictor, inputs, views, batch_size=10).outputs
+        np.testing.assert_allclose(outputs, torch.stack(expected, dim=1), atol=1e-5)
     with pytest.raises(ValueError, match="which of the columns"):
         collect_views(ProcessedPredictor(vit, processor, key="picture"), table, views)
 
@@ -142,12 +142,12 @@ def test_views_of_texts_in_front_of_a_tokenizer(bert, tokenizer):
     bert.config.id2label = {0: "poor", 1: "fair", 2: "fine"}
     table = datasets.Dataset.from_dict({"text": texts, "label": [0] * 12})
     predictor = ProcessedPredictor(bert, tokenizer)
-    found = collect_views(predictor, table, [Identity(), Case("upper"), WordDropout(0.5)], batch_size=5)
-    assert found.classes.tolist() == ["poor", "fair", "fine"]
+    predictions = collect_views(predictor, table, [Identity(), Case("upper"), WordDropout(0.5)], batch_size=5)
+    assert predictions.classes.tolist() == ["poor", "fair", "fine"]
     with torch.no_grad():
         expected = torch.cat([bert(**tokenizer(text, return_tensors="pt")).logits for text in texts])
-    np.testing.assert_allclose(found.outputs[:, 0], expected, atol=1e-5)
-    assert np.abs(found.outputs[:, 2] - found.outputs[:, 0]).max() > 1e-4
+    np.testing.assert_allclose(predictions.outputs[:, 0], expected, atol=1e-5)
+    assert np.abs(predictions.outputs[:, 2] - predictions.outputs[:, 0]).max() > 1e-4
     pipeline = transformers.pipeline("text-classification", model=bert, tokenizer=tokenizer)
     with pytest.raises(TypeError, match=r"is a pipeline of transformers: give ProcessedPredictor\(p\.model, p\.token"):
         collect_views(pipeline, texts, [Identity()])
@@ -235,8 +235,8 @@ def test_a_folder_without_a_policy_is_named(tmp_path, caplog):
             Policy.from_pretrained(folder)
     options: dict[str, object] = {}
 
-    def download(repo, file, **given):
-        options.update(given, repo=repo)
+    def download(repo, file, **keywords):
+        options.update(keywords, repo=repo)
         return tmp_path / "policy" / file
 
     with pytest.MonkeyPatch.context() as patch:

@@ -66,9 +66,9 @@ def test_drift_of_live_inputs(parts):
         client = TestClient(serve.make_app(network, views, policy, calibration, shape=SHAPE))
         for image in torch.randn(100, *SHAPE, generator=torch.Generator().manual_seed(1)) + shift:
             client.post("/predict", json=image.tolist())
-        found = client.get("/drift").json()
-        assert found["drifted"] is drifted
-        assert (found["n_reference"], found["n_incoming"]) == (200, 100)
+        report = client.get("/drift").json()
+        assert report["drifted"] is drifted
+        assert (report["n_reference"], report["n_incoming"]) == (200, 100)
 
 
 def test_requests_that_come_meanwhile_share_a_batch(parts):

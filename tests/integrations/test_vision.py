@@ -186,6 +186,6 @@ def test_pictures_become_tensors_in_a_view():
     pictures = [v2.functional.to_pil_image(image) for image in IMAGES]
     views = {"identity": v2.Compose(to_tensor), "turned": v2.Compose([v2.RandomRotation((90, 90)), *to_tensor])}
     network = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
-    found = collect_views(network, [picture.resize((32, 32)) for picture in pictures], views).outputs
-    turned = found[:, 0].reshape(6, 3, 2, 2)[:, :, [[0, 1], [0, 1]], [[1, 1], [0, 0]]]
-    np.testing.assert_allclose(found[:, 1], turned.reshape(6, 12), atol=1e-6)
+    outputs = collect_views(network, [picture.resize((32, 32)) for picture in pictures], views).outputs
+    turned = outputs[:, 0].reshape(6, 3, 2, 2)[:, :, [[0, 1], [0, 1]], [[1, 1], [0, 0]]]
+    np.testing.assert_allclose(outputs[:, 1], turned.reshape(6, 12), atol=1e-6)
