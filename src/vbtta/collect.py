@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import printable, whole_number
+from vbtta._support.checks import is_tensor, printable, whole_number
 from vbtta._support.fingerprints import prediction_fingerprint
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, Progress, batches_of, copy_of, is_tensor, n_rows_of
+from vbtta._support.tensors import Batch, Progress, batches_of, copy_of, n_rows_of
 from vbtta.adapters.base import Output, Predictor, as_predictor
 from vbtta.augment.arrays import GaussianNoise
 from vbtta.augment.base import Augmentation, apply_view, part_of, reorder_classes

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import require, whole_number
-from vbtta._support.tensors import Batch, Progress, batches_of, is_tensor, to_array
+from vbtta._support.checks import is_tensor, require, to_array, whole_number
+from vbtta._support.tensors import Batch, Progress, batches_of
 from vbtta.adapters.base import Output, as_predictor
 from vbtta.augment.base import Augmentation, apply_view, check_invertible, invert_view, is_partial, part_of
 from vbtta.augment.foreign import as_views

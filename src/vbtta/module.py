@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from vbtta._support.checks import missing_extra, whole_number
+from vbtta._support.checks import missing_extra, to_array, whole_number
 from vbtta._support.fingerprints import view_fingerprint
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, copy_of, n_rows_of, rows_of, to_array
+from vbtta._support.tensors import Batch, copy_of, n_rows_of, rows_of
 from vbtta.adapters.base import as_predictor, select_output
 from vbtta.augment.arrays import Identity
 from vbtta.augment.base import Augmentation, augment, invert_view, is_partial, part_of, reorder_classes

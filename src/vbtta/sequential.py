@@ -386,8 +386,8 @@ def _choose(whole: SequentialPolicy, policies: tuple[Policy, ...], sample: InMem
     evidence = _Evidence(scores, divergence, scores[-1] - scores - of_refits, expected, full)
     gains = [_fit_gain(*stage) for stage in zip(features, gain, strict=True)]
     best, lowest = whole, sum(whole.cost[name] for name in whole.names)
-    enough = n_units(sample.labels, sample.predictions.groups) >= _LEAST_UNITS
-    for first in range(enough * len(gains)):
+    n_units_known = n_units(sample.labels, sample.predictions.groups)
+    for first in range(len(gains) if n_units_known >= _LEAST_UNITS else 0):
         candidate = replace(whole, policies=policies[first:], gains=tuple(gains[first:]))
         points = evidence.limits(first, candidate, _ALPHA / len(gains))
         *_, chosen = takewhile(lambda point: point.loss_upper <= whole.tolerance, points)

@@ -1,7 +1,8 @@
-"""Checks of single arguments and of optional packages: an error names what was received and the remedy."""
+"""Checks of single arguments and of optional packages, whose tensors become arrays: errors name value and remedy."""
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from numbers import Real
@@ -9,6 +10,7 @@ from types import ModuleType
 from typing import Any, SupportsFloat, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 _LONGEST = 200  # characters of a value in a message
 
@@ -113,3 +115,22 @@ def missing_extra(module: str, extra: str | None) -> ImportError:
     package = module.split(".")[0]
     command = f'pip install "vbtta[{extra}]"' if extra else f"pip install {package}"
     return ImportError(f"{package} is needed for this and is not installed: {command}", name=package)
+
+
+def is_instance(value: object, module: str, name: str) -> bool:
+    """Whether a value is an instance of a class of a package that may not be installed."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, getattr(loaded, name, ()))
+
+
+def is_tensor(value: object) -> bool:
+    """Whether this is a torch tensor."""
+    return is_instance(value, "torch", "Tensor")
+
+
+def to_array(values: Any) -> NDArray[Any]:
+    """A tensor or anything array-like as a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
+    if not is_tensor(values):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vbtta._support.tensors import is_instance, is_tensor, to_array
+from vbtta._support.checks import is_instance, is_tensor, to_array
 
 UNKNOWN = "-"  # the fingerprint of a view whose parameters cannot be read
 _MAX_LISTED = 1000  # entries of an array that is written out rather than hashed

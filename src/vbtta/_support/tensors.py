@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vbtta._support.checks import require, whole_number
+from vbtta._support.checks import is_instance, is_tensor, require, whole_number
 
 Batch = Any  # an array or tensor of N rows, a RowList, or a dict, tuple or list of such
 
@@ -61,28 +61,9 @@ def is_numbers(values: Any) -> bool:
     return isinstance(first, float | int | np.number) or (isinstance(first, list | tuple) and is_numbers(first))
 
 
-def is_instance(value: object, module: str, name: str) -> bool:
-    """Whether a value is an instance of a class of a package that may not be installed."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(value, getattr(loaded, name, ()))
-
-
-def is_tensor(value: object) -> bool:
-    """Whether this is a torch tensor."""
-    return is_instance(value, "torch", "Tensor")
-
-
 def is_floating(values: Any) -> bool:
     """Whether an array or tensor holds floating-point numbers."""
     return bool(values.is_floating_point()) if is_tensor(values) else np.asarray(values).dtype.kind == "f"
-
-
-def to_array(values: Any) -> NDArray[Any]:
-    """A tensor or anything array-like as a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
-    if not is_tensor(values):
-        return np.asarray(values)
-    values = values.detach().cpu()
-    return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
 
 
 def resized(maps: Any, size: tuple[int, ...]) -> Any:

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vbtta._support.checks import require
-from vbtta._support.tensors import Batch, RowList, is_instance, is_numbers, is_tensor, n_rows_of, to_array
+from vbtta._support.checks import is_instance, is_tensor, require, to_array
+from vbtta._support.tensors import Batch, RowList, is_numbers, n_rows_of
 from vbtta.data.labels import Array, frame_of
 
 Output = str | int | Callable[[Any], Any] | None

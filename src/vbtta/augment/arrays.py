@@ -11,9 +11,10 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from vbtta._support.checks import is_tensor, to_array
 from vbtta._support.fingerprints import array_digest
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, is_tensor, like, to_array, where
+from vbtta._support.tensors import Batch, like, where
 from vbtta.augment.base import BuiltIn, Number, Positive, Probability, Symmetry, check_floating, check_streams
 
 

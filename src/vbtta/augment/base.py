@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar, Protocol, dataclass_transform, runt
 
 import numpy as np
 
+from vbtta._support.checks import is_tensor
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, RowList, as_batch, copy_of, is_floating, is_tensor, resized, to_tensor
+from vbtta._support.tensors import Batch, RowList, as_batch, copy_of, is_floating, resized, to_tensor
 from vbtta.data.labels import Array
 
 

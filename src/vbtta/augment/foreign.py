@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from vbtta._support.checks import require
+from vbtta._support.checks import is_tensor, require, to_array
 from vbtta._support.fingerprints import describe
 from vbtta._support.random import RowStreams
-from vbtta._support.tensors import Batch, RowList, is_tensor, to_array, to_tensor
+from vbtta._support.tensors import Batch, RowList, to_tensor
 from vbtta.augment.base import MIN_SEEN_SHARE, Augmentation, BuiltIn, Number, check_images, check_streams, ones_like
 
 # Transforms of torchvision.transforms.v2 that never draw; a transform that is missing here is only slower.

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vbtta._support.checks import printable, real_array, require, row_numbers, shown, whole_number
-from vbtta._support.tensors import to_array
+from vbtta._support.checks import printable, real_array, require, row_numbers, shown, to_array, whole_number
 
 Array = NDArray[Any]
 

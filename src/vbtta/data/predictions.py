@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vbtta._support.checks import printable, real_array, row_numbers, shown
+from vbtta._support.checks import printable, real_array, row_numbers, shown, to_array
 from vbtta._support.fingerprints import UNKNOWN
-from vbtta._support.tensors import to_array
 from vbtta.data import labels as tables
 from vbtta.data.labels import Array, LabelSets
 
