@@ -144,3 +144,22 @@ def test_many_equal_views_are_fitted(n: int) -> None:
     predictions = ViewPredictions(np.repeat(truth, 50, axis=1))
     policy = fit_policy(predictions, truth, task="regression", model="latent", guard=False)
     np.testing.assert_allclose(policy.predict(predictions).mean, truth[:, 0], atol=1e-3)  # type: ignore[union-attr]
+
+
+def test_intervals_of_groups_do_not_depend_on_a_constant_error_of_all_views() -> None:
+    """The offset takes it up, in the groups' slopes as in the fit."""
+    rng, groups = np.random.default_rng(0), np.repeat(np.arange(30), 4)
+    truth = rng.normal(size=120) + np.repeat(rng.normal(size=30), 4)
+    outputs = truth[:, None] + rng.normal(size=(120, 3)) * [0.5, 0.7, 0.9]
+    labels = truth + 0.3 * rng.normal(size=120) + np.repeat(0.3 * rng.normal(size=30), 4)
+    intervals = [
+        fit_policy(
+            ViewPredictions((outputs + error)[:, :, None], groups=groups),
+            labels,
+            task="regression",
+            model=GaussianLatent(scale="constant"),
+            guard=False,
+        ).weight_interval(0.9)
+        for error in (0.0, 3.0)
+    ]
+    np.testing.assert_allclose(*intervals, atol=0.003)  # the prior of the offset is weak, not absent

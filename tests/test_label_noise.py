@@ -343,3 +343,8 @@ def test_accuracies_are_not_pulled_towards_each_other():
     assert pulled[0] < -0.005
     assert pulled[-1] > 0.01
     np.testing.assert_allclose((strong.annotators.accuracy - weak.annotators.accuracy)[order], 0, atol=0.003)
+
+
+def test_the_fast_trigamma_is_scipys_to_four_digits() -> None:
+    x = np.geomspace(1e-3, 1e5, 50)
+    np.testing.assert_allclose(label_noise._trigamma(x), special.polygamma(1, x), rtol=1e-4)
