@@ -232,6 +232,21 @@ def test_strangers_are_as_good_as_the_average() -> None:
     assert abs(known - alone) > abs(stranger - alone) > 0
 
 
+@pytest.mark.parametrize("model", [GaussianMixture(noise="annotator"), GaussianLatent(noise="annotator")])
+def test_an_unknown_annotator_counts_as_much_as_one_of_average_noise(model: GaussianMixture | GaussianLatent) -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=200)
+    predictions = ViewPredictions((truth[:, None] + rng.normal(size=(200, 2)) * [0.5, 0.8])[:, :, None])
+    votes = truth[:, None] + 0.3 * rng.normal(size=(200, 3))
+    labels = LabelSets.from_array(votes, annotators=["ann", "bob", "cleo"])
+    policy = fit_policy(predictions, labels, task="regression", model=model, guard=False)
+    of_ann, of_dora = (
+        policy.consensus(predictions, LabelSets.from_array(votes[:, :1], annotators=[name])).mean
+        for name in ("ann", "dora")
+    )
+    np.testing.assert_allclose(of_ann, of_dora, atol=0.2)  # ann is a little better; were the label ignored: 1.3 apart
+
+
 def test_consensus_without_a_noise_model_weighs_the_views(rng: np.random.Generator) -> None:
     f = np.array([[0.0, 10.0]])[:, :, None].repeat(200, axis=0) + 0.1 * rng.normal(size=(200, 2, 1))
     which = rng.random(200) < 0.5
